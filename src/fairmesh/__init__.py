@@ -1,0 +1,46 @@
+"""fairmesh: one model that works for every site, trained with no server and little bandwidth."""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {  # public name -> module; loaded when first used, so that importing fairmesh does not import torch
+    **dict.fromkeys(["Algorithm", "ADGDA", "AFL", "ChocoSGD", "DRDSGD", "DRFA", "DSGD"], "algorithms"),
+    **dict.fromkeys(
+        ["ChiSquare", "Custom", "KullbackLeibler", "NoRegularizer", "OwnCoordinate", "Regularizer"], "ambiguity"
+    ),
+    "project_onto_simplex": "ambiguity",
+    **dict.fromkeys(
+        ["Compressor", "Identity", "Quantize", "RandomK", "Sign", "TopK", "TopKQuantize"], "compression"
+    ),
+    **dict.fromkeys(["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted"], "errors"),
+    **dict.fromkeys(["Experiment", "load_experiment", "run"], "experiment"),
+    **dict.fromkeys(["Problem", "Samples", "Sampling", "Site"], "problems.base"),
+    **dict.fromkeys(["Digits", "ImportedData"], "problems.datasets"),
+    **dict.fromkeys(["FullyConnected", "ImportedModel", "Logistic", "PaperCNN"], "problems.models"),
+    **dict.fromkeys(["plot", "compare"], "report"),
+    **dict.fromkeys(
+        ["Constant", "Geometric", "Schedule", "Staircase", "Theorem1", "Theorem2Dual", "Theorem2Primal"], "schedules"
+    ),
+    **dict.fromkeys(
+        [
+            "Changing", "Circulant", "Complete", "Edges", "ErdosRenyi", "Exponential", "Hypercube", "Matrix", "Mixing",
+            "RandomRegular", "Ring", "Star", "Topology", "Torus",
+        ],
+        "topology",
+    ),
+    **dict.fromkeys(["Result", "train"], "recording"),
+}  # fmt: skip
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fairmesh' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fairmesh.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,17 @@
+"""AD-GDA and its rivals, each written once over a stack of nodes."""
+
+from fairmesh.algorithms.adgda import ADGDA
+from fairmesh.algorithms.afl import AFL
+from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.choco_sgd import ChocoSGD
+from fairmesh.algorithms.dr_dsgd import DRDSGD
+from fairmesh.algorithms.drfa import DRFA
+from fairmesh.algorithms.dsgd import DSGD
+from fairmesh.settings import family
+
+family(
+    Algorithm,
+    {"ad-gda": ADGDA, "choco-sgd": ChocoSGD, "dsgd": DSGD, "dr-dsgd": DRDSGD, "drfa": DRFA, "afl": AFL},
+)
+
+__all__ = ["ADGDA", "AFL", "DRDSGD", "DRFA", "DSGD", "Algorithm", "ChocoSGD"]

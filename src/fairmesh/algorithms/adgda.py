@@ -1,0 +1,73 @@
+"""AD-GDA: agnostic decentralized gradient descent/ascent with compressed communication.
+
+Zecchin, Kountouris, Gesbert: Communication-Efficient Distributionally Robust Decentralized Learning, TMLR 2022,
+Algorithm 1.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from fairmesh.algorithms.base import Algorithm, Round, check_dual_step, check_rate, plain
+from fairmesh.algorithms.compressed_gossip import PublicCopies, difference, followed, no_copies, toward_neighbours
+from fairmesh.ambiguity import ChiSquare, Regularizer, project_onto_simplex
+from fairmesh.compression import Compressor, Identity
+from fairmesh.networks.base import Network
+from fairmesh.problems.oracle import Oracle
+from fairmesh.schedules import Geometric, Schedule, as_schedule
+
+
+class ADGDAState(NamedTuple):
+    models: Tensor  # theta_i (..., nodes, dim)
+    duals: Tensor  # lambda_i (..., nodes, n)
+    copies: PublicCopies
+
+
+@dataclass(frozen=True)
+class ADGDA(Algorithm):
+    """Every node descends its own loss weighted by its own lambda_i[i], ascends in lambda, and gossips both.
+
+    `dual_order = "dual-first"` weighs the descent by the lambda just projected, as the published runs did."""
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))  # eta_theta
+    dual_step: Schedule | float = 0.01  # eta_lambda
+    rate: float = 1.0  # gamma, the consensus step size
+    compressor: Compressor = field(default_factory=Identity)  # Q
+    regularizer: Regularizer = field(default_factory=ChiSquare)  # alpha r
+    dual_order: Literal["simultaneous", "dual-first"] = "simultaneous"
+
+    needs_server: ClassVar[bool] = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+        object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
+        check_rate(self.rate)
+
+    def check(self, prior: Tensor, dim: int) -> None:
+        check_dual_step(self.dual_step, self.regularizer, prior)
+
+    def oracle_calls(self) -> int:
+        return 1
+
+    def steps(self) -> dict[str, Schedule | float]:
+        return {"primal_step": self.primal_step, "dual_step": self.dual_step}
+
+    def init(self, oracle: Oracle, network: Network) -> ADGDAState:
+        models = oracle.initial_models()
+        duals = oracle.prior.expand(*models.shape[:-1], network.n).clone()
+        return ADGDAState(models, duals, no_copies(models, network))
+
+    def step(self, state: ADGDAState, round: Round) -> ADGDAState:
+        losses, gradients = round.losses_and_gradients(state.models)
+        slopes = losses * round.own + self.regularizer.slope(state.duals, round.prior, round.own)
+        duals = project_onto_simplex(state.duals + round.step_size(self.dual_step) * slopes)
+        weighing = state.duals if self.dual_order == "simultaneous" else duals
+        own_weights = (weighing * round.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
+        models = state.models - round.step_size(self.primal_step) * own_weights * gradients
+        del gradients
+        models = toward_neighbours(models, state.copies, self.rate, round)
+        message = difference(models, state.copies, self.compressor, round)
+        delivery = round.exchange(model=message, dual=plain(duals))
+        copies = followed(state.copies, message, delivery, "model")
+        return ADGDAState(models, delivery.mix("dual"), copies)

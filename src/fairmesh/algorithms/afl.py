@@ -1,0 +1,56 @@
+"""AFL: agnostic federated learning, by way of a server.
+
+Mohri, Sivek, Suresh: Agnostic Federated Learning, ICML 2019 (stochastic-AFL with the gradient of every client).
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.ambiguity import project_onto_simplex
+from fairmesh.networks.base import Network
+from fairmesh.problems.oracle import Oracle
+from fairmesh.schedules import Geometric, Schedule, as_schedule
+
+
+class AFLState(NamedTuple):
+    models: Tensor  # the server's w (..., 1, dim)
+    duals: Tensor  # the server's lambda (..., 1, n)
+
+
+@dataclass(frozen=True)
+class AFL(Algorithm):
+    """w <- w - eta sum_i lambda_i grad f_i(w);  lambda <- projection of lambda + eta_lambda f(w), every step."""
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta_w
+    dual_step: Schedule | float = 0.01  # eta_lambda
+
+    needs_server: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+        object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
+
+    def check(self, prior: Tensor, dim: int) -> None:
+        """Nothing depends on the nodes."""
+
+    def oracle_calls(self) -> int:
+        return 1
+
+    def steps(self) -> dict[str, Schedule | float]:
+        return {"primal_step": self.primal_step, "dual_step": self.dual_step}
+
+    def init(self, oracle: Oracle, network: Network) -> AFLState:
+        return AFLState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())
+
+    def step(self, state: AFLState, round: Round) -> AFLState:
+        weights = round.hosted(state.duals)  # lambda_i (..., nodes)
+        everyone = torch.ones_like(weights, dtype=torch.bool)
+        models = round.broadcast(state.models, everyone)
+        losses, gradients = round.losses_and_gradients(models)
+        model = state.models - round.step_size(self.primal_step) * round.average(gradients, weights)
+        ascent = round.step_size(self.dual_step) * round.report(losses, everyone)
+        return AFLState(model, project_onto_simplex(state.duals + ascent))

@@ -1,0 +1,145 @@
+"""What every algorithm is: a configured object that turns one round's state into the next one's."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fairmesh import randomness
+from fairmesh.ambiguity import Custom, Regularizer
+from fairmesh.compression import FLOAT_BITS, Dense
+from fairmesh.errors import BadInput
+from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.problems.oracle import Oracle
+from fairmesh.randomness import SERVER, Draw
+from fairmesh.schedules import Schedule, as_schedule
+
+STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend: equal in all replicas of a run
+
+
+class State(Protocol):
+    """A NamedTuple of tensors. `models` is (..., nodes, dim), or (..., 1, dim) where a server holds the model; an
+    algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n)."""
+
+    @property
+    def models(self) -> Tensor: ...
+
+
+class Algorithm(ABC):
+    """`init` gives the state before round 0, `step` that after a round; neither changes anything else."""
+
+    needs_server: ClassVar[bool]
+
+    @abstractmethod
+    def init(self, oracle: Oracle, network: Network) -> Any:
+        """The state before the first round."""
+
+    @abstractmethod
+    def step(self, state: Any, round: "Round") -> Any:
+        """The state after one more round."""
+
+    @abstractmethod
+    def check(self, prior: Tensor, dim: int) -> None:
+        """Refuses settings that cannot work for nodes with this prior (n,) and models of this size."""
+
+    @abstractmethod
+    def oracle_calls(self) -> int:
+        """How many batches a node looks at in a round."""
+
+    @abstractmethod
+    def steps(self) -> dict[str, Schedule | float]:
+        """The step sizes by their field names, for messages about what to lower."""
+
+
+class Round:
+    """One round as an algorithm sees it: its number, the local data, the random streams, and the way to the others."""
+
+    def __init__(self, index: Tensor, oracle: Oracle, network: Network):
+        self.index = index  # t, a scalar tensor
+        self._oracle, self._network = oracle, network
+        self.prior = oracle.prior  # p (..., 1, n)
+        self.own = network.own  # (nodes, n) each hosted node's own coordinate
+        self.n = network.n  # m
+        self.sent: list[Traffic] = []
+
+    def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
+        """f_i and its gradient at each node's row on its batch: (..., nodes, 1) and (..., nodes, dim). A round that
+        asks more than once numbers its calls, and each gets another batch."""
+        return self._oracle.losses_and_gradients(models, self.index, call)
+
+    def losses(self, models: Tensor, call: int = 0) -> Tensor:
+        """f_i at each node's row on its batch: (..., nodes, 1)."""
+        return self._oracle.losses(models, self.index, call)
+
+    def step_size(self, schedule: Schedule | float) -> Tensor:
+        """The schedule's value in this round, in the models' dtype."""
+        return as_schedule(schedule).at(self.index).to(dtype=self.own.dtype, device=self.own.device)
+
+    def draws(self, purpose: str) -> Draw:
+        """Uniforms of each hosted node, for one purpose."""
+        return self._draw(purpose, self._network.identities)
+
+    def server_draws(self, purpose: str) -> Draw:
+        """A server's uniforms (..., 1, count), for one purpose."""
+        return self._draw(purpose, torch.full((1,), SERVER, device=self.index.device))
+
+    def _draw(self, purpose: str, identities: Tensor) -> Draw:
+        key = randomness.keys(self._oracle.seeds, purpose, self.index, identities)
+        return lambda count: randomness.uniform(key, count, self.own.dtype)
+
+    def exchange(self, **parts: Part) -> Delivery:
+        """One message from each node to each of its neighbours."""
+        delivery = self._network.exchange(parts, self.index)
+        self.sent.append(delivery.sent)
+        return delivery
+
+    def hosted(self, row: Tensor) -> Tensor:
+        """The hosted nodes' entries (..., nodes) of a row over all nodes (..., 1, n)."""
+        return row.squeeze(-2).index_select(-1, self._network.hosted)
+
+    def mixed_copies(self, kept: Tensor) -> Tensor:
+        return self._network.mixed_copies(kept, self.index)
+
+    def broadcast(self, row: Tensor, receivers: Tensor) -> Tensor:
+        return self._counted(self._network.broadcast(row, receivers))
+
+    def average(self, rows: Tensor, weights: Tensor) -> Tensor:
+        return self._counted(self._network.average(rows, weights))
+
+    def report(self, values: Tensor, senders: Tensor) -> Tensor:
+        return self._counted(self._network.report(values, senders))
+
+    def _counted(self, result: tuple[Tensor, Traffic]) -> Tensor:
+        rows, sent = result
+        self.sent.append(sent)
+        return rows
+
+
+def plain(rows: Tensor) -> Part:
+    """Rows sent as they are, billed at 32 bits an entry."""
+    return Part(Dense(rows), FLOAT_BITS * rows.shape[-1])
+
+
+def prior_weights(round: Round) -> Tensor:
+    """m p_i of each hosted node, (..., nodes, 1): 1 where all sites are of equal size."""
+    return (round.n * round.hosted(round.prior)).unsqueeze(-1)
+
+
+def check_rate(rate: float) -> None:
+    if not 0 < rate <= 1:
+        raise BadInput(f"rate, the consensus step size gamma, lies in (0, 1], got {rate}")
+
+
+def check_dual_step(dual_step: Schedule | float, regularizer: Regularizer, prior: Tensor) -> None:
+    """Refuses a dual step that overshoots for ever, with the bound."""
+    if isinstance(regularizer, Custom):
+        regularizer.check(prior)
+    first = float(as_schedule(dual_step).at(torch.zeros((), dtype=torch.int64)))
+    bound = regularizer.largest_step(prior)
+    if first > bound:
+        raise BadInput(
+            f"dual_step {first:g} is beyond the stable range of {type(regularizer).__name__}(strength="
+            f"{getattr(regularizer, 'strength', None)}) with smallest prior {float(prior.min()):.3g}: use at most "
+            f"{bound:.3g}, or a smaller strength"
+        )

@@ -1,0 +1,60 @@
+"""CHOCO-SGD: decentralized SGD with compressed gossip, the paper's non-robust baseline.
+
+Koloskova, Stich, Jaggi: Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication,
+ICML 2019.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fairmesh.algorithms.base import Algorithm, Round, check_rate, prior_weights
+from fairmesh.algorithms.compressed_gossip import PublicCopies, difference, followed, no_copies, toward_neighbours
+from fairmesh.compression import Compressor, Identity
+from fairmesh.networks.base import Network
+from fairmesh.problems.oracle import Oracle
+from fairmesh.schedules import Geometric, Schedule, as_schedule
+
+
+class ChocoState(NamedTuple):
+    models: Tensor  # (..., nodes, dim)
+    copies: PublicCopies
+
+
+@dataclass(frozen=True)
+class ChocoSGD(Algorithm):
+    """Minimises sum_i p_i f_i: node i's gradient is weighted by m p_i, which is 1 for nodes of equal size. AD-GDA with
+    dual step 0 is this at a primal step m times larger."""
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta
+    rate: float = 1.0  # gamma, the consensus step size
+    compressor: Compressor = field(default_factory=Identity)  # Q
+
+    needs_server: ClassVar[bool] = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+        check_rate(self.rate)
+
+    def check(self, prior: Tensor, dim: int) -> None:
+        """Nothing depends on the nodes."""
+
+    def oracle_calls(self) -> int:
+        return 1
+
+    def steps(self) -> dict[str, Schedule | float]:
+        return {"primal_step": self.primal_step}
+
+    def init(self, oracle: Oracle, network: Network) -> ChocoState:
+        models = oracle.initial_models()
+        return ChocoState(models, no_copies(models, network))
+
+    def step(self, state: ChocoState, round: Round) -> ChocoState:
+        _, gradients = round.losses_and_gradients(state.models)
+        models = state.models - round.step_size(self.primal_step) * prior_weights(round) * gradients
+        del gradients
+        models = toward_neighbours(models, state.copies, self.rate, round)
+        message = difference(models, state.copies, self.compressor, round)
+        delivery = round.exchange(model=message)
+        return ChocoState(models, followed(state.copies, message, delivery, "model"))

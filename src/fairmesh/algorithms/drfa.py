@@ -1,0 +1,91 @@
+"""DRFA: distributionally robust federated averaging, by way of a server.
+
+Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
+from fairmesh.ambiguity import project_onto_simplex
+from fairmesh.errors import BadInput
+from fairmesh.networks.base import Network
+from fairmesh.problems.oracle import Oracle
+from fairmesh.schedules import Geometric, Schedule, as_schedule
+
+
+class DRFAState(NamedTuple):
+    models: Tensor  # the server's w (..., 1, dim)
+    duals: Tensor  # the server's lambda (..., 1, n)
+
+
+@dataclass(frozen=True)
+class DRFA(Algorithm):
+    """A round: clients drawn by lambda take local steps from the server's model and return it with a snapshot taken at
+    a random step; both are averaged; the averaged snapshot is probed at clients drawn uniformly, and lambda ascends
+    their losses. One round is `local_steps` iterations of the decentralized algorithms."""
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.02, 0.998))  # eta
+    dual_step: Schedule | float = 8e-3  # gamma in the paper, per local step
+    participation: float = field(default=0.5, metadata=STRUCTURAL)  # the share of clients drawn, twice a round
+    local_steps: int = 10  # tau
+
+    needs_server: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+        object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
+        if not 0 < self.participation <= 1:
+            raise BadInput(f"participation is a share in (0, 1], got {self.participation}")
+        if self.local_steps < 1:
+            raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
+
+    def check(self, prior: Tensor, dim: int) -> None:
+        """Nothing depends on the nodes."""
+
+    def oracle_calls(self) -> int:
+        return self.local_steps + 1
+
+    def steps(self) -> dict[str, Schedule | float]:
+        return {"primal_step": self.primal_step, "dual_step": self.dual_step}
+
+    def init(self, oracle: Oracle, network: Network) -> DRFAState:
+        return DRFAState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())
+
+    def step(self, state: DRFAState, round: Round) -> DRFAState:
+        count = max(1, int(self.participation * round.n + 0.5))
+        shares = _drawn_by(state.duals, round.server_draws("clients")(count)) / count  # (..., 1, n)
+        snapshot_step = (round.server_draws("snapshot")(1) * self.local_steps).floor()  # (..., 1, 1)
+        weights = round.hosted(shares)  # (..., nodes)
+        models = round.broadcast(state.models, weights > 0)
+        snapshots = models
+        for call in range(self.local_steps):
+            _, gradients = round.losses_and_gradients(models, call)
+            models = models - round.step_size(self.primal_step) * gradients
+            snapshots = torch.where(snapshot_step == call, models, snapshots)
+        model, snapshot = round.average(models, weights), round.average(snapshots, weights)
+
+        probed = _without_replacement(round.server_draws("probe")(round.n), count)  # (..., 1, n)
+        asked = round.hosted(probed)
+        losses = round.losses(round.broadcast(snapshot, asked > 0), self.local_steps)
+        estimates = round.report(losses, asked > 0) * probed * (round.n / count)  # unbiased for all clients' losses
+        ascent = round.step_size(self.dual_step) * self.local_steps
+        return DRFAState(model, project_onto_simplex(state.duals + ascent * estimates))
+
+
+def _drawn_by(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """How often each entry comes up when drawn by its weight, with replacement: (..., 1, n)."""
+    cumulative = weights.cumsum(dim=-1)
+    cumulative = cumulative / cumulative[..., -1:]
+    drawn = torch.searchsorted(cumulative.contiguous(), uniforms.contiguous(), right=True)
+    drawn = drawn.clamp(max=weights.shape[-1] - 1)
+    return torch.zeros_like(weights).scatter_add(-1, drawn, torch.ones_like(uniforms))
+
+
+def _without_replacement(uniforms: Tensor, count: int) -> Tensor:
+    """1 at `count` entries drawn uniformly, 0 elsewhere."""
+    chosen = uniforms.argsort(dim=-1, stable=True)[..., :count]
+    return torch.zeros_like(uniforms).scatter(-1, chosen, 1.0)

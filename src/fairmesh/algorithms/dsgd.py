@@ -1,0 +1,47 @@
+"""DSGD: decentralized SGD, uncompressed.
+
+Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform Centralized Algorithms?, NIPS 2017.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
+from fairmesh.networks.base import Network
+from fairmesh.problems.oracle import Oracle
+from fairmesh.schedules import Geometric, Schedule, as_schedule
+
+
+class DSGDState(NamedTuple):
+    models: Tensor  # (..., nodes, dim)
+
+
+@dataclass(frozen=True)
+class DSGD(Algorithm):
+    """x_i <- sum_j w_ij x_j - eta m p_i grad f_i(x_i)."""
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta
+
+    needs_server: ClassVar[bool] = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+
+    def check(self, prior: Tensor, dim: int) -> None:
+        """Nothing depends on the nodes."""
+
+    def oracle_calls(self) -> int:
+        return 1
+
+    def steps(self) -> dict[str, Schedule | float]:
+        return {"primal_step": self.primal_step}
+
+    def init(self, oracle: Oracle, network: Network) -> DSGDState:
+        return DSGDState(oracle.initial_models())
+
+    def step(self, state: DSGDState, round: Round) -> DSGDState:
+        delivery = round.exchange(model=plain(state.models))
+        _, gradients = round.losses_and_gradients(state.models)
+        return DSGDState(delivery.mix("model") - round.step_size(self.primal_step) * prior_weights(round) * gradients)

@@ -1,0 +1,237 @@
+"""The adversary's side: weights on the simplex, the regularizers that hold them near the prior, the exact worst case.
+
+The objective is g(theta, lambda) = (1/m) sum_i lambda_i f_i(theta) + alpha r(lambda), r concave. (The paper prints
+chi-square and KL with the convex sign; r is their negative.)
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairmesh.errors import BadInput
+from fairmesh.settings import family
+
+
+def project_onto_simplex(rows: Tensor) -> Tensor:
+    """Euclidean projection of each row onto the simplex, exact for entries of any magnitude."""
+    # The threshold is at least max - 1, so nothing below that matters: clamped, no magnitude can drown the sum.
+    rows = (rows - rows.amax(dim=-1, keepdim=True)).clamp_(min=-1.0)
+    descending = rows.sort(dim=-1, descending=True).values
+    excess = descending.cumsum(dim=-1) - 1.0
+    counts = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
+    support = (descending * counts > excess).sum(dim=-1, keepdim=True).clamp_(min=1)
+    threshold = excess.gather(-1, support - 1) / support
+    return (rows - threshold).clamp_(min=0.0)
+
+
+def _weighted_threshold(scores: Tensor, prior: Tensor) -> Tensor:
+    """prior * max(scores - tau, 0) with tau such that each row sums to one."""
+    scores, order = scores.sort(dim=-1, descending=True)
+    sorted_prior = prior.expand_as(scores).gather(-1, order)
+    mass = sorted_prior.cumsum(dim=-1)
+    thresholds = ((sorted_prior * scores).cumsum(dim=-1) - 1.0) / mass
+    support = (scores > thresholds).sum(dim=-1, keepdim=True).clamp_(min=1)
+    weights = sorted_prior * (scores - thresholds.gather(-1, support - 1)).clamp(min=0.0)
+    return torch.zeros_like(weights).scatter(-1, order, weights)
+
+
+def _check_strength(strength: float, positive: bool = True) -> None:
+    if not math.isfinite(strength) or strength < 0 or (positive and strength == 0):
+        raise BadInput(f"strength, alpha, must be a finite number > 0, got {strength}; for none use NoRegularizer")
+
+
+class Regularizer(ABC):
+    """alpha r(lambda). `duals` are rows (..., nodes, n) on the simplex, `prior` is (..., 1, n), `own` marks (nodes, n)
+    each hosted node's own coordinate."""
+
+    @abstractmethod
+    def value(self, duals: Tensor, prior: Tensor) -> Tensor:
+        """alpha r(lambda) of each row: (..., nodes, 1)."""
+
+    @abstractmethod
+    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+        """alpha times the gradient of r that a node's ascent adds: (..., nodes, n)."""
+
+    @abstractmethod
+    def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
+        """lambda*, the exact argmax over the simplex of (1/m) <lambda, losses> + alpha r(lambda): (..., 1, n)."""
+
+    @abstractmethod
+    def largest_step(self, prior: Tensor) -> float:
+        """The dual step size at which ascent stops being stable; infinite where there is no such bound."""
+
+
+def worst_case(regularizer: Regularizer, losses: Tensor, prior: Tensor) -> Tensor:
+    """Phi: the value of the objective at the exact inner maximum, for losses (..., 1, n): (..., 1, 1)."""
+    weights = regularizer.maximiser(losses, prior)
+    mean = (weights * losses).sum(dim=-1, keepdim=True) / losses.shape[-1]
+    return mean + regularizer.value(weights, prior)
+
+
+@dataclass(frozen=True)
+class ChiSquare(Regularizer):
+    """r = -sum_i (lambda_i - p_i)^2 / p_i."""
+
+    strength: float = 0.01  # alpha
+
+    def __post_init__(self):
+        _check_strength(self.strength)
+
+    def value(self, duals: Tensor, prior: Tensor) -> Tensor:
+        return -self.strength * ((duals - prior).square() / prior).sum(dim=-1, keepdim=True)
+
+    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+        return (-2.0 * self.strength) * (duals / prior - 1.0)
+
+    def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
+        return _weighted_threshold(1.0 + losses / (2.0 * self.strength * losses.shape[-1]), prior)
+
+    def largest_step(self, prior: Tensor) -> float:
+        return float(prior.min()) / self.strength  # curvature 2 alpha / p: ascent overshoots for ever past 2 / that
+
+
+@dataclass(frozen=True)
+class KullbackLeibler(Regularizer):
+    """r = -sum_i lambda_i log(lambda_i / p_i). Its slope is infinite at lambda_i = 0, where projection puts weights, so
+    lambda_i / p_i is taken as at least `floor` in the slope."""
+
+    strength: float = 0.01  # alpha
+    floor: float = 1e-3
+
+    def __post_init__(self):
+        _check_strength(self.strength)
+        if not 0 < self.floor < 1:
+            raise BadInput(f"floor, the least lambda_i / p_i in the slope, lies in (0, 1), got {self.floor}")
+
+    def value(self, duals: Tensor, prior: Tensor) -> Tensor:
+        return -self.strength * torch.xlogy(duals, duals / prior).sum(dim=-1, keepdim=True)
+
+    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+        return -self.strength * ((duals / prior).clamp(min=self.floor).log() + 1.0)
+
+    def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
+        return (prior.log() + losses / (self.strength * losses.shape[-1])).softmax(dim=-1)
+
+    def largest_step(self, prior: Tensor) -> float:
+        return 2.0 * float(prior.min()) / self.strength  # curvature alpha / lambda, at the prior
+
+
+@dataclass(frozen=True)
+class NoRegularizer(Regularizer):
+    """r = 0: the adversary may put all weight on one node."""
+
+    def value(self, duals: Tensor, prior: Tensor) -> Tensor:
+        return torch.zeros_like(duals[..., :1])
+
+    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+        return torch.zeros_like(duals)
+
+    def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
+        worst = losses.argmax(dim=-1, keepdim=True)
+        return torch.zeros_like(losses).scatter(-1, worst, 1.0)
+
+    def largest_step(self, prior: Tensor) -> float:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class OwnCoordinate(Regularizer):
+    """What the published runs did: node i adds -mu (lambda_i - p_i) to its own coordinate only. After averaging this
+    is -(mu / 2m) sum_i (lambda_i - p_i)^2; for equal nodes, chi-square of strength mu / (2 m^2)."""
+
+    strength: float = 0.01  # mu, the tables' alpha
+
+    def __post_init__(self):
+        _check_strength(self.strength)
+
+    def value(self, duals: Tensor, prior: Tensor) -> Tensor:
+        scale = self.strength / (2.0 * duals.shape[-1])
+        return -scale * (duals - prior).square().sum(dim=-1, keepdim=True)
+
+    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+        return -self.strength * (duals - prior) * own
+
+    def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
+        return project_onto_simplex(prior + losses / self.strength)
+
+    def largest_step(self, prior: Tensor) -> float:
+        return 2.0 / self.strength
+
+
+@dataclass(frozen=True)
+class Custom(Regularizer):
+    """Any concave r given as a function (lambda (n,), prior (n,)) -> scalar, differentiable by torch."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    strength: float = 0.01  # alpha
+
+    def __post_init__(self):
+        _check_strength(self.strength)
+
+    def check(self, prior: Tensor) -> None:
+        """Refuses a function that is not a scalar or that lies above itself between random points of the simplex."""
+        prior = prior.flatten()[: prior.shape[-1]].double()
+        generator = torch.Generator().manual_seed(0)
+        ends = torch.rand(32, 2, len(prior), generator=generator, dtype=torch.float64).clamp(min=1e-9).log().neg()
+        ends = (ends / ends.sum(dim=-1, keepdim=True)).to(prior.device)
+        for a, b in ends:
+            values = [self.function(point, prior) for point in (a, b, (a + b) / 2)]
+            if any(value.ndim for value in values):
+                raise BadInput(f"the regularizer must return a scalar, got shape {tuple(values[0].shape)}")
+            left, right, middle = map(float, values)
+            if not middle >= (left + right) / 2 - 1e-9 * (1 + abs(left) + abs(right)):
+                raise BadInput(
+                    "the regularizer is not concave: between two points of the simplex it is "
+                    f"{middle:.6g}, below the mean {(left + right) / 2:.6g} of its ends; give r, not its negative"
+                )
+
+    def _over_rows(self, function: Callable, duals: Tensor, prior: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(duals.shape, prior.shape)
+        rows = [t.expand(shape).reshape(-1, shape[-1]) for t in (duals, prior)]
+        return torch.func.vmap(function)(*rows).unflatten(0, shape[:-1])
+
+    def value(self, duals: Tensor, prior: Tensor) -> Tensor:
+        return self.strength * self._over_rows(self.function, duals, prior).unsqueeze(-1)
+
+    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+        return self.strength * self._over_rows(torch.func.grad(self.function), duals, prior)
+
+    def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
+        """By projected ascent with backtracking, in float64, until no row's step moves it by 1e-10."""
+        scores, p = losses.double() / losses.shape[-1], prior.double()
+        weights = p.expand_as(scores).clone()
+        rates = torch.ones_like(weights[..., :1])
+
+        def objective(rows: Tensor) -> Tensor:
+            return (rows * scores).sum(dim=-1, keepdim=True) + self.value(rows, p)
+
+        for _ in range(20_000):
+            gradient = scores + self.slope(weights, p, torch.ones_like(p))
+            trial = project_onto_simplex(weights + rates * gradient)
+            moved = trial - weights
+            promised = (gradient * moved).sum(dim=-1, keepdim=True) - moved.square().sum(-1, keepdim=True) / (2 * rates)
+            accepted = objective(trial) >= objective(weights) + promised - 1e-15
+            weights = torch.where(accepted, trial, weights)
+            if bool((moved.abs().amax(dim=-1, keepdim=True) < 1e-10 * rates.clamp(max=1.0)).all()):
+                break
+            rates = torch.where(accepted, rates * 1.5, rates * 0.5)
+        return weights.to(losses.dtype)
+
+    def largest_step(self, prior: Tensor) -> float:
+        return math.inf
+
+
+family(
+    Regularizer,
+    {
+        "chi-square": ChiSquare,
+        "kl": KullbackLeibler,
+        "none": NoRegularizer,
+        "own-coordinate": OwnCoordinate,
+        "custom": Custom,
+    },
+)

@@ -1,0 +1,113 @@
+"""The whole state of a run as one file: written atomically, checked on reading, refused where it is another's."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fairmesh.errors import BadInput, CheckpointError
+
+FORMAT = 1
+
+
+def flattened(state: Any, name: str = "state") -> dict[str, Tensor]:
+    """The tensors of nested NamedTuples by their paths; fields that are None are left out."""
+    if state is None:
+        return {}
+    if isinstance(state, Tensor):
+        return {name: state}
+    found: dict[str, Tensor] = {}
+    for field, value in zip(state._fields, state):
+        found |= flattened(value, f"{name}.{field}")
+    return found
+
+
+def refilled(like: Any, tensors: Mapping[str, Tensor], name: str = "state") -> Any:
+    """A state shaped as `like` with the stored tensors in it."""
+    if like is None:
+        return None
+    if isinstance(like, Tensor):
+        stored = tensors.get(name)
+        if stored is None or stored.shape != like.shape or stored.dtype != like.dtype:
+            raise CheckpointError(
+                f"the checkpoint does not hold {name} of shape {tuple(like.shape)}; it is of another run"
+            )
+        return stored.to(like.device)
+    return type(like)(*(refilled(value, tensors, f"{name}.{field}") for field, value in zip(like._fields, like)))
+
+
+def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    hasher = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of the content or what was there before, even if the machine stops in between."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
+    """Writes a state; `identity` holds the settings that determine the trajectory, one value per name."""
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in flattened(state).items()}
+    metadata = {
+        "format": str(FORMAT),
+        "round": str(round_index),
+        "identity": json.dumps(identity, sort_keys=True),
+        "fingerprint": _fingerprint(tensors),
+    }
+    write_atomically(path, save(tensors, metadata))
+
+
+def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
+    """The stored state and its round. Refuses a damaged file, another format, and another experiment by name."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or no checkpoint ({error}); delete the folder to start anew"
+        ) from error
+    if metadata.get("format") != str(FORMAT):
+        raise CheckpointError(f"{path} has checkpoint format {metadata.get('format')}, this version reads {FORMAT}")
+    if metadata.get("fingerprint") != _fingerprint(tensors):
+        raise CheckpointError(
+            f"{path} is damaged: its content does not match its fingerprint; delete the folder to start anew"
+        )
+    stored = json.loads(metadata["identity"])
+    wanted = json.loads(json.dumps(identity))
+    differing = _differences(stored, wanted, "")
+    if differing:
+        raise CheckpointError(f"{path} belongs to another experiment: {'; '.join(differing[:4])}; use another folder")
+    return refilled(like, tensors), int(metadata["round"])
+
+
+def _differences(stored: Any, wanted: Any, where: str) -> list[str]:
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        names = sorted(stored.keys() | wanted.keys())
+        return [d for k in names for d in _differences(stored.get(k), wanted.get(k), f"{where}.{k}" if where else k)]
+    return [] if stored == wanted else [f"{where} is {wanted!r} here but {stored!r} there"]

@@ -1,0 +1,281 @@
+"""Compressors: the lossy arithmetic on what a node sends. Every cast, rounding and tie-break happens here."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.errors import BadInput
+from fairmesh.randomness import Draw
+from fairmesh.settings import family
+
+FLOAT_BITS = 32  # what the paper bills for a number sent as it is
+
+
+class Dense(NamedTuple):
+    """Values as they are."""
+
+    values: Tensor  # (..., nodes, dim)
+
+    def decode(self) -> Tensor:
+        return self.values
+
+
+class Sparse(NamedTuple):
+    """Values of which most are zero; the zeros do not travel."""
+
+    values: Tensor  # (..., nodes, dim)
+
+    def decode(self) -> Tensor:
+        return self.values
+
+
+class Levels(NamedTuple):
+    """Small signed integers and the value of one level for every block of coordinates."""
+
+    levels: Tensor  # (..., nodes, dim), whole numbers
+    norms: Tensor  # (..., nodes, blocks), float32
+    block: int  # coordinates that share a norm
+    unit: float  # the value of one level where the norm is 1
+
+    def decode(self) -> Tensor:
+        scales = self.norms.to(self.levels.dtype) * self.unit
+        return _per_block(self.levels, self.block, scales, torch.mul)
+
+
+Code = Dense | Sparse | Levels
+
+
+def _per_block(rows: Tensor, block: int, scales: Tensor, operation) -> Tensor:
+    """operation(rows, scale of each coordinate's block); the last block may be shorter."""
+    dim = rows.shape[-1]
+    if block >= dim:
+        return operation(rows, scales)
+    whole = dim // block * block
+    body = operation(rows[..., :whole].unflatten(-1, (-1, block)), scales[..., : whole // block, None]).flatten(-2)
+    return body if whole == dim else torch.cat([body, operation(rows[..., whole:], scales[..., -1:])], dim=-1)
+
+
+def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
+    """The norm of each block as float32: (..., blocks)."""
+    dim = rows.shape[-1]
+    if block >= dim:
+        return torch.linalg.vector_norm(rows, ord=order, dim=-1, keepdim=True).float()
+    whole = dim // block * block
+    norms = torch.linalg.vector_norm(rows[..., :whole].unflatten(-1, (-1, block)), ord=order, dim=-1)
+    if whole != dim:
+        rest = torch.linalg.vector_norm(rows[..., whole:], ord=order, dim=-1, keepdim=True)
+        norms = torch.cat([norms, rest], dim=-1)
+    return norms.float()
+
+
+class Compressor(ABC):
+    """Q with E ||Q(x) - x||^2 <= (1 - delta) ||x||^2 and Q(0) = 0, for each row of a stack on its own."""
+
+    @abstractmethod
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        """The code of each row of (..., nodes, dim); `draw(count)` gives its uniforms."""
+
+    @abstractmethod
+    def delta(self, dim: int) -> float | None:
+        """The guaranteed delta for rows of this length, or None where there is none."""
+
+    @abstractmethod
+    def nominal_bits(self, dim: int) -> float:
+        """What the paper bills for one row: no sign, norm, index or header."""
+
+
+@dataclass(frozen=True)
+class Identity(Compressor):
+    """No compression."""
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        return Dense(rows)
+
+    def delta(self, dim: int) -> float:
+        return 1.0
+
+    def nominal_bits(self, dim: int) -> float:
+        return FLOAT_BITS * dim
+
+
+def _check_bits(bits: int) -> None:
+    if not 1 <= bits <= 16:
+        raise BadInput(f"bits must lie in 1..16, got {bits}")
+
+
+def _check_block(block: int | None) -> None:
+    if block is not None and block < 1:
+        raise BadInput(f"block must be a number of coordinates >= 1, got {block}")
+
+
+def _variance_factor(length: int, bits: int) -> float:
+    """tau = 1 + min(d / 2^(2b), sqrt(d) / 2^b), the paper's."""
+    return 1.0 + min(length / 4.0**bits, math.sqrt(length) / 2.0**bits)
+
+
+@dataclass(frozen=True)
+class Quantize(Compressor):
+    """Random quantization: sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi), xi uniform in [0, 1).
+
+    `block` gives every so many coordinates a norm of their own. `rounding = "ceil"` is what the published runs did: in
+    effect a sign compressor, with no guaranteed delta."""
+
+    bits: int = 4  # b
+    block: int | None = None
+    rounding: Literal["floor", "ceil"] = "floor"
+
+    def __post_init__(self):
+        _check_bits(self.bits)
+        _check_block(self.block)
+        if self.rounding not in ("floor", "ceil"):
+            raise BadInput(f"rounding is 'floor' or 'ceil', got {self.rounding!r}")
+
+    def _length(self, dim: int) -> int:
+        return min(self.block or dim, dim)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        dim = rows.shape[-1]
+        return _quantized(rows, draw(dim), self.bits, self._length(dim), self._length(dim), self.rounding)
+
+    def delta(self, dim: int) -> float | None:
+        return None if self.rounding == "ceil" else 1.0 / _variance_factor(self._length(dim), self.bits)
+
+    def nominal_bits(self, dim: int) -> float:
+        return self.bits * dim
+
+
+def _quantized(rows: Tensor, uniforms: Tensor, bits: int, block: int, nonzeros: int, rounding: str) -> Levels:
+    """Levels of each block, at most `nonzeros` of whose coordinates are not zero."""
+    norms = _block_norms(rows, block, 2)
+    divisors = torch.where(norms > 0, norms, torch.ones_like(norms)).to(rows.dtype)
+    scaled = _per_block(rows, block, divisors, torch.div)
+    magnitudes = scaled.abs().mul_(2.0**bits).add_(uniforms)
+    magnitudes = magnitudes.floor_() if rounding == "floor" else magnitudes.ceil_()
+    levels = magnitudes.mul_(scaled.sign_())
+    return Levels(levels, norms, block, 1.0 / (2.0**bits * _variance_factor(nonzeros, bits)))
+
+
+def _kept(fraction: float, dim: int) -> int:
+    """K, at least one coordinate."""
+    return min(dim, max(1, round(fraction * dim)))
+
+
+def _check_fraction(fraction: float) -> None:
+    if not 0 < fraction <= 1:
+        raise BadInput(f"fraction, K / d, must lie in (0, 1], got {fraction}")
+
+
+def _largest(rows: Tensor, count: int) -> Tensor:
+    """The `count` entries of largest magnitude of each row, ties by lowest index, zero elsewhere."""
+    magnitudes = rows.abs()
+    smallest_kept = magnitudes.topk(count, dim=-1, sorted=True).values[..., -1:]
+    above = magnitudes > smallest_kept
+    ties = magnitudes == smallest_kept
+    room = count - above.sum(dim=-1, keepdim=True)
+    return rows * (above | (ties & (ties.cumsum(dim=-1) <= room)))
+
+
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """The K = fraction * d coordinates of largest magnitude; delta = K / d."""
+
+    fraction: float = 0.1
+
+    def __post_init__(self):
+        _check_fraction(self.fraction)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        return Sparse(_largest(rows, _kept(self.fraction, rows.shape[-1])))
+
+    def delta(self, dim: int) -> float:
+        return _kept(self.fraction, dim) / dim
+
+    def nominal_bits(self, dim: int) -> float:
+        return FLOAT_BITS * _kept(self.fraction, dim)
+
+
+@dataclass(frozen=True)
+class RandomK(Compressor):
+    """K = fraction * d coordinates drawn uniformly, unscaled; delta = K / d, exactly."""
+
+    fraction: float = 0.1
+
+    def __post_init__(self):
+        _check_fraction(self.fraction)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        count = _kept(self.fraction, rows.shape[-1])
+        # Uniforms lie on a grid of 2^-24, so two may agree; _largest then takes the lower index.
+        chosen = _largest(1.0 - draw(rows.shape[-1]), count) > 0
+        return Sparse(rows * chosen)
+
+    def delta(self, dim: int) -> float:
+        return _kept(self.fraction, dim) / dim
+
+    def nominal_bits(self, dim: int) -> float:
+        return FLOAT_BITS * _kept(self.fraction, dim)
+
+
+@dataclass(frozen=True)
+class Sign(Compressor):
+    """mean|x| * sign(x) with sign(0) = 1, one mean for all or one per block: one bit a coordinate; delta = 1 / d."""
+
+    block: int | None = None
+
+    def __post_init__(self):
+        _check_block(self.block)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        dim = rows.shape[-1]
+        block = min(self.block or dim, dim)
+        lengths = torch.full((-(-dim // block),), block, dtype=torch.float32, device=rows.device)
+        lengths[-1] = dim - block * (len(lengths) - 1)
+        signs = torch.ones_like(rows).copysign_(rows + 0.0)  # -0.0 + 0.0 is 0.0
+        return Levels(signs, _block_norms(rows, block, 1) / lengths, block, 1.0)
+
+    def delta(self, dim: int) -> float:
+        return 1.0 / min(self.block or dim, dim)
+
+    def nominal_bits(self, dim: int) -> float:
+        return dim
+
+
+@dataclass(frozen=True)
+class TopKQuantize(Compressor):
+    """Top-K, then random quantization of what is kept; delta = K / (d tau)."""
+
+    fraction: float = 0.25
+    bits: int = 4
+
+    def __post_init__(self):
+        _check_fraction(self.fraction)
+        _check_bits(self.bits)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        dim = rows.shape[-1]
+        count = _kept(self.fraction, dim)
+        return _quantized(_largest(rows, count), draw(dim), self.bits, dim, count, "floor")
+
+    def delta(self, dim: int) -> float:
+        count = _kept(self.fraction, dim)
+        return count / (dim * _variance_factor(count, self.bits))
+
+    def nominal_bits(self, dim: int) -> float:
+        return self.bits * _kept(self.fraction, dim)
+
+
+family(
+    Compressor,
+    {
+        "none": Identity,
+        "quantize": Quantize,
+        "top-k": TopK,
+        "random-k": RandomK,
+        "sign": Sign,
+        "top-k-quantize": TopKQuantize,
+    },
+)

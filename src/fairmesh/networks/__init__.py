@@ -1,0 +1,1 @@
+"""How nodes reach each other: all in one process, over a cluster, or between organisations."""

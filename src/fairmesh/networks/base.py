@@ -1,0 +1,76 @@
+"""What an algorithm may ask of its network: mixes of named parts, a server's average, and nothing else."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fairmesh.compression import Code
+
+
+class Part(NamedTuple):
+    """One named piece of the message that every node sends in a round."""
+
+    code: Code
+    nominal_bits: float  # what the paper bills for it, to one neighbour
+    followed: bool = False  # receivers keep a copy and add this difference, so it must reach them even in rounds
+    # in which the edge carries no weight
+
+
+class Traffic(NamedTuple):
+    """What was sent, in nominal bits."""
+
+    nodes: Tensor  # (..., nodes)
+    server: Tensor  # (...)
+
+
+class Delivery(ABC):
+    """What arrived in one round."""
+
+    sent: Traffic
+
+    @abstractmethod
+    def mix(self, name: str) -> Tensor:
+        """sum_j W[i, j] decode(code_j) for each hosted node i: (..., nodes, dim)."""
+
+    @abstractmethod
+    def follow(self, name: str, kept: Tensor) -> Tensor:
+        """What each node keeps of its neighbours' public copies, with the differences that arrived added."""
+
+
+class Network(ABC):
+    """Connects the nodes hosted here with each other and with those hosted elsewhere."""
+
+    n: int  # all nodes
+    hosted: Tensor  # (nodes,) positions among all nodes of those hosted here
+    identities: Tensor  # (nodes,) whole numbers that name the hosted nodes' random streams
+    own: Tensor  # (nodes, n) 1 where a column is the hosted node's own position
+
+    @abstractmethod
+    def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
+        """One message from each node to each of its neighbours."""
+
+    @abstractmethod
+    def copies(self, models: Tensor) -> Tensor:
+        """What a node keeps of its neighbours' public copies while those are all zero."""
+
+    @abstractmethod
+    def mixed_copies(self, kept: Tensor, round_index: Tensor) -> Tensor:
+        """s_i = sum_j W[i, j] x_hat_j of this round, from what each node keeps: (..., nodes, dim)."""
+
+    @abstractmethod
+    def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
+        """A server's row (..., 1, dim) at every node; sent to those where `receivers` (..., nodes) is true."""
+
+    @abstractmethod
+    def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
+        """sum_i weights[i] rows[i] at the server, (..., 1, dim); a node of weight zero (..., nodes) sends nothing."""
+
+    @abstractmethod
+    def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
+        """One number of each node (..., nodes, 1) at the server, (..., 1, n); sent where `senders` is true."""
+
+    @abstractmethod
+    def gather(self, rows: Tensor) -> Tensor:
+        """All nodes' rows (..., n, dim) in the order of their positions, for observers; not traffic."""

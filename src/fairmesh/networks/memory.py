@@ -1,0 +1,121 @@
+"""All nodes in this process: mixing is a product with W."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.compression import FLOAT_BITS
+from fairmesh.errors import BadInput
+from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.topology import Mixing, union_of
+
+_DENSE_UP_TO = 128  # nodes; a larger W is dense only where its rows are crowded
+_CROWDED = 32  # neighbours beyond which summing them one by one no longer pays
+
+
+class _Mix:
+    """x -> W x for rows (..., n, dim), dense or neighbour by neighbour."""
+
+    def __init__(self, mixing: Mixing, order: np.ndarray, device: torch.device, dtype: torch.dtype):
+        matrix = mixing.matrix[order][:, order].tocsr()
+        counts = np.diff(matrix.indptr)
+        slots = int(counts.max())
+        self.dense: Tensor | None = None
+        if mixing.n <= _DENSE_UP_TO or slots > _CROWDED:
+            self.dense = torch.as_tensor(matrix.toarray(), dtype=dtype, device=device)
+            return
+        neighbours = np.tile(np.arange(mixing.n)[:, None], (1, slots))  # rows with fewer neighbours add 0 * themselves
+        weights = np.zeros((mixing.n, slots))
+        slot = np.arange(matrix.nnz) - np.repeat(matrix.indptr[:-1], counts)
+        row = np.repeat(np.arange(mixing.n), counts)
+        neighbours[row, slot], weights[row, slot] = matrix.indices, matrix.data
+        self.neighbours = [torch.as_tensor(column, device=device) for column in neighbours.T]
+        self.weights = [torch.as_tensor(column[:, None], dtype=dtype, device=device) for column in weights.T]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if self.dense is not None:
+            return self.dense @ rows
+        total = torch.zeros_like(rows)
+        for neighbour, weight in zip(self.neighbours, self.weights):
+            total.addcmul_(rows.index_select(-2, neighbour), weight)
+        return total
+
+
+class _MemoryDelivery(Delivery):
+    def __init__(self, parts: Mapping[str, Part], mix: _Mix, fixed: bool, sent: Traffic):
+        self._parts, self._mix, self._fixed, self.sent = parts, mix, fixed, sent
+
+    def mix(self, name: str) -> Tensor:
+        return self._mix(self._parts[name].code.decode())
+
+    def follow(self, name: str, kept: Tensor) -> Tensor:
+        arrived = self._parts[name].code.decode()
+        return kept + (self._mix(arrived) if self._fixed else arrived)
+
+
+class MemoryNetwork(Network):
+    """Every node is hosted here, in any order; the graph stays, or cycles through a schedule.
+
+    While W is fixed a node keeps the mixed public copy s_i of its neighbours as one row. When it changes, a node must
+    keep every neighbour's copy and mix those anew; since all receivers of a copy hold the same numbers, here one stack
+    of copies stands for all of theirs."""
+
+    def __init__(
+        self,
+        cycle: Sequence[Mixing],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        identities: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+    ):
+        self.n = cycle[0].n
+        place = np.arange(self.n) if order is None else np.asarray(order)
+        if sorted(place.tolist()) != list(range(self.n)):
+            raise BadInput(f"order must name each of the {self.n} nodes once")
+        names = np.arange(self.n) if identities is None else np.asarray(identities)
+        if len(set(names.tolist())) != self.n:
+            raise BadInput(f"identities must be {self.n} different whole numbers, got {names.tolist()}")
+        device = torch.device(device)
+        self.hosted = torch.as_tensor(place, device=device)
+        self.identities = torch.as_tensor(names[place], dtype=torch.int64, device=device)
+        self.own = torch.eye(self.n, dtype=dtype, device=device)[self.hosted]
+        self._fixed = len(cycle) == 1
+        self._mixes = [_Mix(mixing, place, device, dtype) for mixing in cycle]
+        degrees = np.stack([mixing.degrees[place] for mixing in cycle])
+        self._degrees = torch.as_tensor(degrees, dtype=torch.float64, device=device)  # (cycle, nodes)
+        reach = union_of(cycle).degrees[place]
+        self._reach = torch.as_tensor(reach, dtype=torch.float64, device=device)  # neighbours in any round
+        self._nobody = torch.zeros((), dtype=torch.float64, device=device)
+
+    def _mix_of(self, round_index: Tensor) -> _Mix:
+        return self._mixes[0] if self._fixed else self._mixes[int(round_index) % len(self._mixes)]
+
+    def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
+        degrees = self._degrees[round_index % len(self._mixes)]
+        bits = sum(part.nominal_bits * (self._reach if part.followed else degrees) for part in parts.values())
+        return _MemoryDelivery(
+            parts, self._mix_of(round_index), self._fixed, Traffic(bits + self._nobody, self._nobody)
+        )
+
+    def copies(self, models: Tensor) -> Tensor:
+        return torch.zeros_like(models)
+
+    def mixed_copies(self, kept: Tensor, round_index: Tensor) -> Tensor:
+        return kept if self._fixed else self._mix_of(round_index)(kept)
+
+    def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
+        sent = receivers.double().sum(dim=-1) * (FLOAT_BITS * row.shape[-1])
+        return row.expand(*row.shape[:-2], self.n, row.shape[-1]), Traffic(self._nobody, sent)
+
+    def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
+        sent = (weights != 0).double() * (FLOAT_BITS * rows.shape[-1])
+        return weights.unsqueeze(-2) @ rows, Traffic(sent, self._nobody)
+
+    def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
+        return self.gather(values).mT, Traffic(senders.double() * FLOAT_BITS, self._nobody)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return torch.empty_like(rows).index_copy_(-2, self.hosted, rows)

@@ -1,0 +1,94 @@
+"""The loss of one row on one batch, as vmap runs it for all nodes, and the checks that a user's loss can be run so."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from fairmesh import randomness
+from fairmesh.errors import BadInput
+from fairmesh.problems.rows import FlatModel
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> the mean over the samples
+Augmentation = Callable[[Tensor, Callable[..., Tensor]], Tensor]  # (a batch, draw(*shape) -> uniforms) -> a batch
+
+
+def as_floats(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Data as the model sees it: floats in the run's dtype, bytes scaled to [0, 1], whole numbers as they are."""
+    if values.dtype == torch.uint8:
+        return values.to(dtype).div_(255.0)
+    return values.to(dtype) if values.is_floating_point() else values
+
+
+def _augmented(augment: Augmentation | None, inputs: Tensor, key: Tensor) -> Tensor:
+    if augment is None:
+        return inputs
+
+    def draw(*shape: int) -> Tensor:
+        return randomness.uniform(key, torch.Size(shape).numel(), inputs.dtype).reshape(shape)
+
+    return augment(inputs, draw)
+
+
+def batch_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
+    """(row, inputs, targets, key) -> loss in training mode."""
+
+    def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor) -> Tensor:
+        return loss(model(row, _augmented(augment, inputs, key), key), targets)
+
+    return function
+
+
+def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of every sample on its own: (samples,)."""
+    return vmap(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)))(outputs, targets)
+
+
+def weighted_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
+    """(row, inputs, targets, key, weights) -> loss in training mode, where padding has weight zero."""
+
+    def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, weights: Tensor) -> Tensor:
+        outputs = model(row, _augmented(augment, inputs, key), key)
+        return (per_sample(loss, outputs, targets) * weights).sum()
+
+    return function
+
+
+def check_loss(
+    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tensor, Tensor]
+) -> None:
+    """One gradient on a small batch, as training computes it: refuses a loss that is not a scalar mean over samples,
+    and a model that draws random numbers of its own."""
+    inputs, targets = batch
+    arguments = [t.unsqueeze(0) for t in (row, inputs, targets, torch.zeros((), dtype=torch.int64))]
+    function = batch_loss(model, loss, augment)
+    try:
+        value = vmap(function)(*arguments)
+        if value.ndim == 1:
+            vmap(grad_and_value(function))(*arguments)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise _explained(error) from error
+    if value.ndim != 1:
+        raise BadInput(
+            f"the loss must return a scalar, the mean over the batch, got shape {tuple(value.shape[1:])}; "
+            "use reduction='mean'"
+        )
+    with torch.no_grad():
+        outputs = model(row, inputs)
+        whole, parts = loss(outputs, targets), per_sample(loss, outputs, targets)
+    if not torch.allclose(whole, parts.mean(), rtol=1e-3, atol=1e-6):
+        raise BadInput(
+            f"the loss of {len(inputs)} samples is {float(whole):.6g}, but the mean of their single losses is "
+            f"{float(parts.mean()):.6g}; every node is measured by the mean over its samples: use reduction='mean'"
+        )
+
+
+def _explained(error: Exception) -> BadInput:
+    text = str(error).splitlines()[0] if str(error) else repr(error)
+    if "random" in text and "vmap" in text:
+        return BadInput(
+            "the model, loss or augmentation draws from torch's own generator, so runs could not be repeated; use "
+            "nn.Dropout layers and, in augment(batch, draw), uniforms from draw(*shape)"
+        )
+    return BadInput(f"model and loss cannot be run on two samples of site 0 (under torch.vmap): {text}")

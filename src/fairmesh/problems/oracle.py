@@ -1,0 +1,114 @@
+"""Losses and gradients of all hosted nodes at once, on batches drawn from counter-based streams."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from fairmesh import randomness
+from fairmesh.problems.base import Problem
+from fairmesh.problems.losses import as_floats, batch_loss, weighted_loss
+
+
+class Oracle:
+    """Answers f_i and its gradient at each hosted node's row. A replica has a seed and a placement: node i holds the
+    data of site placement[i]."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        hosted: Tensor,
+        identities: Tensor,
+        *,
+        seeds: Sequence[int],
+        placements: Tensor | None = None,  # (replicas, n)
+        calls_per_round: int = 1,
+        dtype: torch.dtype = torch.float32,
+        data_device: torch.device | None = None,
+    ):
+        device = hosted.device
+        self.problem, self.dtype = problem, dtype
+        self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
+        self._identities, self._calls = identities, calls_per_round
+        self._data_device = data_device or device
+        everywhere = torch.arange(problem.n).expand(len(self.seeds), -1)
+        placements = (everywhere if placements is None else placements).to(device)
+        self.prior = problem.prior_of_sites.to(device)[placements].unsqueeze(1).to(dtype)  # p (replicas, 1, n)
+        sizes = torch.tensor([len(site.train) for site in problem.sites], device=device)
+        starts = sizes.cumsum(0) - sizes
+        sites = placements.index_select(1, hosted)  # (replicas, nodes)
+        self._sizes, self._starts = sizes[sites].unsqueeze(-1), starts[sites].unsqueeze(-1)
+        self._largest, self._even = int(sizes.max()), bool((sizes == sizes[0]).all())
+        self._inputs = torch.cat([site.train.inputs for site in problem.sites]).to(self._data_device)
+        self._targets = torch.cat([site.train.targets for site in problem.sites]).to(self._data_device)
+        self.model = problem.flat_model.to(device, dtype)
+        draw_shape = (len(self.seeds), len(hosted))
+        self._initial = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
+        self._shape = (*draw_shape, self.model.dim)
+        full = problem.sampling.order == "full" and not self._even
+        loss = (weighted_loss if full else batch_loss)(self.model, problem.loss, problem.augment)
+        self._values = vmap(loss)
+        self._gradients = vmap(grad_and_value(loss))
+
+    def initial_models(self) -> Tensor:
+        """The same row at every node of a replica: (replicas, nodes, dim)."""
+        return self._initial.unsqueeze(1).expand(self._shape).clone()
+
+    def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
+        """(replicas, nodes, 1) and (replicas, nodes, dim)."""
+        rows = models.reshape(-1, models.shape[-1])
+        gradients, losses = self._over_batches(self._gradients, rows, round_index, call)
+        gradients = gradients.view(self._shape)
+        if self.problem.weight_decay:
+            gradients = gradients.add_(models, alpha=self.problem.weight_decay)
+        if self.problem.clip_norm is not None:
+            norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
+            gradients = gradients.mul_((self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0))
+        return losses.view(*self._shape[:-1], 1), gradients
+
+    def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+        """(replicas, nodes, 1)."""
+        rows = models.reshape(-1, models.shape[-1])
+        with torch.no_grad():
+            (losses,) = self._over_batches(lambda *a: (self._values(*a),), rows, round_index, call)
+        return losses.view(*self._shape[:-1], 1)
+
+    def _over_batches(self, function: Callable, rows: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, ...]:
+        """The mean over the step's batches of what `function` returns for one."""
+        repeats = 1 if self.problem.sampling.order == "full" else self.problem.sampling.batches_per_step
+        total = function(rows, *self._batch(round_index, call * repeats, self._calls * repeats))
+        for k in range(1, repeats):
+            more = function(rows, *self._batch(round_index, call * repeats + k, self._calls * repeats))
+            total = tuple(a + b for a, b in zip(total, more))
+        return total if repeats == 1 else tuple(a / repeats for a in total)
+
+    def _indices(self, round_index: Tensor, call: int, calls: int) -> Tensor:
+        """Which of all sites' samples each hosted node looks at: (replicas, nodes, batch)."""
+        sampling = self.problem.sampling
+        if sampling.order == "full":
+            steps = torch.arange(self._largest, device=self.seeds.device)
+            return self._starts + steps % self._sizes
+        if sampling.order == "cyclic":
+            first = (round_index * calls + call) * sampling.batch
+            steps = first + torch.arange(sampling.batch, device=self.seeds.device)
+            return self._starts + steps % self._sizes
+        key = randomness.keys(self.seeds, f"batch {call}", round_index, self._identities)
+        return self._starts + randomness.integers(key, sampling.batch, self._sizes)
+
+    def _batch(self, round_index: Tensor, call: int, calls: int) -> tuple[Tensor, ...]:
+        """Inputs, targets, the key of what else is drawn, and the weights of samples in a padded full batch."""
+        device = self.seeds.device
+        indices = self._indices(round_index, call, calls)
+        flat = indices.flatten().to(self._data_device)
+        shape = (-1, indices.shape[-1])
+        inputs = self._inputs.index_select(0, flat).to(device, non_blocking=True)
+        targets = self._targets.index_select(0, flat).to(device, non_blocking=True)
+        key = randomness.keys(self.seeds, f"model {call}", round_index, self._identities).flatten()
+        floats = targets.to(self.dtype) if targets.is_floating_point() else targets
+        batch = (as_floats(inputs, self.dtype).unflatten(0, shape), floats.unflatten(0, shape), key)
+        if self.problem.sampling.order == "full" and not self._even:
+            steps = torch.arange(self._largest, device=device)
+            weights = (steps < self._sizes).to(self.dtype) / self._sizes
+            return *batch, weights.flatten(0, 1)
+        return batch

@@ -1,0 +1,70 @@
+"""Counter-based random streams: (seed, purpose, round, identity, coordinate) -> bits, with no state to keep.
+
+A 64-bit key is mixed from seed, purpose, round and identity; a 32-bit hash of key and coordinate gives the bits. Only
+wrapping integer arithmetic is used, so every device, thread count and placement of nodes draws the same integers.
+"""
+
+import zlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Draw = Callable[[int], Tensor]  # count -> uniforms in [0, 1), (..., nodes, count)
+
+SERVER = -1  # the identity under which a server draws
+
+
+def _signed(value: int, bits: int) -> int:
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+_MIX_A, _MIX_B = _signed(0xBF58476D1CE4E5B9, 64), _signed(0x94D049BB133111EB, 64)
+_GOLDEN_64 = _signed(0x9E3779B97F4A7C15, 64)
+_GOLDEN_32 = _signed(0x9E3779B9, 32)
+_HASH_A, _HASH_B = _signed(0x7FEB352D, 32), _signed(0x846CA68B, 32)
+
+
+def _mix64(x: Tensor) -> Tensor:
+    """A bijection of 64-bit integers in which every input bit reaches every output bit."""
+    x = x + _GOLDEN_64
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_A
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_B
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _low32(x: Tensor) -> Tensor:
+    """The low 32 bits as a signed 32-bit integer."""
+    return (((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
+
+
+def _hash32_(x: Tensor, second_key: Tensor) -> Tensor:
+    """Mixes 32-bit integers in place; for a fixed key a bijection, so coordinates never share their bits."""
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_HASH_A).bitwise_xor_(second_key)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_HASH_B)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+
+
+def keys(seeds: Tensor, purpose: str, round_index: Tensor | int, identities: Tensor) -> Tensor:
+    """64-bit keys (..., nodes) of the streams of `identities` (nodes,), one row per seed in `seeds` (...)."""
+    key = _mix64(_mix64(seeds) ^ zlib.crc32(purpose.encode()))
+    key = _mix64(key + round_index)
+    return _mix64(key.unsqueeze(-1) ^ _mix64(identities))
+
+
+def bits(key: Tensor, count: int) -> Tensor:
+    """The first `count` 32-bit integers, as int32, of each stream: (..., count)."""
+    first, second = _low32(key).unsqueeze(-1), _low32(key >> 32).unsqueeze(-1)
+    counters = torch.arange(count, dtype=torch.int32, device=key.device).mul_(_GOLDEN_32)
+    return _hash32_(counters + first, second)
+
+
+def uniform(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Uniforms on the grid of 2^-24 in [0, 1): the same numbers in every dtype."""
+    return (bits(key, count) >> 8).bitwise_and_(0xFFFFFF).to(dtype).mul_(2.0**-24)
+
+
+def integers(key: Tensor, count: int, below: Tensor) -> Tensor:
+    """Integers in [0, below), below (..., 1) or a number under 2^31, as int64."""
+    return ((bits(key, count).to(torch.int64) & 0xFFFFFFFF) * below) >> 32

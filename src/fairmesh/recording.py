@@ -1,0 +1,262 @@
+"""A run from start to end: measured, checkpointed, stopped on request or when it stops making sense."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fairmesh.algorithms.base import Algorithm
+from fairmesh.checkpoint import load_checkpoint, save_checkpoint
+from fairmesh.errors import BadInput, Diverged, Interrupted
+from fairmesh.metrics import Meter, Record
+from fairmesh.problems.base import Problem
+from fairmesh.replicas import Replica, replicas_of, stacked
+from fairmesh.runfolder import RunFolder
+from fairmesh.settings import name_of, to_table
+from fairmesh.topology import Topology
+from fairmesh.training import Best, Options, Training, TrainingState
+
+_LOOK_EVERY = 50  # rounds between looks for divergence, at most
+
+Watch = Callable[[int, list[Record]], None]  # after each round: how many are done, what was measured (often nothing)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run gave. `records` holds every measurement; rows of models are (replicas, dim)."""
+
+    problem: Problem
+    replicas: list[Replica]
+    rounds: int
+    records: list[Record]
+    state: TrainingState = field(repr=False)
+    diverged: list[int] = field(default_factory=list)  # replicas, where told to go on without them
+
+    @property
+    def final(self) -> list[Record]:
+        """The last record of each replica."""
+        last = max(record["round"] for record in self.records)
+        return [record for record in self.records if record["round"] == last]
+
+    def values(self, what: str = "worst", metric: str | None = None) -> list[float]:
+        """worst, mean, best, gap or worst_group of each replica at the end."""
+        return [record[metric or self.problem.primary][what] for record in self.final]
+
+    @property
+    def worst(self) -> float:
+        """The worst site's primary metric at the end, averaged over replicas."""
+        values = self.values("worst")
+        return sum(values) / len(values)
+
+    def row(self, which: Literal["last", "time-average", "iterate", "best"] = "last") -> Tensor:
+        """Network-average models (replicas, dim): of the last round, theta_o, a drawn iterate, or the best round's."""
+        rows = {
+            "last": self.state.algorithm.models.mean(dim=-2),
+            "time-average": self.state.average_model,
+            "iterate": self.state.iterate,
+            "best": None if self.state.best is None else self.state.best.model,
+        }
+        found = rows[which]
+        if found is None:
+            raise BadInput(f"the run did not keep {which!r}; train with keep_{which} = True")
+        return found
+
+    def weights(self, which: Literal["last", "time-average"] = "last") -> Tensor | None:
+        """lambda of each replica by node (replicas, n): the last network average, or lambda_o."""
+        if which == "time-average":
+            return self.state.average_dual
+        duals = getattr(self.state.algorithm, "duals", None)
+        return None if duals is None else duals.mean(dim=-2)
+
+    def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):
+        """The network-average model as a plain state_dict of the user's module."""
+        return self.problem.flat_model.state_dict(self.row(which)[replica])
+
+
+def train(
+    problem: Problem,
+    topology: Topology,
+    algorithm: Algorithm | Sequence[Algorithm],
+    rounds: int,
+    *,
+    seeds: Sequence[int] = (0,),
+    placements: int | Sequence[Sequence[int]] | None = None,
+    out: Any = None,
+    resume: bool = False,
+    settings: dict[str, Any] | None = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Result:
+    """Trains every algorithm with every placement and seed in one batched run; `options` are the fields of Options.
+
+    With `out`, the run's folder is written as it goes, and `resume` continues what it holds."""
+    if rounds < 1:
+        raise BadInput(f"rounds must be >= 1, got {rounds}")
+    chosen = Options(**options)
+    algorithms = [algorithm] if isinstance(algorithm, Algorithm) else list(algorithm)
+    training = Training(problem, topology, replicas_of(algorithms, seeds, placements, problem.n), chosen)
+    if chosen.keep_best and not problem.held_out("validation")[0]:
+        raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
+    folder = None if out is None else RunFolder(out, resume=resume)
+    return _Recorder(training, rounds, folder, settings, watch).run()
+
+
+class _Recorder:
+    """Watches a training: measures, writes the folder, looks for divergence, stops on request."""
+
+    def __init__(
+        self, training: Training, rounds: int, folder: RunFolder | None, settings: dict | None, watch: Watch | None
+    ):
+        options = training.options
+        self.training, self.rounds, self.folder, self.watch = training, rounds, folder, watch
+        regularizers = [getattr(replica.algorithm, "regularizer", None) for replica in training.replicas]
+        phi = options.measure_phi and None not in regularizers
+        cpu = torch.device("cpu")
+        self.meter = Meter(
+            training.problem,
+            training.placements,
+            training.device,
+            training.dtype,
+            own_models=options.own_models,
+            regularizer=stacked(regularizers, torch.float64, cpu) if phi else None,  # type: ignore[arg-type]
+        )
+        self.settings = settings or {
+            "rounds": rounds,
+            "topology": to_table(training.topology),
+            "algorithm": to_table(training.replicas[0].algorithm),
+        }
+        self.records: list[Record] = []
+        self.diverged: list[int] = []
+
+    def run(self) -> Result:
+        training, options, folder = self.training, self.training.options, self.folder
+        identity = training.identity() if folder else {}
+        state, done = training.initial(), 0
+        if folder and folder.resuming:
+            state, done = load_checkpoint(folder.checkpoint, state, identity)
+            if done > self.rounds:
+                raise BadInput(f"the checkpoint is already at round {done}, beyond the {self.rounds} rounds asked for")
+            self.records = folder.keep_records_until(done)
+        if folder:
+            folder.write_settings(self.settings)
+        started, sound, saved = time.perf_counter(), done, done if folder and folder.resuming else None
+        pace = options.checkpoint_every or max(1, self.rounds // 10)
+        look = min(options.measure_every, _LOOK_EVERY)
+        with _stop_requests(folder is not None) as stop:
+            for now, current in training.states(state, done, self.rounds):
+                state = current
+                last = now == self.rounds
+                measured = now % options.measure_every == 0 or last
+                if measured or now % look == 0 or stop.is_set() or (folder and now % pace == 0):
+                    self._refuse_diverged(state, now, sound, saved)
+                    sound = now
+                fresh: list[Record] = []
+                if measured and not any(record["round"] == now for record in self.records[-len(training.replicas) :]):
+                    fresh, state = self._measured(now, state)
+                if folder and saved != now and (now % pace == 0 or last or stop.is_set()):
+                    save_checkpoint(folder.checkpoint, state, now, identity)
+                    saved = now
+                if self.watch:
+                    self.watch(now, fresh)
+                if stop.is_set() and not last:
+                    raise Interrupted(f"stopped after round {now} of {self.rounds}; continue with resume")
+        result = Result(training.problem, training.replicas, self.rounds, self.records, state, self.diverged)
+        if folder:
+            self._write_outcome(folder, result, time.perf_counter() - started)
+        return result
+
+    def _measured(self, now: int, state: TrainingState) -> tuple[list[Record], TrainingState]:
+        training = self.training
+        models, duals = state.algorithm.models, getattr(state.algorithm, "duals", None)
+        models = training.network.gather(models) if models.shape[-2] > 1 else models
+        fresh = self.meter.records(now, models, duals, state.sent)
+        for record, replica in zip(fresh, training.replicas):
+            record["seed"] = replica.seed
+        self.records += fresh
+        if self.folder:
+            self.folder.append(fresh)
+        if state.best is None:
+            return fresh, state
+        average = models.mean(dim=-2)
+        scores = self.meter.worst_on_validation(average)
+        better = scores > state.best.score
+        best = Best(
+            torch.where(better, scores, state.best.score),
+            torch.where(better, now, state.best.round),
+            torch.where(better.to(average.device)[:, None], average, state.best.model),
+        )
+        return fresh, state._replace(best=best)
+
+    def _refuse_diverged(self, state: TrainingState, now: int, sound: int, saved: int | None) -> None:
+        unsound = self.training.unsound(state).any(dim=-1)
+        self.diverged = unsound.nonzero().flatten().tolist()
+        if not self.diverged or self.training.options.on_divergence == "mark":
+            return
+        kept = "" if saved is None else f"; the checkpoint of round {saved} is kept"
+        raise Diverged(self.training.divergence_message(state, now, sound) + kept)
+
+    def _write_outcome(self, folder: RunFolder, result: Result, seconds: float) -> None:
+        for r in range(len(result.replicas)):
+            suffix = f"-{r}" if r else ""
+            folder.write_model(f"model{suffix}", result.state_dict(r))
+            folder.write_model(f"model-time-average{suffix}", result.state_dict(r, "time-average"))
+            if result.state.best is not None:
+                folder.write_model(f"model-best{suffix}", result.state_dict(r, "best"))
+            if result.state.iterate is not None:
+                folder.write_model(f"model-iterate{suffix}", result.state_dict(r, "iterate"))
+        folder.write_summary(summary_of(result, self.meter.judged_on, seconds))
+
+
+def summary_of(result: Result, judged_on: str, seconds: float) -> dict[str, Any]:
+    """The end of a run in one table: each number's mean over replicas and its standard deviation."""
+    primary, final = result.problem.primary, result.final
+    numbers = {}
+    for name in ("worst", "mean", "best", "gap", "worst_group"):
+        values = torch.tensor([record[primary][name] for record in final], dtype=torch.float64)
+        numbers[name] = float(values.mean())
+        numbers[f"{name}_std"] = float(values.std(correction=1)) if len(values) > 1 else 0.0
+    best = result.state.best
+    return {
+        "algorithm": name_of(result.replicas[0].algorithm),
+        "metric": primary,
+        "judged_on": judged_on,
+        **numbers,
+        "rounds": result.rounds,
+        "replicas": len(result.replicas),
+        "diverged": result.diverged,
+        "nodes": result.problem.n,
+        "parameters": result.problem.flat_model.dim,
+        "nominal_bits_busiest": max(record["nominal_bits_busiest"] for record in final),
+        "seconds": round(seconds, 3),
+        "best_round": None if best is None else best.round.tolist(),
+        "sites": [site.name for site in result.problem.sites],
+        "groups": [site.group for site in result.problem.sites],
+        "final": final,
+    }
+
+
+@contextmanager
+def _stop_requests(handle: bool) -> Iterator[threading.Event]:
+    """An event that Ctrl-C or SIGTERM sets, where a checkpoint can be kept; a second Ctrl-C stops at once."""
+    stop = threading.Event()
+    if not handle or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def request(number: int, frame: Any) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,84 @@
+"""Replicas: runs that differ in seed, placement or numbers of the algorithm, stacked into one batched run."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fairmesh import randomness
+from fairmesh.algorithms.base import Algorithm
+from fairmesh.compression import Compressor
+from fairmesh.errors import BadInput
+from fairmesh.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One run among those trained together: node i holds the data of site placement[i]."""
+
+    seed: int
+    placement: tuple[int, ...]
+    algorithm: Algorithm
+
+
+def replicas_of(
+    algorithms: Sequence[Algorithm], seeds: Sequence[int], placements: int | Sequence[Sequence[int]] | None, n: int
+) -> list[Replica]:
+    """Every algorithm with every placement and every seed. A number of placements means random ones, of which placement
+    k is the same in every experiment over n nodes."""
+    if not algorithms or not seeds:
+        raise BadInput("a run needs at least one algorithm and one seed")
+    if len(set(seeds)) != len(seeds):
+        raise BadInput(f"seeds repeat: {list(seeds)}")
+    if placements is None:
+        chosen = [tuple(range(n))]
+    elif isinstance(placements, int):
+        if placements < 1:
+            raise BadInput(f"placements must be >= 1, got {placements}")
+        chosen = [random_placement(k, n) for k in range(placements)]
+    else:
+        chosen = [tuple(int(i) for i in placement) for placement in placements]
+    for placement in chosen:
+        if sorted(placement) != list(range(n)):
+            raise BadInput(f"a placement names each of the {n} sites once, got {list(placement)}")
+    return [Replica(seed, placement, a) for a in algorithms for placement in chosen for seed in seeds]
+
+
+def random_placement(k: int, n: int) -> tuple[int, ...]:
+    """The k-th random placement of n sites on n nodes."""
+    key = randomness.keys(torch.tensor([k]), "placement", 0, torch.tensor([0]))
+    return tuple(randomness.bits(key, n).flatten().argsort(stable=True).tolist())
+
+
+def stacked(algorithms: Sequence[Algorithm], dtype: torch.dtype, device: torch.device) -> Algorithm:
+    """One algorithm whose numbers are (replicas, 1, 1) wherever those of the given ones differ."""
+    return _stacked(list(algorithms), dtype, device, "algorithm")
+
+
+def _stacked(things: list[Any], dtype: torch.dtype, device: torch.device, where: str) -> Any:
+    first = things[0]
+    if all(thing == first for thing in things):
+        return first
+    same_kind = all(type(thing) is type(first) for thing in things)
+    if same_kind and isinstance(first, float):
+        return torch.tensor(things, dtype=dtype, device=device)[:, None, None]
+    if same_kind and dataclasses.is_dataclass(first) and not isinstance(first, Compressor):
+        # Schedules stay in float64: ratio^t loses digits otherwise. The step is rounded once, when it is used.
+        inner = torch.float64 if isinstance(first, Schedule) else dtype
+        copy = object.__new__(type(first))  # each replica's numbers were checked when its own object was made
+        for field in dataclasses.fields(first):
+            values = [getattr(thing, field.name) for thing in things]
+            if field.metadata.get("structural") and any(value != values[0] for value in values):
+                raise _cannot_stack(f"{where}.{field.name}", values)
+            object.__setattr__(copy, field.name, _stacked(values, inner, device, f"{where}.{field.name}"))
+        return copy
+    raise _cannot_stack(where, things)
+
+
+def _cannot_stack(where: str, values: list[Any]) -> BadInput:
+    return BadInput(
+        f"{where} differs between replicas ({values[0]!r} and {next(v for v in values if v != values[0])!r}), and only "
+        "step sizes, rates and strengths may within one batched run; train these separately"
+    )

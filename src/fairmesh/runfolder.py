@@ -1,0 +1,94 @@
+"""A run's folder: experiment.toml, metrics.jsonl, summary.json, model files and the checkpoint."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from safetensors.torch import save
+from torch import Tensor
+
+from fairmesh.checkpoint import write_atomically
+from fairmesh.errors import BadInput
+from fairmesh.metrics import Record
+
+CHECKPOINT = "checkpoint.safetensors"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+EXPERIMENT = "experiment.toml"
+
+
+class RunFolder:
+    """Opens a folder for a run: a new or empty one, or with `resume` the one that holds its checkpoint."""
+
+    def __init__(self, path: str | os.PathLike, *, resume: bool):
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            occupied = any(self.path.iterdir())
+        except OSError as error:
+            raise BadInput(f"cannot use {self.path} as a run folder: {error.strerror or error}") from error
+        if not os.access(self.path, os.W_OK):
+            raise BadInput(f"cannot write to the run folder {self.path}: permission denied")
+        self.checkpoint = self.path / CHECKPOINT
+        if occupied and not resume:
+            hint = "resume it (--resume)" if self.checkpoint.exists() else "choose another"
+            raise BadInput(f"the run folder {self.path} is not empty; {hint} or remove it")
+        if occupied and not self.checkpoint.exists():
+            raise BadInput(f"the run folder {self.path} holds no {CHECKPOINT} to resume from; choose another folder")
+        self.resuming = occupied
+
+    def write_settings(self, table: Mapping[str, Any]) -> None:
+        write_atomically(self.path / EXPERIMENT, tomli_w.dumps(dict(table)).encode())
+
+    def keep_records_until(self, round_index: int) -> list[Record]:
+        """Drops what was recorded after a round, a last line cut short included; the records that stay."""
+        kept = [record for record in read_records(self.path, ragged=True) if record["round"] <= round_index]
+        content = "".join(json.dumps(record) + "\n" for record in kept)
+        write_atomically(self.path / METRICS, content.encode())
+        return kept
+
+    def append(self, records: Sequence[Record]) -> None:
+        try:
+            with open(self.path / METRICS, "a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(record) + "\n" for record in records))
+        except OSError as error:
+            raise BadInput(f"cannot write {self.path / METRICS}: {error.strerror or error}") from error
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        write_atomically(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def write_model(self, name: str, state_dict: Mapping[str, Tensor]) -> None:
+        tensors = {key: tensor.contiguous().clone() for key, tensor in state_dict.items()}
+        write_atomically(self.path / f"{name}.safetensors", save(tensors))
+
+
+def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Record]:
+    """The records of metrics.jsonl; with `ragged`, a last line that was cut short is passed over."""
+    path = Path(folder) / METRICS
+    if not path.exists():
+        if ragged:
+            return []
+        raise BadInput(f"{folder} is not a run's folder: it has no {METRICS}")
+    records = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if ragged and number == len(lines):
+                break
+            raise BadInput(f"{path}, line {number}: {error}") from error
+    return records
+
+
+def read_summary(folder: str | os.PathLike) -> dict[str, Any]:
+    path = Path(folder) / SUMMARY
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{folder} holds no finished run: it has no {SUMMARY}") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise BadInput(f"{path}: {error}") from error

@@ -1,0 +1,220 @@
+"""The round loop: it yields states; whoever watches measures and records."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh import randomness
+from fairmesh.algorithms.base import Round
+from fairmesh.compression import Compressor, Identity
+from fairmesh.errors import BadInput
+from fairmesh.networks.base import Traffic
+from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.problems.base import Problem
+from fairmesh.problems.oracle import Oracle
+from fairmesh.replicas import Replica, stacked
+from fairmesh.settings import to_table
+from fairmesh.topology import Topology
+
+_EXPLODED = 1e6  # a model this many times longer than it began (or than 1) has diverged
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Best(NamedTuple):
+    """The network-average model of the best measured round by validation."""
+
+    score: Tensor  # (replicas,)
+    round: Tensor  # (replicas,)
+    model: Tensor  # (replicas, dim)
+
+
+class TrainingState(NamedTuple):
+    """Everything a run is after some rounds."""
+
+    algorithm: Any
+    average_model: Tensor  # theta_o, the mean over time of the network averages (replicas, dim)
+    average_dual: Tensor | None  # lambda_o (replicas, n)
+    iterate: Tensor | None  # a network average drawn uniformly over time (replicas, dim), where asked for
+    sent: Traffic
+    best: Best | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is carried out; none of it changes the trajectory but `dtype`."""
+
+    measure_every: int = 50
+    checkpoint_every: int | None = None  # rounds; where a folder is given, every tenth of the run by default
+    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    data_on: Literal["auto", "device", "host"] = "auto"
+    own_models: bool = False  # measure each node's own model as well
+    measure_phi: bool = False  # measure Phi(theta), the exact worst case over lambda
+    keep_best: bool = False  # keep the best round by the worst site's validation metric
+    keep_iterate: bool = False  # keep an iterate drawn uniformly over time, Theorem 2's output
+    on_divergence: Literal["stop", "mark"] = "stop"  # "mark" lets the other replicas go on
+
+    def __post_init__(self):
+        if self.measure_every < 1:
+            raise BadInput(f"measure_every must be >= 1, got {self.measure_every}")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
+        if self.dtype not in _DTYPES:
+            raise BadInput(f"dtype is 'float32' or 'float64', got {self.dtype!r}")
+
+
+def device_of(name: str) -> torch.device:
+    """The device, refused where it is not there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BadInput(f"unknown device {name!r}: use 'cpu' or 'cuda'") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput("no CUDA device is available; use device = 'cpu', or install a CUDA build of torch")
+    return device
+
+
+class Training:
+    """A batched run: replicas over one graph and one problem, advanced round by round."""
+
+    def __init__(self, problem: Problem, topology: Topology, replicas: Sequence[Replica], options: Options):
+        self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
+        self.device, self.dtype = device_of(options.device), _DTYPES[options.dtype]
+        self.network = MemoryNetwork(topology.build(problem.n), device=self.device, dtype=self.dtype)
+        for replica in self.replicas:
+            replica.algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
+        algorithms = [replica.algorithm for replica in self.replicas]
+        self.algorithm = stacked(algorithms, self.dtype, self.device)
+        self.placements = torch.tensor([replica.placement for replica in self.replicas])
+        self.oracle = Oracle(
+            problem,
+            self.network.hosted,
+            self.network.identities,
+            seeds=[replica.seed for replica in self.replicas],
+            placements=self.placements,
+            calls_per_round=self.algorithm.oracle_calls(),
+            dtype=self.dtype,
+            data_device=_home_of_data(problem, self.device, options.data_on),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the trajectory, by name: rounds and measurements are not among them."""
+        return {
+            "topology": to_table(self.topology),
+            "algorithms": [to_table(replica.algorithm) for replica in self.replicas],
+            "seeds": [replica.seed for replica in self.replicas],
+            "placements": [list(replica.placement) for replica in self.replicas],
+            "dtype": self.options.dtype,
+            "data and model": self.problem.digest(),
+            "keep_best": self.options.keep_best and self.options.measure_every,
+            "keep_iterate": self.options.keep_iterate,
+        }
+
+    def initial(self) -> TrainingState:
+        """The state before round 0."""
+        state = self.algorithm.init(self.oracle, self.network)
+        count, dim = len(self.replicas), state.models.shape[-1]
+        duals = getattr(state, "duals", None)
+        rows = torch.zeros(count, dim, dtype=self.dtype, device=self.device)
+        sent = Traffic(
+            torch.zeros(count, self.network.n, dtype=torch.float64, device=self.device),
+            torch.zeros(count, dtype=torch.float64, device=self.device),
+        )
+        best = Best(torch.full((count,), -torch.inf, dtype=torch.float64), torch.zeros(count, dtype=torch.int64), rows)
+        return TrainingState(
+            algorithm=state,
+            average_model=rows,
+            average_dual=None if duals is None else torch.zeros_like(duals[:, 0]),
+            iterate=rows if self.options.keep_iterate else None,
+            sent=sent,
+            best=best if self.options.keep_best else None,
+        )
+
+    def advance(self, state: TrainingState, done: int) -> TrainingState:
+        """The state after round number `done`."""
+        index = torch.tensor(done, device=self.device)
+        round = Round(index, self.oracle, self.network)
+        current = state.algorithm.models.mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
+        duals = getattr(state.algorithm, "duals", None)
+        share = 1.0 / (done + 1)
+        return TrainingState(
+            algorithm=self.algorithm.step(state.algorithm, round),
+            average_model=torch.lerp(state.average_model, current, share),
+            average_dual=None if duals is None else torch.lerp(_tensor(state.average_dual), duals.mean(dim=-2), share),
+            iterate=None if state.iterate is None else torch.where(self._drawn(index), current, state.iterate),
+            sent=Traffic(
+                state.sent.nodes + sum(sent.nodes for sent in round.sent),
+                state.sent.server + sum(sent.server for sent in round.sent),
+            ),
+            best=state.best,
+        )
+
+    def _drawn(self, index: Tensor) -> Tensor:
+        """Whether round t replaces the iterate kept so far: with chance 1 / (t + 1), so that all are equally likely."""
+        key = randomness.keys(
+            self.oracle.seeds, "iterate", index, torch.zeros(1, dtype=torch.int64, device=self.device)
+        )
+        return randomness.integers(key, 1, index + 1)[:, 0] == 0  # (replicas, 1)
+
+    def states(self, state: TrainingState, done: int, rounds: int) -> Iterator[tuple[int, TrainingState]]:
+        """How many rounds are done and the state then, from `done` to `rounds`."""
+        yield done, state
+        for t in range(done, rounds):
+            state = self.advance(state, t)
+            yield t + 1, state
+
+    def unsound(self, state: TrainingState) -> Tensor:
+        """Where a node's model or dual is not finite or has exploded: (replicas, nodes)."""
+        models, duals = state.algorithm.models, getattr(state.algorithm, "duals", None)
+        start = torch.linalg.vector_norm(self.oracle.initial_models()[:, :1], dim=-1).clamp(min=1.0)
+        bad = ~(torch.linalg.vector_norm(models, dim=-1) <= _EXPLODED * start)
+        return bad if duals is None else bad | ~torch.isfinite(duals).all(dim=-1)
+
+    def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
+        """Who diverged between two rounds, in which quantity, and what to lower."""
+        replica, node = (int(i) for i in self.unsound(state).nonzero()[0])
+        norm = float(torch.linalg.vector_norm(state.algorithm.models[replica, node]))
+        duals = getattr(state.algorithm, "duals", None)
+        finite_duals = duals is None or bool(torch.isfinite(duals[replica, node]).all())
+        what = (
+            "non-finite dual weights"
+            if not finite_duals
+            else "a non-finite model"
+            if norm != norm
+            else "an exploded model"
+        )
+        what += f" (norm {norm:.3g})"
+        algorithm = self.replicas[replica].algorithm
+        now = torch.zeros((), dtype=torch.int64)
+        steps = [f"{name} (starts at {float(_schedule_at(s, now)):g})" for name, s in algorithm.steps().items()]
+        advice = f"lower {' or '.join(steps)}"
+        compressor = getattr(algorithm, "compressor", None)
+        if isinstance(compressor, Compressor) and not isinstance(compressor, Identity):
+            delta = compressor.delta(self.problem.flat_model.dim)
+            known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
+            advice += f", or rate ({getattr(algorithm, 'rate', 1.0):g}): the compressor {known}"
+        site = self.problem.sites[self.replicas[replica].placement[node]].name
+        which = f"replica {replica} (seed {self.replicas[replica].seed}), " if len(self.replicas) > 1 else ""
+        return f"diverged between rounds {sound} and {done}: {which}node {node} ({site}) has {what}; {advice}"
+
+
+def _tensor(value: Tensor | None) -> Tensor:
+    if value is None:
+        raise TypeError("a state lost its time average")
+    return value
+
+
+def _schedule_at(schedule: Any, index: Tensor) -> Tensor:
+    return schedule.at(index) if hasattr(schedule, "at") else torch.as_tensor(schedule)
+
+
+def _home_of_data(problem: Problem, device: torch.device, wish: str) -> torch.device:
+    """Where the training data lives: on the device where it fits beside the models, else on the host."""
+    if device.type == "cpu" or wish == "host":
+        return torch.device("cpu")
+    size = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in problem.sites)
+    free, _ = torch.cuda.mem_get_info(device)
+    return device if wish == "device" or size < free // 2 else torch.device("cpu")
