@@ -89,10 +89,8 @@ class FlatModel:
         result = {}
         held = self._original.state_dict(keep_vars=True)
         for name, tensor in held.items():
-            if tensor is None:
-                continue
             source = alias.get(id(tensor), name)
-            value = parameters.get(source, tensor.detach())
+            value = parameters[source] if source in parameters else tensor.detach()
             result[name] = value.to(dtype=tensor.dtype).clone()
         return result
 

@@ -1,0 +1,105 @@
+"""Small problems, members of every family and a stack of nodes to put them on, shared by all tests."""
+
+import torch
+from torch import nn
+
+import fairmesh as fm
+from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.problems.oracle import Oracle
+from fairmesh.settings import members
+
+FEATURES, CLASSES = 6, 3
+
+
+def _user_entropy(weights: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
+    return -(weights - prior).pow(2).sum()
+
+
+COMPRESSORS = {
+    "none": fm.Identity(),
+    "quantize": fm.Quantize(bits=4),
+    "quantize blocks": fm.Quantize(bits=3, block=4),
+    "quantize ceil": fm.Quantize(bits=4, rounding="ceil"),
+    "top-k": fm.TopK(0.3),
+    "random-k": fm.RandomK(0.3),
+    "sign": fm.Sign(),
+    "sign blocks": fm.Sign(block=5),
+    "top-k-quantize": fm.TopKQuantize(0.4, bits=4),
+}
+
+TOPOLOGIES = {  # all for 8 nodes
+    "ring": fm.Ring(),
+    "torus": fm.Torus(2, 4),
+    "circulant": fm.Circulant((1, 2)),
+    "complete": fm.Complete(),
+    "star": fm.Star(),
+    "hypercube": fm.Hypercube(),
+    "exponential": fm.Exponential(),
+    "erdos-renyi": fm.ErdosRenyi(0.5, seed=3),
+    "random-regular": fm.RandomRegular(3, seed=1),
+    "edges": fm.Edges(((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (0, 4)), mixing="max-degree"),
+    "matrix": fm.Matrix(((torch.eye(8) + torch.ones(8, 8)) / 9).tolist()),
+    "changing": fm.Changing((fm.Ring(), fm.Edges(((0, 4), (1, 5), (2, 6), (3, 7))), fm.Star())),
+}
+
+REGULARIZERS = {
+    "chi-square": fm.ChiSquare(0.02),
+    "kl": fm.KullbackLeibler(0.02),
+    "none": fm.NoRegularizer(),
+    "own-coordinate": fm.OwnCoordinate(0.5),
+    "custom": fm.Custom(_user_entropy, 0.3),
+}
+
+ALGORITHMS = {
+    "ad-gda": fm.ADGDA(primal_step=fm.Geometric(2.0, 0.99), dual_step=0.1, rate=0.3, compressor=fm.Quantize(bits=4)),
+    "ad-gda published": fm.ADGDA(
+        primal_step=1.0,
+        dual_step=0.1,
+        rate=0.2,
+        compressor=fm.Quantize(bits=4, rounding="ceil"),
+        regularizer=fm.OwnCoordinate(1.0),
+        dual_order="dual-first",
+    ),
+    "choco-sgd": fm.ChocoSGD(primal_step=0.3, rate=0.3, compressor=fm.TopK(0.3)),
+    "dsgd": fm.DSGD(primal_step=0.3),
+    "dr-dsgd": fm.DRDSGD(primal_step=0.5, temperature=2.0),
+    "drfa": fm.DRFA(primal_step=0.1, dual_step=0.01, local_steps=3),
+    "afl": fm.AFL(primal_step=0.2, dual_step=0.02),
+}
+
+
+def covers(role: type, table: dict) -> bool:
+    """Whether a table has an object of every registered member of a role."""
+    return set(members(role).values()) == {type(thing) for thing in table.values()}
+
+
+def sites(n: int = 8, sizes: tuple[int, ...] | None = None, seed: int = 0, dtype=torch.float64) -> list[fm.Site]:
+    """n sites of slightly different linear problems, of unequal sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(FEATURES, CLASSES, generator=generator, dtype=torch.float64)
+    made = []
+    for i in range(n):
+        size = sizes[i] if sizes else 20 + 3 * i
+        inputs = torch.randn(size + 10, FEATURES, generator=generator, dtype=torch.float64)
+        shifted = truth + 0.7 * torch.randn(FEATURES, CLASSES, generator=generator, dtype=torch.float64)
+        labels = (inputs @ shifted).argmax(dim=1)
+        inputs = inputs.to(dtype)
+        group = "odd" if i % 2 else "even"
+        made.append(fm.Site((inputs[:size], labels[:size]), test=(inputs[size:], labels[size:]), group=group))
+    return made
+
+
+def small_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+
+
+def problem(n: int = 8, **fields) -> fm.Problem:
+    fields.setdefault("sampling", fm.Sampling(batch=7))
+    return fm.Problem(model=fields.pop("model", small_model), sites=fields.pop("sites", None) or sites(n), **fields)
+
+
+def on_stack(problem: fm.Problem, topology: fm.Topology, *, seeds=(0,), dtype=torch.float64, calls=1, **network):
+    """A memory network over a topology and the oracle of its nodes."""
+    net = MemoryNetwork(topology.build(problem.n), dtype=dtype, **network)
+    oracle = Oracle(problem, net.hosted, net.identities, seeds=seeds, calls_per_round=calls, dtype=dtype)
+    return net, oracle
