@@ -16,10 +16,11 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     ),
     **dict.fromkeys(["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted"], "errors"),
     **dict.fromkeys(["Experiment", "load_experiment", "run"], "experiment"),
+    "Options": "training",
     **dict.fromkeys(["Problem", "Samples", "Sampling", "Site"], "problems.base"),
     **dict.fromkeys(["Digits", "ImportedData"], "problems.datasets"),
     **dict.fromkeys(["FullyConnected", "ImportedModel", "Logistic", "PaperCNN"], "problems.models"),
-    **dict.fromkeys(["plot", "compare"], "report"),
+    "plot": "report",
     **dict.fromkeys(
         ["Constant", "Geometric", "Schedule", "Staircase", "Theorem1", "Theorem2Dual", "Theorem2Primal"], "schedules"
     ),

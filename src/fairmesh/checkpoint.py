@@ -43,8 +43,8 @@ def refilled(like: Any, tensors: Mapping[str, Tensor], name: str = "state") -> A
     return type(like)(*(refilled(value, tensors, f"{name}.{field}") for field, value in zip(like._fields, like)))
 
 
-def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    hasher = hashlib.sha256()
+def _fingerprint(tensors: Mapping[str, Tensor], round_index: str, identity: str) -> str:
+    hasher = hashlib.sha256(json.dumps([round_index, identity]).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -73,12 +73,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
     """Writes a state; `identity` holds the settings that determine the trajectory, one value per name."""
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in flattened(state).items()}
-    metadata = {
-        "format": str(FORMAT),
-        "round": str(round_index),
-        "identity": json.dumps(identity, sort_keys=True),
-        "fingerprint": _fingerprint(tensors),
-    }
+    metadata = {"format": str(FORMAT), "round": str(round_index), "identity": json.dumps(identity, sort_keys=True)}
+    metadata["fingerprint"] = _fingerprint(tensors, metadata["round"], metadata["identity"])
     write_atomically(path, save(tensors, metadata))
 
 
@@ -94,7 +90,7 @@ def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple
         ) from error
     if metadata.get("format") != str(FORMAT):
         raise CheckpointError(f"{path} has checkpoint format {metadata.get('format')}, this version reads {FORMAT}")
-    if metadata.get("fingerprint") != _fingerprint(tensors):
+    if metadata.get("fingerprint") != _fingerprint(tensors, metadata.get("round", ""), metadata.get("identity", "")):
         raise CheckpointError(
             f"{path} is damaged: its content does not match its fingerprint; delete the folder to start anew"
         )

@@ -18,7 +18,7 @@ from fairmesh.metrics import Meter, Record
 from fairmesh.problems.base import Problem
 from fairmesh.replicas import Replica, replicas_of, stacked
 from fairmesh.runfolder import RunFolder
-from fairmesh.settings import name_of, to_table
+from fairmesh.settings import flat_table, name_of, to_table
 from fairmesh.topology import Topology
 from fairmesh.training import Best, Options, Training, TrainingState
 
@@ -148,9 +148,10 @@ class _Recorder:
         started, sound, saved = time.perf_counter(), done, done if folder and folder.resuming else None
         pace = options.checkpoint_every or max(1, self.rounds // 10)
         look = min(options.measure_every, _LOOK_EVERY)
+        best = state.best  # found by measuring, so the round loop does not carry it
         with _stop_requests(folder is not None) as stop:
             for now, current in training.states(state, done, self.rounds):
-                state = current
+                state = current._replace(best=best)
                 last = now == self.rounds
                 measured = now % options.measure_every == 0 or last
                 if measured or now % look == 0 or stop.is_set() or (folder and now % pace == 0):
@@ -159,6 +160,7 @@ class _Recorder:
                 fresh: list[Record] = []
                 if measured and not any(record["round"] == now for record in self.records[-len(training.replicas) :]):
                     fresh, state = self._measured(now, state)
+                    best = state.best
                 if folder and saved != now and (now % pace == 0 or last or stop.is_set()):
                     save_checkpoint(folder.checkpoint, state, now, identity)
                     saved = now
@@ -213,22 +215,41 @@ class _Recorder:
         folder.write_summary(summary_of(result, self.meter.judged_on, seconds))
 
 
-def summary_of(result: Result, judged_on: str, seconds: float) -> dict[str, Any]:
-    """The end of a run in one table: each number's mean over replicas and its standard deviation."""
-    primary, final = result.problem.primary, result.final
+def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
+    """Each number's mean over replicas and its standard deviation."""
     numbers = {}
     for name in ("worst", "mean", "best", "gap", "worst_group"):
-        values = torch.tensor([record[primary][name] for record in final], dtype=torch.float64)
+        values = torch.tensor([record[metric][name] for record in records], dtype=torch.float64)
         numbers[name] = float(values.mean())
         numbers[f"{name}_std"] = float(values.std(correction=1)) if len(values) > 1 else 0.0
+    return numbers
+
+
+def _variants(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
+    """The different algorithms among the replicas: what each changes, by dotted name, and which replicas have it."""
+    tables = [flat_table(to_table(replica.algorithm)) for replica in replicas]
+    varying = [key for key in tables[0] if any(table.get(key) != tables[0][key] for table in tables)]
+    variants: dict[str, dict[str, Any]] = {}
+    for r, table in enumerate(tables):
+        changes = {key: table.get(key) for key in varying}
+        variants.setdefault(repr(changes), {"changes": changes, "replicas": []})["replicas"].append(r)
+    return list(variants.values())
+
+
+def summary_of(result: Result, judged_on: str, seconds: float) -> dict[str, Any]:
+    """The end of a run in one table. Its numbers are means over all replicas; `variants` has those of each algorithm
+    of a sweep."""
+    primary, final = result.problem.primary, result.final
     best = result.state.best
+    variants = _variants(result.replicas)
     return {
         "algorithm": name_of(result.replicas[0].algorithm),
         "metric": primary,
         "judged_on": judged_on,
-        **numbers,
+        **_numbers(final, primary),
         "rounds": result.rounds,
         "replicas": len(result.replicas),
+        "variants": [v | _numbers([final[r] for r in v["replicas"]], primary) for v in variants],
         "diverged": result.diverged,
         "nodes": result.problem.n,
         "parameters": result.problem.flat_model.dim,

@@ -101,6 +101,14 @@ def to_table(thing: Any) -> Any:
     raise BadInput(f"a {type(thing).__name__} cannot be written to an experiment file")
 
 
+def flat_table(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flat_table(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
 def from_table(kind: Any, value: Any, where: str = "") -> Any:
     """The object of type `kind` that a table describes. Unknown keys and wrong types are refused by name."""
     origin, arguments = get_origin(kind), get_args(kind)

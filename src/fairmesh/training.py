@@ -64,14 +64,20 @@ class Options:
             raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
         if self.dtype not in _DTYPES:
             raise BadInput(f"dtype is 'float32' or 'float64', got {self.dtype!r}")
+        if self.data_on not in ("auto", "device", "host"):
+            raise BadInput(f"data_on is 'auto', 'device' or 'host', got {self.data_on!r}")
+        if self.on_divergence not in ("stop", "mark"):
+            raise BadInput(f"on_divergence is 'stop' or 'mark', got {self.on_divergence!r}")
 
 
 def device_of(name: str) -> torch.device:
     """The device, refused where it is not there."""
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise BadInput(f"unknown device {name!r}: use 'cpu' or 'cuda'") from error
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise BadInput(f"unknown device {name!r}: use 'cpu' or 'cuda'")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadInput("no CUDA device is available; use device = 'cpu', or install a CUDA build of torch")
     return device

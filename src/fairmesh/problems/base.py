@@ -1,6 +1,7 @@
 """A learning problem over sites: the model, the loss, and what each node holds, checked before anything runs."""
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +31,13 @@ class Samples:
     def of(source: Any, what: str) -> "Samples":
         """From Samples, a pair of tensors or arrays, or a torch Dataset of (input, target) items."""
         if isinstance(source, Samples):
-            return source
+            source = source.inputs, source.targets
         if isinstance(source, TensorDataset) and len(source.tensors) == 2:
             source = source.tensors
         elif isinstance(source, Dataset):
             items = [source[i] for i in range(len(source))]  # type: ignore[arg-type]
             if not items:
-                raise BadInput(f"{what} is empty")
+                raise BadInput(f"{what} is empty; give it samples, or leave the site out")
             source = default_collate(items)
         try:
             inputs, targets = source
@@ -46,13 +47,15 @@ class Samples:
         if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
             raise BadInput(f"{what}: {tuple(inputs.shape)} inputs do not go with {tuple(targets.shape)} targets")
         if len(inputs) == 0:
-            raise BadInput(f"{what} is empty")
+            raise BadInput(f"{what} is empty; give it samples, or leave the site out")
         for name, tensor in (("inputs", inputs), ("targets", targets)):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 bad = int(
                     (~torch.isfinite(tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None])).any(1).nonzero()[0]
                 )
                 raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")
+        if not targets.is_floating_point() and targets.dtype != torch.bool:
+            targets = targets.long()  # what torch's losses want of labels, whatever they were stored as
         return Samples(inputs, targets)
 
     def __len__(self) -> int:
@@ -121,7 +124,7 @@ class Problem:
                 group=site.group if site.group is not None else site.name or f"node {i}",
                 train=Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})"),
             )
-            for i, site in enumerate(self.sites)
+            for i, site in enumerate(s if isinstance(s, Site) else Site(s) for s in self.sites)
         ]
         object.__setattr__(self, "sites", sites)
         first = sites[0].train
@@ -144,8 +147,9 @@ class Problem:
         """p (n,), float64, sums to one."""
         sizes = [len(site.train) for site in self.sites]
         given = torch.as_tensor(sizes if self.prior is None else self.prior, dtype=torch.float64)
-        if not bool(torch.isfinite(given).all()) or not bool((given > 0).all()):
-            bad = int((~(given > 0)).nonzero()[0])
+        unfit = ~(torch.isfinite(given) & (given > 0))
+        if bool(unfit.any()):
+            bad = int(unfit.nonzero()[0])
             raise BadInput(f"prior of site {bad} is {float(given[bad])}; every site needs a finite prior > 0")
         return given / given.sum()
 
@@ -212,11 +216,13 @@ class Problem:
 
     def _checked(self, samples: Samples, what: str) -> Samples:
         first = self.sites[0].train
-        if samples.inputs.shape[1:] != first.inputs.shape[1:] or samples.inputs.dtype != first.inputs.dtype:
-            raise BadInput(
-                f"{what}: inputs are {tuple(samples.inputs.shape[1:])} {samples.inputs.dtype}, but training inputs are "
-                f"{tuple(first.inputs.shape[1:])} {first.inputs.dtype}"
-            )
+        for part in ("inputs", "targets"):
+            here, there = getattr(samples, part), getattr(first, part)
+            if here.shape[1:] != there.shape[1:] or here.dtype != there.dtype:
+                raise BadInput(
+                    f"{what}: {part} are {tuple(here.shape[1:])} {here.dtype}, but training {part} are "
+                    f"{tuple(there.shape[1:])} {there.dtype}"
+                )
         if self.classes is not None:
             lowest, highest = int(samples.targets.min()), int(samples.targets.max())
             if lowest < 0 or highest >= self.classes:
@@ -230,6 +236,7 @@ class Problem:
         """Runs model and loss once as training will, so that what cannot work is refused now."""
         if len(self.prior_of_sites) != self.n:
             raise BadInput(f"prior has {len(self.prior_of_sites)} entries for {self.n} sites")
+        model = self.flat_model.to(torch.device("cpu"), torch.float32)  # refuses what cannot be a row
         try:
             self._outputs_of_probe()
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -239,9 +246,9 @@ class Problem:
             self._checked(site.train, f"site {i} ({site.name})")
         for split in ("test", "validation"):
             self.held_out(split)
-        model = self.flat_model.to(torch.device("cpu"), torch.float32)
         first = self.sites[0].train
-        batch = as_floats(first.inputs[:2], torch.float32), as_floats(first.targets[:2], torch.float32)
+        two = torch.arange(2) % len(first)
+        batch = as_floats(first.inputs[two], torch.float32), as_floats(first.targets[two], torch.float32)
         check_loss(model, self.initial_row(0).float(), self.loss, self.augment, batch)
 
     def digest(self) -> str:
@@ -253,5 +260,15 @@ class Problem:
                 hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
         hasher.update(self.prior_of_sites.numpy().tobytes())
         hasher.update(self.initial_row(0).numpy().tobytes())
-        hasher.update(repr((self.sampling, self.weight_decay, self.clip_norm)).encode())
+        for tensor in self.flat_model.fixed():
+            hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
+        described = (self._module(0), self.sampling, self.weight_decay, self.clip_norm)
+        hasher.update(f"{described} {_named(self.loss)} {_named(self.augment)}".encode())
         return hasher.hexdigest()[:16]
+
+
+def _named(function: Any) -> str:
+    """A function's name, or what a module prints: the same in every process."""
+    if isinstance(function, functools.partial):
+        return f"{_named(function.func)} {function.args} {function.keywords}"
+    return repr(function) if isinstance(function, nn.Module) else getattr(function, "__qualname__", str(type(function)))

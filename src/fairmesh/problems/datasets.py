@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fairmesh.errors import BadInput
 from fairmesh.problems.base import Site
@@ -23,7 +24,8 @@ class Data(ABC):
 
 @dataclass(frozen=True)
 class Digits(Data):
-    """scikit-learn's 1,797 handwritten digits (8 x 8 pixels) over `nodes` sites of equal size.
+    """scikit-learn's 1,797 handwritten digits (8 x 8 pixels) over `nodes` sites, each judged by all held-out images of
+    its own kind.
 
     `split = "instrument"`: digits are dealt at random, and the last `odd` sites use another scanner, one that stores
     every image mirrored left to right; they train and are tested on its images. `split = "class"`: site i holds the
@@ -45,34 +47,39 @@ class Digits(Data):
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
-        images = torch.as_tensor(bunch.images / 16.0, dtype=torch.float32)  # type: ignore[attr-defined]
-        labels = torch.as_tensor(bunch.target, dtype=torch.int64)  # type: ignore[attr-defined]
-        order = np.random.default_rng(self.seed).permutation(len(labels))
-        if self.split == "instrument":
-            return [self._scanned(i, images[part], labels[part]) for i, part in enumerate(self._dealt(order))]
+        order = np.random.default_rng(self.seed).permutation(len(bunch.target))  # type: ignore[attr-defined]
+        images = torch.as_tensor(bunch.images[order] / 16.0, dtype=torch.float32)  # type: ignore[attr-defined]
+        labels = torch.as_tensor(bunch.target[order], dtype=torch.int64)  # type: ignore[attr-defined]
+        held_out = round(self.test_share * len(labels))
+        test, train = (images[:held_out], labels[:held_out]), (images[held_out:], labels[held_out:])
+        return self._by_instrument(train, test) if self.split == "instrument" else self._by_class(train, test)
+
+    def _by_instrument(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> list[Site]:
+        mirrored_test = (test[0].flip(-1), test[1])
         sites = []
-        for i in range(self.nodes):
-            of_class = order[labels[order].numpy() == i % 10]
-            sharing = range(i % 10, self.nodes, 10)
-            part = np.array_split(of_class, len(sharing))[sharing.index(i)]
-            sites.append(self._site(f"site {i} (digit {i % 10})", f"digit {i % 10}", images[part], labels[part]))
+        for i, (images, labels) in enumerate(self._dealt(train, self.nodes)):
+            mirrored = i >= self.nodes - self.odd
+            kind = "mirrored" if mirrored else "upright"
+            images, judge = (images.flip(-1), mirrored_test) if mirrored else (images, test)
+            sites.append(Site((images, labels), test=judge, group=kind, name=f"site {i} ({kind})"))
         return sites
 
-    def _dealt(self, order: np.ndarray) -> list[np.ndarray]:
-        each = len(order) // self.nodes
-        if each < 8:
-            raise BadInput(f"{len(order)} digits do not go round {self.nodes} sites; use at most {len(order) // 8}")
-        return [order[k * each : (k + 1) * each] for k in range(self.nodes)]
+    def _by_class(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> list[Site]:
+        sites: list[Site] = []
+        parts = {}
+        for digit in range(min(10, self.nodes)):
+            mine, judge = (tuple(t[source[1] == digit] for t in source) for source in (train, test))
+            parts[digit] = iter(self._dealt(mine, len(range(digit, self.nodes, 10)))), judge
+        for i in range(self.nodes):
+            dealt, judge = parts[i % 10]
+            sites.append(Site(next(dealt), test=judge, group=f"digit {i % 10}", name=f"site {i} (digit {i % 10})"))
+        return sites
 
-    def _scanned(self, i: int, images: torch.Tensor, labels: torch.Tensor) -> Site:
-        mirrored = i >= self.nodes - self.odd
-        name = f"site {i}{' (mirrored)' if mirrored else ''}"
-        return self._site(name, "mirrored" if mirrored else "upright", images.flip(-1) if mirrored else images, labels)
-
-    def _site(self, name: str, group: str, images: torch.Tensor, labels: torch.Tensor) -> Site:
-        held_out = max(1, round(self.test_share * len(labels)))
-        train, test = (images[held_out:], labels[held_out:]), (images[:held_out], labels[:held_out])
-        return Site(train=train, test=test, group=group, name=name)
+    def _dealt(self, samples: tuple[Tensor, ...], hands: int) -> list[tuple[Tensor, ...]]:
+        each = len(samples[0]) // hands
+        if each < 2:
+            raise BadInput(f"the digits do not go round {self.nodes} sites; use fewer nodes or a smaller test_share")
+        return [tuple(t[k * each : (k + 1) * each] for t in samples) for k in range(hands)]
 
 
 @dataclass(frozen=True)

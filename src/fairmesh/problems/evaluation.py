@@ -71,8 +71,8 @@ class Evaluator:
         if problem.classes:
             found["accuracy"] = hits / len(inputs)
         for name, metric in problem.metrics.items():
-            every = torch.cat(kept, dim=1)
-            found[name] = torch.tensor([float(metric(o, targets)) for o in every], dtype=torch.float64)
+            every, truth = torch.cat(kept, dim=1).cpu(), targets.cpu()  # scikit-learn's functions know no other device
+            found[name] = torch.tensor([float(metric(o, truth)) for o in every], dtype=torch.float64)
         return {name: found[name].cpu() for name in self.names}
 
 

@@ -1,5 +1,7 @@
 """The loss of one row on one batch, as vmap runs it for all nodes, and the checks that a user's loss can be run so."""
 
+import itertools
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -25,8 +27,11 @@ def _augmented(augment: Augmentation | None, inputs: Tensor, key: Tensor) -> Ten
     if augment is None:
         return inputs
 
+    one, calls = torch.zeros(1, dtype=torch.int64, device=key.device), itertools.count()
+
     def draw(*shape: int) -> Tensor:
-        return randomness.uniform(key, torch.Size(shape).numel(), inputs.dtype).reshape(shape)
+        stream = randomness.keys(key, "augmentation", next(calls), one).squeeze(-1)  # each call draws other numbers
+        return randomness.uniform(stream, torch.Size(shape).numel(), inputs.dtype).reshape(shape)
 
     return augment(inputs, draw)
 
@@ -64,23 +69,29 @@ def check_loss(
     arguments = [t.unsqueeze(0) for t in (row, inputs, targets, torch.zeros((), dtype=torch.int64))]
     function = batch_loss(model, loss, augment)
     try:
-        value = vmap(function)(*arguments)
-        if value.ndim == 1:
-            vmap(grad_and_value(function))(*arguments)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        with warnings.catch_warnings():  # targets (batch,) against outputs (batch, 1): torch only warns
+            warnings.filterwarnings("error", message="Using a target size")
+            value = vmap(function)(*arguments)
+        if value.ndim != 1:
+            raise BadInput(
+                f"the loss must return a scalar, the mean over the batch, got shape {tuple(value.shape[1:])}; "
+                "use reduction='mean'"
+            )
+        vmap(grad_and_value(function))(*arguments)
+        with torch.no_grad():
+            outputs = model(row, inputs)
+            whole, parts = loss(outputs, targets), per_sample(loss, outputs, targets)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever the user's own code raises
         raise _explained(error) from error
-    if value.ndim != 1:
-        raise BadInput(
-            f"the loss must return a scalar, the mean over the batch, got shape {tuple(value.shape[1:])}; "
-            "use reduction='mean'"
-        )
-    with torch.no_grad():
-        outputs = model(row, inputs)
-        whole, parts = loss(outputs, targets), per_sample(loss, outputs, targets)
+    if not bool(torch.isfinite(whole)):
+        raise BadInput(f"the loss of the first samples of site 0 is {float(whole)} before training has begun")
     if not torch.allclose(whole, parts.mean(), rtol=1e-3, atol=1e-6):
         raise BadInput(
             f"the loss of {len(inputs)} samples is {float(whole):.6g}, but the mean of their single losses is "
-            f"{float(parts.mean()):.6g}; every node is measured by the mean over its samples: use reduction='mean'"
+            f"{float(parts.mean()):.6g}; every node is measured by the mean over its samples: use reduction='mean', no "
+            f"class weights, and targets {tuple(targets.shape)} that go with outputs {tuple(outputs.shape)}"
         )
 
 
@@ -91,4 +102,6 @@ def _explained(error: Exception) -> BadInput:
             "the model, loss or augmentation draws from torch's own generator, so runs could not be repeated; use "
             "nn.Dropout layers and, in augment(batch, draw), uniforms from draw(*shape)"
         )
-    return BadInput(f"model and loss cannot be run on two samples of site 0 (under torch.vmap): {text}")
+    return BadInput(
+        f"model and loss cannot be run on two samples of site 0 (under torch.vmap): {type(error).__name__}: {text}"
+    )

@@ -24,15 +24,19 @@ class _StreamDropout(nn.Module):
     def __init__(self, probability: float, spatial: int, layer: int):
         super().__init__()
         self.probability, self.spatial, self.layer = probability, spatial, layer
+        self.uses = 0  # of this layer in the pass under way; each draws its own mask
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training:
             return inputs
         shape = inputs.shape[: inputs.ndim - self.spatial]
-        kept = randomness.uniform(self.key + self.layer, math.prod(shape), inputs.dtype) >= self.probability
+        one = torch.zeros(1, dtype=torch.int64, device=self.key.device)
+        key = randomness.keys(self.key, f"dropout {self.layer}", self.uses, one).squeeze(-1)
+        self.uses += 1
+        kept = randomness.uniform(key, math.prod(shape), inputs.dtype) >= self.probability
         mask = kept.reshape(*shape, *[1] * self.spatial)
-        return inputs * mask / (1.0 - self.probability)
+        return inputs * mask / (1.0 - self.probability or 1.0)
 
 
 class FlatModel:
@@ -43,7 +47,7 @@ class FlatModel:
         self._original = module
         tensors = [*module.parameters(), *module.buffers()]
         self._training = copy.deepcopy(module, {id(t): t for t in tensors})  # the tensors themselves are shared
-        self._dropout_keys = _replace_dropouts(self._training)
+        self._dropouts = _replace_dropouts(self._training)
         self._evaluation = copy.deepcopy(self._training, {id(t): t for t in tensors}).eval()
         trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not trainable:
@@ -79,8 +83,14 @@ class FlatModel:
         tensors = self._fixed | self.parameters_of(row)
         if key is None:
             return functional_call(self._evaluation, tensors, (inputs,))
-        tensors |= dict.fromkeys(self._dropout_keys, key)
+        tensors |= dict.fromkeys(self._dropouts, key)
+        for layer in self._dropouts.values():
+            layer.uses = 0
         return functional_call(self._training, tensors, (inputs,))
+
+    def fixed(self) -> list[Tensor]:
+        """Frozen parameters and buffers, in the order of their names."""
+        return [self._fixed[name] for name in sorted(self._fixed)]
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """A plain state_dict for the user's own module."""
@@ -106,7 +116,7 @@ def _refuse_unsuitable(module: nn.Module) -> None:
                     f"{where} keeps batch statistics, which nodes with different data cannot share; use nn.GroupNorm, "
                     "or call .eval() on a frozen pretrained layer"
                 )
-        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout) and layer.p > 0:
+        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout) and layer.p > 0 and layer.training:
             raise BadInput(
                 f"{where} draws from torch's own generator; use nn.Dropout, which draws from fairmesh's streams"
             )
@@ -115,15 +125,16 @@ def _refuse_unsuitable(module: nn.Module) -> None:
             raise BadInput(f"parameter {name} is not initialised yet; run the lazy model once on a sample first")
 
 
-def _replace_dropouts(module: nn.Module) -> list[str]:
-    """Puts stream dropouts where torch's are; the names of their keys."""
-    keys = []
-    for path, layer in list(module.named_modules()):
+def _replace_dropouts(module: nn.Module) -> dict[str, _StreamDropout]:
+    """Puts stream dropouts where torch's are; these by the names of their keys."""
+    named, replacements = {}, {}
+    for path, layer in list(module.named_modules(remove_duplicate=False)):  # one layer may stand in several places
         if isinstance(layer, _DropoutNd) and type(layer) in _DROPOUTS and layer.p > 0 and layer.training:
             parent, _, leaf = path.rpartition(".")
-            replacement = _StreamDropout(layer.p, _DROPOUTS[type(layer)], len(keys) + 1)
             if not path:
                 raise BadInput("the model is nothing but a dropout layer")
-            setattr(module.get_submodule(parent), leaf, replacement)
-            keys.append(f"{path}.key")
-    return keys
+            if layer not in replacements:
+                replacements[layer] = _StreamDropout(layer.p, _DROPOUTS[type(layer)], len(named))
+                named[f"{path}.key"] = replacements[layer]
+            setattr(module.get_submodule(parent), leaf, replacements[layer])
+    return named

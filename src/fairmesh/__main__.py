@@ -1,0 +1,3 @@
+from fairmesh.cli import main
+
+main()

@@ -1,0 +1,270 @@
+"""The command line: demo, run, compare, report, topology. Heavy imports wait until a command needs them."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairmesh.errors import FairmeshError, Interrupted
+
+app = typer.Typer(
+    help="One model that works for every site: robust decentralized learning with compressed messages, no server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def main() -> None:
+    """The console script: errors raised on purpose are shown as one line, without a traceback."""
+    try:
+        app()
+    except Interrupted as stopped:
+        _say(str(stopped))
+        sys.exit(130)
+    except FairmeshError as error:
+        _say(f"error: {error}")
+        sys.exit(2)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _console(stderr: bool = False) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=stderr, soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+@contextmanager
+def _progress(quiet: bool):
+    """Gives a watcher for each run: live bars on a terminal, a line at each tenth elsewhere, nothing when quiet."""
+    if quiet:
+        yield lambda name, rounds: None
+        return
+    if not sys.stderr.isatty():
+        yield _plain_progress
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[status]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=_console(stderr=True)) as bars:
+
+        def watcher(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
+            task = bars.add_task(name, total=rounds, status="")
+            status = [""]
+
+            def watch(done: int, records: list[dict]) -> None:
+                status[0] = _status(records) if records else status[0]
+                bars.update(task, completed=done, status=status[0])
+
+            return watch
+
+        yield watcher
+
+
+def _plain_progress(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
+    started, tenth = time.monotonic(), max(1, rounds // 10)
+    said = [-1]
+
+    def watch(done: int, records: list[dict]) -> None:
+        if records and (done // tenth > said[0] or done == rounds):
+            said[0] = done // tenth
+            _say(f"{name}: round {done}/{rounds}, {time.monotonic() - started:.1f} s, {_status(records)}")
+
+    return watch
+
+
+def _status(records: list[dict]) -> str:
+    metric = "accuracy" if "accuracy" in records[0] else "loss"
+    worst, mean = (sum(record[metric][what] for record in records) / len(records) for what in ("worst", "mean"))
+    if metric == "loss":
+        return f"worst site's loss {worst:.4g}, mean {mean:.4g}"
+    return f"worst site {100 * worst:.1f} %, mean {100 * mean:.1f} %"
+
+
+def _show_table(rows: list[list[str]], title: str | None = None, marked: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+    """A rich table on a terminal, tab-separated lines elsewhere."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(row))
+        return
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for i, name in enumerate(rows[0]):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for i, row in enumerate(rows[1:]):
+        table.add_row(*row, style="bold red" if i in marked else None)
+    _console().print(table)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for runs, plots and report.html; made new.")] = Path(
+        "fairmesh-demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Deals the digits and draws the batches.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Ten sites, two with another scanner: trains CHOCO-SGD and AD-GDA on digits and shows who is left behind."""
+    from fairmesh.demo import ROUNDS
+    from fairmesh.demo import demo as run_demo
+    from fairmesh.report import rows_of, site_table, worst_sites
+
+    folder = _fresh(out)
+    if not json_:
+        _console().print(
+            "Ten sites hold scikit-learn's digits; sites 8 and 9 use a scanner that stores images mirrored.\n"
+            "They train one logistic model over a ring with 4-bit messages, first for the average (CHOCO-SGD),\n"
+            "then for the worst mixture of sites (AD-GDA).\n"
+        )
+    with _progress(json_) as watcher:
+        outcome = run_demo(seed, folder, lambda name: watcher(name, ROUNDS))
+    if json_:
+        print(json.dumps(outcome.as_json() | {"folder": str(folder)}))
+        return
+    sites = site_table(outcome.runs)
+    _show_table(sites, "Accuracy site by site", worst_sites(outcome.runs))
+    rows = rows_of(outcome.runs)
+    _show_table([list(rows[0])[1:], *(list(row.values())[1:] for row in rows)], "Overall")
+    _console().print(f"\n{outcome.sentence}\n\nPlots and the full page: {folder / 'report.html'}")
+
+
+def _fresh(out: Path) -> Path:
+    """The folder, or one numbered after it where it is taken: a demo can be run twice."""
+    candidates = [out, *(out.with_name(f"{out.name}-{k}") for k in range(2, 1000))]
+    return next(path for path in candidates if not path.exists() or (path.is_dir() and not any(path.iterdir())))
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
+    set_: Annotated[list[str], typer.Option("--set", help="key=value, e.g. algorithm.rate=0.5; may be repeated.")] = [],  # noqa: B006
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Train N seeds, 0 to N - 1, in one batched run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<name of the file> by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's checkpoint.")] = False,
+    json_: Json = False,
+) -> None:
+    """Trains an experiment file; its folder holds metrics, summary, model and checkpoint."""
+    from fairmesh.errors import BadInput
+    from fairmesh.experiment import load_experiment
+    from fairmesh.experiment import run as run_experiment
+    from fairmesh.report import Run, rows_of
+
+    if seeds is not None and seeds < 1:
+        raise BadInput(f"--seeds must be >= 1, got {seeds}")
+    assignments = [*set_, *([f"options.device={device}"] if device else [])]
+    assignments += [f"seeds={list(range(seeds))}"] if seeds else []
+    loaded = load_experiment(experiment, assignments)
+    folder = out or Path("runs") / experiment.stem
+    with _progress(json_) as watcher:
+        result = run_experiment(loaded, out=folder, resume=resume, watch=watcher(experiment.stem, loaded.rounds))
+    summary = Run.from_folder(folder)
+    if json_:
+        print(json.dumps(summary.summary | {"folder": str(folder)}))
+        return
+    rows = rows_of(summary.variants())
+    _show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+    if result.diverged:
+        _say(f"diverged replicas: {result.diverged}")
+    _say(f"written to {folder}; look at it with: fairmesh report {folder}")
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    plot: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("compare.png"),
+    json_: Json = False,
+) -> None:
+    """One table and one plot of several runs: worst-site accuracy against rounds and against traffic."""
+    from fairmesh.report import Run, check_comparable, rows_of
+    from fairmesh.report import plot as draw
+
+    runs = [run for folder in folders for run in Run.from_folder(folder).variants()]
+    check_comparable(runs)
+    draw(runs, plot)
+    if json_:
+        print(json.dumps({"runs": {run.label: run.summary for run in runs}, "plot": str(plot)}))
+        return
+    rows = rows_of(runs)
+    _show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+    _say(f"picture: {plot}")
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    json_: Json = False,
+) -> None:
+    """Writes report.html into a run's folder: table, curves, every site and its weight, settings."""
+    from fairmesh.report import Run, page
+    from fairmesh.runfolder import EXPERIMENT
+
+    finished = Run.from_folder(folder)
+    settings = folder / EXPERIMENT
+    text = settings.read_text(encoding="utf-8") if settings.exists() else ""
+    path = folder / "report.html"
+    path.write_text(page(finished.variants(), f"Run {finished.label}", settings=text), encoding="utf-8")
+    print(json.dumps({"report": str(path)}) if json_ else f"written: {path}")
+
+
+@app.command()
+def topology(
+    name: Annotated[str, typer.Argument(help="ring, circulant, complete, star, torus, ...")],
+    nodes: Annotated[int, typer.Option(help="How many nodes.")],
+    set_: Annotated[list[str], typer.Option("--set", help="key=value of the topology, e.g. offsets=[1,2].")] = [],  # noqa: B006
+    delta: Annotated[float, typer.Option(help="A compressor's delta, for the theorems' gamma.")] = 1.0,
+    plot: Annotated[Path | None, typer.Option(help="Where the picture goes; NAME-N.png by default.")] = None,
+    json_: Json = False,
+) -> None:
+    """A graph's picture, its spectral gap rho, beta, and the consensus step size gamma of the theorems."""
+    from fairmesh.experiment import topology_from
+    from fairmesh.report import draw_graph
+    from fairmesh.topology import union_of
+
+    chosen = topology_from(name, set_)
+    cycle = chosen.build(nodes)
+    mixing = union_of(cycle)
+    facts = {
+        "topology": name,
+        "nodes": nodes,
+        "edges": int(mixing.degrees.sum()) // 2,
+        "degree": [int(mixing.degrees.min()), int(mixing.degrees.max())],
+        "rho": mixing.gap,
+        "beta": mixing.beta,
+        "delta": delta,
+        "gamma": mixing.consensus_rate(delta),
+    }
+    path = plot or Path(f"{name}-{nodes}.png")
+    draw_graph(mixing, f"{name}, {nodes} nodes, ρ = {mixing.gap:.3g}", path)
+    if json_:
+        print(json.dumps(facts | {"plot": str(path)}))
+        return
+    if len(cycle) > 1:
+        _say(f"a schedule of {len(cycle)} graphs; the numbers are those of their mean")
+    _show_table(
+        [["", name]]
+        + [[key, f"{value:.4g}" if isinstance(value, float) else str(value)] for key, value in facts.items()]
+    )
+    _say(f"picture: {path}")

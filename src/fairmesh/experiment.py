@@ -1,0 +1,179 @@
+"""An experiment as one object or one TOML file: data, model, graph, algorithm, and how long."""
+
+import itertools
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairmesh.algorithms import Algorithm
+from fairmesh.errors import BadInput
+from fairmesh.problems.base import Problem, Samples, Sampling, Site
+from fairmesh.problems.datasets import Data
+from fairmesh.problems.models import Logistic, Model
+from fairmesh.recording import Result, Watch, train
+from fairmesh.settings import from_table, to_table
+from fairmesh.topology import Topology
+from fairmesh.training import Options
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean squared error, outputs of one number per sample taken as such."""
+    return nn.functional.mse_loss(outputs.reshape(targets.shape), targets)
+
+
+_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross-entropy": nn.functional.cross_entropy,
+    "squared-error": squared_error,
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that determines a run; the same names stand in experiment files."""
+
+    data: Data
+    topology: Topology
+    algorithm: Algorithm
+    rounds: int
+    model: Model = field(default_factory=Logistic)
+    loss: Literal["cross-entropy", "squared-error"] | Callable[[Tensor, Tensor], Tensor] = "cross-entropy"
+    sampling: Sampling = field(default_factory=Sampling)
+    seeds: tuple[int, ...] = (0,)
+    placements: int | tuple[tuple[int, ...], ...] | None = None
+    sweep: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # 'rate' or 'regularizer.strength' -> values
+    prior: tuple[float, ...] | None = None
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    augment: Callable[[Tensor, Callable[..., Tensor]], Tensor] | None = None
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self):
+        if self.rounds < 1:
+            raise BadInput(f"rounds must be >= 1, got {self.rounds}")
+        object.__setattr__(self, "seeds", tuple(self.seeds))
+        if not self.seeds:
+            raise BadInput("seeds must name at least one seed")
+        self.algorithms()
+
+    def algorithms(self) -> list[Algorithm]:
+        """The algorithm with every combination of the sweep's values."""
+        tables = []
+        for values in itertools.product(*self.sweep.values()):
+            table = to_table(self.algorithm)
+            for path, value in zip(self.sweep, values):
+                _put(table, path.removeprefix("algorithm."), value, "sweep")
+            tables.append(table)
+        return [from_table(Algorithm, table, "algorithm") for table in tables]
+
+    def problem(self) -> Problem:
+        """Loads the data and checks it with the model and the loss."""
+        sites = self.data.sites()
+        shape, outputs = _shape_of(sites)
+        return Problem(
+            model=partial(self.model.build, shape, outputs),
+            sites=sites,
+            loss=_LOSSES[self.loss] if isinstance(self.loss, str) else self.loss,
+            sampling=self.sampling,
+            prior=self.prior,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            augment=self.augment,
+            metrics=self.metrics,
+        )
+
+
+def _shape_of(sites: Sequence[Site]) -> tuple[torch.Size, int]:
+    """The shape of one input, and how many outputs a model needs: classes, or numbers to predict."""
+    if not sites:
+        raise BadInput("data: no site")
+    every = [Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})") for i, site in enumerate(sites)]
+    shape, targets = every[0].inputs.shape[1:], every[0].targets
+    if targets.is_floating_point():
+        return shape, max(1, targets.shape[1:].numel())
+    return shape, 1 + max(int(samples.targets.max()) for samples in every)
+
+
+def run(
+    experiment: Experiment, *, out: str | os.PathLike | None = None, resume: bool = False, watch: Watch | None = None
+) -> Result:
+    """Trains an experiment; with `out`, writes and can resume the run's folder."""
+    return train(
+        experiment.problem(),
+        experiment.topology,
+        experiment.algorithms(),
+        experiment.rounds,
+        seeds=experiment.seeds,
+        placements=experiment.placements,
+        out=out,
+        resume=resume,
+        settings=to_table(experiment),
+        watch=watch,
+        **to_table(experiment.options),
+    )
+
+
+def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **fields: Any) -> Experiment:
+    """The experiment in a TOML file, with 'dotted.key=value' assignments and whole fields put in its place."""
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not valid TOML: {error}") from error
+    for key, value in map(_assignment, assignments):
+        _put(table, key, value, f"--set {key}")
+    table = _files_beside(table, path.parent)
+    return replace(from_table(Experiment, table), **fields)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """'dotted.key=value' as its key and its value; a value that is not TOML is a string."""
+    key, separator, value = (part.strip() for part in text.partition("="))
+    if not separator or not key:
+        raise BadInput(f"--set {text!r}: write key=value, for example algorithm.rate=0.5")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _put(table: dict[str, Any], path: str, value: Any, what: str) -> None:
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        below = table.setdefault(parent, {})
+        if isinstance(below, str):
+            below = table[parent] = {"name": below}
+        if not isinstance(below, dict):
+            raise BadInput(f"{what}: {parent} is not a table")
+        table = below
+    table[leaf] = value
+
+
+def _files_beside(value: Any, folder: Path) -> Any:
+    """'file.py:name' in an experiment file means the file beside it."""
+    if isinstance(value, dict):
+        return {key: _files_beside(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_files_beside(item, folder) for item in value]
+    if isinstance(value, str) and re.fullmatch(r"[^:]+\.py:[\w.]+", value):
+        file, name = value.split(":")
+        return f"{folder / file}:{name}"
+    return value
+
+
+def topology_from(name: str, assignments: Sequence[str]) -> Topology:
+    """The topology of this name with 'key=value' settings."""
+    table: dict[str, Any] = {"name": name}
+    for key, value in map(_assignment, assignments):
+        _put(table, key, value, f"--set {key}")
+    return from_table(Topology, table, "topology")
