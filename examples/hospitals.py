@@ -8,7 +8,7 @@ import fairmesh as fm
 
 
 def sites(count: int = 6) -> list[fm.Site]:
-    """Synthetic patients: eight measurements, ill or not. The last hospital's device reports two of them reversed."""
+    """Synthetic patients: eight measurements, ill or not. The smallest hospital's device reports four of them reversed."""
     generator = torch.Generator().manual_seed(7)
     truth = torch.randn(8, generator=generator)
     made = []
@@ -17,15 +17,15 @@ def sites(count: int = 6) -> list[fm.Site]:
         measured = torch.randn(patients, 8, generator=generator)
         noise = 0.3 * torch.randn(patients, generator=generator)
         ill = (measured @ truth + measured[:, 0] * measured[:, 1] + noise > 0).long()
-        if i == count - 1:
-            measured = torch.cat([-measured[:, :2], measured[:, 2:]], dim=1)
+        if i == 0:
+            measured = torch.cat([-measured[:, :4], measured[:, 4:]], dim=1)
         held_out = patients // 3
         made.append(
             fm.Site(
                 train=(measured[held_out:], ill[held_out:]),
                 test=(measured[:held_out], ill[:held_out]),
                 name=f"hospital {i}",
-                group="reversed device" if i == count - 1 else "usual device",
+                group="reversed device" if i == 0 else "usual device",
             )
         )
     return made
@@ -49,8 +49,9 @@ def sensitivity(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def main() -> None:
     problem = fm.Problem(RiskModel, sites(), sampling=fm.Sampling(batch=25), metrics={"sensitivity": sensitivity})
-    robust = fm.ADGDA(primal_step=1.0, dual_step=0.02, rate=0.4, compressor=fm.Quantize(bits=6, block=64))
-    average = fm.ChocoSGD(primal_step=1.0 / 6, rate=0.4, compressor=fm.Quantize(bits=6, block=64))
+    six_bits = fm.Quantize(bits=6, block=64)
+    robust = fm.ADGDA(primal_step=1.0, dual_step=0.1, rate=0.4, compressor=six_bits, regularizer=fm.ChiSquare(0.001))
+    average = fm.ChocoSGD(primal_step=1.0 / 6, rate=0.4, compressor=six_bits)
     for name, algorithm in (("for the average", average), ("for the worst mixture", robust)):
         result = fm.train(problem, fm.Ring(), algorithm, rounds=300)
         record = result.final[0]

@@ -1,15 +1,15 @@
-"""Every algorithm on one problem, one digit per site: `python examples/rivals.py [picture.png]`."""
+"""Every algorithm on one problem, ten sites with two scanners: `python examples/rivals.py [picture.png]`."""
 
 import sys
 
 import fairmesh as fm
 
-ROUNDS = 200
+ROUNDS = 300
 
 
 def main() -> None:
     experiment = fm.Experiment(
-        data=fm.Digits(split="class"),
+        data=fm.Digits(split="instrument"),
         topology=fm.Circulant((1, 2)),
         algorithm=fm.DSGD(),
         rounds=ROUNDS,
@@ -18,17 +18,17 @@ def main() -> None:
     problem = experiment.problem()
     shrink = 0.995
     four_bits = fm.Quantize(bits=4, block=128)
-    robust = fm.ADGDA(fm.Geometric(5.0, shrink), dual_step=0.05, rate=0.5, compressor=four_bits)
+    robust = fm.ADGDA(fm.Geometric(10.0, shrink), 0.05, rate=0.5, compressor=four_bits, regularizer=fm.ChiSquare(0.001))
     algorithms = {
         "AD-GDA, 4 bit": robust,
-        "CHOCO-SGD, 4 bit": fm.ChocoSGD(fm.Geometric(0.5, shrink), rate=0.5, compressor=four_bits),
-        "DSGD": fm.DSGD(fm.Geometric(0.5, shrink)),
+        "CHOCO-SGD, 4 bit": fm.ChocoSGD(fm.Geometric(1.0, shrink), rate=0.5, compressor=four_bits),
+        "DSGD": fm.DSGD(fm.Geometric(1.0, shrink)),
         "DR-DSGD": fm.DRDSGD(fm.Geometric(2.0, shrink), temperature=3.0),
-        "AFL (server)": fm.AFL(fm.Geometric(0.5, shrink), dual_step=0.02),
-        "DRFA (server)": fm.DRFA(fm.Geometric(0.1, shrink), dual_step=0.005, local_steps=5),
+        "AFL (server)": fm.AFL(fm.Geometric(1.0, shrink), dual_step=0.02),
+        "DRFA (server)": fm.DRFA(fm.Geometric(0.2, shrink), dual_step=0.005, local_steps=5),
     }
     results = []
-    print(f"{'':18}{'worst digit':>12}{'mean':>8}{'busiest node sent':>20}")
+    print(f"{'':18}{'worst site':>12}{'mean':>8}{'busiest node sent':>20}")
     for name, algorithm in algorithms.items():
         result = fm.train(problem, experiment.topology, algorithm, ROUNDS, seeds=(0, 1, 2), measure_every=20)
         sent = result.final[0]["nominal_bits_busiest"] / 8e6

@@ -38,7 +38,7 @@ TOPOLOGIES = {  # all for 8 nodes
     "erdos-renyi": fm.ErdosRenyi(0.5, seed=3),
     "random-regular": fm.RandomRegular(3, seed=1),
     "edges": fm.Edges(((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (0, 4)), mixing="max-degree"),
-    "matrix": fm.Matrix(((torch.eye(8) + torch.ones(8, 8)) / 9).tolist()),
+    "matrix": fm.Matrix(((torch.eye(8) + torch.ones(8, 8)).double() / 9).tolist()),
     "changing": fm.Changing((fm.Ring(), fm.Edges(((0, 4), (1, 5), (2, 6), (3, 7))), fm.Star())),
 }
 

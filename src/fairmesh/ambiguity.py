@@ -30,6 +30,8 @@ def project_onto_simplex(rows: Tensor) -> Tensor:
 
 def _weighted_threshold(scores: Tensor, prior: Tensor) -> Tensor:
     """prior * max(scores - tau, 0) with tau such that each row sums to one."""
+    # tau is at least max - 1 / p of the largest, so nothing below max - 1 / min p matters (as in the projection).
+    scores = torch.maximum(scores - scores.amax(dim=-1, keepdim=True), -1.0 / prior.amin(dim=-1, keepdim=True))
     scores, order = scores.sort(dim=-1, descending=True)
     sorted_prior = prior.expand_as(scores).gather(-1, order)
     mass = sorted_prior.cumsum(dim=-1)
@@ -180,6 +182,8 @@ class Custom(Regularizer):
         ends = (ends / ends.sum(dim=-1, keepdim=True)).to(prior.device)
         for a, b in ends:
             values = [self.function(point, prior) for point in (a, b, (a + b) / 2)]
+            if not isinstance(values[0], Tensor):
+                raise BadInput(f"the regularizer must return a scalar tensor, got a {type(values[0]).__name__}")
             if any(value.ndim for value in values):
                 raise BadInput(f"the regularizer must return a scalar, got shape {tuple(values[0].shape)}")
             left, right, middle = map(float, values)
@@ -201,25 +205,56 @@ class Custom(Regularizer):
         return self.strength * self._over_rows(torch.func.grad(self.function), duals, prior)
 
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
-        """By projected ascent with backtracking, in float64, until no row's step moves it by 1e-10."""
-        scores, p = losses.double() / losses.shape[-1], prior.double()
-        weights = p.expand_as(scores).clone()
-        rates = torch.ones_like(weights[..., :1])
+        """By a primal-dual interior point method in float64 (Boyd and Vandenberghe, Convex Optimization, 11.7): with
+        shadow prices z >= 0 of lambda >= 0, Newton steps on gradient + z = level, lambda z = target -> 0."""
+        scores = losses.double() / losses.shape[-1]
+        p = prior.double().expand_as(scores)
+        strength = torch.as_tensor(self.strength, dtype=torch.float64, device=scores.device)[..., None]
+        own = torch.ones_like(p)
 
-        def objective(rows: Tensor) -> Tensor:
-            return (rows * scores).sum(dim=-1, keepdim=True) + self.value(rows, p)
+        def gradient(rows: Tensor) -> Tensor:
+            return scores + self.slope(rows, p, own)
 
-        for _ in range(20_000):
-            gradient = scores + self.slope(weights, p, torch.ones_like(p))
-            trial = project_onto_simplex(weights + rates * gradient)
-            moved = trial - weights
-            promised = (gradient * moved).sum(dim=-1, keepdim=True) - moved.square().sum(-1, keepdim=True) / (2 * rates)
-            accepted = objective(trial) >= objective(weights) + promised - 1e-15
-            weights = torch.where(accepted, trial, weights)
-            if bool((moved.abs().amax(dim=-1, keepdim=True) < 1e-10 * rates.clamp(max=1.0)).all()):
+        def residuals(rows: Tensor, prices: Tensor, level: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            return gradient(rows) + prices - level, rows * prices - target
+
+        def size(parts: tuple[Tensor, Tensor]) -> Tensor:
+            return torch.cat(parts, dim=-1).norm(dim=-1, keepdim=True)
+
+        # Not from the prior itself: a distance to it, the likely function, may have no second derivative there.
+        weights = p * torch.linspace(0.9, 1.1, losses.shape[-1], dtype=torch.float64, device=p.device)
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        slopes = gradient(weights)
+        spread = (slopes.amax(dim=-1, keepdim=True) - slopes.amin(dim=-1, keepdim=True)).clamp(min=1e-30)
+        small = 1e-13 * (spread + slopes.abs().amax(dim=-1, keepdim=True))
+        level = slopes.amax(dim=-1, keepdim=True) + spread
+        prices = level - slopes
+        for _ in range(100):
+            gap = (weights * prices).sum(dim=-1, keepdim=True)
+            target = 0.1 * gap / losses.shape[-1]
+            dual, centre = residuals(weights, prices, level, target)
+            running = (gap > small) | (dual.abs().amax(dim=-1, keepdim=True) > small)
+            if not bool(running.any()):
                 break
-            rates = torch.where(accepted, rates * 1.5, rates * 0.5)
-        return weights.to(losses.dtype)
+            hessians = strength * self._over_rows(torch.func.jacrev(torch.func.grad(self.function)), weights, p)
+            right = torch.stack([dual - centre / weights, torch.ones_like(dual)], dim=-1)
+            solved = torch.linalg.solve_ex(torch.diag_embed(prices / weights) - hessians, right).result
+            rise = solved[..., 0].sum(dim=-1, keepdim=True) / solved[..., 1].sum(dim=-1, keepdim=True)
+            moves = solved[..., 0] - rise * solved[..., 1]
+            price_moves = -(centre + prices * moves) / weights
+            shrinking = torch.cat([-moves / weights, -price_moves / prices], dim=-1).amax(dim=-1, keepdim=True)
+            length = (0.99 / shrinking.clamp(min=0.99)) * running
+            before, trial, pays = size((dual, centre)), (weights, prices, level), running
+            for _ in range(25):  # halve the step until it pays
+                trial = (weights + length * moves, prices + length * price_moves, level + length * rise)
+                pays = size(residuals(*trial, target)) <= (1 - 0.01 * length) * before
+                if bool(pays.all()):
+                    break
+                length = torch.where(pays, length, length / 2)
+            if not bool((length * pays > 0).any()):
+                break  # rounding leaves nothing to gain
+            weights, prices, level = (torch.where(pays, new, old) for new, old in zip(trial, (weights, prices, level)))
+        return (weights / weights.sum(dim=-1, keepdim=True)).to(losses.dtype)
 
     def largest_step(self, prior: Tensor) -> float:
         return math.inf

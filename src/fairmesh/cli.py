@@ -1,6 +1,5 @@
 """The command line: demo, run, compare, report, topology. Heavy imports wait until a command needs them."""
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +36,12 @@ def main() -> None:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _print_json(value: Any) -> None:
+    from fairmesh.runfolder import as_json
+
+    print(as_json(value))
 
 
 def _console(stderr: bool = False) -> Any:
@@ -141,7 +146,7 @@ def demo(
     with _progress(json_) as watcher:
         outcome = run_demo(seed, folder, lambda name: watcher(name, ROUNDS))
     if json_:
-        print(json.dumps(outcome.as_json() | {"folder": str(folder)}))
+        _print_json(outcome.as_json() | {"folder": str(folder)})
         return
     sites = site_table(outcome.runs)
     _show_table(sites, "Accuracy site by site", worst_sites(outcome.runs))
@@ -182,7 +187,7 @@ def run(
         result = run_experiment(loaded, out=folder, resume=resume, watch=watcher(experiment.stem, loaded.rounds))
     summary = Run.from_folder(folder)
     if json_:
-        print(json.dumps(summary.summary | {"folder": str(folder)}))
+        _print_json(summary.summary | {"folder": str(folder)})
         return
     rows = rows_of(summary.variants())
     _show_table([list(rows[0]), *(list(row.values()) for row in rows)])
@@ -205,7 +210,7 @@ def compare(
     check_comparable(runs)
     draw(runs, plot)
     if json_:
-        print(json.dumps({"runs": {run.label: run.summary for run in runs}, "plot": str(plot)}))
+        _print_json({"runs": {run.label: run.summary for run in runs}, "plot": str(plot)})
         return
     rows = rows_of(runs)
     _show_table([list(rows[0]), *(list(row.values()) for row in rows)])
@@ -226,7 +231,10 @@ def report(
     text = settings.read_text(encoding="utf-8") if settings.exists() else ""
     path = folder / "report.html"
     path.write_text(page(finished.variants(), f"Run {finished.label}", settings=text), encoding="utf-8")
-    print(json.dumps({"report": str(path)}) if json_ else f"written: {path}")
+    if json_:
+        _print_json({"report": str(path)})
+        return
+    print(f"written: {path}")
 
 
 @app.command()
@@ -259,7 +267,7 @@ def topology(
     path = plot or Path(f"{name}-{nodes}.png")
     draw_graph(mixing, f"{name}, {nodes} nodes, ρ = {mixing.gap:.3g}", path)
     if json_:
-        print(json.dumps(facts | {"plot": str(path)}))
+        _print_json(facts | {"plot": str(path)})
         return
     if len(cycle) > 1:
         _say(f"a schedule of {len(cycle)} graphs; the numbers are those of their mean")

@@ -61,15 +61,16 @@ def _per_block(rows: Tensor, block: int, scales: Tensor, operation) -> Tensor:
 
 def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
     """The norm of each block as float32: (..., blocks)."""
+
+    def norms_of(blocks: Tensor) -> Tensor:  # summed in float64, where the square of no float32 overflows or vanishes
+        return torch.linalg.vector_norm(blocks, ord=order, dim=-1, dtype=torch.float64).float()
+
     dim = rows.shape[-1]
-    if block >= dim:
-        return torch.linalg.vector_norm(rows, ord=order, dim=-1, keepdim=True).float()
     whole = dim // block * block
-    norms = torch.linalg.vector_norm(rows[..., :whole].unflatten(-1, (-1, block)), ord=order, dim=-1)
-    if whole != dim:
-        rest = torch.linalg.vector_norm(rows[..., whole:], ord=order, dim=-1, keepdim=True)
-        norms = torch.cat([norms, rest], dim=-1)
-    return norms.float()
+    if block >= dim:
+        return norms_of(rows).unsqueeze(-1)
+    norms = norms_of(rows[..., :whole].unflatten(-1, (-1, block)))
+    return norms if whole == dim else torch.cat([norms, norms_of(rows[..., whole:]).unsqueeze(-1)], dim=-1)
 
 
 class Compressor(ABC):
@@ -172,11 +173,11 @@ def _check_fraction(fraction: float) -> None:
 def _largest(rows: Tensor, count: int) -> Tensor:
     """The `count` entries of largest magnitude of each row, ties by lowest index, zero elsewhere."""
     magnitudes = rows.abs()
-    smallest_kept = magnitudes.topk(count, dim=-1, sorted=True).values[..., -1:]
+    smallest_kept = magnitudes.topk(count, dim=-1, sorted=True).values[..., -1:].clone()  # not a view: frees the rest
     above = magnitudes > smallest_kept
     ties = magnitudes == smallest_kept
-    room = count - above.sum(dim=-1, keepdim=True)
-    return rows * (above | (ties & (ties.cumsum(dim=-1) <= room)))
+    room = count - above.sum(dim=-1, keepdim=True, dtype=torch.int32)
+    return rows * (above | (ties & (ties.cumsum(dim=-1, dtype=torch.int32) <= room)))
 
 
 @dataclass(frozen=True)

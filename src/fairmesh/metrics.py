@@ -28,14 +28,16 @@ class Meter:
         device: torch.device,
         dtype: torch.dtype,
         *,
+        home: torch.device | None = None,  # of the held-out data
         own_models: bool = False,
         regularizer: Regularizer | None = None,  # given where Phi is to be measured
     ):
         self._problem, self._placements = problem, placements.cpu()
         self._node_of_site = self._placements.argsort(dim=-1)
-        self._test = Evaluator(problem, "test", device, dtype)
-        self._validation = Evaluator(problem, "validation", device, dtype)
-        self._train = Evaluator(problem, "train", device, dtype) if regularizer is not None or not self._test else None
+        self._test = Evaluator(problem, "test", device, dtype, home)
+        self._validation = Evaluator(problem, "validation", device, dtype, home)
+        needs_train = regularizer is not None or not self._test
+        self._train = Evaluator(problem, "train", device, dtype, home) if needs_train else None
         self._own_models, self._regularizer = own_models, regularizer
         self._groups = [str(site.group) for site in problem.sites]
 

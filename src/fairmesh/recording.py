@@ -123,6 +123,7 @@ class _Recorder:
             training.placements,
             training.device,
             training.dtype,
+            home=training.data_home,
             own_models=options.own_models,
             regularizer=stacked(regularizers, torch.float64, cpu) if phi else None,  # type: ignore[arg-type]
         )
@@ -153,20 +154,21 @@ class _Recorder:
             for now, current in training.states(state, done, self.rounds):
                 state = current._replace(best=best)
                 last = now == self.rounds
+                stopping = stop.is_set()  # asked once: a request that comes later waits for the next round
                 measured = now % options.measure_every == 0 or last
-                if measured or now % look == 0 or stop.is_set() or (folder and now % pace == 0):
+                if measured or now % look == 0 or stopping or (folder and now % pace == 0):
                     self._refuse_diverged(state, now, sound, saved)
                     sound = now
                 fresh: list[Record] = []
                 if measured and not any(record["round"] == now for record in self.records[-len(training.replicas) :]):
                     fresh, state = self._measured(now, state)
                     best = state.best
-                if folder and saved != now and (now % pace == 0 or last or stop.is_set()):
+                if folder and saved != now and (now % pace == 0 or last or stopping):
                     save_checkpoint(folder.checkpoint, state, now, identity)
                     saved = now
                 if self.watch:
                     self.watch(now, fresh)
-                if stop.is_set() and not last:
+                if stopping and not last:
                     raise Interrupted(f"stopped after round {now} of {self.rounds}; continue with resume")
         result = Result(training.problem, training.replicas, self.rounds, self.records, state, self.diverged)
         if folder:

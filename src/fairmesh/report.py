@@ -61,7 +61,7 @@ class Run:
         xs, means, lows, highs = [], [], [], []
         for round_index in sorted(points):
             here = points[round_index]
-            values = [record[self.metric][what] for record in here]
+            values = [_number(record[self.metric][what]) for record in here]
             traffic = max(record["nominal_bits_busiest"] for record in here) / _BITS_PER_MB
             xs.append(float(round_index) if against == "rounds" else traffic)
             means.append(sum(values) / len(values))
@@ -71,12 +71,12 @@ class Run:
 
     def by_site(self) -> list[float]:
         """The final metric of every site, mean over replicas."""
-        rows = [record[self.metric]["sites"] for record in self.summary["final"]]
+        rows = [[_number(v) for v in record[self.metric]["sites"]] for record in self.summary["final"]]
         return [sum(column) / len(rows) for column in zip(*rows)]
 
     def weights(self) -> list[float] | None:
         """The final lambda of every site, mean over replicas."""
-        rows = [record["lambda"] for record in self.summary["final"] if "lambda" in record]
+        rows = [[_number(v) for v in record["lambda"]] for record in self.summary["final"] if "lambda" in record]
         return [sum(column) / len(rows) for column in zip(*rows)] if rows else None
 
     @property
@@ -85,7 +85,13 @@ class Run:
         return self.summary["nominal_bits_busiest"] / _BITS_PER_MB
 
 
-def _shown(value: float, metric: str) -> str:
+def _number(value: float | None) -> float:
+    """Numbers that are not finite are null in a run's files."""
+    return float("nan") if value is None else value
+
+
+def _shown(value: float | None, metric: str) -> str:
+    value = _number(value)
     return f"{value:.4g}" if metric == "loss" else f"{100 * value:.1f} %"
 
 

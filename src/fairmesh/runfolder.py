@@ -1,6 +1,7 @@
 """A run's folder: experiment.toml, metrics.jsonl, summary.json, model files and the checkpoint."""
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,19 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 EXPERIMENT = "experiment.toml"
+
+
+def as_json(value: Any, **style: Any) -> str:
+    """Strict JSON: numbers that are not finite, which a diverged replica has, become null."""
+
+    def strict(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: strict(inner) for key, inner in item.items()}
+        if isinstance(item, list | tuple):
+            return [strict(inner) for inner in item]
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    return json.dumps(strict(value), allow_nan=False, **style)
 
 
 class RunFolder:
@@ -46,19 +60,19 @@ class RunFolder:
     def keep_records_until(self, round_index: int) -> list[Record]:
         """Drops what was recorded after a round, a last line cut short included; the records that stay."""
         kept = [record for record in read_records(self.path, ragged=True) if record["round"] <= round_index]
-        content = "".join(json.dumps(record) + "\n" for record in kept)
+        content = "".join(as_json(record) + "\n" for record in kept)
         write_atomically(self.path / METRICS, content.encode())
         return kept
 
     def append(self, records: Sequence[Record]) -> None:
         try:
             with open(self.path / METRICS, "a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(record) + "\n" for record in records))
+                file.write("".join(as_json(record) + "\n" for record in records))
         except OSError as error:
             raise BadInput(f"cannot write {self.path / METRICS}: {error.strerror or error}") from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_atomically(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        write_atomically(self.path / SUMMARY, (as_json(summary, indent=2) + "\n").encode())
 
     def write_model(self, name: str, state_dict: Mapping[str, Tensor]) -> None:
         tensors = {key: tensor.contiguous().clone() for key, tensor in state_dict.items()}

@@ -123,7 +123,8 @@ class Theorem2Primal(Schedule):
         _check(self.condition >= 1, f"condition kappa = L / mu must be >= 1, got {self.condition}")
 
     def at(self, round_index: Tensor) -> Tensor:
-        return Theorem2Dual(self.smoothness, self.rounds).at(round_index) / (16 * (self.condition + 1) ** 2)
+        dual = 1 / (2 * self.smoothness * math.sqrt(self.rounds))
+        return torch.zeros_like(round_index, dtype=torch.float64) + dual / (16 * (self.condition + 1) ** 2)
 
 
 family(

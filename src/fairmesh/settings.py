@@ -49,7 +49,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def imported(path: str, where: str) -> Any:
     """The object at 'package.module:name' or 'file.py:name'."""
     module_name, separator, name = path.partition(":")
-    if not separator or not name:
+    if not separator or not name or not module_name.strip("."):
         raise BadInput(f"{where}: {path!r} is not an import path; write 'package.module:name' or 'file.py:name'")
     try:
         module = _module_from_file(module_name) if module_name.endswith(".py") else _module(module_name)
@@ -72,7 +72,8 @@ def _module(name: str) -> types.ModuleType:
 
 
 def _module_from_file(path: str) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    # Named by its path: a user's types.py must not take the place of Python's, and the name leads back to the file.
+    spec = importlib.util.spec_from_file_location(path, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise OSError("no such Python file")
     module = importlib.util.module_from_spec(spec)
@@ -183,7 +184,10 @@ def _member_from(role: type, value: Any, where: str) -> Any:
     if isinstance(value, role):
         return value
     if hasattr(role, "shorthand") and isinstance(value, int | float) and not isinstance(value, bool):
-        return role.shorthand(value)  # type: ignore[attr-defined]
+        try:
+            return role.shorthand(value)  # type: ignore[attr-defined]
+        except BadInput as error:
+            raise BadInput(f"{where}: {error}") from error
     table = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table with a name, got {_described(value)}")
@@ -191,7 +195,7 @@ def _member_from(role: type, value: Any, where: str) -> Any:
     name = table.get("name")
     if name is None:
         raise BadInput(f"{where}: the table has no name; known: {', '.join(sorted(known))}")
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise BadInput(f"{where}: unknown {role.__name__.lower()} {name!r}{nearest(str(name), known)}")
     return _filled(known[name], {key: item for key, item in table.items() if key != "name"}, where)
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import networkx
 import numpy as np
@@ -46,10 +46,8 @@ class Mixing:
         if self.n <= _DENSE_EIGENVALUES_UP_TO:
             values = np.linalg.eigvalsh(self.matrix.toarray())
             return float(values[-2]), float(values[0])
-        start = np.random.default_rng(0).standard_normal(self.n)
-        top = scipy.sparse.linalg.eigsh(self.matrix, k=2, which="LA", return_eigenvectors=False, v0=start)
-        bottom = scipy.sparse.linalg.eigsh(self.matrix, k=1, which="SA", return_eigenvectors=False, v0=start)
-        return float(min(top)), float(bottom[0])
+        lowest = float((2 * self.matrix.diagonal() - 1).min())  # Gershgorin's bound
+        return _extreme_eigenvalue(self.matrix, 1.0, +1), _extreme_eigenvalue(self.matrix, lowest, -1)
 
     @property
     def gap(self) -> float:
@@ -71,14 +69,44 @@ class Mixing:
 
     def check_mixes(self) -> None:
         """Refuses a matrix under which some nodes never agree."""
-        pieces, _ = scipy.sparse.csgraph.connected_components(self.matrix, directed=False)
-        if pieces > 1:
-            raise BadInput(f"the graph is disconnected: {_pieces_in_words(self.matrix)}; add edges between them")
-        if self.gap < 1e-12:
+        links = _without_zeros(self.matrix > 1e-12)
+        if scipy.sparse.csgraph.connected_components(links, directed=False)[0] > 1:
+            raise BadInput(f"the graph is disconnected: {_pieces_in_words(links)}; add edges between them")
+        # An eigenvalue of -1 means two halves with links only across, that is, no way to return in an odd number of
+        # hops; then, and only then, nodes at even and at odd times fall apart. No eigenvalue need be found.
+        even_and_odd = scipy.sparse.block_array([[None, links], [links, None]])
+        if scipy.sparse.csgraph.connected_components(even_and_odd, directed=False)[0] > 1:
             raise BadInput(
-                f"the mixing matrix has spectral gap {max(self.gap, 0.0):.1g}: an eigenvalue of -1 keeps two halves of "
-                "the graph swapping for ever; give nodes a positive weight on themselves"
+                "the mixing matrix has spectral gap 0: an eigenvalue of -1 keeps two halves of the graph swapping for "
+                "ever; give nodes a positive weight on themselves"
             )
+
+
+def _extreme_eigenvalue(matrix: scipy.sparse.csr_array, bound: float, sign: int) -> float:
+    """The largest (sign +1) or smallest (-1) eigenvalue on vectors of mean zero; none lies beyond `bound`."""
+    n = len(matrix.indptr) - 1
+    start = np.random.default_rng(0).standard_normal(n)
+
+    def largest(product, **limits) -> float:
+        operator = scipy.sparse.linalg.LinearOperator((n, n), matvec=product, dtype=np.float64)  # type: ignore[call-arg]
+        values = scipy.sparse.linalg.eigsh(operator, 1, which="LA", return_eigenvectors=False, v0=start, **limits)
+        return float(values[0])
+
+    def centred(x: np.ndarray) -> np.ndarray:
+        return x - x.mean()
+
+    def plain(x: np.ndarray) -> np.ndarray:
+        return sign * centred(matrix @ centred(x))
+
+    try:
+        return sign * largest(plain, maxiter=100, tol=1e-12)
+    except scipy.sparse.linalg.ArpackNoConvergence:
+        # Eigenvalues crowd where a graph mixes slowly (a ring of thousands); such graphs are easily cut in two, so W
+        # factors cheaply, and the inverse spreads the crowd.
+        rough = sign * largest(plain, tol=1e-4)
+        shift = sign * min(sign * bound + 1e-6, sign * rough + 1e-3)
+        factors = scipy.sparse.linalg.splu(scipy.sparse.csc_array(matrix - shift * scipy.sparse.eye_array(n)))
+        return shift - sign / largest(lambda x: -sign * centred(factors.solve(centred(x))))
 
 
 def _without_zeros(matrix) -> scipy.sparse.csr_array:
@@ -120,6 +148,8 @@ def _check_doubly_stochastic(matrix: scipy.sparse.csr_array, tolerance: float = 
 def mixing_matrix(graph: networkx.Graph, rule: Rule) -> Mixing:
     """W of a graph: `metropolis` 1 / (1 + max of both degrees), `max-degree` 1 / (1 + largest degree), or `uniform`
     1 / (1 + degree), which is symmetric only where all degrees agree."""
+    if rule not in get_args(Rule):
+        raise BadInput(f"mixing is one of {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
     n = graph.number_of_nodes()
     adjacency = networkx.to_scipy_sparse_array(graph, nodelist=range(n), dtype=float, format="coo")
     off = adjacency.row != adjacency.col

@@ -95,6 +95,7 @@ class Training:
         algorithms = [replica.algorithm for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
+        self.data_home = _home_of_data(problem, self.device, options.data_on)
         self.oracle = Oracle(
             problem,
             self.network.hosted,
@@ -103,7 +104,7 @@ class Training:
             placements=self.placements,
             calls_per_round=self.algorithm.oracle_calls(),
             dtype=self.dtype,
-            data_device=_home_of_data(problem, self.device, options.data_on),
+            data_device=self.data_home,
         )
 
     def identity(self) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class Training:
 
     def advance(self, state: TrainingState, done: int) -> TrainingState:
         """The state after round number `done`."""
-        index = torch.tensor(done, device=self.device)
+        index = torch.tensor(done)  # a number on the host goes with tensors anywhere, and is read without waiting
         round = Round(index, self.oracle, self.network)
         current = state.algorithm.models.mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
         duals = getattr(state.algorithm, "duals", None)

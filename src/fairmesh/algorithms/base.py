@@ -56,11 +56,12 @@ class Round:
     """One round as an algorithm sees it: its number, the local data, the random streams, and the way to the others."""
 
     def __init__(self, index: Tensor, oracle: Oracle, network: Network):
-        self.index = index  # t, a scalar tensor
+        self.index = index  # t, a scalar tensor on the host
         self._oracle, self._network = oracle, network
         self.prior = oracle.prior  # p (..., 1, n)
         self.own = network.own  # (nodes, n) each hosted node's own coordinate
         self.n = network.n  # m
+        self.by_identity = network.by_identity  # (n,) so that a server draws nodes by who they are
         self.sent: list[Traffic] = []
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
@@ -82,7 +83,7 @@ class Round:
 
     def server_draws(self, purpose: str) -> Draw:
         """A server's uniforms (..., 1, count), for one purpose."""
-        return self._draw(purpose, torch.full((1,), SERVER, device=self.index.device))
+        return self._draw(purpose, torch.full((1,), SERVER, device=self.own.device))
 
     def _draw(self, purpose: str, identities: Tensor) -> Draw:
         key = randomness.keys(self._oracle.seeds, purpose, self.index, identities)

@@ -57,7 +57,9 @@ class DRFA(Algorithm):
 
     def step(self, state: DRFAState, round: Round) -> DRFAState:
         count = max(1, int(self.participation * round.n + 0.5))
-        shares = _drawn_by(state.duals, round.server_draws("clients")(count)) / count  # (..., 1, n)
+        order = round.by_identity
+        drawn = _drawn_by(state.duals.index_select(-1, order), round.server_draws("clients")(count))
+        shares = _by_position(drawn, order) / count  # (..., 1, n)
         snapshot_step = (round.server_draws("snapshot")(1) * self.local_steps).floor()  # (..., 1, 1)
         weights = round.hosted(shares)  # (..., nodes)
         models = round.broadcast(state.models, weights > 0)
@@ -68,12 +70,18 @@ class DRFA(Algorithm):
             snapshots = torch.where(snapshot_step == call, models, snapshots)
         model, snapshot = round.average(models, weights), round.average(snapshots, weights)
 
-        probed = _without_replacement(round.server_draws("probe")(round.n), count)  # (..., 1, n)
+        chosen = _without_replacement(round.server_draws("probe")(round.n), count)
+        probed = _by_position(chosen, order)  # (..., 1, n)
         asked = round.hosted(probed)
         losses = round.losses(round.broadcast(snapshot, asked > 0), self.local_steps)
         estimates = round.report(losses, asked > 0) * probed * (round.n / count)  # unbiased for all clients' losses
         ascent = round.step_size(self.dual_step) * self.local_steps
         return DRFAState(model, project_onto_simplex(state.duals + ascent * estimates))
+
+
+def _by_position(row: Tensor, order: Tensor) -> Tensor:
+    """A row over nodes in the order of their identities, put in the order of their positions."""
+    return torch.empty_like(row).index_copy_(-1, order, row)
 
 
 def _drawn_by(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class Network(ABC):
     hosted: Tensor  # (nodes,) positions among all nodes of those hosted here
     identities: Tensor  # (nodes,) whole numbers that name the hosted nodes' random streams
     own: Tensor  # (nodes, n) 1 where a column is the hosted node's own position
+    by_identity: Tensor  # (n,) positions of all nodes in the order of their identities
 
     @abstractmethod
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -11,21 +12,31 @@ from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.topology import Mixing, union_of
 
-_DENSE_UP_TO = 128  # nodes; a larger W is dense only where its rows are crowded
-_CROWDED = 32  # neighbours beyond which summing them one by one no longer pays
+_DENSE_UP_TO = 128  # nodes; a larger W stays sparse
+_CROWDED = 32  # neighbours; a node with more, and with over four times the usual number, gets a dense row of its own
 
 
 class _Mix:
-    """x -> W x for rows (..., n, dim), dense or neighbour by neighbour."""
+    """x -> W x for rows (..., n, dim): dense, or neighbour by neighbour with dense rows for the few crowded nodes."""
 
     def __init__(self, mixing: Mixing, order: np.ndarray, device: torch.device, dtype: torch.dtype):
         matrix = mixing.matrix[order][:, order].tocsr()
-        counts = np.diff(matrix.indptr)
-        slots = int(counts.max())
         self.dense: Tensor | None = None
-        if mixing.n <= _DENSE_UP_TO or slots > _CROWDED:
+        self.hubs: Tensor | None = None
+        if mixing.n <= _DENSE_UP_TO:
             self.dense = torch.as_tensor(matrix.toarray(), dtype=dtype, device=device)
             return
+        counts = np.diff(matrix.indptr)
+        hubs = np.flatnonzero(counts > max(_CROWDED, 4 * np.median(counts)))
+        if len(hubs):
+            self.hubs = torch.as_tensor(hubs, device=device)
+            self.hub_rows = torch.as_tensor(matrix[hubs].toarray(), dtype=dtype, device=device)
+            keep = np.ones(mixing.n)
+            keep[hubs] = 0.0
+            matrix = scipy.sparse.csr_array(scipy.sparse.diags_array(keep) @ matrix)
+            matrix.eliminate_zeros()
+            counts = np.diff(matrix.indptr)
+        slots = int(counts.max())
         neighbours = np.tile(np.arange(mixing.n)[:, None], (1, slots))  # rows with fewer neighbours add 0 * themselves
         weights = np.zeros((mixing.n, slots))
         slot = np.arange(matrix.nnz) - np.repeat(matrix.indptr[:-1], counts)
@@ -40,6 +51,8 @@ class _Mix:
         total = torch.zeros_like(rows)
         for neighbour, weight in zip(self.neighbours, self.weights):
             total.addcmul_(rows.index_select(-2, neighbour), weight)
+        if self.hubs is not None:
+            total.index_copy_(-2, self.hubs, self.hub_rows @ rows)
         return total
 
 
@@ -82,6 +95,7 @@ class MemoryNetwork(Network):
         self.hosted = torch.as_tensor(place, device=device)
         self.identities = torch.as_tensor(names[place], dtype=torch.int64, device=device)
         self.own = torch.eye(self.n, dtype=dtype, device=device)[self.hosted]
+        self.by_identity = torch.as_tensor(names.argsort(), device=device)
         self._fixed = len(cycle) == 1
         self._mixes = [_Mix(mixing, place, device, dtype) for mixing in cycle]
         degrees = np.stack([mixing.degrees[place] for mixing in cycle])

@@ -7,24 +7,37 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fairmesh.problems.base import Problem, Samples
+from fairmesh.problems.base import Problem
 from fairmesh.problems.losses import as_floats, per_sample
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 
 
 class Evaluator:
-    """Judges rows by the different sets of a split; sites that share a set share the work."""
+    """Judges rows by the different sets of a split, all in one pass; sites that share a set share the work. The data
+    stays at `home` and visits the device in chunks."""
 
-    def __init__(self, problem: Problem, split: Literal["test", "validation", "train"], device, dtype: torch.dtype):
+    def __init__(
+        self,
+        problem: Problem,
+        split: Literal["test", "validation", "train"],
+        device: torch.device | str,
+        dtype: torch.dtype,
+        home: torch.device | str | None = None,
+    ):
         sets, of_site = problem.held_out(split)
         self._problem, self._dtype, self._device = problem, dtype, torch.device(device)
-        self._sets = [self._placed(samples) for samples in sets]
         self._of_site = torch.tensor(of_site, dtype=torch.int64)
+        self._sizes = [len(samples) for samples in sets]
         self._model = problem.flat_model.to(self._device, dtype)
+        if sets:
+            home = home or device
+            self._inputs = torch.cat([samples.inputs for samples in sets]).to(home)
+            self._targets = as_floats(torch.cat([samples.targets for samples in sets]), dtype).to(home)
+            self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes)).to(self._device)
 
     def __bool__(self) -> bool:
-        return bool(self._sets)
+        return bool(self._sizes)
 
     @property
     def names(self) -> list[str]:
@@ -32,47 +45,53 @@ class Evaluator:
         built_in = ["accuracy", "loss"] if self._problem.classes else ["loss"]
         return list(dict.fromkeys([*self._problem.metrics, *built_in]))
 
-    def _placed(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        return samples.inputs.to(self._device), as_floats(samples.targets, self._dtype).to(self._device)
-
     def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
         """Each metric of rows (replicas, dim) at every site: (replicas, sites), float64 on the CPU."""
-        per_set = [self._on_set(rows, inputs, targets) for inputs, targets in self._sets]
-        return {name: torch.stack([s[name] for s in per_set], dim=-1)[:, self._of_site] for name in self.names}
+        per_set = self._on_sets(rows, 0, len(self._sizes))
+        return {name: values[:, self._of_site] for name, values in per_set.items()}
 
     def of_own_models(self, models: Tensor, placements: Tensor) -> dict[str, Tensor]:
         """Each metric of every node's own row (replicas, n, dim) on the data of the site it holds: (replicas, n)."""
         which = self._of_site[placements.cpu()]
         result = {name: torch.zeros(models.shape[:2], dtype=torch.float64) for name in self.names}
-        for k, (inputs, targets) in enumerate(self._sets):
+        for k in range(len(self._sizes)):
             here = which == k
             if bool(here.any()):
-                for name, values in self._on_set(models[here.to(models.device)], inputs, targets).items():
-                    result[name][here] = values
+                for name, values in self._on_sets(models[here.to(models.device)], k, k + 1).items():
+                    result[name][here] = values[:, 0]
         return result
 
     @torch.no_grad()
-    def _on_set(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Each metric of rows (k, dim) on one set: (k,)."""
-        problem = self._problem
-        chunk = max(1, _FLOATS_AT_ONCE // (len(rows) * max(1, inputs[0].numel())))
-        losses = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
+    def _on_sets(self, rows: Tensor, first: int, last: int) -> dict[str, Tensor]:
+        """Each metric of rows (k, dim) on the sets from `first` to before `last`: (k, sets)."""
+        problem, sizes = self._problem, self._sizes[first:last]
+        begin, count = sum(self._sizes[:first]), sum(sizes)
+        chunk = max(1, _FLOATS_AT_ONCE // (len(rows) * max(1, self._inputs[0].numel())))
+        losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64, device=self._device)
         hits = torch.zeros_like(losses)
         kept: list[Tensor] = []
-        for start in range(0, len(inputs), chunk):
-            x, y = as_floats(inputs[start : start + chunk], self._dtype), targets[start : start + chunk]
-            outputs = vmap(self._model, in_dims=(0, None))(rows, x)
-            losses += vmap(lambda o, y=y: per_sample(problem.loss, o, y))(outputs).double().sum(dim=-1)
+        for start in range(begin, begin + count, chunk):
+            here = slice(start, min(start + chunk, begin + count))
+            inputs = as_floats(self._inputs[here].to(self._device), self._dtype)
+            targets = self._targets[here].to(self._device)
+            owner = self._set_of_sample[here] - first
+            outputs = vmap(self._model, in_dims=(0, None))(rows, inputs)
+            each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs)
+            losses.index_add_(1, owner, each.double())
             if problem.classes:
-                hits += (outputs.argmax(dim=-1) == y).double().sum(dim=-1)
+                hits.index_add_(1, owner, (outputs.argmax(dim=-1) == targets).double())
             if problem.metrics:
                 kept.append(outputs)
-        found = {"loss": losses / len(inputs)}
+        lengths = torch.tensor(sizes, dtype=torch.float64, device=self._device)
+        found = {"loss": losses / lengths}
         if problem.classes:
-            found["accuracy"] = hits / len(inputs)
-        for name, metric in problem.metrics.items():
-            every, truth = torch.cat(kept, dim=1).cpu(), targets.cpu()  # scikit-learn's functions know no other device
-            found[name] = torch.tensor([float(metric(o, truth)) for o in every], dtype=torch.float64)
+            found["accuracy"] = hits / lengths
+        if problem.metrics:
+            pieces = torch.cat(kept, dim=1).split(sizes, dim=1)
+            truths = self._targets[begin : begin + count].to(self._device).split(sizes)
+            for name, metric in problem.metrics.items():
+                scores = [[float(metric(o, t)) for o in outputs] for outputs, t in zip(pieces, truths)]
+                found[name] = torch.tensor(scores, dtype=torch.float64).T
         return {name: found[name].cpu() for name in self.names}
 
 
