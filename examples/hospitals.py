@@ -8,7 +8,7 @@ import fairmesh as fm
 
 
 def sites(count: int = 6) -> list[fm.Site]:
-    """Synthetic patients: eight measurements, ill or not. The smallest hospital's device reports four of them reversed."""
+    """Synthetic patients: eight measurements, ill or not. The smallest hospital's device reverses four of them."""
     generator = torch.Generator().manual_seed(7)
     truth = torch.randn(8, generator=generator)
     made = []

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from safetensors.torch import save
 from torch import Tensor
 
@@ -55,6 +54,8 @@ class RunFolder:
         self.resuming = occupied
 
     def write_settings(self, table: Mapping[str, Any]) -> None:
+        import tomli_w
+
         write_atomically(self.path / EXPERIMENT, tomli_w.dumps(dict(table)).encode())
 
     def keep_records_until(self, round_index: int) -> list[Record]:
