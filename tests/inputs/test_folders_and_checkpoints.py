@@ -1,0 +1,270 @@
+"""Run folders that cannot be used, and checkpoints that are damaged or another's, are refused and left as they are."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load, save
+from torch import nn
+
+import fairmesh as fm
+from fairmesh.checkpoint import load_checkpoint, write_atomically
+from fairmesh.replicas import replicas_of
+from fairmesh.runfolder import CHECKPOINT, read_records, read_summary
+from fairmesh.training import Options, Training
+from tests.toys import problem, sites, small_model
+
+ALGORITHM = fm.ChocoSGD(primal_step=0.1, rate=0.5, compressor=fm.TopK(0.5))
+
+
+def run(folder: Path, rounds: int = 4, **changes):
+    """A short run, or one that differs from it in one thing."""
+    arguments = {"problem": None, "topology": fm.Ring(), "algorithm": ALGORITHM, "measure_every": 2} | changes
+    made = arguments.pop("problem") or problem(3)
+    return fm.train(made, arguments.pop("topology"), arguments.pop("algorithm"), rounds, out=folder, **arguments)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def refused_to_resume(folder: Path, *words: str, **changes) -> None:
+    before = content(folder)
+    with pytest.raises((fm.CheckpointError, fm.BadInput)) as caught:
+        run(folder, resume=True, **changes)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{missing} not in: {caught.value}"
+    assert content(folder) == before
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(finished, tmp_path) -> Path:
+    """A finished run of its own for a test to spoil."""
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for name, data in content(finished).items():
+        (copy / name).write_bytes(data)
+    return copy
+
+
+def test_a_folder_under_a_file_is_refused_with_its_path(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(fm.BadInput, match=r"cannot use .*file/run as a run folder"):
+        run(tmp_path / "file" / "run")
+
+
+def test_a_file_as_run_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(fm.BadInput, match=r"cannot use .*file as a run folder"):
+        run(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_a_folder_without_write_permission_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fairmesh.runfolder.os.access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(fm.BadInput, match=r"cannot write to the run folder .*permission denied"):
+        run(tmp_path / "run")
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(fm.BadInput, match="not empty; choose another"):
+        run(tmp_path)
+    assert content(tmp_path) == {"thesis.tex": b"years of work"}
+
+
+def test_a_folder_with_a_run_in_it_is_refused_without_resume_and_says_how(folder):
+    before = content(folder)
+    with pytest.raises(fm.BadInput, match="not empty; resume it"):
+        run(folder)
+    assert content(folder) == before
+
+
+def test_an_empty_folder_is_used(tmp_path):
+    assert run(tmp_path).rounds == 4
+
+
+def test_resuming_a_folder_without_a_checkpoint_is_refused(folder):
+    (folder / CHECKPOINT).unlink()
+    refused_to_resume(folder, f"no {CHECKPOINT}", "choose another folder")
+
+
+def test_a_truncated_checkpoint_is_refused_by_name_at_every_length(folder):
+    whole = (folder / CHECKPOINT).read_bytes()
+    for length in (0, 4, 8, 200, len(whole) // 2, len(whole) - 1):
+        (folder / CHECKPOINT).write_bytes(whole[:length])
+        refused_to_resume(folder, CHECKPOINT, "damaged", "delete the folder")
+
+
+def test_garbage_as_checkpoint_is_refused_by_name(folder):
+    (folder / CHECKPOINT).write_bytes(bytes(range(256)) * 20)
+    refused_to_resume(folder, CHECKPOINT, "damaged")
+
+
+def test_one_flipped_byte_in_the_data_is_refused_by_name(folder):
+    data = bytearray((folder / CHECKPOINT).read_bytes())
+    data[-5] ^= 1
+    (folder / CHECKPOINT).write_bytes(bytes(data))
+    refused_to_resume(folder, CHECKPOINT, "damaged", "fingerprint", "delete the folder")
+
+
+def test_one_flipped_bit_is_refused_wherever_it_is(finished, tmp_path):
+    whole = (finished / CHECKPOINT).read_bytes()
+    training = Training(problem(3), fm.Ring(), replicas_of([ALGORITHM], (0,), None, 3), Options())
+    like, identity = training.initial(), training.identity()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    accepted = []
+    path = tmp_path / CHECKPOINT
+    for place in [*range(header), *range(header, len(whole), 29)]:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << (place % 7)
+        path.write_bytes(bytes(flipped))
+        try:
+            load_checkpoint(path, like, identity)
+            accepted.append(place)
+        except fm.CheckpointError:
+            pass
+    assert [whole[max(0, place - 20) : place + 20] for place in accepted] == []
+    path.write_bytes(whole)
+    assert load_checkpoint(path, like, identity)[1] == 4
+
+
+def test_another_format_number_is_refused_with_both_numbers(folder):
+    path = folder / CHECKPOINT
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    path.write_bytes(save(load(path.read_bytes()), metadata | {"format": "7"}))
+    refused_to_resume(folder, CHECKPOINT, "format 7", "reads 1")
+
+
+def test_a_model_file_as_checkpoint_is_refused(folder):
+    (folder / CHECKPOINT).write_bytes((folder / "model.safetensors").read_bytes())
+    refused_to_resume(folder, CHECKPOINT, "format None")
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("topology.name is 'complete' here but 'ring' there", {"topology": fm.Complete()}),
+        ("seeds is [1] here but [0] there", {"seeds": (1,)}),
+        ("placements", {"placements": [(2, 1, 0)]}),
+        ("dtype is 'float64' here but 'float32' there", {"dtype": "float64"}),
+        ("keep_iterate", {"keep_iterate": True}),
+        ("algorithms", {"algorithm": fm.DSGD()}),
+        ("primal_step", {"algorithm": fm.ChocoSGD(primal_step=0.2, rate=0.5, compressor=fm.TopK(0.5))}),
+    ],
+)
+def test_a_checkpoint_of_another_experiment_is_refused_with_the_field_that_differs(folder, field, changes):
+    refused_to_resume(folder, "another experiment", field, "use another folder", **changes)
+
+
+def _absolute(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets) + 0.0 * outputs.abs().mean()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"sites": sites(3, seed=1)},
+        {"sampling": fm.Sampling(batch=8)},
+        {"weight_decay": 0.1},
+        {"clip_norm": 1.0},
+        {"prior": [1.0, 2.0, 3.0]},
+        {"loss": _absolute},
+        {"augment": lambda batch, draw: batch},
+        {"model": lambda: nn.Sequential(*[nn.ReLU() if i == 1 else m for i, m in enumerate(small_model())])},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_checkpoint_of_other_data_model_or_loss_is_refused(folder, other):
+    refused_to_resume(folder, "another experiment", "data and model", problem=problem(3, **other))
+
+
+def test_a_checkpoint_trained_on_another_frozen_body_is_refused(tmp_path):
+    def with_body(scale: float) -> fm.Problem:
+        model = small_model()
+        for k, parameter in enumerate(model.parameters()):
+            torch.nn.init.constant_(parameter, scale if k == 0 else 0.1)
+        model[0].requires_grad_(False)
+        return problem(3, model=model)
+
+    run(tmp_path / "run", problem=with_body(0.3))
+    refused_to_resume(tmp_path / "run", "data and model", problem=with_body(0.4))
+
+
+def test_a_checkpoint_beyond_the_rounds_asked_for_is_refused_with_both_numbers(folder):
+    refused_to_resume(folder, "already at round 4", "3 rounds", rounds=3)
+
+
+def test_reading_a_folder_that_holds_no_run_is_refused(tmp_path):
+    with pytest.raises(fm.BadInput, match=r"no metrics\.jsonl"):
+        read_records(tmp_path)
+    with pytest.raises(fm.BadInput, match=r"no finished run.*no summary\.json"):
+        read_summary(tmp_path)
+
+
+def test_a_broken_line_amid_the_records_is_refused_with_its_number(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join([lines[0], "{broken\n", *lines[1:]]))
+    with pytest.raises(fm.BadInput, match=r"metrics\.jsonl, line 2"):
+        read_records(folder, ragged=True)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_says_so(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint"
+    write_atomically(path, b"old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fairmesh.checkpoint.os.replace", full)
+    with pytest.raises(fm.BadInput, match=r"cannot write .*checkpoint: No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_the_new_content_is_on_disk_before_it_takes_the_old_ones_place(tmp_path, monkeypatch):
+    path, seen = tmp_path / "checkpoint", []
+    write_atomically(path, b"old")
+    import os
+
+    replace, fsync = os.replace, os.fsync
+    monkeypatch.setattr("fairmesh.checkpoint.os.fsync", lambda file: (seen.append("flushed"), fsync(file)))
+
+    def observed(source, target):
+        seen.append((Path(source).read_bytes(), Path(target).read_bytes()))
+        replace(source, target)
+
+    monkeypatch.setattr("fairmesh.checkpoint.os.replace", observed)
+    write_atomically(path, b"new")
+    assert seen[:2] == ["flushed", (b"new", b"old")]
+    assert path.read_bytes() == b"new"
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_keeps_the_last_one(tmp_path, monkeypatch):
+    import os
+
+    replace = os.replace
+
+    def full_after_round_0(source, target):
+        if Path(target).name == CHECKPOINT and Path(target).exists():
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr("fairmesh.checkpoint.os.replace", full_after_round_0)
+    with pytest.raises(fm.BadInput, match=f"cannot write .*{CHECKPOINT}: No space left"):
+        run(tmp_path / "run", checkpoint_every=2)
+    monkeypatch.undo()
+    resumed = run(tmp_path / "run", resume=True, checkpoint_every=2)
+    straight = run(tmp_path / "straight", checkpoint_every=2)
+    assert torch.equal(resumed.row(), straight.row())
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 4

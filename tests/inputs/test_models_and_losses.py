@@ -1,0 +1,176 @@
+"""Models and losses that cannot be trained node by node are refused when the problem is made, with the reason."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fairmesh as fm
+from tests.inputs.test_data import GOOD, INPUTS, LABELS, refused
+from tests.toys import CLASSES, FEATURES
+
+SITES = [fm.Site(GOOD), fm.Site(GOOD)]
+IMAGES = [fm.Site((torch.linspace(-1, 1, 12 * 2 * 16).reshape(12, 2, 4, 4), LABELS))]
+
+
+def model_with(layer: nn.Module, width: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, width), layer, nn.Linear(width, CLASSES))
+
+
+def image_model_with(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), layer, nn.Flatten(), nn.Linear(16, CLASSES))
+
+
+def test_batch_norm_in_training_mode_is_refused_by_layer_with_what_to_use():
+    refused(
+        "layer 1 (BatchNorm1d)",
+        "batch statistics",
+        "GroupNorm",
+        ".eval()",
+        model=model_with(nn.BatchNorm1d(4)),
+        sites=SITES,
+    )
+
+
+def test_the_refusal_of_a_layer_does_not_blame_the_inputs():
+    with pytest.raises(fm.BadInput, match=r"^layer 1"):
+        fm.Problem(model=model_with(nn.BatchNorm1d(4)), sites=SITES)
+
+
+def test_batch_norm_without_running_statistics_is_refused_even_in_eval_mode():
+    layer = nn.BatchNorm1d(4, track_running_stats=False).eval()
+    refused("BatchNorm1d", "batch statistics", model=model_with(layer), sites=SITES)
+
+
+def test_frozen_batch_norm_in_eval_mode_is_allowed():
+    layer = nn.BatchNorm1d(4).eval().requires_grad_(False)
+    assert fm.Problem(model=model_with(layer), sites=SITES).flat_model.dim == 6 * 4 + 4 + 4 * 3 + 3
+
+
+def test_instance_norm_with_running_statistics_is_refused():
+    layer = nn.InstanceNorm2d(4, track_running_stats=True)
+    refused("layer 1 (InstanceNorm2d)", "batch statistics", model=image_model_with(layer), sites=IMAGES)
+
+
+@pytest.mark.parametrize("layer", [nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4), nn.LayerNorm((4, 2, 2))])
+def test_norms_of_single_samples_are_allowed_and_train(layer):
+    made = fm.Problem(model=image_model_with(layer), sites=IMAGES)
+    before = made.initial_row(0)
+    after = fm.train(made, fm.Ring(), fm.DSGD(primal_step=0.1), 2).row()[0]
+    norm = made.flat_model.parameters_of(after - before)["1.weight"]
+    assert norm.abs().max() > 0
+
+
+def test_a_lazy_module_is_refused_with_what_to_do():
+    refused(
+        "0.weight", "not initialised", "run the lazy model once", model=nn.Sequential(nn.LazyLinear(3)), sites=SITES
+    )
+
+
+def test_a_model_without_a_trainable_parameter_is_refused():
+    refused("no trainable parameter", "requires_grad", model=nn.Linear(6, 3).requires_grad_(False), sites=SITES)
+
+
+def test_a_model_that_does_not_accept_the_inputs_is_refused_with_their_shape():
+    refused("does not accept inputs of shape (6,)", "cannot be multiplied", model=nn.Linear(5, 3), sites=SITES)
+
+
+def test_a_loss_per_sample_is_refused_with_its_shape():
+    refused(
+        "must return a scalar",
+        "shape (2,)",
+        "reduction='mean'",
+        sites=SITES,
+        loss=nn.CrossEntropyLoss(reduction="none"),
+    )
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_a_summed_loss_is_refused_whatever_the_size_of_the_first_site(count):
+    train = [fm.Site((INPUTS[:count], LABELS[:count]))]
+    refused("mean of their single losses", "reduction='mean'", sites=train, loss=nn.CrossEntropyLoss(reduction="sum"))
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")  # a user sees a warning at most
+def test_targets_that_broadcast_against_the_outputs_are_refused_with_both_shapes():
+    train = [fm.Site((INPUTS, torch.linspace(-1, 1, 12)))]
+    refused(
+        "model and loss",
+        "target size (torch.Size([2]))",
+        "input size (torch.Size([2, 1]))",
+        sites=train,
+        model=nn.Linear(6, 1),
+        loss=F.mse_loss,
+    )
+
+
+@pytest.mark.parametrize("kind", [KeyError, RuntimeError, AssertionError, ZeroDivisionError])
+def test_a_loss_that_raises_is_refused_with_what_it_said(kind):
+    def loss(outputs, targets):
+        raise kind("no such instrument")
+
+    refused("model and loss", kind.__name__, "no such instrument", sites=SITES, loss=loss)
+
+
+def test_a_loss_that_returns_no_tensor_is_refused():
+    refused("model and loss", "float", sites=SITES, loss=lambda outputs, targets: 1.0)
+
+
+def test_a_loss_that_is_not_finite_before_training_is_refused():
+    refused("loss", "inf", "before training", sites=SITES, loss=lambda outputs, targets: -(outputs * 0).sum().log())
+
+
+class Drawing(nn.Module):
+    """A linear model that draws random numbers of its own."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.layer, self.draw = nn.Linear(FEATURES, CLASSES), draw
+
+    def forward(self, inputs):
+        return self.layer(self.draw(inputs))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda inputs: F.dropout(inputs, 0.5),
+        lambda inputs: inputs + torch.rand(FEATURES),
+        lambda inputs: inputs + torch.randn_like(inputs),
+    ],
+    ids=["F.dropout", "torch.rand", "torch.randn_like"],
+)
+def test_a_model_that_draws_from_torchs_generator_is_refused_with_the_reason(draw):
+    refused("torch's own generator", "nn.Dropout", model=Drawing(draw), sites=SITES)
+
+
+@pytest.mark.parametrize("layer", [nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)])
+def test_alpha_dropout_is_refused_by_layer_with_what_to_use(layer):
+    refused(
+        f"layer 1 ({type(layer).__name__})",
+        "torch's own generator",
+        "use nn.Dropout",
+        model=model_with(layer),
+        sites=SITES,
+    )
+
+
+def test_alpha_dropout_that_is_switched_off_is_allowed():
+    assert fm.Problem(model=model_with(nn.AlphaDropout(0.2).eval()), sites=SITES).n == 2
+
+
+def test_an_augmentation_that_draws_from_torchs_generator_is_refused_with_the_reason():
+    refused(
+        "augment",
+        "torch's own generator",
+        "draw(*shape)",
+        sites=SITES,
+        augment=lambda batch, draw: batch + torch.rand(FEATURES),
+    )
+
+
+def test_a_dropout_layer_of_ones_own_kind_is_refused_not_run_from_torchs_generator():
+    class Mine(nn.Dropout):
+        pass
+
+    refused("torch's own generator", model=model_with(Mine(0.3)), sites=SITES)

@@ -1,0 +1,122 @@
+"""A run that stops making sense stops, says who, when and what to lower, and keeps its last good checkpoint."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.nn import functional as F
+
+import fairmesh as fm
+from fairmesh.runfolder import CHECKPOINT
+from tests.toys import FEATURES, problem
+
+REGRESSION = fm.Problem(
+    nn.Linear(FEATURES, 1),
+    [
+        fm.Site((torch.randn(20, FEATURES, generator=torch.Generator().manual_seed(i)), torch.ones(20, 1)), name=name)
+        for i, name in enumerate(["Lyon", "Oslo", "Rome"])
+    ],
+    loss=F.mse_loss,
+    sampling=fm.Sampling(order="full"),
+)
+HUGE = fm.DSGD(primal_step=20.0)  # grows some tenfold a round
+
+
+def test_a_huge_step_stops_the_run_with_rounds_node_quantity_and_what_to_lower(tmp_path):
+    with pytest.raises(fm.Diverged) as caught:
+        fm.train(REGRESSION, fm.Ring(), HUGE, 400, measure_every=1, checkpoint_every=2, out=tmp_path / "run")
+    message = str(caught.value)
+    done = int(message.split(" and ")[1].split(":")[0])
+    assert f"diverged between rounds {done - 1} and {done}" in message
+    assert any(f"node {i} ({name})" in message for i, name in enumerate(["Lyon", "Oslo", "Rome"]))
+    assert "an exploded model (norm " in message
+    assert "lower primal_step (starts at 20)" in message
+    kept = (done - 1) // 2 * 2
+    assert message.endswith(f"the checkpoint of round {kept} is kept")
+
+
+def test_the_last_good_checkpoint_is_sound_and_can_be_resumed_from(tmp_path):
+    with pytest.raises(fm.Diverged) as caught:
+        fm.train(REGRESSION, fm.Ring(), HUGE, 400, measure_every=1, checkpoint_every=2, out=tmp_path / "run")
+    kept = int(str(caught.value).split("checkpoint of round ")[1].split()[0])
+    with safe_open(tmp_path / "run" / CHECKPOINT, framework="pt") as file:
+        assert file.metadata()["round"] == str(kept)
+        assert all(torch.isfinite(file.get_tensor(name)).all() for name in file.keys())  # noqa: SIM118
+    result = fm.train(REGRESSION, fm.Ring(), HUGE, kept, measure_every=1, out=tmp_path / "run", resume=True)
+    assert math.isfinite(result.final[0]["loss"]["worst"])
+    assert result.final[0]["round"] == kept
+
+
+def test_divergence_between_measurements_is_not_checkpointed(tmp_path):
+    with pytest.raises(fm.Diverged, match="checkpoint of round 0 is kept"):
+        fm.train(REGRESSION, fm.Ring(), HUGE, 400, measure_every=400, checkpoint_every=30, out=tmp_path / "run")
+    with safe_open(tmp_path / "run" / CHECKPOINT, framework="pt") as file:
+        assert file.metadata()["round"] == "0"
+
+
+def test_a_run_without_a_folder_diverges_with_the_same_words_and_no_checkpoint():
+    with pytest.raises(fm.Diverged, match=r"node \d .* lower primal_step \(starts at 20\)$"):
+        fm.train(REGRESSION, fm.Ring(), HUGE, 400, measure_every=1)
+
+
+def test_it_stops_early_though_measurements_are_rare():
+    seen = []
+    with pytest.raises(fm.Diverged, match="between rounds 0 and 50"):
+        fm.train(REGRESSION, fm.Ring(), HUGE, 5000, measure_every=5000, watch=lambda done, fresh: seen.append(done))
+    assert max(seen) == 49
+
+
+def test_a_non_finite_model_is_called_so():
+    with pytest.raises(fm.Diverged, match=r"a non-finite model \(norm nan\)"):
+        fm.train(REGRESSION, fm.Ring(), fm.DSGD(primal_step=1e18), 50, measure_every=50)
+
+
+def test_compressed_algorithms_are_told_to_lower_the_rate_with_their_delta():
+    compressor = fm.TopK(0.5)
+    algorithm = fm.ADGDA(primal_step=1e4, dual_step=0.01, rate=0.7, compressor=compressor)
+    with pytest.raises(fm.Diverged) as caught:
+        fm.train(REGRESSION, fm.Ring(), algorithm, 100)
+    message = str(caught.value)
+    assert "lower primal_step (starts at 10000) or dual_step (starts at 0.01)" in message
+    assert f"or rate (0.7): the compressor guarantees delta = {compressor.delta(7):.3g}" in message
+
+
+def test_the_diverged_replica_is_named_by_number_and_seed():
+    pair = [fm.DSGD(primal_step=step) for step in (0.05, 20.0)]
+    with pytest.raises(fm.Diverged, match=r"replica 1 \(seed 4\), node \d"):
+        fm.train(REGRESSION, fm.Ring(), pair, 60, seeds=(4,), measure_every=5)
+
+
+def test_marking_lets_the_others_go_on_and_reports_which_diverged(tmp_path):
+    steps = [fm.DSGD(primal_step=step) for step in (0.05, 20.0, 0.1)]
+    marked = fm.train(
+        REGRESSION, fm.Ring(), steps, 60, measure_every=20, on_divergence="mark", dtype="float64", out=tmp_path / "run"
+    )
+    assert marked.diverged == [1]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["diverged"] == [1]
+    for r in (0, 2):
+        alone = fm.train(REGRESSION, fm.Ring(), steps[r], 60, measure_every=20, dtype="float64")
+        assert torch.allclose(marked.row()[r], alone.row()[0], rtol=0, atol=1e-12)
+        assert marked.final[r]["loss"]["worst"] == pytest.approx(alone.final[0]["loss"]["worst"], rel=1e-10)
+
+
+def test_a_sound_run_marks_nobody():
+    assert fm.train(problem(3), fm.Ring(), fm.DSGD(), 3, on_divergence="mark").diverged == []
+
+
+def test_a_large_but_steady_model_is_no_divergence():
+    big = nn.Linear(FEATURES, 1)
+    nn.init.constant_(big.weight, 3e6)
+    made = fm.Problem(big, list(REGRESSION.sites), loss=F.mse_loss, sampling=fm.Sampling(order="full"))
+    assert fm.train(made, fm.Ring(), fm.DSGD(primal_step=0.01), 3, measure_every=1).rounds == 3
+
+
+def test_a_model_that_starts_from_zero_may_grow():
+    zero = nn.Linear(FEATURES, 1)
+    nn.init.zeros_(zero.weight)
+    nn.init.zeros_(zero.bias)
+    made = fm.Problem(zero, list(REGRESSION.sites), loss=F.mse_loss, sampling=fm.Sampling(order="full"))
+    assert fm.train(made, fm.Ring(), fm.DSGD(primal_step=0.01), 3, measure_every=1).row().norm() > 0

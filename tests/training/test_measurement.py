@@ -1,0 +1,348 @@
+"""What a record says is what its definition says, recomputed here from the models by plain torch."""
+
+import itertools
+
+import pytest
+import torch
+from sklearn.metrics import f1_score, roc_auc_score
+from torch.func import functional_call
+from torch.nn import functional as F
+
+import fairmesh as fm
+from fairmesh.replicas import replicas_of
+from fairmesh.training import Options, Training
+from tests.toys import CLASSES, problem, sites, small_model
+
+ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, rate=0.4, compressor=fm.Quantize(bits=4))
+
+
+def outputs_of(made: fm.Problem, row: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    return functional_call(small_model().to(row.dtype), made.flat_model.parameters_of(row), (inputs.to(row.dtype),))
+
+
+def accuracy_of(made: fm.Problem, row: torch.Tensor, samples) -> float:
+    return float((outputs_of(made, row, samples[0]).argmax(dim=1) == samples[1]).double().mean())
+
+
+def loss_of(made: fm.Problem, row: torch.Tensor, samples) -> float:
+    return float(F.cross_entropy(outputs_of(made, row, samples[0]), samples[1]).detach())
+
+
+def test_a_record_holds_every_sites_accuracy_and_loss_of_the_network_average():
+    made = problem(5)
+    result = fm.train(made, fm.Ring(), ALGORITHM, 6, measure_every=3, dtype="float64")
+    assert [record["round"] for record in result.records] == [0, 3, 6]
+    row = result.state.algorithm.models.mean(dim=1)[0]
+    assert torch.equal(result.row()[0], row)
+    accuracies = [accuracy_of(made, row, site.test) for site in made.sites]
+    losses = [loss_of(made, row, site.test) for site in made.sites]
+    record = result.final[0]
+    assert record["accuracy"]["sites"] == pytest.approx(accuracies, abs=1e-15)
+    assert record["loss"]["sites"] == pytest.approx(losses, rel=1e-12)
+    assert record["accuracy"]["worst"] == min(accuracies)
+    assert record["accuracy"]["best"] == max(accuracies)
+    assert record["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 5)
+    assert record["accuracy"]["gap"] == pytest.approx(max(accuracies) - min(accuracies))
+    assert record["loss"]["worst"] == pytest.approx(max(losses), rel=1e-12)
+    assert record["loss"]["best"] == pytest.approx(min(losses), rel=1e-12)
+    assert record["loss"]["gap"] == pytest.approx(max(losses) - min(losses), rel=1e-12)
+    assert result.worst == record["accuracy"]["worst"]
+
+
+def test_the_last_round_is_measured_though_it_is_no_multiple():
+    result = fm.train(problem(3), fm.Ring(), ALGORITHM, 5, measure_every=3)
+    assert [record["round"] for record in result.records] == [0, 3, 5]
+
+
+def test_group_means_and_the_worst_group_are_those_of_their_sites():
+    given = [fm.Site(s.train, s.test, group=g) for s, g in zip(sites(5), ["mri", "ct", "mri", "ct", "xray"])]
+    result = fm.train(problem(5, sites=given), fm.Ring(), ALGORITHM, 4, measure_every=4)
+    for metric, pick in (("accuracy", min), ("loss", max)):
+        entry = result.final[0][metric]
+        a, b, c, d, e = entry["sites"]
+        groups = {"mri": (a + c) / 2, "ct": (b + d) / 2, "xray": e}
+        assert entry["groups"] == pytest.approx(groups)
+        assert entry["worst_group"] == pytest.approx(pick(groups.values()))
+        assert result.values("worst_group", metric) == [entry["worst_group"]]
+
+
+def test_a_site_without_a_group_is_its_own():
+    given = [fm.Site(s.train, s.test, name="Lyon" if i == 1 else None) for i, s in enumerate(sites(3))]
+    entry = fm.train(problem(3, sites=given), fm.Ring(), ALGORITHM, 1).final[0]["accuracy"]
+    assert entry["groups"] == dict(zip(["node 0", "Lyon", "node 2"], entry["sites"]))
+
+
+def test_a_shared_test_set_is_measured_once_and_is_equal_for_all():
+    calls = []
+
+    def counted(outputs, targets):
+        calls.append(len(targets))
+        return 0.5
+
+    given = [fm.Site(s.train) for s in sites(6)]
+    made = problem(6, sites=given, test=sites(1)[0].test, metrics={"half": counted})
+    record = fm.train(made, fm.Ring(), ALGORITHM, 1, measure_every=5).final[0]
+    assert calls == [10, 10]  # rounds 0 and 1, each once for six sites
+    assert len(record["accuracy"]["sites"]) == 6
+    assert len(set(record["accuracy"]["sites"])) == len(set(record["loss"]["sites"])) == 1
+
+
+def test_without_test_data_sites_are_judged_on_their_training_data():
+    made = problem(3, sites=[fm.Site(s.train) for s in sites(3)])
+    result = fm.train(made, fm.Ring(), ALGORITHM, 2, dtype="float64")
+    expected = [loss_of(made, result.row()[0], (s.train.inputs, s.train.targets)) for s in made.sites]
+    assert result.final[0]["loss"]["sites"] == pytest.approx(expected, rel=1e-12)
+
+
+def auc(outputs, targets):
+    return roc_auc_score(targets, outputs.softmax(dim=1), multi_class="ovr", labels=range(CLASSES))
+
+
+def f1(outputs, targets):
+    return f1_score(targets, outputs.argmax(dim=1), average="macro", labels=range(CLASSES), zero_division=0.0)
+
+
+def rich_sites(n: int = 3) -> list[fm.Site]:
+    """Sites whose test sets hold every class."""
+    given = sites(n, sizes=(60,) * n)
+    return [fm.Site(s.train, test=s.train) for s in given]
+
+
+def test_user_metrics_stand_in_the_records_beside_accuracy():
+    made = problem(3, sites=rich_sites(), metrics={"auc": auc, "f1": f1})
+    result = fm.train(made, fm.Ring(), ALGORITHM, 4, measure_every=4, own_models=True, dtype="float64")
+    record, row = result.final[0], result.row()[0]
+    for name, function in (("auc", auc), ("f1", f1)):
+        expected = [function(outputs_of(made, row, s.test[0]).detach(), s.test[1]) for s in made.sites]
+        assert record[name]["sites"] == pytest.approx(expected, rel=1e-12)
+        assert record[name]["worst"] == pytest.approx(min(expected))
+        assert len(record["own_models"][name]["sites"]) == 3
+    assert made.primary == "accuracy"
+
+
+def test_a_users_accuracy_takes_the_place_of_ours_and_names_the_worst_site():
+    made = problem(3, metrics={"accuracy": lambda outputs, targets: 0.25})
+    result = fm.train(made, fm.Ring(), ALGORITHM, 1)
+    assert result.final[0]["accuracy"]["sites"] == [0.25] * 3
+    assert result.worst == 0.25
+
+
+def test_large_sets_are_measured_in_pieces_that_add_up(monkeypatch):
+    whole = fm.train(problem(3, sites=rich_sites(), metrics={"f1": f1}), fm.Ring(), ALGORITHM, 2, dtype="float64")
+    monkeypatch.setattr("fairmesh.problems.evaluation._FLOATS_AT_ONCE", 50)  # eight samples of six features
+    pieces = fm.train(problem(3, sites=rich_sites(), metrics={"f1": f1}), fm.Ring(), ALGORITHM, 2, dtype="float64")
+    for metric in ("accuracy", "loss", "f1"):
+        assert pieces.final[0][metric]["sites"] == pytest.approx(whole.final[0][metric]["sites"], rel=1e-12)
+
+
+def test_own_models_are_each_nodes_row_on_its_own_sites_data():
+    made = problem(5)
+    result = fm.train(made, fm.Ring(), ALGORITHM, 5, own_models=True, dtype="float64")
+    models = result.state.algorithm.models[0]
+    own = result.final[0]["own_models"]
+    assert own["accuracy"]["sites"] == [accuracy_of(made, models[i], s.test) for i, s in enumerate(made.sites)]
+    losses = [loss_of(made, models[i], s.test) for i, s in enumerate(made.sites)]
+    assert own["loss"]["sites"] == pytest.approx(losses, rel=1e-12)
+    assert own["loss"]["worst"] == pytest.approx(max(losses), rel=1e-12)
+    assert own["loss"]["sites"] != result.final[0]["loss"]["sites"]
+
+
+PLACEMENT = (2, 0, 3, 1)  # node 0 holds site 2
+
+
+def test_metrics_own_models_and_lambda_stay_in_the_order_of_sites_wherever_they_are_placed():
+    made = problem(4, sites=sites(4, sizes=(8, 16, 24, 32)))
+    result = fm.train(
+        made,
+        fm.Ring(),
+        ALGORITHM,
+        5,
+        placements=[PLACEMENT, range(4)],
+        own_models=True,
+        measure_every=5,
+        dtype="float64",
+    )
+    assert result.records[0]["lambda"] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    record, models = result.final[0], result.state.algorithm.models[0]
+    row, weights = models.mean(dim=0), result.weights()[0]
+    for node, site in enumerate(PLACEMENT):
+        samples = made.sites[site].test
+        assert record["loss"]["sites"][site] == pytest.approx(loss_of(made, row, samples), rel=1e-12)
+        assert record["own_models"]["loss"]["sites"][site] == pytest.approx(
+            loss_of(made, models[node], samples), rel=1e-12
+        )
+        assert record["lambda"][site] == pytest.approx(float(weights[node]), rel=1e-12)
+
+
+def test_placing_sites_and_relabelling_the_list_of_sites_are_the_same_run():
+    given = sites(4, sizes=(8, 16, 24, 32))
+    placed = fm.train(problem(4, sites=given), fm.Ring(), ALGORITHM, 5, placements=[PLACEMENT], dtype="float64")
+    moved = fm.train(problem(4, sites=[given[i] for i in PLACEMENT]), fm.Ring(), ALGORITHM, 5, dtype="float64")
+    assert torch.allclose(placed.row(), moved.row(), rtol=0, atol=1e-12)
+    there = [placed.final[0]["accuracy"]["sites"][i] for i in PLACEMENT]
+    assert there == moved.final[0]["accuracy"]["sites"]
+
+
+def test_random_placements_are_permutations_the_same_in_every_experiment():
+    first, second = (replicas_of([fm.DSGD()], (0,), count, 7) for count in (3, 2))
+    assert [r.placement for r in first][:2] == [r.placement for r in second]
+    assert all(sorted(r.placement) == list(range(7)) for r in first)
+    assert len({r.placement for r in first}) == 3
+
+
+@pytest.mark.parametrize(
+    "regularizer",
+    [fm.ChiSquare(0.05), fm.KullbackLeibler(0.05), fm.NoRegularizer(), fm.OwnCoordinate(0.5)],
+    ids=lambda r: type(r).__name__,
+)
+def test_phi_is_the_maximum_over_a_fine_grid_of_the_simplex(regularizer):
+    made = problem(3, sites=sites(3, sizes=(10, 20, 30)))
+    algorithm = fm.ADGDA(primal_step=1.0, dual_step=0.05, regularizer=regularizer)
+    result = fm.train(made, fm.Ring(), algorithm, 4, measure_phi=True, dtype="float64")
+    row = result.row()[0]
+    losses = torch.tensor([loss_of(made, row, (s.train.inputs, s.train.targets)) for s in made.sites]).double()
+    steps = 400
+    grid = torch.tensor(
+        [(a, b, steps - a - b) for a, b in itertools.product(range(steps + 1), repeat=2) if a + b <= steps]
+    )
+    grid = grid.double() / steps
+    prior = made.prior_of_sites
+    strength = getattr(regularizer, "strength", 0.0)
+    penalty = {
+        "ChiSquare": ((grid - prior).square() / prior).sum(1),
+        "KullbackLeibler": torch.xlogy(grid, grid / prior).sum(1),
+        "NoRegularizer": torch.zeros(len(grid)),
+        "OwnCoordinate": (grid - prior).square().sum(1) / 6,
+    }[type(regularizer).__name__]
+    best = float(((grid @ losses) / 3 - strength * penalty).max())
+    assert best - 1e-7 <= result.final[0]["phi"] <= best + 2e-5  # float32 test losses; a grid misses the top by a hair
+
+
+def test_phi_of_a_sweep_uses_each_replicas_own_strength():
+    sweep = [fm.ADGDA(primal_step=1.0, dual_step=0.01, regularizer=fm.ChiSquare(s)) for s in (0.01, 1.0)]
+    together = fm.train(problem(3), fm.Ring(), sweep, 3, measure_phi=True, dtype="float64")
+    alone = [fm.train(problem(3), fm.Ring(), one, 3, measure_phi=True, dtype="float64") for one in sweep]
+    assert [r["phi"] for r in together.final] == pytest.approx([a.final[0]["phi"] for a in alone], rel=1e-10)
+
+
+def test_consensus_errors_are_mean_squared_distances_to_the_average():
+    result = fm.train(problem(4), fm.Ring(), ALGORITHM, 5, dtype="float64", seeds=(0, 1))
+    for r, record in enumerate(result.final):
+        for name, rows in (("models", result.state.algorithm.models[r]), ("duals", result.state.algorithm.duals[r])):
+            centre = rows.mean(dim=0)
+            expected = sum(float((row - centre).square().sum()) for row in rows) / 4
+            assert record[f"consensus_{name}"] == pytest.approx(expected, rel=1e-10)
+            assert expected > 0
+    assert fm.train(problem(4), fm.Ring(), ALGORITHM, 1, measure_every=1).records[0]["consensus_models"] == 0.0
+
+
+def test_lambda_is_the_network_average_of_the_duals():
+    result = fm.train(problem(4), fm.Ring(), ALGORITHM, 5, dtype="float64")
+    assert result.final[0]["lambda"] == pytest.approx(result.state.algorithm.duals[0].mean(dim=0).tolist(), rel=1e-12)
+    assert sum(result.final[0]["lambda"]) == pytest.approx(1.0)
+
+
+DIM = 6 * 5 + 5 + 5 * 3 + 3
+NOMINAL = {  # bits a round of the busiest node or server, and of all, on eight nodes
+    "ad-gda, ring": (ALGORITHM, fm.Ring(), 2 * (4 * DIM + 32 * 8), 16 * (4 * DIM + 32 * 8)),
+    "choco, star": (fm.ChocoSGD(compressor=fm.Quantize(bits=4)), fm.Star(), 7 * 4 * DIM, 14 * 4 * DIM),
+    "dsgd, complete": (fm.DSGD(), fm.Complete(), 7 * 32 * DIM, 56 * 32 * DIM),
+    "afl": (fm.AFL(), fm.Ring(), 8 * 32 * DIM, 8 * 32 * DIM + 8 * (32 * DIM + 32)),
+}
+
+
+@pytest.mark.parametrize("case", NOMINAL)
+def test_nominal_bits_are_the_papers_billing_times_the_rounds(case):
+    algorithm, topology, busiest, total = NOMINAL[case]
+    records = fm.train(problem(8), topology, algorithm, 3, measure_every=1).records
+    assert [record["nominal_bits_busiest"] for record in records] == [busiest * t for t in range(4)]
+    assert [record["nominal_bits_total"] for record in records] == [total * t for t in range(4)]
+
+
+def averages_over_time(made, algorithm, rounds: int, **options):
+    """Every network average and dual average before each round, by stepping through the states."""
+    training = Training(made, fm.Ring(), replicas_of([algorithm], (0,), None, made.n), Options(**options))
+    states = [state for _, state in training.states(training.initial(), 0, rounds)]
+    models = torch.stack([state.algorithm.models.mean(dim=-2)[0] for state in states])
+    return models, torch.stack([state.algorithm.duals.mean(dim=-2)[0] for state in states])
+
+
+def test_the_time_averages_are_those_of_the_rounds_before_the_last():
+    result = fm.train(problem(4), fm.Ring(), ALGORITHM, 7, dtype="float64")
+    models, duals = averages_over_time(problem(4), ALGORITHM, 7, dtype="float64")
+    assert torch.allclose(result.row("time-average")[0], models[:-1].mean(dim=0), rtol=0, atol=1e-13)
+    assert torch.allclose(result.weights("time-average")[0], duals[:-1].mean(dim=0), rtol=0, atol=1e-13)
+    assert torch.allclose(result.row()[0], models[-1], rtol=0, atol=1e-13)
+
+
+def test_the_kept_iterate_is_one_of_the_network_averages_before_the_last_drawn_evenly():
+    rounds, seeds = 5, range(300)
+    result = fm.train(
+        problem(2, sites=sites(2, sizes=(6, 6)), model=small_model()),
+        fm.Ring(),
+        fm.DSGD(primal_step=0.3),
+        rounds,
+        seeds=seeds,
+        keep_iterate=True,
+        measure_every=100,
+    )
+    kept = result.row("iterate")
+    training = Training(result.problem, fm.Ring(), result.replicas, Options())
+    averages = [s.algorithm.models.mean(dim=-2) for _, s in training.states(training.initial(), 0, rounds)]
+    same = torch.stack([(kept == average).all(dim=-1) for average in averages])  # (rounds + 1, seeds)
+    assert torch.equal(same.sum(dim=0), torch.ones(300, dtype=torch.int64))
+    counts = same.sum(dim=1).tolist()
+    assert counts[-1] == 0
+    assert sum((c - 60) ** 2 / 60 for c in counts[:-1]) < 20  # chi-square with 4 degrees: 1 in 2,000
+
+
+def test_the_best_round_by_the_worst_sites_validation_is_kept():
+    given = [fm.Site(s.train, test=s.test, validation=s.test) for s in sites(4)]
+    made = problem(4, sites=given)
+    algorithm = fm.DSGD(primal_step=fm.Geometric(8.0, 0.9))  # large first steps, so that accuracy comes and goes
+    result = fm.train(made, fm.Ring(), algorithm, 12, measure_every=2, keep_best=True, dtype="float64", seeds=(0, 1))
+    models = Training(made, fm.Ring(), result.replicas, Options(dtype="float64"))
+    averages = {done: s.algorithm.models.mean(dim=-2) for done, s in models.states(models.initial(), 0, 12)}
+    for r in range(2):
+        worst = {t: min(accuracy_of(made, averages[t][r], s.validation) for s in made.sites) for t in range(0, 13, 2)}
+        best = max(worst, key=lambda t: (worst[t], -t))
+        assert int(result.state.best.round[r]) == best
+        assert float(result.state.best.score[r]) == worst[best]
+        assert torch.equal(result.row("best")[r], averages[best][r])
+        recorded = [rec["validation"]["accuracy"]["worst"] for rec in result.records if rec["replica"] == r]
+        assert recorded == pytest.approx(list(worst.values()))
+    assert 0 < int(result.state.best.round.min()) < 12  # else the last round would do as well
+
+
+def test_where_only_loss_is_measured_the_best_round_has_the_least_worst_loss():
+    inputs = torch.linspace(-1, 1, 40).reshape(20, 2)
+    targets = inputs.sum(dim=1, keepdim=True)
+    made = fm.Problem(
+        torch.nn.Linear(2, 1), [fm.Site((inputs, targets))] * 2, loss=F.mse_loss, validation=(inputs, targets)
+    )
+    result = fm.train(made, fm.Ring(), fm.DSGD(primal_step=fm.Geometric(4.0, 0.8)), 10, measure_every=1, keep_best=True)
+    losses = [record["validation"]["loss"]["worst"] for record in result.records]
+    assert int(result.state.best.round) == losses.index(min(losses))
+    assert -float(result.state.best.score) == pytest.approx(min(losses))
+
+
+def test_a_batch_of_seeds_and_placements_gives_what_each_gives_alone():
+    together = fm.train(
+        problem(4), fm.Ring(), ALGORITHM, 4, seeds=(3, 5), placements=[range(4), PLACEMENT], dtype="float64"
+    )
+    for replica, record in zip(together.replicas, together.final):
+        alone = fm.train(
+            problem(4), fm.Ring(), ALGORITHM, 4, seeds=(replica.seed,), placements=[replica.placement], dtype="float64"
+        )
+        assert record["seed"] == replica.seed
+        assert record["loss"]["sites"] == pytest.approx(alone.final[0]["loss"]["sites"], rel=1e-12)
+        assert record["lambda"] == pytest.approx(alone.final[0]["lambda"], rel=1e-12)
+
+
+def test_the_watcher_is_told_of_every_round_and_every_record():
+    told = []
+    result = fm.train(
+        problem(3), fm.Ring(), ALGORITHM, 4, measure_every=2, watch=lambda done, fresh: told.append((done, fresh))
+    )
+    assert [done for done, _ in told] == [0, 1, 2, 3, 4]
+    assert [record for _, fresh in told for record in fresh] == result.records
