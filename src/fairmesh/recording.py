@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from fairmesh.metrics import Meter, Record
 from fairmesh.problems.base import Problem
 from fairmesh.replicas import Replica, replicas_of, stacked
 from fairmesh.runfolder import RunFolder
-from fairmesh.settings import flat_table, name_of, to_table
+from fairmesh.settings import flat_table, name_of, nearest, to_table
 from fairmesh.topology import Topology
 from fairmesh.training import Best, Options, Training, TrainingState
 
@@ -96,13 +96,21 @@ def train(
     """Trains every algorithm with every placement and seed in one batched run; `options` are the fields of Options.
 
     With `out`, the run's folder is written as it goes, and `resume` continues what it holds."""
-    if rounds < 1:
-        raise BadInput(f"rounds must be >= 1, got {rounds}")
+    if not isinstance(rounds, int) or rounds < 1:
+        raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
+    known = {field.name for field in fields(Options)}
+    for name in options:
+        if name not in known:
+            raise BadInput(f"train() has no option {name!r}{nearest(name, known)}")
     chosen = Options(**options)
     algorithms = [algorithm] if isinstance(algorithm, Algorithm) else list(algorithm)
     training = Training(problem, topology, replicas_of(algorithms, seeds, placements, problem.n), chosen)
     if chosen.keep_best and not problem.held_out("validation")[0]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
+    if chosen.measure_phi and any(getattr(a, "regularizer", None) is None for a in algorithms):
+        raise BadInput("measure_phi needs an algorithm with a regularizer, such as ad-gda")
+    if chosen.own_models and training.algorithm.needs_server:
+        raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
     folder = None if out is None else RunFolder(out, resume=resume)
     return _Recorder(training, rounds, folder, settings, watch).run()
 
@@ -116,7 +124,6 @@ class _Recorder:
         options = training.options
         self.training, self.rounds, self.folder, self.watch = training, rounds, folder, watch
         regularizers = [getattr(replica.algorithm, "regularizer", None) for replica in training.replicas]
-        phi = options.measure_phi and None not in regularizers
         cpu = torch.device("cpu")
         self.meter = Meter(
             training.problem,
@@ -125,7 +132,7 @@ class _Recorder:
             training.dtype,
             home=training.data_home,
             own_models=options.own_models,
-            regularizer=stacked(regularizers, torch.float64, cpu) if phi else None,  # type: ignore[arg-type]
+            regularizer=stacked(regularizers, torch.float64, cpu) if options.measure_phi else None,  # type: ignore[arg-type]
         )
         self.settings = settings or {
             "rounds": rounds,

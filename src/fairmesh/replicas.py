@@ -28,10 +28,11 @@ def replicas_of(
 ) -> list[Replica]:
     """Every algorithm with every placement and every seed. A number of placements means random ones, of which placement
     k is the same in every experiment over n nodes."""
+    seeds = [int(seed) for seed in seeds]
     if not algorithms or not seeds:
         raise BadInput("a run needs at least one algorithm and one seed")
     if len(set(seeds)) != len(seeds):
-        raise BadInput(f"seeds repeat: {list(seeds)}")
+        raise BadInput(f"seeds repeat: {seeds}")
     if placements is None:
         chosen = [tuple(range(n))]
     elif isinstance(placements, int):

@@ -173,6 +173,8 @@ def _from_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             reasons.append(error)
             if isinstance(value, Mapping) and (kind in _FAMILIES or dataclasses.is_dataclass(kind)):
                 raise
+            if hasattr(kind, "shorthand"):  # it reads plain numbers too, so the number itself was refused
+                raise
     raise reasons[0]
 
 

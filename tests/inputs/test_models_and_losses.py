@@ -78,7 +78,7 @@ def test_a_model_that_does_not_accept_the_inputs_is_refused_with_their_shape():
 def test_a_loss_per_sample_is_refused_with_its_shape():
     refused(
         "must return a scalar",
-        "shape (2,)",
+        "shape (4,)",
         "reduction='mean'",
         sites=SITES,
         loss=nn.CrossEntropyLoss(reduction="none"),
@@ -174,3 +174,10 @@ def test_a_dropout_layer_of_ones_own_kind_is_refused_not_run_from_torchs_generat
         pass
 
     refused("torch's own generator", model=model_with(Mine(0.3)), sites=SITES)
+
+
+def test_class_weights_are_refused_also_where_site_0_holds_one_class():
+    sites = [fm.Site((torch.randn(5, FEATURES), torch.full((5,), c))) for c in range(CLASSES)]
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 9.0]))
+    with pytest.raises(fm.BadInput, match="mean of their single losses"):
+        fm.Problem(nn.Linear(FEATURES, CLASSES), sites, loss=weighted)

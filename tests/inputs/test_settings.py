@@ -175,3 +175,19 @@ def test_asking_for_a_model_that_was_not_kept_is_refused_with_the_option(which):
     result = fm.train(problem(3), fm.Ring(), fm.DSGD(), 1)
     with refused(f"keep_{which} = True"):
         result.row(which)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mesure_every": 3}, ["mesure_every", "did you mean 'measure_every'"]),
+        ({"rounds": 2.5}, ["whole number", "2.5"]),
+        ({"algorithm": fm.DSGD(0.1), "measure_phi": True}, ["measure_phi", "regularizer"]),
+        ({"algorithm": fm.AFL(0.1), "own_models": True}, ["own_models", "server"]),
+    ],
+)
+def test_an_option_that_cannot_be_had_is_refused_by_name(changes, words):
+    arguments = {"algorithm": fm.ADGDA(0.1), "rounds": 3} | changes
+    with pytest.raises(fm.BadInput) as caught:
+        fm.train(problem(), fm.Ring(), **arguments)
+    assert all(word in str(caught.value) for word in words), caught.value

@@ -246,9 +246,13 @@ class Problem:
             self._checked(site.train, f"site {i} ({site.name})")
         for split in ("test", "validation"):
             self.held_out(split)
-        first = self.sites[0].train
-        two = torch.arange(2) % len(first)
-        batch = as_floats(first.inputs[two], torch.float32), as_floats(first.targets[two], torch.float32)
+        some = [site.train for site in self.sites[:8]]  # of several sites: one alone may hold a single class
+        two = torch.arange(2)
+        inputs, targets = (
+            torch.cat([getattr(samples, what)[two % len(samples)] for samples in some])
+            for what in ("inputs", "targets")
+        )
+        batch = as_floats(inputs, torch.float32), as_floats(targets, torch.float32)
         check_loss(model, self.initial_row(0).float(), self.loss, self.augment, batch)
 
     def digest(self) -> str:
