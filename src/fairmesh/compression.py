@@ -40,13 +40,25 @@ class Levels(NamedTuple):
     norms: Tensor  # (..., nodes, blocks), float32
     block: int  # coordinates that share a norm
     unit: float  # the value of one level where the norm is 1
+    largest: int  # no level is beyond this, either way
 
     def decode(self) -> Tensor:
         scales = self.norms.to(self.levels.dtype) * self.unit
         return _per_block(self.levels, self.block, scales, torch.mul)
 
 
-Code = Dense | Sparse | Levels
+class Signs(NamedTuple):
+    """A sign for every coordinate and the mean magnitude of every block."""
+
+    signs: Tensor  # (..., nodes, dim), 1 or -1
+    means: Tensor  # (..., nodes, blocks), float32
+    block: int  # coordinates that share a mean
+
+    def decode(self) -> Tensor:
+        return _per_block(self.signs, self.block, self.means.to(self.signs.dtype), torch.mul)
+
+
+Code = Dense | Sparse | Levels | Signs
 
 
 def _per_block(rows: Tensor, block: int, scales: Tensor, operation) -> Tensor:
@@ -156,8 +168,9 @@ def _quantized(rows: Tensor, uniforms: Tensor, bits: int, block: int, nonzeros: 
     scaled = _per_block(rows, block, divisors, torch.div)
     magnitudes = scaled.abs().mul_(2.0**bits).add_(uniforms)
     magnitudes = magnitudes.floor_() if rounding == "floor" else magnitudes.ceil_()
-    levels = magnitudes.mul_(scaled.sign_())
-    return Levels(levels, norms, block, 1.0 / (2.0**bits * _variance_factor(nonzeros, bits)))
+    largest = 2**bits + 2  # a norm rounded down lets |x| / norm exceed 1; a subnormal one by much
+    levels = magnitudes.clamp_(max=largest).mul_(scaled.sign_())
+    return Levels(levels, norms, block, 1.0 / (2.0**bits * _variance_factor(nonzeros, bits)), largest)
 
 
 def _kept(fraction: float, dim: int) -> int:
@@ -236,7 +249,7 @@ class Sign(Compressor):
         lengths = torch.full((-(-dim // block),), block, dtype=torch.float32, device=rows.device)
         lengths[-1] = dim - block * (len(lengths) - 1)
         signs = torch.ones_like(rows).copysign_(rows + 0.0)  # -0.0 + 0.0 is 0.0
-        return Levels(signs, _block_norms(rows, block, 1) / lengths, block, 1.0)
+        return Signs(signs, _block_norms(rows, block, 1) / lengths, block)
 
     def delta(self, dim: int) -> float:
         return 1.0 / min(self.block or dim, dim)

@@ -103,5 +103,6 @@ def _explained(error: Exception) -> BadInput:
             "nn.Dropout layers and, in augment(batch, draw), uniforms from draw(*shape)"
         )
     return BadInput(
-        f"model and loss cannot be run on a few samples of the first sites (under torch.vmap): {type(error).__name__}: {text}"
+        "model and loss cannot be run on a few samples of the first sites (under torch.vmap): "
+        f"{type(error).__name__}: {text}"
     )

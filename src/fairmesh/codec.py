@@ -1,0 +1,439 @@
+"""What travels: the codes of a message as bytes and back, losslessly, and the exact length of every message.
+
+A message is a header (magic, version, number of parts, round, length, CRC-32) and its parts. A part begins with its
+format and dimension; what else it holds follows from the format. The receiver decodes against *templates*, the codes of
+a zero row under its own settings, so that nothing a stranger declares decides what is allocated.
+"""
+
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh import entropy
+from fairmesh.compression import Code, Dense, Levels, Signs, Sparse
+from fairmesh.errors import FairmeshError
+
+VERSION = 1
+_MAGIC = b"fm"
+_HEADER = struct.Struct("<2sBBIII")  # magic, version, parts, round, length of the parts, CRC-32 of all before and after
+_PART = struct.Struct("<BI")  # format, dimension
+_PACK = struct.Struct("<iB")  # lowest level, bits of each
+_TABLE = struct.Struct("<HHI")  # lowest symbol, how many from there to the highest, words of payload
+_COUNT = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size
+
+_RAW, _PACKED, _CODED, _RUNS, _SPARSE, _SIGNS = range(6)
+
+_GAP_BUCKETS = 128
+_NUMPY = {torch.float16: "<f2", torch.float32: "<f4", torch.float64: "<f8"}
+
+
+class DecodeError(FairmeshError):
+    """Bytes that are not a message this receiver can take; the text says why."""
+
+
+def _bucket_of(gaps: Tensor) -> tuple[Tensor, Tensor]:
+    """Bucket and number of extra bits of gaps >= 1: exact up to 7, then four buckets to every doubling."""
+    exponent = torch.frexp(gaps.double()).exponent.to(torch.int64) - 1  # floor(log2), exact
+    extra = (exponent - 2).clamp(min=0)
+    fine = 7 + (exponent - 3) * 4 + ((gaps >> extra) & 3)
+    return torch.where(gaps < 8, gaps - 1, fine), torch.where(gaps < 8, 0, extra)
+
+
+class _Gaps(NamedTuple):
+    """What the distances between a row's entries that are not zero cost."""
+
+    counts: Tensor  # of each bucket, (rows, buckets)
+    extra_bits: Tensor  # that complete the buckets, (rows,)
+
+    def size(self) -> Tensor:
+        """Bytes of the number of entries, their buckets and the extra bits."""
+        return _COUNT.size + _coded_size(self.counts) + _whole_bytes(self.extra_bits)
+
+
+def _gaps(values: Tensor) -> _Gaps:
+    """Of every row of (rows, dim); the first gap counts from just before the row."""
+    present = values != 0
+    at = torch.arange(values.shape[-1], device=values.device)
+    last = torch.where(present, at, -1).cummax(dim=-1).values
+    before = torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+    buckets, extra = _bucket_of((at - before).clamp(min=1))
+    counts = entropy.histograms(torch.where(present, buckets, 0), _GAP_BUCKETS, present)
+    return _Gaps(counts, torch.where(present, extra, 0).sum(dim=-1))
+
+
+def _whole_bytes(bits: Tensor) -> Tensor:
+    return (bits + 7) // 8
+
+
+def _coded_size(counts: Tensor) -> Tensor:
+    """Bytes of an entropy-coded stream: its head, its table from the first to the last symbol that occurs, its padded
+    payload."""
+    occurs = counts > 0
+    at = torch.arange(counts.shape[-1], device=counts.device)
+    lowest = torch.where(occurs, at, counts.shape[-1]).amin(dim=-1)
+    highest = torch.where(occurs, at, -1).amax(dim=-1)
+    table = (highest - lowest + 1).clamp(min=0)
+    return _TABLE.size + table + 4 * entropy.words(counts, entropy.weight_bytes(counts))
+
+
+def _shortest(sizes: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """The format and the bytes of each row, from those of every format; of equals the first."""
+    smallest, which = torch.stack(list(sizes.values())).min(dim=0)
+    return torch.tensor(list(sizes), device=which.device)[which], smallest
+
+
+def _sparse_sizes(dim: int, itemsize: int, gaps: _Gaps) -> dict[int, Tensor]:
+    kept = gaps.counts.sum(dim=-1)
+    return {_SPARSE: gaps.size() + kept * itemsize, _RAW: torch.full_like(kept, dim * itemsize)}
+
+
+def _is_rare(nonzero: Tensor, dim: int) -> Tensor:
+    """Where runs of zeros pay: almost all is zero."""
+    return nonzero * 32 < dim
+
+
+def _level_sizes(dim: int, counts: Tensor, gaps: _Gaps | None) -> dict[int, Tensor]:
+    """From the histogram of the levels -largest .. largest, and the gaps where some row's entries are rare."""
+    largest = counts.shape[-1] // 2
+    occurs = counts > 0
+    at = torch.arange(counts.shape[-1], device=counts.device)
+    lowest = torch.where(occurs, at, counts.shape[-1]).amin(dim=-1)
+    highest = torch.where(occurs, at, -1).amax(dim=-1)
+    sizes = {_PACKED: _packed_size(dim, lowest, highest), _CODED: _coded_size(counts)}
+    if gaps is not None:
+        nonzero = dim - counts[:, largest]
+        rest = counts.clone()
+        rest[:, largest] = 0
+        never = torch.iinfo(torch.int64).max
+        sizes[_RUNS] = torch.where(_is_rare(nonzero, dim), gaps.size() + _coded_size(rest), never)
+    return sizes
+
+
+def _packed_size(dim: int, lowest: Tensor, highest: Tensor) -> Tensor:
+    bits = torch.frexp((highest - lowest).double()).exponent.to(torch.int64)  # of the difference; 0 where equal
+    return _PACK.size + _whole_bytes(dim * bits)
+
+
+def _has_table(code: Levels) -> bool:
+    return 2 * code.largest + 1 <= entropy.WIDEST
+
+
+def _sizes_of_rows(code: Code) -> Tensor:
+    """The exact bytes of the part of each row of (rows, dim)."""
+    if isinstance(code, Dense):
+        rows, dim = code.values.shape
+        return torch.full((rows,), _PART.size + dim * code.values.element_size(), device=code.values.device)
+    if isinstance(code, Signs):
+        rows, dim = code.signs.shape
+        size = _PART.size + code.means.shape[-1] * code.means.element_size() + -(-dim // 8)
+        return torch.full((rows,), size, device=code.signs.device)
+    if isinstance(code, Sparse):
+        sizes = _sparse_sizes(code.values.shape[-1], code.values.element_size(), _gaps(code.values))
+        return _PART.size + _shortest(sizes)[1]
+    dim, head = code.levels.shape[-1], _PART.size + code.norms.shape[-1] * code.norms.element_size()
+    if not _has_table(code):
+        lowest, highest = code.levels.amin(dim=-1).to(torch.int64), code.levels.amax(dim=-1).to(torch.int64)
+        return head + _packed_size(dim, lowest, highest)
+    counts = entropy.histograms(code.levels.to(torch.int64) + code.largest, 2 * code.largest + 1)
+    rare = bool(_is_rare(dim - counts[:, code.largest], dim).any())
+    return head + _shortest(_level_sizes(dim, counts, _gaps(code.levels) if rare else None))[1]
+
+
+def _row_code(code: Code) -> Code:
+    """The same code with its leading axes flattened into rows."""
+    flat = {name: t.reshape(-1, t.shape[-1]) for name, t in code._asdict().items() if isinstance(t, Tensor)}
+    return code._replace(**flat)
+
+
+def part_sizes(code: Code) -> Tensor:
+    """The exact bytes of each row's part: (..., nodes)."""
+    first = next(t for t in code if isinstance(t, Tensor))
+    return _sizes_of_rows(_row_code(code)).reshape(first.shape[:-1])
+
+
+# --- encoding one row ---------------------------------------------------------------------------------------------
+
+
+def _bits_of(values: np.ndarray, widths: np.ndarray | int) -> bytes:
+    """Whole numbers as their low bits, least significant first, one after the other."""
+    if np.isscalar(widths):
+        widths = np.full(len(values), widths, dtype=np.int64)
+    total = int(widths.sum())  # type: ignore[union-attr]
+    owner = np.repeat(np.arange(len(values)), widths)
+    position = np.arange(total) - np.repeat(np.cumsum(widths) - widths, widths)
+    return np.packbits(((values[owner] >> position) & 1).astype(np.uint8), bitorder="little").tobytes()
+
+
+def _stream(symbols: np.ndarray, counts: Tensor) -> bytes:
+    """An entropy-coded stream of symbols with this histogram (1, width)."""
+    table = entropy.weight_bytes(counts)
+    length = int(entropy.words(counts, table)[0])
+    weights = table[0].numpy()
+    present = np.flatnonzero(weights)
+    if not len(present):
+        return _TABLE.pack(0, 0, 0)
+    lowest, highest = int(present[0]), int(present[-1])
+    weights = weights[lowest : highest + 1]
+    body = entropy.coded(symbols - np.int32(lowest), weights, length)
+    return _TABLE.pack(lowest, len(weights), length) + weights.astype(np.uint8).tobytes() + body
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().reshape(-1).cpu().numpy()
+
+
+def _raw(values: np.ndarray) -> bytes:
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _histogram(symbols: np.ndarray, width: int) -> Tensor:
+    return torch.from_numpy(np.bincount(symbols, minlength=width)).unsqueeze(0)
+
+
+class _RowGaps(NamedTuple):
+    """The gaps of one row, to be written."""
+
+    buckets: np.ndarray  # int32
+    distances: np.ndarray
+    extra: np.ndarray  # bits of each
+    cost: _Gaps
+
+    @staticmethod
+    def between(at: np.ndarray) -> "_RowGaps":
+        distances = np.diff(at, prepend=-1)
+        buckets, extra = (t.numpy() for t in _bucket_of(torch.from_numpy(distances)))
+        cost = _Gaps(_histogram(buckets, _GAP_BUCKETS), torch.tensor([int(extra.sum())]))
+        return _RowGaps(buckets.astype(np.int32), distances, extra, cost)
+
+    def encoded(self) -> bytes:
+        return (
+            _COUNT.pack(len(self.distances))
+            + _stream(self.buckets, self.cost.counts)
+            + _bits_of(self.distances, self.extra)
+        )
+
+
+def encode_part(code: Code) -> bytes:
+    """One row's code, each tensor of one row, as bytes."""
+    if isinstance(code, Dense):
+        return _PART.pack(_RAW, code.values.shape[-1]) + _raw(_array(code.values))
+    if isinstance(code, Signs):
+        bits = np.packbits(_array(code.signs) > 0, bitorder="little").tobytes()
+        return _PART.pack(_SIGNS, code.signs.shape[-1]) + _raw(_array(code.means)) + bits
+    return _encoded_sparse(_array(code.values)) if isinstance(code, Sparse) else _encoded_levels(code)
+
+
+def _encoded_sparse(values: np.ndarray) -> bytes:
+    at = np.flatnonzero(values)
+    gaps = _RowGaps.between(at)
+    form = int(_shortest(_sparse_sizes(len(values), values.itemsize, gaps.cost))[0])
+    return _PART.pack(form, len(values)) + (_raw(values) if form == _RAW else gaps.encoded() + _raw(values[at]))
+
+
+def _encoded_levels(code: Levels) -> bytes:
+    levels = _array(code.levels).astype(np.int32)
+    dim, head = len(levels), _raw(_array(code.norms))
+    if not _has_table(code):
+        return _PART.pack(_PACKED, dim) + head + _packed(levels)
+    symbols = levels + np.int32(code.largest)
+    counts = _histogram(symbols, 2 * code.largest + 1)
+    gaps = None
+    if bool(_is_rare(dim - counts[:, code.largest], dim)):
+        at = np.flatnonzero(levels)
+        gaps = _RowGaps.between(at)
+    form = int(_shortest(_level_sizes(dim, counts, gaps and gaps.cost))[0])
+    head = _PART.pack(form, dim) + head
+    if form == _PACKED:
+        return head + _packed(levels)
+    if form == _CODED or gaps is None:
+        return head + _stream(symbols, counts)
+    counts[:, code.largest] = 0
+    return head + gaps.encoded() + _stream(symbols[symbols != code.largest], counts)
+
+
+def _packed(levels: np.ndarray) -> bytes:
+    lowest = int(levels.min())
+    bits = (int(levels.max()) - lowest).bit_length()
+    planes = (((levels - lowest)[:, None] >> np.arange(bits)) & 1).astype(np.uint8)
+    return _PACK.pack(lowest, bits) + np.packbits(planes.reshape(-1), bitorder="little").tobytes()
+
+
+def encode(codes: Mapping[str, Code], round_index: int) -> bytes:
+    """A message of one node: its parts in order, each with tensors of one row."""
+    body = b"".join(encode_part(code) for code in codes.values())
+    bare = _HEADER.pack(_MAGIC, VERSION, len(codes), round_index, len(body), 0)
+    checksum = zlib.crc32(body, zlib.crc32(bare))
+    return _HEADER.pack(_MAGIC, VERSION, len(codes), round_index, len(body), checksum) + body
+
+
+# --- decoding -----------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Takes bytes from the front and never more than there are."""
+
+    def __init__(self, data: bytes):
+        self._data, self._at = memoryview(data), 0
+
+    def take(self, count: int, what: str) -> memoryview:
+        if count < 0 or self._at + count > len(self._data):
+            left = len(self._data) - self._at
+            raise DecodeError(f"the message ends in its {what}: {count} bytes announced, {left} there")
+        piece = self._data[self._at : self._at + count]
+        self._at += count
+        return piece
+
+    def unpack(self, form: struct.Struct, what: str) -> tuple:
+        return form.unpack(self.take(form.size, what))
+
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+
+def decode(data: bytes, templates: Mapping[str, Code], round_index: int | None = None) -> dict[str, Code]:
+    """The codes of a message, or DecodeError with the reason. `templates` are the receiver's own codes of a zero row:
+    they fix every format, dimension and limit. With a round, any other is refused."""
+    reader = _Reader(data)
+    magic, version, parts, round_sent, length, checksum = reader.unpack(_HEADER, "header")
+    if magic != _MAGIC:
+        raise DecodeError("not a fairmesh message")
+    if version != VERSION:
+        raise DecodeError(f"message version {version}, this side speaks {VERSION}")
+    if parts != len(templates):
+        raise DecodeError(f"{parts} parts where {len(templates)} were expected")
+    if length != reader.left():
+        raise DecodeError(f"{length} bytes announced after the header, {reader.left()} there")
+    bare = _HEADER.pack(magic, version, parts, round_sent, length, 0)
+    if zlib.crc32(data[_HEADER.size :], zlib.crc32(bare)) != checksum:
+        raise DecodeError("the checksum is wrong")
+    if round_index is not None and round_sent != round_index:
+        raise DecodeError(f"a message of round {round_sent} where round {round_index} was expected")
+    codes = {name: _decode_part(reader, template, name) for name, template in templates.items()}
+    if reader.left():
+        raise DecodeError(f"{reader.left()} bytes too many")
+    return codes
+
+
+def _decode_part(reader: _Reader, template: Code, name: str) -> Code:
+    form, dim = reader.unpack(_PART, f"part {name}")
+    first = next(t for t in template if isinstance(t, Tensor))
+    if dim != first.shape[-1]:
+        raise DecodeError(f"part {name} has dimension {dim}, expected {first.shape[-1]}")
+    allowed = {Dense: {_RAW}, Signs: {_SIGNS}, Sparse: {_SPARSE, _RAW}, Levels: {_PACKED, _CODED, _RUNS}}[
+        type(template)
+    ]
+    if form not in allowed:
+        raise DecodeError(f"part {name} has format {form}, which a {type(template).__name__} code cannot have")
+    if isinstance(template, Dense):
+        return Dense(_floats(reader, template.values, dim, name))
+    if isinstance(template, Signs):
+        means = _floats(reader, template.means, template.means.shape[-1], name, least=0.0)
+        bits = np.unpackbits(np.frombuffer(reader.take(-(-dim // 8), f"part {name}"), np.uint8), bitorder="little")
+        _refuse_if(bool(bits[dim:].any()), f"part {name} has bits beyond its last sign")
+        signs = torch.from_numpy(bits[:dim].astype(np.int8) * 2 - 1).to(template.signs.dtype).unsqueeze(0)
+        return template._replace(signs=signs, means=means)
+    if isinstance(template, Sparse):
+        return _decode_sparse(reader, template, form, dim, name)
+    return _decode_levels(reader, template, form, dim, name)
+
+
+def _decode_sparse(reader: _Reader, template: Sparse, form: int, dim: int, name: str) -> Sparse:
+    if form == _RAW:
+        return Sparse(_floats(reader, template.values, dim, name))
+    at = _decode_positions(reader, dim, name)
+    kept = _floats(reader, template.values, len(at), name)
+    _refuse_if(bool((kept == 0).any()), f"part {name} sends zeros as entries")
+    values = torch.zeros(1, dim, dtype=template.values.dtype)
+    values[0, torch.from_numpy(at)] = kept[0]
+    return Sparse(values)
+
+
+def _decode_levels(reader: _Reader, template: Levels, form: int, dim: int, name: str) -> Levels:
+    norms = _floats(reader, template.norms, template.norms.shape[-1], name, least=0.0)
+    largest, width = template.largest, 2 * template.largest + 1
+    if form == _PACKED:
+        lowest, bits = reader.unpack(_PACK, f"part {name}")
+        _refuse_if(lowest < -largest or bits > width.bit_length(), f"part {name} has levels beyond {largest}")
+        packed = np.frombuffer(reader.take(-(-dim * bits // 8), f"part {name}"), np.uint8)
+        levels = _unpacked(packed, dim, bits) + np.int32(lowest)
+        _refuse_if(int(levels.max()) > largest, f"part {name} has level {int(levels.max())}, beyond {largest}")
+    elif form == _CODED:
+        levels = _decode_stream(reader, dim, width, name) - np.int32(largest)
+    else:
+        at = _decode_positions(reader, dim, name)
+        nonzero = _decode_stream(reader, len(at), width, name) - np.int32(largest)
+        _refuse_if(not nonzero.all(), f"part {name} sends zeros as levels")
+        levels = np.zeros(dim, dtype=np.int32)
+        levels[at] = nonzero
+    return template._replace(levels=torch.from_numpy(levels).to(template.levels.dtype).unsqueeze(0), norms=norms)
+
+
+def _refuse_if(condition: bool, reason: str) -> None:
+    if condition:
+        raise DecodeError(reason)
+
+
+def _floats(reader: _Reader, like: Tensor, count: int, name: str, least: float = -math.inf) -> Tensor:
+    """`count` finite numbers of the template's dtype: (1, count)."""
+    form = np.dtype(_NUMPY[like.dtype])
+    values = np.frombuffer(reader.take(count * form.itemsize, f"part {name}"), form)
+    _refuse_if(not np.isfinite(values).all(), f"part {name} has a number that is not finite")
+    _refuse_if(bool((values < least).any()), f"part {name} has a norm below zero")
+    return torch.from_numpy(values.astype(form.newbyteorder("="))).unsqueeze(0)
+
+
+def _unpacked(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
+    if bits == 0:
+        return np.zeros(count, dtype=np.int32)
+    planes = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
+    values = np.zeros(count, dtype=np.int32)
+    for k in range(bits):
+        values |= planes[:, k].astype(np.int32) << k
+    return values
+
+
+def _decode_stream(reader: _Reader, count: int, width: int, name: str) -> np.ndarray:
+    """`count` symbols below `width`, as int32."""
+    lowest, span, words = reader.unpack(_TABLE, f"table of part {name}")
+    _refuse_if(lowest + span > width, f"part {name} has symbols up to {lowest + span - 1} of {width}")
+    _refuse_if((span == 0) != (count == 0), f"part {name} has a table of {span} symbols for {count} entries")
+    if count == 0:
+        _refuse_if(words > 0, f"part {name} has a payload for no entry")
+        return np.zeros(0, dtype=np.int32)
+    table = np.frombuffer(reader.take(span, f"table of part {name}"), np.uint8)
+    _refuse_if(not (table[0] and table[-1]), f"the table of part {name} begins or ends with an absent symbol")
+    symbols = entropy.decoded(bytes(reader.take(4 * words, f"payload of part {name}")), table, count)
+    if symbols is None:
+        raise DecodeError(f"the payload of part {name} is not of {count} entries")
+    counts = torch.from_numpy(np.bincount(symbols, minlength=span))
+    right = entropy.weight_bytes(counts)
+    same = np.array_equal(right.numpy(), table) and int(entropy.words(counts, right)) == words
+    _refuse_if(not same, f"the table of part {name} is not that of its entries")
+    return symbols + np.int32(lowest)
+
+
+def _decode_positions(reader: _Reader, dim: int, name: str) -> np.ndarray:
+    """Where the entries that are not zero lie, in order."""
+    (count,) = reader.unpack(_COUNT, f"part {name}")
+    _refuse_if(count > dim, f"part {name} has {count} entries in {dim} places")
+    buckets = _decode_stream(reader, count, _GAP_BUCKETS, name).astype(np.int64)
+    extra = np.where(buckets < 7, 0, (buckets - 7) // 4 + 1)
+    base = np.where(buckets < 7, buckets + 1, (4 + (buckets - 7) % 4) << extra)
+    total = int(extra.sum())
+    bits = np.unpackbits(
+        np.frombuffer(reader.take(-(-total // 8), f"gaps of part {name}"), np.uint8), bitorder="little"
+    )
+    _refuse_if(bool(bits[total:].any()), f"part {name} has bits beyond its last gap")
+    owner = np.repeat(np.arange(count), extra)
+    position = np.arange(total) - np.repeat(np.cumsum(extra) - extra, extra)
+    gaps = base + np.bincount(owner, weights=bits[:total] * np.exp2(position), minlength=count).astype(np.int64)
+    at = np.cumsum(gaps) - 1
+    _refuse_if(bool(count) and int(at[-1]) >= dim, f"part {name} has an entry beyond its {dim} places")
+    return at
