@@ -26,11 +26,12 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     ),
     **dict.fromkeys(
         [
-            "Changing", "Circulant", "Complete", "Edges", "ErdosRenyi", "Exponential", "Hypercube", "Matrix", "Mixing",
+            "Changing", "Circulant", "Complete", "Edges", "ErdosRenyi", "Exponential", "Hypercube", "Matrix",
             "RandomRegular", "Ring", "Star", "Topology", "Torus",
         ],
         "topology",
     ),
+    "Mixing": "mixing",
     **dict.fromkeys(["Result", "train"], "recording"),
 }  # fmt: skip
 

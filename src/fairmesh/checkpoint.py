@@ -106,4 +106,7 @@ def _differences(stored: Any, wanted: Any, where: str) -> list[str]:
     if isinstance(stored, dict) and isinstance(wanted, dict):
         names = sorted(stored.keys() | wanted.keys())
         return [d for k in names for d in _differences(stored.get(k), wanted.get(k), f"{where}.{k}" if where else k)]
+    tables = isinstance(stored, list) and isinstance(wanted, list) and stored and isinstance(stored[0], dict)
+    if tables and len(stored) == len(wanted):
+        return [d for k, pair in enumerate(zip(stored, wanted)) for d in _differences(*pair, f"{where}[{k}]")]
     return [] if stored == wanted else [f"{where} is {wanted!r} here but {stored!r} there"]

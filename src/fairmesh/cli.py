@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ def main() -> None:
     try:
         app()
     except Interrupted as stopped:
-        _say(str(stopped))
+        _say(f"{stopped}; `fairmesh run ... --resume` goes on" if "run" in sys.argv[1:2] else str(stopped))
         sys.exit(130)
     except FairmeshError as error:
         _say(f"error: {error}")
@@ -157,6 +158,7 @@ def demo(
 
 def _fresh(out: Path) -> Path:
     """The folder, or one numbered after it where it is taken: a demo can be run twice."""
+    out = out if out.name else out.resolve()
     candidates = [out, *(out.with_name(f"{out.name}-{k}") for k in range(2, 1000))]
     return next(path for path in candidates if not path.exists() or (path.is_dir() and not any(path.iterdir())))
 
@@ -206,7 +208,11 @@ def compare(
     from fairmesh.report import Run, check_comparable, rows_of
     from fairmesh.report import plot as draw
 
-    runs = [run for folder in folders for run in Run.from_folder(folder).variants()]
+    names = [folder.resolve().name for folder in folders]
+    clear = len(set(names)) == len(names)
+    loaded = [Run.from_folder(folder) for folder in folders]
+    loaded = loaded if clear else [replace(run, label=str(folder)) for run, folder in zip(loaded, folders)]
+    runs = [variant for run in loaded for variant in run.variants()]
     check_comparable(runs)
     draw(runs, plot)
     if json_:
@@ -248,8 +254,8 @@ def topology(
 ) -> None:
     """A graph's picture, its spectral gap rho, beta, and the consensus step size gamma of the theorems."""
     from fairmesh.experiment import topology_from
+    from fairmesh.mixing import union_of
     from fairmesh.report import draw_graph
-    from fairmesh.topology import union_of
 
     chosen = topology_from(name, set_)
     cycle = chosen.build(nodes)

@@ -144,8 +144,6 @@ class Quantize(Compressor):
     def __post_init__(self):
         _check_bits(self.bits)
         _check_block(self.block)
-        if self.rounding not in ("floor", "ceil"):
-            raise BadInput(f"rounding is 'floor' or 'ceil', got {self.rounding!r}")
 
     def _length(self, dim: int) -> int:
         return min(self.block or dim, dim)

@@ -19,7 +19,7 @@ from fairmesh.problems.base import Problem, Samples, Sampling, Site
 from fairmesh.problems.datasets import Data
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.recording import Result, Watch, train
-from fairmesh.settings import from_table, to_table
+from fairmesh.settings import checked, flat_table, from_table, to_table
 from fairmesh.topology import Topology
 from fairmesh.training import Options
 
@@ -35,6 +35,7 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@checked
 @dataclass(frozen=True)
 class Experiment:
     """Everything that determines a run; the same names stand in experiment files."""
@@ -132,7 +133,9 @@ def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **
         raise BadInput(f"{path} is not valid TOML: {error}") from error
     for key, value in map(_assignment, assignments):
         _put(table, key, value, f"--set {key}")
-    table = _files_beside(table, path.parent)
+    table = _files_beside(table, path.parent.resolve())
+    if isinstance(table.get("sweep"), dict):
+        table["sweep"] = flat_table(table["sweep"])  # regularizer.strength = [...] may stand without quotes
     return replace(from_table(Experiment, table), **fields)
 
 

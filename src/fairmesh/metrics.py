@@ -94,13 +94,14 @@ class Meter:
     def _add(self, columns: list[dict[str, Any]], values: dict[str, Tensor], under: str | None) -> None:
         """Each metric's numbers by site, by group, and their worst, mean, best and gap."""
         for metric, by_site in values.items():
-            higher = metric != "loss"
-            numbers = spread(by_site, higher)
-            groups = group_means(by_site, self._groups)
-            worst_group = spread(torch.stack(list(groups.values()), dim=-1), higher)["worst"]
+            higher, own = metric != "loss", metric in self._problem.metrics
+            numbers = spread(by_site, higher, own)
+            groups = group_means(by_site, self._groups, own)
+            over_groups = spread(torch.stack(list(groups.values()), dim=-1), higher, own)
             for r, column in enumerate(columns):
                 entry: Record = {name: float(value[r]) for name, value in numbers.items()}
                 entry["sites"] = by_site[r].tolist()
                 entry["groups"] = {name: float(value[r]) for name, value in groups.items()}
-                entry["worst_group"] = float(worst_group[r])
+                entry["over_groups"] = {name: float(value[r]) for name, value in over_groups.items()}
+                entry["worst_group"] = entry["over_groups"]["worst"]
                 (column if under is None else column.setdefault(under, {}))[metric] = entry

@@ -37,6 +37,7 @@ class Result:
     records: list[Record]
     state: TrainingState = field(repr=False)
     diverged: list[int] = field(default_factory=list)  # replicas, where told to go on without them
+    judged_on: str = "test"
 
     @property
     def final(self) -> list[Record]:
@@ -103,7 +104,12 @@ def train(
         if name not in known:
             raise BadInput(f"train() has no option {name!r}{nearest(name, known)}")
     chosen = Options(**options)
-    algorithms = [algorithm] if isinstance(algorithm, Algorithm) else list(algorithm)
+    if not isinstance(topology, Topology):
+        raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
+    algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
+    for one in algorithms:
+        if not isinstance(one, Algorithm):
+            raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
     training = Training(problem, topology, replicas_of(algorithms, seeds, placements, problem.n), chosen)
     if chosen.keep_best and not problem.held_out("validation")[0]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
@@ -150,7 +156,10 @@ class _Recorder:
             state, done = load_checkpoint(folder.checkpoint, state, identity)
             if done > self.rounds:
                 raise BadInput(f"the checkpoint is already at round {done}, beyond the {self.rounds} rounds asked for")
-            self.records = folder.keep_records_until(done)
+            every = options.measure_every  # the end of a run that is now extended was measured off schedule
+            kept = [record for record in folder.records() if record["round"] <= done]
+            self.records = [r for r in kept if r["round"] % every == 0 or r["round"] == self.rounds]
+            folder.replace_records(self.records)
         if folder:
             folder.write_settings(self.settings)
         started, sound, saved = time.perf_counter(), done, done if folder and folder.resuming else None
@@ -176,8 +185,10 @@ class _Recorder:
                 if self.watch:
                     self.watch(now, fresh)
                 if stopping and not last:
-                    raise Interrupted(f"stopped after round {now} of {self.rounds}; continue with resume")
-        result = Result(training.problem, training.replicas, self.rounds, self.records, state, self.diverged)
+                    raise Interrupted(f"stopped after round {now} of {self.rounds}; its checkpoint is kept")
+        result = Result(
+            training.problem, training.replicas, self.rounds, self.records, state, self.diverged, self.meter.judged_on
+        )
         if folder:
             self._write_outcome(folder, result, time.perf_counter() - started)
         return result
@@ -192,7 +203,7 @@ class _Recorder:
         self.records += fresh
         if self.folder:
             self.folder.append(fresh)
-        if state.best is None:
+        if state.best is None or now % training.options.measure_every:
             return fresh, state
         average = models.mean(dim=-2)
         scores = self.meter.worst_on_validation(average)
@@ -221,7 +232,7 @@ class _Recorder:
                 folder.write_model(f"model-best{suffix}", result.state_dict(r, "best"))
             if result.state.iterate is not None:
                 folder.write_model(f"model-iterate{suffix}", result.state_dict(r, "iterate"))
-        folder.write_summary(summary_of(result, self.meter.judged_on, seconds))
+        folder.write_summary(summary_of(result, seconds))
 
 
 def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
@@ -245,7 +256,7 @@ def _variants(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
     return list(variants.values())
 
 
-def summary_of(result: Result, judged_on: str, seconds: float) -> dict[str, Any]:
+def summary_of(result: Result, seconds: float) -> dict[str, Any]:
     """The end of a run in one table. Its numbers are means over all replicas; `variants` has those of each algorithm
     of a sweep."""
     primary, final = result.problem.primary, result.final
@@ -254,7 +265,7 @@ def summary_of(result: Result, judged_on: str, seconds: float) -> dict[str, Any]
     return {
         "algorithm": name_of(result.replicas[0].algorithm),
         "metric": primary,
-        "judged_on": judged_on,
+        "judged_on": result.judged_on,
         **_numbers(final, primary),
         "rounds": result.rounds,
         "replicas": len(result.replicas),
@@ -264,7 +275,7 @@ def summary_of(result: Result, judged_on: str, seconds: float) -> dict[str, Any]
         "parameters": result.problem.flat_model.dim,
         "nominal_bits_busiest": max(record["nominal_bits_busiest"] for record in final),
         "seconds": round(seconds, 3),
-        "best_round": None if best is None else best.round.tolist(),
+        **({} if best is None else {"best_round": best.round.tolist()}),
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
         "final": final,

@@ -28,7 +28,14 @@ def replicas_of(
 ) -> list[Replica]:
     """Every algorithm with every placement and every seed. A number of placements means random ones, of which placement
     k is the same in every experiment over n nodes."""
-    seeds = [int(seed) for seed in seeds]
+    try:
+        seeds = [int(seed) for seed in seeds]
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            f"seeds must be a list of whole numbers, got {seeds!r}; for three seeds write range(3)"
+        ) from error
+    if any(not 0 <= seed < 2**63 for seed in seeds):
+        raise BadInput(f"seeds lie in 0..2^63 - 1, got {seeds}")
     if not algorithms or not seeds:
         raise BadInput("a run needs at least one algorithm and one seed")
     if len(set(seeds)) != len(seeds):
@@ -40,7 +47,10 @@ def replicas_of(
             raise BadInput(f"placements must be >= 1, got {placements}")
         chosen = [random_placement(k, n) for k in range(placements)]
     else:
-        chosen = [tuple(int(i) for i in placement) for placement in placements]
+        try:
+            chosen = [tuple(int(i) for i in placement) for placement in placements]
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"placements is a number or a list of permutations, got {placements!r}") from error
     for placement in chosen:
         if sorted(placement) != list(range(n)):
             raise BadInput(f"a placement names each of the {n} sites once, got {list(placement)}")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
+from fairmesh.mixing import Mixing
 from fairmesh.recording import Result, summary_of
 from fairmesh.runfolder import read_records, read_summary
-from fairmesh.topology import Mixing
 
 _BITS_PER_MB = 8e6
 _COLOURS = ("#9a3b3b", "#1f6f8b", "#7a8b1f", "#6b4c9a", "#c77c2b", "#3b3b3b", "#2b8a5f", "#a0527f")
@@ -31,7 +31,7 @@ class Run:
 
     @staticmethod
     def from_result(result: Result, label: str | None = None) -> "Run":
-        summary = summary_of(result, "test", 0.0)
+        summary = summary_of(result, 0.0)
         return Run(label or summary["algorithm"], summary, result.records)
 
     def variants(self) -> "list[Run]":
@@ -61,7 +61,7 @@ class Run:
         xs, means, lows, highs = [], [], [], []
         for round_index in sorted(points):
             here = points[round_index]
-            values = [_number(record[self.metric][what]) for record in here]
+            values = [record[self.metric][what] for record in here]
             traffic = max(record["nominal_bits_busiest"] for record in here) / _BITS_PER_MB
             xs.append(float(round_index) if against == "rounds" else traffic)
             means.append(sum(values) / len(values))
@@ -71,12 +71,12 @@ class Run:
 
     def by_site(self) -> list[float]:
         """The final metric of every site, mean over replicas."""
-        rows = [[_number(v) for v in record[self.metric]["sites"]] for record in self.summary["final"]]
+        rows = [record[self.metric]["sites"] for record in self.summary["final"]]
         return [sum(column) / len(rows) for column in zip(*rows)]
 
     def weights(self) -> list[float] | None:
         """The final lambda of every site, mean over replicas."""
-        rows = [[_number(v) for v in record["lambda"]] for record in self.summary["final"] if "lambda" in record]
+        rows = [record["lambda"] for record in self.summary["final"] if "lambda" in record]
         return [sum(column) / len(rows) for column in zip(*rows)] if rows else None
 
     @property
@@ -85,13 +85,7 @@ class Run:
         return self.summary["nominal_bits_busiest"] / _BITS_PER_MB
 
 
-def _number(value: float | None) -> float:
-    """Numbers that are not finite are null in a run's files."""
-    return float("nan") if value is None else value
-
-
-def _shown(value: float | None, metric: str) -> str:
-    value = _number(value)
+def _shown(value: float, metric: str) -> str:
     return f"{value:.4g}" if metric == "loss" else f"{100 * value:.1f} %"
 
 

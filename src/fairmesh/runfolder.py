@@ -33,6 +33,15 @@ def as_json(value: Any, **style: Any) -> str:
     return json.dumps(strict(value), allow_nan=False, **style)
 
 
+def _with_nan(value: Any) -> Any:
+    """What `as_json` wrote, with null as the number that was not finite."""
+    if isinstance(value, dict):
+        return {key: _with_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_nan(item) for item in value]
+    return math.nan if value is None else value
+
+
 class RunFolder:
     """Opens a folder for a run: a new or empty one, or with `resume` the one that holds its checkpoint."""
 
@@ -40,7 +49,7 @@ class RunFolder:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            occupied = any(self.path.iterdir())
+            occupied = any(path.name != EXPERIMENT for path in self.path.iterdir())  # alone it holds no work
         except OSError as error:
             raise BadInput(f"cannot use {self.path} as a run folder: {error.strerror or error}") from error
         if not os.access(self.path, os.W_OK):
@@ -56,14 +65,16 @@ class RunFolder:
     def write_settings(self, table: Mapping[str, Any]) -> None:
         import tomli_w
 
-        write_atomically(self.path / EXPERIMENT, tomli_w.dumps(dict(table)).encode())
+        partial = "" if "data" in table else "# Data and model were given in Python; this is the rest.\n"
+        write_atomically(self.path / EXPERIMENT, (partial + tomli_w.dumps(dict(table))).encode())
 
-    def keep_records_until(self, round_index: int) -> list[Record]:
-        """Drops what was recorded after a round, a last line cut short included; the records that stay."""
-        kept = [record for record in read_records(self.path, ragged=True) if record["round"] <= round_index]
-        content = "".join(as_json(record) + "\n" for record in kept)
+    def records(self) -> list[Record]:
+        """What was recorded so far; a last line cut short is passed over."""
+        return read_records(self.path, ragged=True)
+
+    def replace_records(self, records: Sequence[Record]) -> None:
+        content = "".join(as_json(record) + "\n" for record in records)
         write_atomically(self.path / METRICS, content.encode())
-        return kept
 
     def append(self, records: Sequence[Record]) -> None:
         try:
@@ -91,7 +102,7 @@ def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Rec
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            records.append(json.loads(line))
+            records.append(_with_nan(json.loads(line)))
         except json.JSONDecodeError as error:
             if ragged and number == len(lines):
                 break
@@ -102,7 +113,10 @@ def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Rec
 def read_summary(folder: str | os.PathLike) -> dict[str, Any]:
     path = Path(folder) / SUMMARY
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        summary = _with_nan(json.loads(path.read_text(encoding="utf-8")))
+        if "variants" not in summary:
+            raise BadInput(f"{path} was not written by this version of fairmesh")
+        return summary
     except FileNotFoundError:
         raise BadInput(f"{folder} holds no finished run: it has no {SUMMARY}") from None
     except (OSError, json.JSONDecodeError) as error:

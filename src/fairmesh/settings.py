@@ -5,11 +5,14 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import inspect
+import numbers
 import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -23,6 +26,40 @@ T = TypeVar("T")
 def family(role: type, members: Mapping[str, type]) -> None:
     """Names the members of a role as experiment files call them. The one line to add for a new member."""
     _FAMILIES[role] = dict(members)
+    for member in members.values():
+        checked(member)
+
+
+def checked(kind: type[T]) -> type[T]:
+    """Makes a configured class check, on construction, that every field is of its declared type; whole numbers stand
+    for floats and names for members of a family, as in files."""
+    hook = "__post_init__" if hasattr(kind, "__post_init__") else "__init__"
+    original = getattr(kind, hook)
+
+    def check(self: Any) -> None:
+        for name, hint in _hints(kind).items():
+            value = getattr(self, name)
+            taken = from_table(hint, value, name)
+            if taken is not value:
+                object.__setattr__(self, name, taken)
+
+    @functools.wraps(original)
+    def hooked(self: Any, *arguments: Any, **fields: Any) -> None:
+        if hook == "__post_init__":
+            check(self)
+        original(self, *arguments, **fields)
+        if hook == "__init__":
+            check(self)
+
+    setattr(kind, hook, hooked)
+    return kind
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The declared types of a dataclass's fields."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
 
 
 def members(role: type) -> dict[str, type]:
@@ -31,12 +68,12 @@ def members(role: type) -> dict[str, type]:
 
 
 def name_of(thing: object) -> str:
-    """The name that experiment files use for an object's class."""
+    """The name that experiment files use for an object's class; that of the class where it is not registered."""
     for table in _FAMILIES.values():
         for name, member in table.items():
             if type(thing) is member:
                 return name
-    raise BadInput(f"{type(thing).__name__} is not a registered member of any family")
+    return type(thing).__name__
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -53,8 +90,9 @@ def imported(path: str, where: str) -> Any:
         raise BadInput(f"{where}: {path!r} is not an import path; write 'package.module:name' or 'file.py:name'")
     try:
         module = _module_from_file(module_name) if module_name.endswith(".py") else _module(module_name)
-    except (ImportError, OSError) as error:
-        raise BadInput(f"{where}: cannot import {module_name!r}: {error}") from error
+    except Exception as error:  # whatever the user's module raises
+        kind = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
+        raise BadInput(f"{where}: cannot import {module_name!r}: {kind}{error}") from error
     try:
         return functools.reduce(getattr, name.split("."), module)
     except AttributeError:
@@ -62,13 +100,28 @@ def imported(path: str, where: str) -> Any:
         raise BadInput(f"{where}: {module_name!r} has no {name!r}{nearest(name, known)}") from None
 
 
-def _module(name: str) -> types.ModuleType:
-    here = os.getcwd()  # a console script's sys.path lacks the folder the user is in
-    sys.path.insert(0, here)
+def called(path: str, arguments: Mapping[str, Any], where: str) -> Any:
+    """What the function or class at an import path gives for these arguments."""
+    function = imported(path, f"{where}.path")
     try:
-        return importlib.import_module(name)
+        inspect.signature(function).bind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{where}.arguments do not fit {path}: {error}") from error
+    return function(**arguments)
+
+
+@contextmanager
+def _findable(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
+
+
+def _module(name: str) -> types.ModuleType:
+    with _findable(os.getcwd()):  # a console script's sys.path lacks the folder the user is in
+        return importlib.import_module(name)
 
 
 def _module_from_file(path: str) -> types.ModuleType:
@@ -76,9 +129,19 @@ def _module_from_file(path: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(path, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise OSError("no such Python file")
+    known = sys.modules.get(path)
+    written = Path(path).stat().st_mtime_ns
+    if known is not None and getattr(known, "_fairmesh_written", None) == written:
+        return known
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        with _findable(str(Path(path).resolve().parent)):  # the file's neighbours are its own
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    module._fairmesh_written = written  # type: ignore[attr-defined]
     return module
 
 
@@ -125,7 +188,7 @@ def from_table(kind: Any, value: Any, where: str = "") -> Any:
             raise BadInput(f"{where}: {value!r} is not one of {choices}{nearest(str(value), map(str, arguments))}")
         return value
     if origin in (tuple, list):
-        if not isinstance(value, list | tuple):
+        if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
             raise BadInput(f"{where}: expected a list, got {_described(value)}")
         return tuple(from_table(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin in (dict, Mapping):
@@ -145,9 +208,14 @@ def _described(value: Any) -> str:
     return "a table" if isinstance(value, Mapping) else f"{value!r} ({type(value).__name__})"
 
 
-def _plain(kind: type[T], value: Any, where: str) -> T:
+def _plain(kind: Any, value: Any, where: str) -> Any:
+    if kind in (int, float) and not isinstance(value, bool | int | float):
+        if isinstance(value, numbers.Integral):
+            value = int(value)
+        elif isinstance(value, numbers.Real):
+            value = float(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return typing.cast(T, float(value))
+        return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         names = {
             int: "a whole number",
@@ -205,7 +273,7 @@ def _member_from(role: type, value: Any, where: str) -> Any:
 def _filled(kind: type, table: Any, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table, got {_described(table)}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     prefix = f"{where}." if where else ""
     for key in table:

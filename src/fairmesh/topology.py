@@ -1,10 +1,9 @@
-"""Graphs and their mixing matrices: who talks to whom, with which weights, and how fast that mixes."""
+"""Topologies: who talks to whom, for any number of nodes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal, get_args
+from typing import Any
 
 import networkx
 import numpy as np
@@ -12,158 +11,10 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from fairmesh.errors import BadInput
+from fairmesh.mixing import DENSE_EIGENVALUES_UP_TO, Mixing, Rule, mixing_matrix, union_of
 from fairmesh.settings import family
 
-Rule = Literal["metropolis", "uniform", "max-degree"]
-
-_DENSE_EIGENVALUES_UP_TO = 1500  # nodes; above, the extreme eigenvalues come from a sparse solver
-
-
-@dataclass(frozen=True, eq=False)
-class Mixing:
-    """A symmetric doubly stochastic matrix W over nodes, kept sparse."""
-
-    matrix: scipy.sparse.csr_array  # W (n, n), float64
-
-    def __post_init__(self):
-        _check_doubly_stochastic(self.matrix)
-
-    @property
-    def n(self) -> int:
-        return len(self.matrix.indptr) - 1
-
-    @cached_property
-    def degrees(self) -> np.ndarray:
-        """How many neighbours each node sends to, itself not counted."""
-        off_diagonal = self.matrix - scipy.sparse.diags_array(self.matrix.diagonal())
-        return np.diff(_without_zeros(off_diagonal).indptr)
-
-    @cached_property
-    def _extreme_eigenvalues(self) -> tuple[float, float]:
-        """The second largest and the smallest eigenvalue."""
-        if self.n == 1:
-            return 0.0, 0.0
-        if self.n <= _DENSE_EIGENVALUES_UP_TO:
-            values = np.linalg.eigvalsh(self.matrix.toarray())
-            return float(values[-2]), float(values[0])
-        lowest = float((2 * self.matrix.diagonal() - 1).min())  # Gershgorin's bound
-        return _extreme_eigenvalue(self.matrix, 1.0, +1), _extreme_eigenvalue(self.matrix, lowest, -1)
-
-    @property
-    def gap(self) -> float:
-        """rho, the spectral gap: 1 minus the second largest eigenvalue modulus."""
-        second, smallest = self._extreme_eigenvalues
-        return 1.0 - max(abs(second), abs(smallest)) if self.n > 1 else 1.0
-
-    @property
-    def beta(self) -> float:
-        """beta = ||I - W||_2."""
-        return 1.0 - self._extreme_eigenvalues[1] if self.n > 1 else 0.0
-
-    def consensus_rate(self, delta: float) -> float:
-        """gamma, the consensus step size of Theorems 1 and 2 for a compressor with this delta."""
-        if not 0 < delta <= 1:
-            raise BadInput(f"a compressor's delta lies in (0, 1], got {delta}")
-        rho, beta = self.gap, self.beta
-        return rho**2 * delta / (16 * rho + rho**2 + 4 * beta**2 + 2 * rho * beta**2 - 8 * rho * delta)
-
-    def check_mixes(self) -> None:
-        """Refuses a matrix under which some nodes never agree."""
-        links = _without_zeros(self.matrix > 1e-12)
-        if scipy.sparse.csgraph.connected_components(links, directed=False)[0] > 1:
-            raise BadInput(f"the graph is disconnected: {_pieces_in_words(links)}; add edges between them")
-        # An eigenvalue of -1 means two halves with links only across, that is, no way to return in an odd number of
-        # hops; then, and only then, nodes at even and at odd times fall apart. No eigenvalue need be found.
-        even_and_odd = scipy.sparse.block_array([[None, links], [links, None]])
-        if scipy.sparse.csgraph.connected_components(even_and_odd, directed=False)[0] > 1:
-            raise BadInput(
-                "the mixing matrix has spectral gap 0: an eigenvalue of -1 keeps two halves of the graph swapping for "
-                "ever; give nodes a positive weight on themselves"
-            )
-
-
-def _extreme_eigenvalue(matrix: scipy.sparse.csr_array, bound: float, sign: int) -> float:
-    """The largest (sign +1) or smallest (-1) eigenvalue on vectors of mean zero; none lies beyond `bound`."""
-    n = len(matrix.indptr) - 1
-    start = np.random.default_rng(0).standard_normal(n)
-
-    def largest(product, **limits) -> float:
-        operator = scipy.sparse.linalg.LinearOperator((n, n), matvec=product, dtype=np.float64)  # type: ignore[call-arg]
-        values = scipy.sparse.linalg.eigsh(operator, 1, which="LA", return_eigenvectors=False, v0=start, **limits)
-        return float(values[0])
-
-    def centred(x: np.ndarray) -> np.ndarray:
-        return x - x.mean()
-
-    def plain(x: np.ndarray) -> np.ndarray:
-        return sign * centred(matrix @ centred(x))
-
-    try:
-        return sign * largest(plain, maxiter=100, tol=1e-12)
-    except scipy.sparse.linalg.ArpackNoConvergence:
-        # Eigenvalues crowd where a graph mixes slowly (a ring of thousands); such graphs are easily cut in two, so W
-        # factors cheaply, and the inverse spreads the crowd.
-        rough = sign * largest(plain, tol=1e-4)
-        shift = sign * min(sign * bound + 1e-6, sign * rough + 1e-3)
-        factors = scipy.sparse.linalg.splu(scipy.sparse.csc_array(matrix - shift * scipy.sparse.eye_array(n)))
-        return shift - sign / largest(lambda x: -sign * centred(factors.solve(centred(x))))
-
-
-def _without_zeros(matrix) -> scipy.sparse.csr_array:
-    matrix = scipy.sparse.csr_array(matrix)
-    matrix.eliminate_zeros()
-    return matrix
-
-
-def _pieces_in_words(matrix) -> str:
-    pieces, labels = scipy.sparse.csgraph.connected_components(matrix, directed=False)
-    groups = [np.flatnonzero(labels == k) for k in range(pieces)]
-    shown = [f"{{{', '.join(map(str, g[:6]))}{', ...' if len(g) > 6 else ''}}}" for g in groups[:4]]
-    return f"{pieces} pieces, {' and '.join(shown)}{' and more' if pieces > 4 else ''}"
-
-
-def _check_doubly_stochastic(matrix: scipy.sparse.csr_array, tolerance: float = 1e-9) -> None:
-    rows, columns = matrix.shape  # type: ignore[misc]
-    if rows != columns:
-        raise BadInput(f"a mixing matrix is square, got {rows} x {columns}")
-    if not np.all(np.isfinite(matrix.data)):
-        raise BadInput("the mixing matrix has entries that are not finite")
-    difference = abs(matrix - matrix.T).tocoo()
-    if difference.nnz and difference.data.max() > tolerance:
-        k = int(difference.data.argmax())
-        i, j = int(difference.row[k]), int(difference.col[k])
-        raise BadInput(
-            f"mixing matrix is not symmetric: W[{i}, {j}] = {matrix[i, j]:.6g}, W[{j}, {i}] = {matrix[j, i]:.6g}"
-        )
-    if matrix.nnz and matrix.data.min() < 0:
-        k = int(matrix.tocoo().data.argmin())
-        i, j = int(matrix.tocoo().row[k]), int(matrix.tocoo().col[k])
-        raise BadInput(f"mixing matrix has a negative weight: W[{i}, {j}] = {matrix[i, j]:.6g}")
-    sums = matrix.sum(axis=1)
-    worst = int(np.argmax(abs(sums - 1)))
-    if abs(sums[worst] - 1) > tolerance:
-        raise BadInput(f"mixing matrix is not stochastic: row {worst} sums to {sums[worst]:.9g}, not 1")
-
-
-def mixing_matrix(graph: networkx.Graph, rule: Rule) -> Mixing:
-    """W of a graph: `metropolis` 1 / (1 + max of both degrees), `max-degree` 1 / (1 + largest degree), or `uniform`
-    1 / (1 + degree), which is symmetric only where all degrees agree."""
-    if rule not in get_args(Rule):
-        raise BadInput(f"mixing is one of {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
-    n = graph.number_of_nodes()
-    adjacency = networkx.to_scipy_sparse_array(graph, nodelist=range(n), dtype=float, format="coo")
-    off = adjacency.row != adjacency.col
-    rows, columns = adjacency.row[off], adjacency.col[off]
-    degrees = np.bincount(rows, minlength=n)
-    if rule == "uniform" and n and degrees.min() != degrees.max():
-        raise BadInput(
-            f"uniform weights need equal degrees, but node {degrees.argmin()} has {degrees.min()} neighbours and node "
-            f"{degrees.argmax()} has {degrees.max()}; use mixing = 'metropolis'"
-        )
-    largest = degrees.max() if n else 0
-    weights = 1.0 / (1.0 + (np.maximum(degrees[rows], degrees[columns]) if rule == "metropolis" else largest))
-    off_diagonal = scipy.sparse.coo_array((np.broadcast_to(weights, rows.shape), (rows, columns)), shape=(n, n)).tocsr()
-    return Mixing(scipy.sparse.csr_array(off_diagonal + scipy.sparse.diags_array(1.0 - off_diagonal.sum(axis=1))))
+_AS_ROWS_UP_TO = 200  # nodes; a larger sparse matrix is kept by its entries
 
 
 class Topology(ABC):
@@ -182,17 +33,24 @@ class Topology(ABC):
             if mixing.n != n:
                 raise BadInput(f"the topology has {mixing.n} nodes but there are {n} sites with data")
         union_of(cycle).check_mixes()
+        _check_cycle_mixes(cycle)
         return cycle
 
 
-def union_of(cycle: Sequence[Mixing]) -> Mixing:
-    """The mean of a cycle of mixing matrices: its edges are the edges of any of them."""
-    if len(cycle) == 1:
-        return cycle[0]
-    total = cycle[0].matrix
-    for mixing in cycle[1:]:
-        total = total + mixing.matrix
-    return Mixing(scipy.sparse.csr_array(total / len(cycle)))
+def _check_cycle_mixes(cycle: Sequence[Mixing]) -> None:
+    """Refuses a schedule whose rounds undo each other: after a whole cycle some difference between nodes is as large as
+    before. (Not looked at beyond the size for dense eigenvalues.)"""
+    n = cycle[0].n
+    if len(cycle) == 1 or not 1 < n <= DENSE_EIGENVALUES_UP_TO:
+        return
+    product = np.eye(n) - 1.0 / n
+    for mixing in cycle:
+        product = mixing.matrix @ product
+    if np.linalg.norm(product, 2) > 1.0 - 1e-12:
+        raise BadInput(
+            "the schedule of graphs never mixes: a whole cycle leaves some difference between nodes as it was; give "
+            "nodes a positive weight on themselves, or other graphs"
+        )
 
 
 def _graph_of(n: int, edges) -> networkx.Graph:
@@ -357,7 +215,7 @@ class Edges(Topology):
         if graph.is_directed():
             raise BadInput("the graph is directed; messages travel both ways, so give an undirected graph")
         number = {node: i for i, node in enumerate(graph.nodes)}
-        return Edges(tuple((number[a], number[b]) for a, b in graph.edges), mixing)
+        return Edges(tuple((number[a], number[b]) for a, b in graph.edges()), mixing)
 
     def graphs(self, n: int) -> list[Mixing]:
         for i, j in self.edges:
@@ -368,15 +226,39 @@ class Edges(Topology):
 
 @dataclass(frozen=True)
 class Matrix(Topology):
-    """A given mixing matrix, checked to be symmetric, stochastic and mixing."""
+    """A given mixing matrix, checked to be symmetric, stochastic and mixing: as rows, or as entries [i, j, weight].
+    `Matrix(w)` takes nested lists, an array or a scipy sparse matrix; a large sparse one becomes entries."""
 
-    rows: tuple[tuple[float, ...], ...] = field(repr=False)
+    rows: Any = field(repr=False)
+    entries: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self):
-        rows = self.rows.toarray() if scipy.sparse.issparse(self.rows) else self.rows  # type: ignore[attr-defined]
-        object.__setattr__(self, "rows", tuple(tuple(map(float, row)) for row in rows))
+        if scipy.sparse.issparse(self.rows) and self.rows.shape[0] <= _AS_ROWS_UP_TO:
+            object.__setattr__(self, "rows", self.rows.toarray())
+        if scipy.sparse.issparse(self.rows):
+            sparse = scipy.sparse.coo_array(self.rows)
+            if sparse.shape is not None and sparse.shape[0] != sparse.shape[1]:
+                raise BadInput(f"a mixing matrix is square, got {sparse.shape[0]} x {sparse.shape[1]}")
+            entries = zip(sparse.row.tolist(), sparse.col.tolist(), sparse.data.tolist())
+            object.__setattr__(self, "entries", tuple((float(i), float(j), w) for i, j, w in entries))
+            object.__setattr__(self, "rows", ())
+            return
+        try:
+            object.__setattr__(self, "rows", tuple(tuple(map(float, row)) for row in self.rows))
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"a mixing matrix is a list of rows of numbers: {error}") from error
+        if not self.rows and not self.entries:
+            raise BadInput("a mixing matrix needs rows or entries")
+        for entry in self.entries:
+            if len(entry) != 3 or min(entry[:2]) < 0 or any(index != int(index) for index in entry[:2]):
+                raise BadInput(f"an entry is [i, j, weight] with nodes numbered from 0, got {list(entry)}")
 
     def graphs(self, n: int) -> list[Mixing]:
+        if self.entries:
+            row, column, weight = (np.array(part) for part in zip(*self.entries))
+            size = int(max(row.max(), column.max())) + 1
+            parts = (weight, (row.astype(int), column.astype(int)))
+            return [Mixing(scipy.sparse.csr_array(scipy.sparse.coo_array(parts, shape=(size, size))))]
         lengths = {len(row) for row in self.rows}
         if lengths != {len(self.rows)}:
             raise BadInput(f"a mixing matrix is square, got {len(self.rows)} rows of lengths {sorted(lengths)}")

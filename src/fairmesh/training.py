@@ -16,7 +16,7 @@ from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.base import Problem
 from fairmesh.problems.oracle import Oracle
 from fairmesh.replicas import Replica, stacked
-from fairmesh.settings import to_table
+from fairmesh.settings import checked, to_table
 from fairmesh.topology import Topology
 
 _EXPLODED = 1e6  # a model this many times longer than it began (or than 1) has diverged
@@ -42,6 +42,7 @@ class TrainingState(NamedTuple):
     best: Best | None
 
 
+@checked
 @dataclass(frozen=True)
 class Options:
     """How a run is carried out; none of it changes the trajectory but `dtype`."""
@@ -62,12 +63,6 @@ class Options:
             raise BadInput(f"measure_every must be >= 1, got {self.measure_every}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
-        if self.dtype not in _DTYPES:
-            raise BadInput(f"dtype is 'float32' or 'float64', got {self.dtype!r}")
-        if self.data_on not in ("auto", "device", "host"):
-            raise BadInput(f"data_on is 'auto', 'device' or 'host', got {self.data_on!r}")
-        if self.on_divergence not in ("stop", "mark"):
-            raise BadInput(f"on_divergence is 'stop' or 'mark', got {self.on_divergence!r}")
 
 
 def device_of(name: str) -> torch.device:
@@ -176,7 +171,7 @@ class Training:
     def unsound(self, state: TrainingState) -> Tensor:
         """Where a node's model or dual is not finite or has exploded: (replicas, nodes)."""
         models, duals = state.algorithm.models, getattr(state.algorithm, "duals", None)
-        start = torch.linalg.vector_norm(self.oracle.initial_models()[:, :1], dim=-1).clamp(min=1.0)
+        start = torch.linalg.vector_norm(self.oracle.initial_rows, dim=-1, keepdim=True).clamp(min=1.0)
         bad = ~(torch.linalg.vector_norm(models, dim=-1) <= _EXPLODED * start)
         return bad if duals is None else bad | ~torch.isfinite(duals).all(dim=-1)
 
@@ -204,8 +199,9 @@ class Training:
             known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
             advice += f", or rate ({getattr(algorithm, 'rate', 1.0):g}): the compressor {known}"
         site = self.problem.sites[self.replicas[replica].placement[node]].name
+        who = "the server" if algorithm.needs_server else f"node {node} ({site})"
         which = f"replica {replica} (seed {self.replicas[replica].seed}), " if len(self.replicas) > 1 else ""
-        return f"diverged between rounds {sound} and {done}: {which}node {node} ({site}) has {what}; {advice}"
+        return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
 
 
 def _tensor(value: Tensor | None) -> Tensor:

@@ -82,7 +82,7 @@ def test_less_than_one_round_is_refused(rounds):
     [
         ("measure_every", 0, ("measure_every", ">= 1")),
         ("checkpoint_every", 0, ("checkpoint_every", ">= 1")),
-        ("dtype", "float16", ("dtype", "'float32' or 'float64'")),
+        ("dtype", "float16", ("dtype", "'float32', 'float64'")),
         ("data_on", "disk", ("data_on", "'host'", "'disk'")),
         ("on_divergence", "ignore", ("on_divergence", "'mark'", "'ignore'")),
     ],

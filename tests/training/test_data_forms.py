@@ -89,7 +89,7 @@ def test_regression_learns_and_is_measured_by_loss_where_lower_is_better():
     model = nn.Linear(FEATURES, 2)
     model.load_state_dict(result.state_dict())
     model.requires_grad_(False)
-    expected = [float(F.mse_loss(model(site.test[0]), site.test[1])) for site in made.sites]
+    expected = [float(F.mse_loss(model(site.test.inputs), site.test.targets)) for site in made.sites]
     assert end["loss"]["sites"] == pytest.approx(expected, rel=1e-5)
 
 

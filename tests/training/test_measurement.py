@@ -21,11 +21,11 @@ def outputs_of(made: fm.Problem, row: torch.Tensor, inputs: torch.Tensor) -> tor
 
 
 def accuracy_of(made: fm.Problem, row: torch.Tensor, samples) -> float:
-    return float((outputs_of(made, row, samples[0]).argmax(dim=1) == samples[1]).double().mean())
+    return float((outputs_of(made, row, samples.inputs).argmax(dim=1) == samples.targets).double().mean())
 
 
 def loss_of(made: fm.Problem, row: torch.Tensor, samples) -> float:
-    return float(F.cross_entropy(outputs_of(made, row, samples[0]), samples[1]).detach())
+    return float(F.cross_entropy(outputs_of(made, row, samples.inputs), samples.targets).detach())
 
 
 def test_a_record_holds_every_sites_accuracy_and_loss_of_the_network_average():
@@ -113,7 +113,7 @@ def test_user_metrics_stand_in_the_records_beside_accuracy():
     result = fm.train(made, fm.Ring(), ALGORITHM, 4, measure_every=4, own_models=True, dtype="float64")
     record, row = result.final[0], result.row()[0]
     for name, function in (("auc", auc), ("f1", f1)):
-        expected = [function(outputs_of(made, row, s.test[0]).detach(), s.test[1]) for s in made.sites]
+        expected = [function(outputs_of(made, row, s.test.inputs).detach(), s.test.targets) for s in made.sites]
         assert record[name]["sites"] == pytest.approx(expected, rel=1e-12)
         assert record[name]["worst"] == pytest.approx(min(expected))
         assert len(record["own_models"][name]["sites"]) == 3

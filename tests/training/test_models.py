@@ -49,9 +49,9 @@ def test_the_exported_state_dict_loads_strictly_and_gives_the_measured_accuracy(
     fresh.load_state_dict(result.state_dict(), strict=True)
     fresh.eval().requires_grad_(False)
     for i, site in enumerate(made.sites):
-        outputs = fresh(site.test[0].float())
-        accuracy = float((outputs.argmax(dim=1) == site.test[1]).double().mean())
-        loss = float(F.cross_entropy(outputs, site.test[1]))
+        outputs = fresh(site.test.inputs.float())
+        accuracy = float((outputs.argmax(dim=1) == site.test.targets).double().mean())
+        loss = float(F.cross_entropy(outputs, site.test.targets))
         assert result.final[0]["accuracy"]["sites"][i] == accuracy
         assert result.final[0]["loss"]["sites"][i] == pytest.approx(loss, rel=1e-5)
 
@@ -98,7 +98,7 @@ def test_tied_weights_are_exported_under_both_names():
     module = Tied()
     module.load_state_dict(exported, strict=True)
     site = result.problem.sites[2]
-    accuracy = float((module(site.test[0].float()).argmax(dim=1) == site.test[1]).double().mean())
+    accuracy = float((module(site.test.inputs.float()).argmax(dim=1) == site.test.targets).double().mean())
     assert result.final[0]["accuracy"]["sites"][2] == accuracy
 
 

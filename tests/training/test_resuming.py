@@ -81,7 +81,7 @@ def test_a_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(str
     stopped = stopped_at(folder, 8, number, RARELY)
     assert stopped.returncode == 1
     assert "fairmesh.errors.Interrupted: stopped after round" in stopped.stderr
-    assert f"of {ROUNDS}; continue with resume" in stopped.stderr
+    assert f"of {ROUNDS}; its checkpoint is kept" in stopped.stderr
     assert 8 <= round_of(folder) < ROUNDS
     assert f"stopped after round {round_of(folder)} of" in stopped.stderr
     assert not (folder / "summary.json").exists()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fairmesh.compression import FLOAT_BITS
 from fairmesh.errors import BadInput
+from fairmesh.mixing import Mixing, union_of
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
-from fairmesh.topology import Mixing, union_of
 
 _DENSE_UP_TO = 128  # nodes; a larger W stays sparse
 _CROWDED = 32  # neighbours; a node with more, and with over four times the usual number, gets a dense row of its own

@@ -1,5 +1,6 @@
 """A learning problem over sites: the model, the loss, and what each node holds, checked before anything runs."""
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -11,55 +12,19 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fairmesh.errors import BadInput
 from fairmesh.problems.losses import Augmentation, Loss, as_floats, check_loss
 from fairmesh.problems.rows import FlatModel
+from fairmesh.problems.samples import Samples
+from fairmesh.settings import checked
+
+_RESERVED = {
+    "round", "replica", "seed", "loss", "lambda", "phi", "validation", "own_models", "consensus_models",
+    "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
+}  # fmt: skip
 
 Metric = Callable[[Tensor, Tensor], Any]  # (outputs, targets) of a whole test set -> a number, higher is better
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Inputs (samples, ...) and their targets."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    @staticmethod
-    def of(source: Any, what: str) -> "Samples":
-        """From Samples, a pair of tensors or arrays, or a torch Dataset of (input, target) items."""
-        if isinstance(source, Samples):
-            source = source.inputs, source.targets
-        if isinstance(source, TensorDataset) and len(source.tensors) == 2:
-            source = source.tensors
-        elif isinstance(source, Dataset):
-            items = [source[i] for i in range(len(source))]  # type: ignore[arg-type]
-            if not items:
-                raise BadInput(f"{what} is empty; give it samples, or leave the site out")
-            source = default_collate(items)
-        try:
-            inputs, targets = source
-            inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"{what} must be a pair (inputs, targets) or a Dataset of such pairs: {error}") from error
-        if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
-            raise BadInput(f"{what}: {tuple(inputs.shape)} inputs do not go with {tuple(targets.shape)} targets")
-        if len(inputs) == 0:
-            raise BadInput(f"{what} is empty; give it samples, or leave the site out")
-        for name, tensor in (("inputs", inputs), ("targets", targets)):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int(
-                    (~torch.isfinite(tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None])).any(1).nonzero()[0]
-                )
-                raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")
-        if not targets.is_floating_point() and targets.dtype != torch.bool:
-            targets = targets.long()  # what torch's losses want of labels, whatever they were stored as
-        return Samples(inputs, targets)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +39,7 @@ class Site:
     name: str | None = None
 
 
+@checked
 @dataclass(frozen=True)
 class Sampling:
     """Which samples a node looks at in one step."""
@@ -83,8 +49,6 @@ class Sampling:
     batches_per_step: int = 1  # averaged, the paper's oracle averaging
 
     def __post_init__(self):
-        if self.order not in ("random", "cyclic", "full"):
-            raise BadInput(f"order is 'random', 'cyclic' or 'full', got {self.order!r}")
         if self.batch < 1:
             raise BadInput(f"batch must be >= 1, got {self.batch}")
         if self.batches_per_step < 1:
@@ -117,16 +81,14 @@ class Problem:
             raise BadInput(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise BadInput(f"clip_norm must be > 0, got {self.clip_norm}")
-        sites = [
-            dataclasses.replace(
-                site,
-                name=site.name or f"node {i}",
-                group=site.group if site.group is not None else site.name or f"node {i}",
-                train=Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})"),
-            )
-            for i, site in enumerate(s if isinstance(s, Site) else Site(s) for s in self.sites)
-        ]
+        given = [site if isinstance(site, Site) else Site(site) for site in self.sites]
+        sites = [self._read(i, site) for i, site in enumerate(given)]
         object.__setattr__(self, "sites", sites)
+        if isinstance(self.model, nn.Module):  # a copy: training the module later must not change where runs start
+            object.__setattr__(self, "model", copy.deepcopy(self.model).cpu())
+        for name in self.metrics:
+            if name in _RESERVED:
+                raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
         first = sites[0].train
         for i, site in enumerate(sites):
             for what in ("inputs", "targets"):
@@ -138,6 +100,23 @@ class Problem:
                     )
         self._probe()
 
+    def _read(self, i: int, site: Site) -> Site:
+        """The site with a name, a group, and every set as Samples; a set given to several sites is read once."""
+        name = site.name or f"node {i}"
+        sets = {"train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")}
+        for split, shared in (("test", self.test), ("validation", self.validation)):
+            source = getattr(site, split)
+            source = shared if source is None else source
+            if source is not None:
+                known = self._sets.get(id(source))
+                sets[split] = known[1] if known else Samples.of(source, f"{split} set of site {i} ({name})")
+                self._sets[id(source)] = source, sets[split]  # the source too: its id must not be given away
+        return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, **sets)
+
+    @cached_property
+    def _sets(self) -> dict[int, tuple[Any, Samples]]:
+        return {}
+
     @property
     def n(self) -> int:
         return len(self.sites)
@@ -146,7 +125,12 @@ class Problem:
     def prior_of_sites(self) -> Tensor:
         """p (n,), float64, sums to one."""
         sizes = [len(site.train) for site in self.sites]
-        given = torch.as_tensor(sizes if self.prior is None else self.prior, dtype=torch.float64)
+        try:
+            given = torch.as_tensor(sizes if self.prior is None else self.prior, dtype=torch.float64)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"prior must be a list of {self.n} numbers, got {self.prior!r}") from error
+        if given.shape != (self.n,):
+            raise BadInput(f"prior has {given.numel()} entries for {self.n} sites; give one number for each")
         unfit = ~(torch.isfinite(given) & (given > 0))
         if bool(unfit.any()):
             bad = int(unfit.nonzero()[0])
@@ -162,7 +146,10 @@ class Problem:
             return self.model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.model()
+            made = self.model()
+        if not isinstance(made, nn.Module):
+            raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
+        return made.cpu()
 
     def initial_row(self, seed: int) -> Tensor:
         """The model every node of a replica starts from."""
@@ -175,6 +162,8 @@ class Problem:
         if targets.is_floating_point() or targets.ndim != 1:
             return None
         outputs = self._outputs_of_probe()
+        if not isinstance(outputs, Tensor):
+            raise BadInput(f"the model must return one tensor, got a {type(outputs).__name__}")
         return outputs.shape[-1] if outputs.ndim >= 2 else None
 
     def _outputs_of_probe(self) -> Tensor:
@@ -189,29 +178,23 @@ class Problem:
 
     def held_out(self, split: Literal["test", "validation", "train"]) -> tuple[list[Samples], list[int]]:
         """The different sets of a split, and which of them each site is judged by."""
-        shared = {"test": self.test, "validation": self.validation, "train": None}[split]
         found: dict[int, int] = {}
         sets: list[Samples] = []
         of_site = []
         for i, site in enumerate(self.sites):
-            source = getattr(site, split)
-            source = shared if source is None else source
-            if source is None:
-                if of_site:
-                    raise BadInput(
-                        f"site {i} ({site.name}) has no {split} set though others have; give each one, or a shared one"
-                    )
-                continue
-            if i and not of_site:
-                raise BadInput(f"site 0 has no {split} set though site {i} has; give each one, or a shared one")
-            if id(source) not in found:
-                found[id(source)] = len(sets)
-                sets.append(
-                    self._checked(
-                        Samples.of(source, f"{split} set of site {i} ({site.name})"), f"{split} set of site {i}"
-                    )
+            samples = getattr(site, split)
+            if (samples is None) != (getattr(self.sites[0], split) is None):
+                without, others = (i, "others have") if samples is None else (0, f"site {i} has")
+                raise BadInput(
+                    f"site {without} ({self.sites[without].name}) has no {split} set though {others}; "
+                    "give each one, or a shared one"
                 )
-            of_site.append(found[id(source)])
+            if samples is None:
+                continue
+            if id(samples) not in found:
+                found[id(samples)] = len(sets)
+                sets.append(self._checked(samples, f"{split} set of site {i}"))
+            of_site.append(found[id(samples)])
         return sets, of_site
 
     def _checked(self, samples: Samples, what: str) -> Samples:
@@ -234,8 +217,7 @@ class Problem:
 
     def _probe(self) -> None:
         """Runs model and loss once as training will, so that what cannot work is refused now."""
-        if len(self.prior_of_sites) != self.n:
-            raise BadInput(f"prior has {len(self.prior_of_sites)} entries for {self.n} sites")
+        self.prior_of_sites.sum()  # refuses what cannot be a prior
         model = self.flat_model.to(torch.device("cpu"), torch.float32)  # refuses what cannot be a row
         try:
             self._outputs_of_probe()
@@ -275,4 +257,8 @@ def _named(function: Any) -> str:
     """A function's name, or what a module prints: the same in every process."""
     if isinstance(function, functools.partial):
         return f"{_named(function.func)} {function.args} {function.keywords}"
-    return repr(function) if isinstance(function, nn.Module) else getattr(function, "__qualname__", str(type(function)))
+    if isinstance(function, nn.Module):
+        return repr(function)
+    code = getattr(function, "__code__", None)
+    body = (code.co_code.hex(), [str(c) for c in code.co_consts if not hasattr(c, "co_code")]) if code else ""
+    return f"{getattr(function, '__qualname__', type(function))} {body}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairmesh.errors import BadInput
 from fairmesh.problems.base import Site
-from fairmesh.settings import family, imported
+from fairmesh.settings import called, family
 
 
 class Data(ABC):
@@ -40,6 +40,8 @@ class Digits(Data):
     def __post_init__(self):
         if self.nodes < 1 or not 0 <= self.odd <= self.nodes:
             raise BadInput(f"need nodes >= 1 and 0 <= odd <= nodes, got nodes = {self.nodes}, odd = {self.odd}")
+        if self.seed < 0:
+            raise BadInput(f"seed must be >= 0, got {self.seed}")
         if not 0 < self.test_share < 1:
             raise BadInput(f"test_share lies in (0, 1), got {self.test_share}")
 
@@ -90,7 +92,7 @@ class ImportedData(Data):
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def sites(self) -> list[Site]:
-        made = imported(self.path, "data.path")(**self.arguments)
+        made = called(self.path, self.arguments, "data")
         if not isinstance(made, list | tuple) or not all(isinstance(site, Site) for site in made):
             raise BadInput(f"data.path: {self.path} must return a list of fairmesh.Site, got {type(made).__name__}")
         return list(made)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fairmesh.problems.base import Problem
+from fairmesh.errors import BadInput
+from fairmesh.problems.base import Metric, Problem
 from fairmesh.problems.losses import as_floats, per_sample
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
@@ -34,7 +35,7 @@ class Evaluator:
             home = home or device
             self._inputs = torch.cat([samples.inputs for samples in sets]).to(home)
             self._targets = as_floats(torch.cat([samples.targets for samples in sets]), dtype).to(home)
-            self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes)).to(self._device)
+            self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes))
 
     def __bool__(self) -> bool:
         return bool(self._sizes)
@@ -67,7 +68,7 @@ class Evaluator:
         problem, sizes = self._problem, self._sizes[first:last]
         begin, count = sum(self._sizes[:first]), sum(sizes)
         chunk = max(1, _FLOATS_AT_ONCE // (len(rows) * max(1, self._inputs[0].numel())))
-        losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64, device=self._device)
+        losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64)
         hits = torch.zeros_like(losses)
         kept: list[Tensor] = []
         for start in range(begin, begin + count, chunk):
@@ -77,33 +78,48 @@ class Evaluator:
             owner = self._set_of_sample[here] - first
             outputs = vmap(self._model, in_dims=(0, None))(rows, inputs)
             each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs)
-            losses.index_add_(1, owner, each.double())
+            losses.index_add_(1, owner, each.double().cpu())  # on the host: a GPU adds in no fixed order
             if problem.classes:
-                hits.index_add_(1, owner, (outputs.argmax(dim=-1) == targets).double())
+                hits.index_add_(1, owner, (outputs.argmax(dim=-1) == targets).double().cpu())
             if problem.metrics:
-                kept.append(outputs)
-        lengths = torch.tensor(sizes, dtype=torch.float64, device=self._device)
+                kept.append(outputs.cpu())
+        lengths = torch.tensor(sizes, dtype=torch.float64)
         found = {"loss": losses / lengths}
         if problem.classes:
             found["accuracy"] = hits / lengths
         if problem.metrics:
             pieces = torch.cat(kept, dim=1).split(sizes, dim=1)
-            truths = self._targets[begin : begin + count].to(self._device).split(sizes)
+            truths = self._targets[begin : begin + count].cpu().split(sizes)
             for name, metric in problem.metrics.items():
-                scores = [[float(metric(o, t)) for o in outputs] for outputs, t in zip(pieces, truths)]
+                scores = [[_score(name, metric, o, t) for o in outputs] for outputs, t in zip(pieces, truths)]
                 found[name] = torch.tensor(scores, dtype=torch.float64).T
-        return {name: found[name].cpu() for name in self.names}
+        return {name: found[name] for name in self.names}
 
 
-def spread(values: Tensor, higher_is_better: bool) -> dict[str, Tensor]:
-    """Worst, mean, best and the gap between best and worst over the last axis."""
-    low, high = values.amin(dim=-1), values.amax(dim=-1)
+def _score(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    try:
+        return float(metric(outputs, targets))
+    except Exception as error:  # whatever a user's function raises
+        raise BadInput(
+            f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def spread(values: Tensor, higher_is_better: bool, skip_nan: bool = False) -> dict[str, Tensor]:
+    """Worst, mean, best and the gap between best and worst over the last axis; with `skip_nan` over what is a number,
+    as a user's metric need not be everywhere (an AUC where all targets agree)."""
+    absent = values.isnan() if skip_nan else torch.zeros_like(values, dtype=torch.bool)
+    low = values.masked_fill(absent, torch.inf).amin(dim=-1)
+    high = values.masked_fill(absent, -torch.inf).amax(dim=-1)
+    nowhere = absent.all(dim=-1)
     worst, best = (low, high) if higher_is_better else (high, low)
-    return {"worst": worst, "mean": values.mean(dim=-1), "best": best, "gap": (best - worst).abs()}
+    worst, best = (t.masked_fill(nowhere, torch.nan) for t in (worst, best))
+    mean = values.nanmean(dim=-1) if skip_nan else values.mean(dim=-1)
+    return {"worst": worst, "mean": mean, "best": best, "gap": (best - worst).abs()}
 
 
-def group_means(values: Tensor, groups: Sequence[str]) -> dict[str, Tensor]:
-    """The mean over the sites of each group."""
-    return {
-        g: values[..., [i for i, name in enumerate(groups) if name == g]].mean(dim=-1) for g in dict.fromkeys(groups)
-    }
+def group_means(values: Tensor, groups: Sequence[str], skip_nan: bool = False) -> dict[str, Tensor]:
+    """The mean over the sites of each group, those without a number left out."""
+    members = {g: [i for i, name in enumerate(groups) if name == g] for g in dict.fromkeys(groups)}
+    return {g: spread(values[..., sites], True, skip_nan)["mean"] for g, sites in members.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fairmesh.errors import BadInput
-from fairmesh.settings import family, imported
+from fairmesh.settings import called, family
 
 
 class Model(ABC):
@@ -82,7 +82,7 @@ class ImportedModel(Model):
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, shape: torch.Size, classes: int) -> nn.Module:
-        made = imported(self.path, "model.path")(**self.arguments)
+        made = called(self.path, self.arguments, "model")
         if not isinstance(made, nn.Module):
             raise BadInput(f"model.path: {self.path} made a {type(made).__name__}, not an nn.Module")
         return made

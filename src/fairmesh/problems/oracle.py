@@ -44,7 +44,7 @@ class Oracle:
         self._targets = torch.cat([site.train.targets for site in problem.sites]).to(self._data_device)
         self.model = problem.flat_model.to(device, dtype)
         draw_shape = (len(self.seeds), len(hosted))
-        self._initial = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
+        self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
         self._shape = (*draw_shape, self.model.dim)
         full = problem.sampling.order == "full" and not self._even
         loss = (weighted_loss if full else batch_loss)(self.model, problem.loss, problem.augment)
@@ -53,7 +53,7 @@ class Oracle:
 
     def initial_models(self) -> Tensor:
         """The same row at every node of a replica: (replicas, nodes, dim)."""
-        return self._initial.unsqueeze(1).expand(self._shape).clone()
+        return self.initial_rows.unsqueeze(1).expand(self._shape).clone()
 
     def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
         """(replicas, nodes, 1) and (replicas, nodes, dim)."""
