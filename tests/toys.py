@@ -17,7 +17,10 @@ def _user_entropy(weights: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
 
 COMPRESSORS = {
     "none": fm.Identity(),
+    "half": fm.Half(),
+    "threshold": fm.Threshold(0.01),
     "quantize": fm.Quantize(bits=4),
+    "quantize half norms": fm.Quantize(bits=4, block=6, norms="float16"),
     "quantize blocks": fm.Quantize(bits=3, block=4),
     "quantize ceil": fm.Quantize(bits=4, rounding="ceil"),
     "top-k": fm.TopK(0.3),
@@ -59,6 +62,9 @@ ALGORITHMS = {
         compressor=fm.Quantize(bits=4, rounding="ceil"),
         regularizer=fm.OwnCoordinate(1.0),
         dual_order="dual-first",
+    ),
+    "ad-gda compressed duals": fm.ADGDA(
+        primal_step=1.0, dual_step=0.1, rate=0.3, compressor=fm.Quantize(bits=6), dual_compressor=fm.Threshold(1e-3)
     ),
     "choco-sgd": fm.ChocoSGD(primal_step=0.3, rate=0.3, compressor=fm.TopK(0.3)),
     "dsgd": fm.DSGD(primal_step=0.3),

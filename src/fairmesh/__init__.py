@@ -12,7 +12,8 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     ),
     "project_onto_simplex": "ambiguity",
     **dict.fromkeys(
-        ["Compressor", "Identity", "Quantize", "RandomK", "Sign", "TopK", "TopKQuantize"], "compression"
+        ["Compressor", "Half", "Identity", "Quantize", "RandomK", "Sign", "Threshold", "TopK", "TopKQuantize"],
+        "compression",
     ),
     **dict.fromkeys(["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted"], "errors"),
     **dict.fromkeys(["Experiment", "load_experiment", "run"], "experiment"),

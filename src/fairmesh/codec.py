@@ -8,7 +8,7 @@ a zero row under its own settings, so that nothing a stranger declares decides w
 import math
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -158,6 +158,11 @@ def part_sizes(code: Code) -> Tensor:
     return _sizes_of_rows(_row_code(code)).reshape(first.shape[:-1])
 
 
+def plain_size(rows: Tensor) -> int:
+    """The bytes of a message that holds one row as it is."""
+    return HEADER_BYTES + _PART.size + rows.shape[-1] * rows.element_size()
+
+
 # --- encoding one row ---------------------------------------------------------------------------------------------
 
 
@@ -297,9 +302,12 @@ class _Reader:
         return len(self._data) - self._at
 
 
-def decode(data: bytes, templates: Mapping[str, Code], round_index: int | None = None) -> dict[str, Code]:
+def decode(
+    data: bytes, templates: Mapping[str, Code], round_index: int | None = None, on_simplex: Container[str] = ()
+) -> dict[str, Code]:
     """The codes of a message, or DecodeError with the reason. `templates` are the receiver's own codes of a zero row:
-    they fix every format, dimension and limit. With a round, any other is refused."""
+    they fix every format, dimension and limit. With a round, any other is refused. Parts named in `on_simplex` must be
+    weights: none below zero, their sum one."""
     reader = _Reader(data)
     magic, version, parts, round_sent, length, checksum = reader.unpack(_HEADER, "header")
     if magic != _MAGIC:
@@ -318,6 +326,11 @@ def decode(data: bytes, templates: Mapping[str, Code], round_index: int | None =
     codes = {name: _decode_part(reader, template, name) for name, template in templates.items()}
     if reader.left():
         raise DecodeError(f"{reader.left()} bytes too many")
+    for name, code in codes.items():
+        if name in on_simplex:
+            weights = code.decode().double()
+            off = abs(float(weights.sum()) - 1.0) > 1e-3 or float(weights.min()) < -1e-6
+            _refuse_if(off, f"part {name} is not on the simplex: it sums to {float(weights.sum()):.6g}")
     return codes
 
 
@@ -332,7 +345,7 @@ def _decode_part(reader: _Reader, template: Code, name: str) -> Code:
     if form not in allowed:
         raise DecodeError(f"part {name} has format {form}, which a {type(template).__name__} code cannot have")
     if isinstance(template, Dense):
-        return Dense(_floats(reader, template.values, dim, name))
+        return template._replace(values=_floats(reader, template.values, dim, name))
     if isinstance(template, Signs):
         means = _floats(reader, template.means, template.means.shape[-1], name, least=0.0)
         bits = np.unpackbits(np.frombuffer(reader.take(-(-dim // 8), f"part {name}"), np.uint8), bitorder="little")

@@ -16,12 +16,13 @@ FLOAT_BITS = 32  # what the paper bills for a number sent as it is
 
 
 class Dense(NamedTuple):
-    """Values as they are."""
+    """Values as they are, or rounded to another dtype."""
 
     values: Tensor  # (..., nodes, dim)
+    dtype: torch.dtype | None = None  # of the rows, where it is not the values' own
 
     def decode(self) -> Tensor:
-        return self.values
+        return self.values if self.dtype is None else self.values.to(self.dtype)
 
 
 class Sparse(NamedTuple):
@@ -37,7 +38,7 @@ class Levels(NamedTuple):
     """Small signed integers and the value of one level for every block of coordinates."""
 
     levels: Tensor  # (..., nodes, dim), whole numbers
-    norms: Tensor  # (..., nodes, blocks), float32
+    norms: Tensor  # (..., nodes, blocks), float32 or float16
     block: int  # coordinates that share a norm
     unit: float  # the value of one level where the norm is 1
     largest: int  # no level is beyond this, either way
@@ -115,6 +116,46 @@ class Identity(Compressor):
         return FLOAT_BITS * dim
 
 
+@dataclass(frozen=True)
+class Half(Compressor):
+    """Every value rounded to float16; beyond 65,504 to that. No delta is guaranteed below its smallest number."""
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        return Dense(_as_half(rows), rows.dtype)
+
+    def delta(self, dim: int) -> None:
+        return None
+
+    def nominal_bits(self, dim: int) -> float:
+        return 16 * dim
+
+
+def _as_half(values: Tensor) -> Tensor:
+    largest = torch.finfo(torch.float16).max
+    return values.clamp(-largest, largest).half()
+
+
+@dataclass(frozen=True)
+class Threshold(Compressor):
+    """The entries whose magnitude is above `level`; what stays behind is sent once it has grown enough, since a
+    difference to a public copy is compressed. Meant for weights, of which few move. No delta is guaranteed."""
+
+    level: float = 1e-3
+
+    def __post_init__(self):
+        if not (math.isfinite(self.level) and self.level >= 0):
+            raise BadInput(f"level must be a finite number >= 0, got {self.level}")
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        return Sparse(_only(rows.abs() > self.level, rows))
+
+    def delta(self, dim: int) -> None:
+        return None
+
+    def nominal_bits(self, dim: int) -> float:
+        return FLOAT_BITS * dim  # what is sent depends on the data; billed as if all were
+
+
 def _check_bits(bits: int) -> None:
     if not 1 <= bits <= 16:
         raise BadInput(f"bits must lie in 1..16, got {bits}")
@@ -140,6 +181,7 @@ class Quantize(Compressor):
     bits: int = 4  # b
     block: int | None = None
     rounding: Literal["floor", "ceil"] = "floor"
+    norms: Literal["float32", "float16"] = "float32"
 
     def __post_init__(self):
         _check_bits(self.bits)
@@ -150,7 +192,10 @@ class Quantize(Compressor):
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         dim = rows.shape[-1]
-        return _quantized(rows, draw(dim), self.bits, self._length(dim), self._length(dim), self.rounding)
+        length = self._length(dim)
+        norms = _block_norms(rows, length, 2)
+        norms = norms if self.norms == "float32" else _as_half(norms)
+        return _quantized(rows, draw(dim), norms, self.bits, length, length, self.rounding)
 
     def delta(self, dim: int) -> float | None:
         return None if self.rounding == "ceil" else 1.0 / _variance_factor(self._length(dim), self.bits)
@@ -159,15 +204,16 @@ class Quantize(Compressor):
         return self.bits * dim
 
 
-def _quantized(rows: Tensor, uniforms: Tensor, bits: int, block: int, nonzeros: int, rounding: str) -> Levels:
+def _quantized(
+    rows: Tensor, uniforms: Tensor, norms: Tensor, bits: int, block: int, nonzeros: int, rounding: str
+) -> Levels:
     """Levels of each block, at most `nonzeros` of whose coordinates are not zero."""
-    norms = _block_norms(rows, block, 2)
-    divisors = torch.where(norms > 0, norms, torch.ones_like(norms)).to(rows.dtype)
+    divisors = torch.where(norms > 0, norms, torch.inf).to(rows.dtype)  # a block without a norm has no level either
     scaled = _per_block(rows, block, divisors, torch.div)
     magnitudes = scaled.abs().mul_(2.0**bits).add_(uniforms)
     magnitudes = magnitudes.floor_() if rounding == "floor" else magnitudes.ceil_()
     largest = 2**bits + 2  # a norm rounded down lets |x| / norm exceed 1; a subnormal one by much
-    levels = magnitudes.clamp_(max=largest).mul_(scaled.sign_())
+    levels = magnitudes.clamp_(max=largest).mul_(scaled.sign_()).add_(0.0)  # no -0.0: a code has one form
     return Levels(levels, norms, block, 1.0 / (2.0**bits * _variance_factor(nonzeros, bits)), largest)
 
 
@@ -188,7 +234,12 @@ def _largest(rows: Tensor, count: int) -> Tensor:
     above = magnitudes > smallest_kept
     ties = magnitudes == smallest_kept
     room = count - above.sum(dim=-1, keepdim=True, dtype=torch.int32)
-    return rows * (above | (ties & (ties.cumsum(dim=-1, dtype=torch.int32) <= room)))
+    return _only(above | (ties & (ties.cumsum(dim=-1, dtype=torch.int32) <= room)), rows)
+
+
+def _only(kept: Tensor, rows: Tensor) -> Tensor:
+    """The entries that are kept, 0.0 elsewhere and for -0.0: a code has one form."""
+    return torch.where(kept, rows, 0.0).add_(0.0)
 
 
 @dataclass(frozen=True)
@@ -223,7 +274,7 @@ class RandomK(Compressor):
         count = _kept(self.fraction, rows.shape[-1])
         # Uniforms lie on a grid of 2^-24, so two may agree; _largest then takes the lower index.
         chosen = _largest(1.0 - draw(rows.shape[-1]), count) > 0
-        return Sparse(rows * chosen)
+        return Sparse(_only(chosen, rows))
 
     def delta(self, dim: int) -> float:
         return _kept(self.fraction, dim) / dim
@@ -270,7 +321,8 @@ class TopKQuantize(Compressor):
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         dim = rows.shape[-1]
         count = _kept(self.fraction, dim)
-        return _quantized(_largest(rows, count), draw(dim), self.bits, dim, count, "floor")
+        kept = _largest(rows, count)
+        return _quantized(kept, draw(dim), _block_norms(kept, dim, 2), self.bits, dim, count, "floor")
 
     def delta(self, dim: int) -> float:
         count = _kept(self.fraction, dim)
@@ -284,6 +336,8 @@ family(
     Compressor,
     {
         "none": Identity,
+        "half": Half,
+        "threshold": Threshold,
         "quantize": Quantize,
         "top-k": TopK,
         "random-k": RandomK,

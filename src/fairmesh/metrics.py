@@ -66,12 +66,14 @@ class Meter:
         if self._own_models and models.shape[-2] > 1:
             own = (self._test or self._train).of_own_models(models, self._placements)  # type: ignore[union-attr]
             self._add(columns, {k: v.gather(-1, self._node_of_site) for k, v in own.items()}, "own_models")
-        nodes, server = sent.nodes.cpu(), sent.server.cpu()
+        nodes, server, node_bytes, server_bytes = (t.cpu() for t in sent)
         disagreement = consensus_error(models).cpu()
         for r, column in enumerate(columns):
             column["consensus_models"] = float(disagreement[r])
             column["nominal_bits_busiest"] = float(max(nodes[r].max(), server[r]))
             column["nominal_bits_total"] = float(nodes[r].sum() + server[r])
+            column["bytes_busiest_node"] = int(max(node_bytes[r].max(), server_bytes[r]))
+            column["bytes_total"] = int(node_bytes[r].sum() + server_bytes[r])
         if duals is not None:
             weights = duals.mean(dim=-2).cpu().double()
             apart = consensus_error(duals).cpu()

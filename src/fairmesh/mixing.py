@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import networkx
 import numpy as np
@@ -147,6 +147,8 @@ def _check_doubly_stochastic(matrix: scipy.sparse.csr_array, tolerance: float = 
 def mixing_matrix(graph: networkx.Graph, rule: Rule) -> Mixing:
     """W of a graph: `metropolis` 1 / (1 + max of both degrees), `max-degree` 1 / (1 + largest degree), or `uniform`
     1 / (1 + degree), which is symmetric only where all degrees agree."""
+    if rule not in get_args(Rule):
+        raise BadInput(f"mixing is one of {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
     n = graph.number_of_nodes()
     adjacency = networkx.to_scipy_sparse_array(graph, nodelist=range(n), dtype=float, format="coo")
     off = adjacency.row != adjacency.col

@@ -274,6 +274,8 @@ def summary_of(result: Result, seconds: float) -> dict[str, Any]:
         "nodes": result.problem.n,
         "parameters": result.problem.flat_model.dim,
         "nominal_bits_busiest": max(record["nominal_bits_busiest"] for record in final),
+        "bytes_busiest_node": max(record["bytes_busiest_node"] for record in final),
+        "bytes_total": max(record["bytes_total"] for record in final),
         "seconds": round(seconds, 3),
         **({} if best is None else {"best_round": best.round.tolist()}),
         "sites": [site.name for site in result.problem.sites],

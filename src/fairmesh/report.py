@@ -13,7 +13,12 @@ from fairmesh.mixing import Mixing
 from fairmesh.recording import Result, summary_of
 from fairmesh.runfolder import read_records, read_summary
 
-_BITS_PER_MB = 8e6
+_PER_MB = {"nominal_bits_busiest": 8e6, "bytes_busiest_node": 1e6}
+_AXES = {
+    "rounds": "rounds",
+    "bytes_busiest_node": "sent by the busiest node, MB",
+    "nominal_bits_busiest": "sent by the busiest node, MB by nominal bits",
+}
 _COLOURS = ("#9a3b3b", "#1f6f8b", "#7a8b1f", "#6b4c9a", "#c77c2b", "#3b3b3b", "#2b8a5f", "#a0527f")
 
 
@@ -62,8 +67,7 @@ class Run:
         for round_index in sorted(points):
             here = points[round_index]
             values = [record[self.metric][what] for record in here]
-            traffic = max(record["nominal_bits_busiest"] for record in here) / _BITS_PER_MB
-            xs.append(float(round_index) if against == "rounds" else traffic)
+            xs.append(float(round_index) if against == "rounds" else max(r[against] for r in here) / _PER_MB[against])
             means.append(sum(values) / len(values))
             lows.append(min(values))
             highs.append(max(values))
@@ -79,10 +83,9 @@ class Run:
         rows = [record["lambda"] for record in self.summary["final"] if "lambda" in record]
         return [sum(column) / len(rows) for column in zip(*rows)] if rows else None
 
-    @property
-    def megabytes(self) -> float:
-        """What the busiest node sent, in nominal megabytes."""
-        return self.summary["nominal_bits_busiest"] / _BITS_PER_MB
+    def megabytes(self, what: str) -> float:
+        """What the busiest node sent, as bytes really encoded or by nominal bits."""
+        return self.summary[what] / _PER_MB[what]
 
 
 def _shown(value: float, metric: str) -> str:
@@ -107,7 +110,8 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
                 "best": _shown(s["best"], metric),
                 "gap": _shown(s["gap"], metric).replace(" %", " points"),
                 "rounds": str(s["rounds"]),
-                "sent by the busiest node": f"{run.megabytes:.3g} MB (nominal)",
+                "busiest node sent": f"{run.megabytes('bytes_busiest_node'):.3g} MB",
+                "nominal": f"{run.megabytes('nominal_bits_busiest'):.3g} MB",
             }
         )
     return rows
@@ -126,11 +130,11 @@ def _figure(width: float, height: float, columns: int = 1) -> Any:
 
 
 def curves(runs: Sequence[Run]) -> Any:
-    """Worst site (solid) and mean (dashed) against rounds and against traffic; a band spans the replicas."""
-    figure, axes = _figure(9, 3.4, 2)
+    """Worst site (solid) and mean (dashed) against rounds, real bytes and nominal bits; a band spans the replicas."""
+    figure, axes = _figure(12, 3.4, 3)
     metric = runs[0].metric
     scale = 1 if metric == "loss" else 100
-    for axis, against in zip(axes, ("rounds", "traffic")):
+    for axis, against in zip(axes, _AXES):
         for k, run in enumerate(runs):
             colour = _COLOURS[k % len(_COLOURS)]
             x, mean, low, high = run.curve("worst", against)
@@ -138,7 +142,7 @@ def curves(runs: Sequence[Run]) -> Any:
             axis.fill_between(x, [scale * v for v in low], [scale * v for v in high], color=colour, alpha=0.15, lw=0)
             x, mean, _, _ = run.curve("mean", against)
             axis.plot(x, [scale * v for v in mean], color=colour, ls="--", lw=1, label=f"{run.label}: mean of sites")
-        axis.set_xlabel("rounds" if against == "rounds" else "sent by the busiest node, MB (nominal bits)")
+        axis.set_xlabel(_AXES[against])
         axis.set_ylabel(metric if metric == "loss" else f"{metric}, %")
         axis.grid(alpha=0.25)
     axes[0].legend(frameon=False, fontsize=8)
@@ -282,8 +286,9 @@ def page(runs: Sequence[Run], title: str, sentence: str = "", settings: str = ""
         parts += ["<h2>Settings</h2>", f"<pre>{html.escape(settings)}</pre>"]
     judged = runs[0].summary["judged_on"]
     parts.append(
-        f'<p class="note">Measured on the {judged} data of each site, for the average of all nodes\' models. Traffic '
-        "is the paper's nominal billing: bits per parameter, without headers.</p>"
+        f'<p class="note">Measured on the {judged} data of each site, for the average of all nodes\' models. '
+        "Traffic is in bytes of messages as they are encoded, headers included; nominal is the paper's billing: bits "
+        "per parameter, without norms, signs, indices and headers.</p>"
     )
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
     return f"{head}<style>{_STYLE}</style>" + "<body>" + "".join(parts) + "</body></html>\n"

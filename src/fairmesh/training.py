@@ -57,6 +57,7 @@ class Options:
     keep_best: bool = False  # keep the best round by the worst site's validation metric
     keep_iterate: bool = False  # keep an iterate drawn uniformly over time, Theorem 2's output
     on_divergence: Literal["stop", "mark"] = "stop"  # "mark" lets the other replicas go on
+    count_bytes: bool = True  # of every message as the codec would encode it
 
     def __post_init__(self):
         if self.measure_every < 1:
@@ -84,7 +85,9 @@ class Training:
     def __init__(self, problem: Problem, topology: Topology, replicas: Sequence[Replica], options: Options):
         self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
         self.device, self.dtype = device_of(options.device), _DTYPES[options.dtype]
-        self.network = MemoryNetwork(topology.build(problem.n), device=self.device, dtype=self.dtype)
+        self.network = MemoryNetwork(
+            topology.build(problem.n), device=self.device, dtype=self.dtype, count_bytes=options.count_bytes
+        )
         for replica in self.replicas:
             replica.algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
         algorithms = [replica.algorithm for replica in self.replicas]
@@ -121,10 +124,9 @@ class Training:
         count, dim = len(self.replicas), state.models.shape[-1]
         duals = getattr(state, "duals", None)
         rows = torch.zeros(count, dim, dtype=self.dtype, device=self.device)
-        sent = Traffic(
-            torch.zeros(count, self.network.n, dtype=torch.float64, device=self.device),
-            torch.zeros(count, dtype=torch.float64, device=self.device),
-        )
+        of_nodes = torch.zeros(count, self.network.n, dtype=torch.float64, device=self.device)
+        of_server = torch.zeros(count, dtype=torch.float64, device=self.device)
+        sent = Traffic(of_nodes, of_server, of_nodes.clone(), of_server.clone())
         best = Best(torch.full((count,), -torch.inf, dtype=torch.float64), torch.zeros(count, dtype=torch.int64), rows)
         return TrainingState(
             algorithm=state,
@@ -147,10 +149,7 @@ class Training:
             average_model=torch.lerp(state.average_model, current, share),
             average_dual=None if duals is None else torch.lerp(_tensor(state.average_dual), duals.mean(dim=-2), share),
             iterate=None if state.iterate is None else torch.where(self._drawn(index), current, state.iterate),
-            sent=Traffic(
-                state.sent.nodes + sum(sent.nodes for sent in round.sent),
-                state.sent.server + sum(sent.server for sent in round.sent),
-            ),
+            sent=state.sent.plus(round.sent),
             best=state.best,
         )
 

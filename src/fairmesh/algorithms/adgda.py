@@ -22,19 +22,23 @@ class ADGDAState(NamedTuple):
     models: Tensor  # theta_i (..., nodes, dim)
     duals: Tensor  # lambda_i (..., nodes, n)
     copies: PublicCopies
+    dual_copies: PublicCopies | None  # where duals travel compressed
 
 
 @dataclass(frozen=True)
 class ADGDA(Algorithm):
     """Every node descends its own loss weighted by its own lambda_i[i], ascends in lambda, and gossips both.
 
-    `dual_order = "dual-first"` weighs the descent by the lambda just projected, as the published runs did."""
+    `dual_order = "dual-first"` weighs the descent by the lambda just projected, as the published runs did. With a
+    `dual_compressor`, duals too are gossiped as compressed differences to public copies, and put back on the simplex by
+    each receiver; without one they travel as they are, as in the paper."""
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))  # eta_theta
     dual_step: Schedule | float = 0.01  # eta_lambda
     rate: float = 1.0  # gamma, the consensus step size
     compressor: Compressor = field(default_factory=Identity)  # Q
     regularizer: Regularizer = field(default_factory=ChiSquare)  # alpha r
+    dual_compressor: Compressor | None = None
     dual_order: Literal["simultaneous", "dual-first"] = "simultaneous"
 
     needs_server: ClassVar[bool] = False
@@ -56,7 +60,8 @@ class ADGDA(Algorithm):
     def init(self, oracle: Oracle, network: Network) -> ADGDAState:
         models = oracle.initial_models()
         duals = oracle.prior.expand(*models.shape[:-1], network.n).clone()
-        return ADGDAState(models, duals, no_copies(models, network))
+        dual_copies = None if self.dual_compressor is None else no_copies(duals, network)
+        return ADGDAState(models, duals, no_copies(models, network), dual_copies)
 
     def step(self, state: ADGDAState, round: Round) -> ADGDAState:
         losses, gradients = round.losses_and_gradients(state.models)
@@ -68,6 +73,15 @@ class ADGDA(Algorithm):
         del gradients
         models = toward_neighbours(models, state.copies, self.rate, round)
         message = difference(models, state.copies, self.compressor, round)
-        delivery = round.exchange(model=message, dual=plain(duals))
-        copies = followed(state.copies, message, delivery, "model")
-        return ADGDAState(models, delivery.mix("dual"), copies)
+        if self.dual_compressor is None or state.dual_copies is None:
+            delivery = round.exchange(model=message, dual=plain(duals))
+            return ADGDAState(models, delivery.mix("dual"), followed(state.copies, message, delivery, "model"), None)
+        duals = project_onto_simplex(toward_neighbours(duals, state.dual_copies, 1.0, round))
+        dual_message = difference(duals, state.dual_copies, self.dual_compressor, round, "dual compression")
+        delivery = round.exchange(model=message, dual=dual_message)
+        return ADGDAState(
+            models,
+            duals,
+            followed(state.copies, message, delivery, "model"),
+            followed(state.dual_copies, dual_message, delivery, "dual"),
+        )

@@ -32,9 +32,11 @@ def toward_neighbours(models: Tensor, copies: PublicCopies, rate: float, round: 
     return models + rate * (round.mixed_copies(copies.kept) - copies.own)
 
 
-def difference(models: Tensor, copies: PublicCopies, compressor: Compressor, round: Round) -> Part:
-    """q_i = Q(x_i - x_hat_i), to be sent."""
-    code = compressor.compress(models - copies.own, round.draws("compression"))
+def difference(
+    models: Tensor, copies: PublicCopies, compressor: Compressor, round: Round, purpose: str = "compression"
+) -> Part:
+    """q_i = Q(x_i - x_hat_i), to be sent; `purpose` names its random stream."""
+    code = compressor.compress(models - copies.own, round.draws(purpose))
     return Part(code, compressor.nominal_bits(models.shape[-1]), followed=True)
 
 

@@ -1,9 +1,11 @@
 """What an algorithm may ask of its network: mixes of named parts, a server's average, and nothing else."""
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fairmesh.compression import Code
@@ -19,10 +21,16 @@ class Part(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What was sent, in nominal bits."""
+    """What was sent: by the paper's nominal billing, and as bytes of the codec's messages, headers included."""
 
-    nodes: Tensor  # (..., nodes)
-    server: Tensor  # (...)
+    nodes: Tensor  # nominal bits (..., nodes)
+    server: Tensor  # nominal bits (...)
+    node_bytes: Tensor  # (..., nodes)
+    server_bytes: Tensor  # (...)
+
+    def plus(self, more: "Sequence[Traffic]") -> "Traffic":
+        """With what was sent since."""
+        return Traffic(*(functools.reduce(torch.add, parts) for parts in zip(self, *more)))
 
 
 class Delivery(ABC):

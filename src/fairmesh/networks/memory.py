@@ -7,6 +7,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from fairmesh.codec import HEADER_BYTES, part_sizes, plain_size
 from fairmesh.compression import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.mixing import Mixing, union_of
@@ -83,6 +84,7 @@ class MemoryNetwork(Network):
         dtype: torch.dtype = torch.float32,
         identities: Sequence[int] | None = None,
         order: Sequence[int] | None = None,
+        count_bytes: bool = True,
     ):
         self.n = cycle[0].n
         place = np.arange(self.n) if order is None else np.asarray(order)
@@ -103,6 +105,7 @@ class MemoryNetwork(Network):
         reach = union_of(cycle).degrees[place]
         self._reach = torch.as_tensor(reach, dtype=torch.float64, device=device)  # neighbours in any round
         self._nobody = torch.zeros((), dtype=torch.float64, device=device)
+        self._count_bytes = count_bytes
 
     def _mix_of(self, round_index: Tensor) -> _Mix:
         return self._mixes[0] if self._fixed else self._mixes[int(round_index) % len(self._mixes)]
@@ -110,9 +113,8 @@ class MemoryNetwork(Network):
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
         degrees = self._degrees[round_index % len(self._mixes)]
         bits = sum(part.nominal_bits * (self._reach if part.followed else degrees) for part in parts.values())
-        return _MemoryDelivery(
-            parts, self._mix_of(round_index), self._fixed, Traffic(bits + self._nobody, self._nobody)
-        )
+        sent = self._by_nodes(bits + self._nobody, self._bytes_sent(parts, degrees))
+        return _MemoryDelivery(parts, self._mix_of(round_index), self._fixed, sent)
 
     def copies(self, models: Tensor) -> Tensor:
         return torch.zeros_like(models)
@@ -122,14 +124,33 @@ class MemoryNetwork(Network):
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
         sent = receivers.double().sum(dim=-1) * (FLOAT_BITS * row.shape[-1])
-        return row.expand(*row.shape[:-2], self.n, row.shape[-1]), Traffic(self._nobody, sent)
+        received = receivers.double().sum(dim=-1) * plain_size(row)
+        return row.expand(*row.shape[:-2], self.n, row.shape[-1]), self._by_server(sent, received)
 
     def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
         sent = (weights != 0).double() * (FLOAT_BITS * rows.shape[-1])
-        return weights.unsqueeze(-2) @ rows, Traffic(sent, self._nobody)
+        return weights.unsqueeze(-2) @ rows, self._by_nodes(sent, (weights != 0).double() * plain_size(rows))
 
     def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
-        return self.gather(values).mT, Traffic(senders.double() * FLOAT_BITS, self._nobody)
+        asked = senders.double()
+        return self.gather(values).mT, self._by_nodes(asked * FLOAT_BITS, asked * plain_size(values))
+
+    def _by_nodes(self, bits: Tensor, size: Tensor) -> Traffic:
+        return Traffic(bits, self._nobody, size, self._nobody)
+
+    def _by_server(self, bits: Tensor, size: Tensor) -> Traffic:
+        return Traffic(self._nobody, bits, self._nobody, size)
+
+    def _bytes_sent(self, parts: Mapping[str, Part], degrees: Tensor) -> Tensor:
+        """Each node's message times its neighbours of this round; to those of other rounds go only the differences
+        that they follow."""
+        if not self._count_bytes:
+            return self._nobody
+        sizes = {name: part_sizes(part.code).double() for name, part in parts.items()}
+        whole = sum(sizes.values()) + HEADER_BYTES
+        followed = [sizes[name] for name, part in parts.items() if part.followed]
+        elsewhere = self._reach - degrees
+        return degrees * whole + (elsewhere * (sum(followed) + HEADER_BYTES) if followed else 0.0)
 
     def gather(self, rows: Tensor) -> Tensor:
         return torch.empty_like(rows).index_copy_(-2, self.hosted, rows)
