@@ -243,6 +243,42 @@ def report(
     print(f"written: {path}")
 
 
+bench = typer.Typer(help="Measurements of fairmesh itself.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("codec")
+def bench_codec(
+    device: Annotated[str, typer.Option(help="Where the cost of counting is measured: cpu or cuda.")] = "cpu",
+    json_: Json = False,
+) -> None:
+    """Bytes of real training messages against their entropy and the paper's billing, and the codec's speed."""
+    from dataclasses import asdict
+
+    from fairmesh.bench import codec_cases, counting_cost
+
+    rows = [
+        ["message", "parameters", "bytes", "over entropy", "bits a parameter", "the paper bills", "encode", "decode"]
+    ]
+    cases = []
+    for case in codec_cases():
+        cases.append(asdict(case))
+        row = [
+            case.case, f"{case.dim:,}", f"{case.bytes:,}", f"{100 * (case.bytes / case.entropy_bytes - 1):.1f} %",
+            f"{8 * case.bytes / case.dim:.2f}", f"{8 * case.nominal_bytes / case.dim:.2f}",
+            f"{case.encode_ms:.2f} ms", f"{case.decode_ms:.2f} ms",
+        ]  # fmt: skip
+        rows.append(row)
+        if not json_:
+            _say(f"{row[0]}: {row[2]} bytes, {row[4]} bits a parameter")
+    counting = counting_cost(device)
+    if json_:
+        _print_json({"cases": cases, "counting": counting})
+        return
+    _show_table(rows)
+    print(f"counting bytes slows a simulated round by {100 * counting['slowdown']:.1f} % on {device}")
+
+
 @app.command()
 def topology(
     name: Annotated[str, typer.Argument(help="ring, circulant, complete, star, torus, ...")],

@@ -9,7 +9,7 @@ import math
 import struct
 import zlib
 from collections.abc import Container, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fairmesh import entropy
 from fairmesh.compression import Code, Dense, Levels, Signs, Sparse
+from fairmesh.entropy import Array
 from fairmesh.errors import FairmeshError
 
 VERSION = 1
@@ -27,6 +28,7 @@ _PACK = struct.Struct("<iB")  # lowest level, bits of each
 _TABLE = struct.Struct("<HHI")  # lowest symbol, how many from there to the highest, words of payload
 _COUNT = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size
+CODED_HEADER_BYTES = _HEADER.size + _PART.size + _TABLE.size  # of a message with one entropy-coded part
 
 _RAW, _PACKED, _CODED, _RUNS, _SPARSE, _SIGNS = range(6)
 
@@ -49,12 +51,13 @@ def _bucket_of(gaps: Tensor) -> tuple[Tensor, Tensor]:
 class _Gaps(NamedTuple):
     """What the distances between a row's entries that are not zero cost."""
 
-    counts: Tensor  # of each bucket, (rows, buckets)
-    extra_bits: Tensor  # that complete the buckets, (rows,)
+    entries: Any  # (rows,)
+    buckets: "_Stream"
+    extra_bits: Any  # that complete the buckets, (rows,)
 
-    def size(self) -> Tensor:
+    def size(self) -> Any:
         """Bytes of the number of entries, their buckets and the extra bits."""
-        return _COUNT.size + _coded_size(self.counts) + _whole_bytes(self.extra_bits)
+        return _COUNT.size + self.buckets.size() + _whole_bytes(self.extra_bits)
 
 
 def _gaps(values: Tensor) -> _Gaps:
@@ -65,60 +68,90 @@ def _gaps(values: Tensor) -> _Gaps:
     before = torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
     buckets, extra = _bucket_of((at - before).clamp(min=1))
     counts = entropy.histograms(torch.where(present, buckets, 0), _GAP_BUCKETS, present)
-    return _Gaps(counts, torch.where(present, extra, 0).sum(dim=-1))
+    return _Gaps(counts.sum(dim=-1), _Stream.of(counts), torch.where(present, extra, 0).sum(dim=-1))
 
 
-def _whole_bytes(bits: Tensor) -> Tensor:
+def _whole_bytes(bits: Any) -> Any:
     return (bits + 7) // 8
 
 
-def _coded_size(counts: Tensor) -> Tensor:
-    """Bytes of an entropy-coded stream: its head, its table from the first to the last symbol that occurs, its padded
-    payload."""
-    occurs = counts > 0
-    at = torch.arange(counts.shape[-1], device=counts.device)
-    lowest = torch.where(occurs, at, counts.shape[-1]).amin(dim=-1)
-    highest = torch.where(occurs, at, -1).amax(dim=-1)
-    table = (highest - lowest + 1).clamp(min=0)
-    return _TABLE.size + table + 4 * entropy.words(counts, entropy.weight_bytes(counts))
+def _range(counts: Array) -> tuple[Any, Any]:
+    """The first and the last symbol that occurs; the last lies before the first where none does."""
+    xp = entropy.library(counts)
+    occurs = entropy.integers(counts > 0)
+    none = occurs.sum(-1) == 0
+    lowest, highest = occurs.argmax(-1), counts.shape[-1] - 1 - xp.flip(occurs, (-1,)).argmax(-1)
+    return xp.where(none, 1, lowest), xp.where(none, 0, highest)
 
 
-def _shortest(sizes: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
-    """The format and the bytes of each row, from those of every format; of equals the first."""
-    smallest, which = torch.stack(list(sizes.values())).min(dim=0)
-    return torch.tensor(list(sizes), device=which.device)[which], smallest
+class _Stream(NamedTuple):
+    """An entropy-coded stream in each row: a head, a table from the first to the last symbol that occurs, and a padded
+    payload. All of it follows from the histogram."""
+
+    lowest: Any  # (rows,), torch for a stack of rows, numpy for the one row that is encoded
+    highest: Any
+    table: Any  # (rows, width)
+    words: Any
+
+    @staticmethod
+    def of(counts: Array) -> "_Stream":
+        table = entropy.weight_bytes(counts)
+        return _Stream(*_range(counts), table, entropy.words(counts, table))
+
+    def size(self) -> Any:
+        """Bytes of each row's stream."""
+        return _TABLE.size + (self.highest - self.lowest + 1) + 4 * self.words
+
+    def encoded(self, symbols: np.ndarray) -> bytes:
+        """The one row's stream of these symbols (int32)."""
+        lowest, highest, words = int(self.lowest[0]), int(self.highest[0]), int(self.words[0])
+        if highest < lowest:
+            return _TABLE.pack(0, 0, 0)
+        weights = self.table[0, lowest : highest + 1]
+        body = entropy.coded(symbols - np.int32(lowest), weights, words)
+        return _TABLE.pack(lowest, len(weights), words) + weights.astype(np.uint8).tobytes() + body
 
 
-def _sparse_sizes(dim: int, itemsize: int, gaps: _Gaps) -> dict[int, Tensor]:
-    kept = gaps.counts.sum(dim=-1)
-    return {_SPARSE: gaps.size() + kept * itemsize, _RAW: torch.full_like(kept, dim * itemsize)}
+def _least(sizes: Mapping[int, Any]) -> Any:
+    """The bytes of each row in its shortest format."""
+    return torch.stack(list(sizes.values())).amin(dim=0)
 
 
-def _is_rare(nonzero: Tensor, dim: int) -> Tensor:
+def _shortest(sizes: Mapping[int, np.ndarray]) -> int:
+    """The shortest format of the one row; of equals the first."""
+    return min(sizes, key=lambda form: int(sizes[form][0]))
+
+
+def _sparse_sizes(dim: int, itemsize: int, gaps: _Gaps) -> dict[int, Any]:
+    return {_SPARSE: gaps.size() + gaps.entries * itemsize, _RAW: 0 * gaps.entries + dim * itemsize}
+
+
+def _is_rare(nonzero: Any, dim: int) -> Any:
     """Where runs of zeros pay: almost all is zero."""
     return nonzero * 32 < dim
 
 
-def _level_sizes(dim: int, counts: Tensor, gaps: _Gaps | None) -> dict[int, Tensor]:
-    """From the histogram of the levels -largest .. largest, and the gaps where some row's entries are rare."""
-    largest = counts.shape[-1] // 2
-    occurs = counts > 0
-    at = torch.arange(counts.shape[-1], device=counts.device)
-    lowest = torch.where(occurs, at, counts.shape[-1]).amin(dim=-1)
-    highest = torch.where(occurs, at, -1).amax(dim=-1)
-    sizes = {_PACKED: _packed_size(dim, lowest, highest), _CODED: _coded_size(counts)}
-    if gaps is not None:
-        nonzero = dim - counts[:, largest]
-        rest = counts.clone()
-        rest[:, largest] = 0
+def _level_sizes(dim: int, levels: _Stream, runs: tuple[_Gaps, _Stream] | None) -> dict[int, Any]:
+    """From the stream of all levels and, where some row's entries are rare, from gaps and the stream of the entries."""
+    sizes = {_PACKED: _packed_size(dim, levels.lowest, levels.highest), _CODED: levels.size()}
+    if runs is not None:
+        gaps, entries = runs
         never = torch.iinfo(torch.int64).max
-        sizes[_RUNS] = torch.where(_is_rare(nonzero, dim), gaps.size() + _coded_size(rest), never)
+        either = entropy.library(gaps.entries).where
+        sizes[_RUNS] = either(_is_rare(gaps.entries, dim), gaps.size() + entries.size(), never)
     return sizes
 
 
-def _packed_size(dim: int, lowest: Tensor, highest: Tensor) -> Tensor:
-    bits = torch.frexp((highest - lowest).double()).exponent.to(torch.int64)  # of the difference; 0 where equal
-    return _PACK.size + _whole_bytes(dim * bits)
+def _without_zero(counts: Array, zero: int) -> Any:
+    """A histogram with the level zero left out."""
+    counts = counts + 0
+    counts[:, zero] = 0
+    return counts
+
+
+def _packed_size(dim: int, lowest: Any, highest: Any) -> Any:
+    _, bits = entropy.library(lowest).frexp(entropy.doubles(highest - lowest))  # of the difference; 0 where equal
+    return _PACK.size + _whole_bytes(dim * entropy.integers(bits))
 
 
 def _has_table(code: Levels) -> bool:
@@ -136,14 +169,16 @@ def _sizes_of_rows(code: Code) -> Tensor:
         return torch.full((rows,), size, device=code.signs.device)
     if isinstance(code, Sparse):
         sizes = _sparse_sizes(code.values.shape[-1], code.values.element_size(), _gaps(code.values))
-        return _PART.size + _shortest(sizes)[1]
+        return _PART.size + _least(sizes)
     dim, head = code.levels.shape[-1], _PART.size + code.norms.shape[-1] * code.norms.element_size()
     if not _has_table(code):
         lowest, highest = code.levels.amin(dim=-1).to(torch.int64), code.levels.amax(dim=-1).to(torch.int64)
         return head + _packed_size(dim, lowest, highest)
-    counts = entropy.histograms(code.levels.to(torch.int64) + code.largest, 2 * code.largest + 1)
-    rare = bool(_is_rare(dim - counts[:, code.largest], dim).any())
-    return head + _shortest(_level_sizes(dim, counts, _gaps(code.levels) if rare else None))[1]
+    counts = entropy.histograms(code.levels.to(torch.int64).add_(code.largest), 2 * code.largest + 1)
+    runs = None
+    if bool(_is_rare(dim - counts[:, code.largest], dim).any()):
+        runs = _gaps(code.levels), _Stream.of(_without_zero(counts, code.largest))
+    return head + _least(_level_sizes(dim, _Stream.of(counts), runs))
 
 
 def _row_code(code: Code) -> Code:
@@ -176,20 +211,6 @@ def _bits_of(values: np.ndarray, widths: np.ndarray | int) -> bytes:
     return np.packbits(((values[owner] >> position) & 1).astype(np.uint8), bitorder="little").tobytes()
 
 
-def _stream(symbols: np.ndarray, counts: Tensor) -> bytes:
-    """An entropy-coded stream of symbols with this histogram (1, width)."""
-    table = entropy.weight_bytes(counts)
-    length = int(entropy.words(counts, table)[0])
-    weights = table[0].numpy()
-    present = np.flatnonzero(weights)
-    if not len(present):
-        return _TABLE.pack(0, 0, 0)
-    lowest, highest = int(present[0]), int(present[-1])
-    weights = weights[lowest : highest + 1]
-    body = entropy.coded(symbols - np.int32(lowest), weights, length)
-    return _TABLE.pack(lowest, len(weights), length) + weights.astype(np.uint8).tobytes() + body
-
-
 def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().reshape(-1).cpu().numpy()
 
@@ -198,8 +219,8 @@ def _raw(values: np.ndarray) -> bytes:
     return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _histogram(symbols: np.ndarray, width: int) -> Tensor:
-    return torch.from_numpy(np.bincount(symbols, minlength=width)).unsqueeze(0)
+def _histogram(symbols: np.ndarray, width: int) -> np.ndarray:
+    return np.bincount(symbols, minlength=width)[None]
 
 
 class _RowGaps(NamedTuple):
@@ -214,15 +235,13 @@ class _RowGaps(NamedTuple):
     def between(at: np.ndarray) -> "_RowGaps":
         distances = np.diff(at, prepend=-1)
         buckets, extra = (t.numpy() for t in _bucket_of(torch.from_numpy(distances)))
-        cost = _Gaps(_histogram(buckets, _GAP_BUCKETS), torch.tensor([int(extra.sum())]))
+        stream = _Stream.of(_histogram(buckets, _GAP_BUCKETS))
+        cost = _Gaps(np.array([len(at)]), stream, np.array([extra.sum()]))
         return _RowGaps(buckets.astype(np.int32), distances, extra, cost)
 
     def encoded(self) -> bytes:
-        return (
-            _COUNT.pack(len(self.distances))
-            + _stream(self.buckets, self.cost.counts)
-            + _bits_of(self.distances, self.extra)
-        )
+        buckets = self.cost.buckets.encoded(self.buckets)
+        return _COUNT.pack(len(self.distances)) + buckets + _bits_of(self.distances, self.extra)
 
 
 def encode_part(code: Code) -> bytes:
@@ -238,7 +257,7 @@ def encode_part(code: Code) -> bytes:
 def _encoded_sparse(values: np.ndarray) -> bytes:
     at = np.flatnonzero(values)
     gaps = _RowGaps.between(at)
-    form = int(_shortest(_sparse_sizes(len(values), values.itemsize, gaps.cost))[0])
+    form = _shortest(_sparse_sizes(len(values), values.itemsize, gaps.cost))
     return _PART.pack(form, len(values)) + (_raw(values) if form == _RAW else gaps.encoded() + _raw(values[at]))
 
 
@@ -249,18 +268,17 @@ def _encoded_levels(code: Levels) -> bytes:
         return _PART.pack(_PACKED, dim) + head + _packed(levels)
     symbols = levels + np.int32(code.largest)
     counts = _histogram(symbols, 2 * code.largest + 1)
-    gaps = None
-    if bool(_is_rare(dim - counts[:, code.largest], dim)):
-        at = np.flatnonzero(levels)
-        gaps = _RowGaps.between(at)
-    form = int(_shortest(_level_sizes(dim, counts, gaps and gaps.cost))[0])
+    stream, gaps, runs = _Stream.of(counts), None, None
+    if _is_rare(dim - counts[0, code.largest], dim):
+        gaps = _RowGaps.between(np.flatnonzero(levels))
+        runs = gaps.cost, _Stream.of(_without_zero(counts, code.largest))
+    form = _shortest(_level_sizes(dim, stream, runs))
     head = _PART.pack(form, dim) + head
     if form == _PACKED:
         return head + _packed(levels)
-    if form == _CODED or gaps is None:
-        return head + _stream(symbols, counts)
-    counts[:, code.largest] = 0
-    return head + gaps.encoded() + _stream(symbols[symbols != code.largest], counts)
+    if form == _CODED or gaps is None or runs is None:
+        return head + stream.encoded(symbols)
+    return head + gaps.encoded() + runs[1].encoded(symbols[symbols != code.largest])
 
 
 def _packed(levels: np.ndarray) -> bytes:
@@ -425,10 +443,6 @@ def _decode_stream(reader: _Reader, count: int, width: int, name: str) -> np.nda
     symbols = entropy.decoded(bytes(reader.take(4 * words, f"payload of part {name}")), table, count)
     if symbols is None:
         raise DecodeError(f"the payload of part {name} is not of {count} entries")
-    counts = torch.from_numpy(np.bincount(symbols, minlength=span))
-    right = entropy.weight_bytes(counts)
-    same = np.array_equal(right.numpy(), table) and int(entropy.words(counts, right)) == words
-    _refuse_if(not same, f"the table of part {name} is not that of its entries")
     return symbols + np.int32(lowest)
 
 

@@ -7,10 +7,13 @@ So the length of a payload is a sum over its histogram, the same number on every
 
 import math
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Array = Tensor | np.ndarray
 
 WIDEST = 4096  # symbols; a wider alphabet is not worth its table
 
@@ -22,7 +25,7 @@ _MANTISSA = 12  # bits of log2(sum of weights) looked up
 # What a symbol may cost beyond log2(sum / weight): the coder's rounding of states, log2(1 + 2^-8), since its state is
 # at least 2^8 times a weight when it divides, and of probabilities, log2(1 / (1 - WIDEST / 2^24)).
 _EXCESS = math.ceil(_ONE * (math.log2(1 + 2.0**-8) - math.log2(1 - WIDEST / 2.0**_PRECISION)))
-_STATE_BITS = 64  # what is left in the coder at the end
+_STARTUP = 33 * _ONE  # bits that the coder may lose before its state is full
 
 
 @cache
@@ -32,53 +35,77 @@ def _weights() -> tuple[int, ...]:
 
 
 @cache
-def _tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights, their log2 rounded down, and log2(1 + k / 2^12) rounded up, the logs in fixed point."""
+def _tables(device: torch.device | None) -> tuple[Any, Any, Any]:
+    """Weights, their log2 rounded down, and log2(1 + k / 2^12) rounded up, the logs in fixed point; as tensors on a
+    device, or as numpy arrays."""
     weights = _weights()
     log_weights = [0, *(math.floor(_ONE * math.log2(w) - 1e-6) for w in weights[1:])]
     steps = 1 << _MANTISSA
     log_mantissas = [math.ceil(_ONE * math.log2(1 + k / steps) + 1e-6) for k in range(steps + 1)]
-    return tuple(torch.tensor(t, dtype=torch.int64, device=device) for t in (weights, log_weights, log_mantissas))  # type: ignore[return-value]
+    tables = [np.array(table, dtype=np.int64) for table in (weights, log_weights, log_mantissas)]
+    return tuple(tables if device is None else (torch.from_numpy(table).to(device) for table in tables))  # type: ignore[return-value]
+
+
+# What follows is the same arithmetic for a stack of rows on any device (torch) and for the one row that is encoded
+# (numpy, whose calls on a few dozen numbers cost a fifth of torch's).
+
+
+def library(array: Array) -> Any:
+    """The module, torch or numpy, whose functions an array goes with."""
+    return torch if isinstance(array, Tensor) else np
+
+
+def integers(array: Array) -> Any:
+    return array.long() if isinstance(array, Tensor) else array.astype(np.int64)
+
+
+def doubles(array: Array) -> Any:
+    return array.double() if isinstance(array, Tensor) else array.astype(np.float64)
+
+
+def _tables_for(array: Array) -> tuple[Any, Any, Any]:
+    return _tables(array.device if isinstance(array, Tensor) else None)
 
 
 def histograms(symbols: Tensor, width: int, mask: Tensor | None = None) -> Tensor:
     """How often each of 0 .. width - 1 occurs in every row of int64 (rows, count), where the mask is true."""
     rows = symbols.shape[0]
-    if symbols.device.type == "cpu":
-        flat = symbols + width * torch.arange(rows).unsqueeze(-1)
-        return torch.bincount(flat.flatten() if mask is None else flat[mask], minlength=rows * width).view(rows, width)
-    ones = torch.ones_like(symbols, dtype=torch.int32) if mask is None else mask.to(torch.int32)
+    one = torch.ones((), dtype=torch.int32, device=symbols.device)
     counts = torch.zeros(rows, width, dtype=torch.int32, device=symbols.device)
-    return counts.scatter_add_(1, symbols, ones).to(torch.int64)
+    return counts.scatter_add_(1, symbols, one.expand_as(symbols) if mask is None else mask.to(torch.int32)).long()
 
 
-def weight_bytes(counts: Tensor) -> Tensor:
-    """The byte of each symbol of a histogram (..., width): its count relative to the largest, rounded to nearest."""
-    weights, _, _ = _tables(counts.device)
-    largest = counts.amax(dim=-1, keepdim=True).clamp(min=1)
+def weight_bytes(counts: Array) -> Any:
+    """The byte of each symbol of a histogram (rows, width): its count relative to the largest, rounded to nearest."""
+    xp = library(counts)
+    weights, _, _ = _tables_for(counts)
+    largest = xp.clip(xp.amax(counts, axis=-1, keepdims=True), 1, None)
     wanted = counts * _TOP // largest
-    above = torch.searchsorted(weights, wanted).clamp(max=255)  # the first weight that is not smaller
-    below = (above - 1).clamp(min=1)
-    nearest = torch.where(weights[above] - wanted < wanted - weights[below], above, below)
-    return torch.where(counts > 0, nearest.clamp(min=1), 0)
+    above = xp.clip(xp.searchsorted(weights, wanted), 2, 255)  # the first weight that is not smaller
+    nearest = xp.where(weights[above] - wanted < wanted - weights[above - 1], above, above - 1)
+    return xp.where(counts > 0, nearest, 0)
 
 
-def words(counts: Tensor, table: Tensor) -> Tensor:
-    """How many 32-bit words a payload with this histogram (..., width) is padded to; none where one symbol is alone."""
-    weights, log_weights, log_mantissas = _tables(counts.device)
-    total = weights[table].sum(dim=-1)
-    mantissa, exponent = torch.frexp(total.double())  # exact: the sum is far below 2^53; mantissa in [1/2, 1)
-    step = ((mantissa * 2 - 1) * (1 << _MANTISSA)).ceil().to(torch.int64)
-    log_total = (exponent.to(torch.int64) - 1) * _ONE + log_mantissas[step]
-    bits = counts * (log_total.unsqueeze(-1) - log_weights[table] + _EXCESS)
-    needed = (bits.sum(dim=-1) + (_STATE_BITS + 32) * _ONE - 1) // (32 * _ONE)
-    return torch.where((counts > 0).sum(dim=-1) > 1, needed, 0)
+def words(counts: Array, table: Array) -> Any:
+    """How many 32-bit words a payload with this histogram (rows, width) is padded to; none where one symbol is alone.
+
+    With b bits of information the coder ends with k words behind a state of 32 to 64 bits, 32 k + 32 <= b, and writes
+    k + 2 words: at most b / 32 + 1."""
+    xp = library(counts)
+    weights, log_weights, log_mantissas = _tables_for(counts)
+    total = weights[table].sum(-1)
+    mantissa, exponent = xp.frexp(doubles(total))  # exact: the sum is far below 2^53; mantissa in [1/2, 1)
+    step = integers(xp.ceil((mantissa * 2 - 1) * (1 << _MANTISSA)))
+    step, exponent = xp.clip(step, 0, None), integers(exponent)  # a histogram of nothing has no mantissa
+    log_total = (exponent - 1) * _ONE + log_mantissas[step]
+    bits = (counts * (log_total[..., None] - log_weights[table] + _EXCESS)).sum(-1)
+    return xp.where((counts > 0).sum(-1) > 1, (bits + _STARTUP) // (32 * _ONE) + 1, 0)
 
 
 def _model(table: np.ndarray):
     import constriction
 
-    weights = np.array(_weights(), dtype=np.float64)[table]
+    weights = _tables(None)[0][table].astype(np.float64)
     return constriction.stream.model.Categorical(weights, perfect=False)  # pyright: ignore[reportAttributeAccessIssue]
 
 

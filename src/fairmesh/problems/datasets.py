@@ -1,8 +1,11 @@
 """Where sites come from: the digits bundled with scikit-learn, or a user's own function."""
 
+import gzip
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -85,6 +88,58 @@ class Digits(Data):
 
 
 @dataclass(frozen=True)
+class FashionMNIST(Data):
+    """Fashion-MNIST (28 x 28 pixels, bytes) with one class to a site: site i holds a share of class i modulo 10 and is
+    judged by all test images of it. Its four .gz files are looked for in `folder`, else in $FAIRMESH_DATA/fashion-mnist
+    and in the folder of Debian's package dataset-fashion-mnist."""
+
+    nodes: int = 10
+    folder: str | None = None
+
+    def __post_init__(self):
+        if self.nodes < 1:
+            raise BadInput(f"nodes must be >= 1, got {self.nodes}")
+
+    @staticmethod
+    def found(folder: str | None = None) -> Path | None:
+        """The folder that holds the files, if any does."""
+        own = os.environ.get("FAIRMESH_DATA")
+        places = [folder] if folder else [own and f"{own}/fashion-mnist", "/usr/share/datasets/fashion-mnist"]
+        folders = [Path(place) for place in places if place]
+        return next((place for place in folders if (place / "train-images-idx3-ubyte.gz").is_file()), None)
+
+    def sites(self) -> list[Site]:
+        folder = self.found(self.folder)
+        if folder is None:
+            where = self.folder or "$FAIRMESH_DATA/fashion-mnist or /usr/share/datasets/fashion-mnist"
+            raise BadInput(f"Fashion-MNIST is not in {where}: put its four .gz files there")
+        train, test = (
+            (_idx(folder, s, "images-idx3"), _idx(folder, s, "labels-idx1").long()) for s in ("train", "t10k")
+        )
+        parts = {}
+        for c in range(min(10, self.nodes)):
+            mine, judge = (tuple(t[source[1] == c] for t in source) for source in (train, test))
+            sharing = len(range(c, self.nodes, 10))
+            parts[c] = list(zip(*(t.tensor_split(sharing) for t in mine))), judge
+        return [
+            Site(parts[i % 10][0][i // 10], test=parts[i % 10][1], group=f"class {i % 10}", name=f"site {i}")
+            for i in range(self.nodes)
+        ]
+
+
+def _idx(folder: Path, split: str, kind: str) -> Tensor:
+    """The bytes of an IDX file with the shape that its header gives."""
+    path = folder / f"{split}-{kind}-ubyte.gz"
+    try:
+        content = gzip.decompress(path.read_bytes())
+        axes = content[3]
+        shape = np.frombuffer(content, ">u4", count=axes, offset=4).astype(int)
+        return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy())
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise BadInput(f"{path} is missing or damaged: {error}") from error
+
+
+@dataclass(frozen=True)
 class ImportedData(Data):
     """A function that returns the list of sites, at 'package.module:name' or 'file.py:name'."""
 
@@ -98,4 +153,4 @@ class ImportedData(Data):
         return list(made)
 
 
-family(Data, {"digits": Digits, "import": ImportedData})
+family(Data, {"digits": Digits, "fashion-mnist": FashionMNIST, "import": ImportedData})
