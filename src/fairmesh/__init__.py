@@ -19,7 +19,7 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     **dict.fromkeys(["Experiment", "load_experiment", "run"], "experiment"),
     "Options": "training",
     **dict.fromkeys(["Problem", "Samples", "Sampling", "Site"], "problems.base"),
-    **dict.fromkeys(["Digits", "ImportedData"], "problems.datasets"),
+    **dict.fromkeys(["Digits", "FashionMNIST", "ImportedData"], "problems.datasets"),
     **dict.fromkeys(["FullyConnected", "ImportedModel", "Logistic", "PaperCNN"], "problems.models"),
     "plot": "report",
     **dict.fromkeys(
@@ -32,6 +32,7 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
         ],
         "topology",
     ),
+    "DecodeError": "codec",
     "Mixing": "mixing",
     **dict.fromkeys(["Result", "train"], "recording"),
 }  # fmt: skip

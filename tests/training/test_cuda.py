@@ -1,10 +1,12 @@
 """The same run on a GPU. Needs one: `python -m pytest tests/training/test_cuda.py` on such a machine."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh import randomness
+from fairmesh import codec, randomness
 from tests import toys
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -58,3 +60,26 @@ def test_a_rerun_on_a_gpu_is_bit_identical():
         for _ in range(2)
     ]
     assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("name", toys.COMPRESSORS)
+def test_a_gpu_counts_the_same_bytes_as_a_cpu(name):
+    rows = torch.randn(2, 5, 3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows[0, 1] = 0.0
+    rows[1, 2] *= torch.rand(3000, generator=torch.Generator().manual_seed(1)).pow(30)
+    draws = torch.rand(2, 5, 3000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    here, there = (
+        codec.part_sizes(toys.COMPRESSORS[name].compress(rows.to(d), lambda count, d=d: draws.to(d)))
+        for d in ("cpu", "cuda")
+    )
+    assert torch.equal(here, there.cpu())
+
+
+def test_a_rerun_of_a_cnn_on_a_gpu_is_bit_identical_metrics_included():
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.rand(60, 3, 16, 16, generator=generator), torch.randint(0, 4, (60,), generator=generator)
+    sites = [fm.Site((images[i::6], labels[i::6]), test=(images, labels)) for i in range(6)]
+    problem = fm.Problem(partial(fm.PaperCNN().build, images.shape[1:], 4), sites, sampling=fm.Sampling(batch=8))
+    runs = [fm.train(problem, fm.Ring(), fm.ADGDA(0.5, 0.01), 40, device="cuda", seeds=range(3)) for _ in range(2)]
+    assert torch.equal(runs[0].row(), runs[1].row())
+    assert runs[0].records == runs[1].records

@@ -1,0 +1,132 @@
+"""Schedules: their formulas, what they refuse, and one value per replica."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fairmesh as fm
+from fairmesh.replicas import stacked
+from fairmesh.schedules import as_schedule
+from fairmesh.settings import members
+
+T = st.integers(0, 20_000)
+STEP = st.floats(0, 100)
+RATIO = st.floats(0.5, 1)
+
+EXAMPLES = {  # two of each member, that differ in every number a replica may have of its own
+    "constant": (fm.Constant(0.5), fm.Constant(0.1)),
+    "geometric": (fm.Geometric(2.0, 0.99), fm.Geometric(1.0, 0.9)),
+    "staircase": (fm.Staircase(2.0, 0.5, 10), fm.Staircase(1.0, 0.1, 10)),
+    "theorem-1": (fm.Theorem1(100), fm.Theorem1(100)),
+    "theorem-2-dual": (fm.Theorem2Dual(2.0, 400), fm.Theorem2Dual(5.0, 400)),
+    "theorem-2-primal": (fm.Theorem2Primal(2.0, 4.0, 400), fm.Theorem2Primal(3.0, 1.5, 400)),
+}
+
+
+def at(schedule: fm.Schedule, t: int) -> float:
+    value = schedule.at(torch.tensor(t))
+    assert value.dtype == torch.float64
+    assert value.shape == ()
+    return float(value)
+
+
+def test_the_examples_hold_every_registered_schedule():
+    assert set(members(fm.Schedule)) == set(EXAMPLES)
+
+
+@given(t=T, value=STEP)
+def test_constant_is_its_value_in_every_round(t, value):
+    assert at(fm.Constant(value), t) == value
+
+
+@given(t=T, start=STEP, ratio=RATIO)
+def test_geometric_is_start_times_ratio_to_the_t_and_never_grows(t, start, ratio):
+    schedule = fm.Geometric(start, ratio)
+    assert at(schedule, t) == pytest.approx(start * ratio**t, rel=1e-9, abs=1e-300)
+    assert at(schedule, t + 1) <= at(schedule, t)
+
+
+@given(t=T, start=STEP, ratio=RATIO, every=st.integers(1, 500))
+def test_staircase_falls_once_every_so_many_rounds(t, start, ratio, every):
+    assert at(fm.Staircase(start, ratio, every), t) == pytest.approx(
+        start * ratio ** (t // every), rel=1e-9, abs=1e-300
+    )
+
+
+@given(t=T, rounds=st.integers(1, 10**6), smoothness=st.floats(1e-3, 1e3), condition=st.floats(1, 100))
+def test_the_theorems_steps_are_their_formulas_in_every_round(t, rounds, smoothness, condition):
+    assert at(fm.Theorem1(rounds), t) == pytest.approx(1 / math.sqrt(rounds))
+    dual = 1 / (2 * smoothness * math.sqrt(rounds))
+    assert at(fm.Theorem2Dual(smoothness, rounds), t) == pytest.approx(dual)
+    primal = fm.Theorem2Primal(smoothness, condition, rounds)
+    assert at(primal, t) == pytest.approx(dual / (16 * (condition + 1) ** 2))
+
+
+def test_steps_by_hand():
+    assert [at(fm.Geometric(2.0, 0.5), t) for t in range(4)] == [2.0, 1.0, 0.5, 0.25]
+    assert [at(fm.Staircase(2.0, 0.5, 2), t) for t in range(5)] == [2.0, 2.0, 1.0, 1.0, 0.5]
+    assert at(fm.Theorem1(100), 7) == pytest.approx(0.1)
+    assert at(fm.Theorem2Dual(2.0, 100), 7) == pytest.approx(1 / 40)
+    assert at(fm.Theorem2Primal(2.0, 3.0, 100), 7) == pytest.approx(1 / 40 / 256)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_schedule_with_one_value_per_replica_gives_each_replica_its_own_step(name):
+    pair = EXAMPLES[name]
+    both = stacked(pair, torch.float64, torch.device("cpu"))
+    for t in (0, 1, 25):
+        value = both.at(torch.tensor(t))
+        assert value.dtype == torch.float64
+        rows = value.expand(2, 1, 1)
+        assert rows.flatten().tolist() == pytest.approx([at(schedule, t) for schedule in pair], rel=1e-14)
+        if pair[0] != pair[1]:
+            assert value.shape == (2, 1, 1)
+
+
+def test_a_bare_number_is_a_constant_step():
+    assert as_schedule(0.25) == fm.Constant(0.25)
+    assert as_schedule(1) == fm.Constant(1.0)
+    assert fm.Schedule.shorthand(3) == fm.Constant(3.0)
+    assert as_schedule(fm.Theorem1(4)) == fm.Theorem1(4)
+
+
+@pytest.mark.parametrize("step", [-1.0, -1e-9, math.nan, math.inf])
+@pytest.mark.parametrize(
+    "make", [fm.Constant, lambda s: fm.Geometric(s, 0.9), lambda s: fm.Staircase(s, 0.9, 5), as_schedule]
+)
+def test_a_step_that_is_negative_or_not_finite_is_refused(make, step):
+    with pytest.raises(fm.BadInput, match=rf"step size must be a finite number >= 0, got {step}"):
+        make(step)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.5, 1.001, math.nan])
+@pytest.mark.parametrize("make", [lambda r: fm.Geometric(1.0, r), lambda r: fm.Staircase(1.0, r, 5)])
+def test_a_ratio_outside_0_1_is_refused(make, ratio):
+    with pytest.raises(fm.BadInput, match=rf"ratio must lie in \(0, 1\], got {ratio}"):
+        make(ratio)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: fm.Staircase(1.0, 0.5, 0), "every must be a number of rounds >= 1, got 0"),
+        (lambda: fm.Theorem1(0), "rounds must be >= 1, got 0"),
+        (lambda: fm.Theorem2Dual(1.0, 0), "rounds must be >= 1, got 0"),
+        (lambda: fm.Theorem2Dual(0.0, 10), "smoothness L must be > 0, got 0.0"),
+        (lambda: fm.Theorem2Dual(-1.0, 10), "smoothness L must be > 0, got -1.0"),
+        (lambda: fm.Theorem2Primal(math.nan, 2.0, 10), "smoothness L must be > 0, got nan"),
+        (lambda: fm.Theorem2Primal(1.0, 2.0, -3), "rounds must be >= 1, got -3"),
+        (lambda: fm.Theorem2Primal(1.0, 0.5, 10), "condition kappa = L / mu must be >= 1, got 0.5"),
+    ],
+)
+def test_numbers_that_no_theorem_allows_are_refused(make, reason):
+    with pytest.raises(fm.BadInput, match=reason):
+        make()
+
+
+def test_steps_of_zero_and_ratios_of_one_are_allowed():
+    assert at(fm.Constant(0.0), 3) == 0.0
+    assert at(fm.Geometric(0.5, 1.0), 10_000) == 0.5

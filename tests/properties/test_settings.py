@@ -1,0 +1,331 @@
+"""Settings: every configured object survives a TOML file, and what a file gets wrong is refused by name."""
+
+import sys
+import tomllib
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+import tomli_w
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fairmesh as fm
+from fairmesh.algorithms import Algorithm
+from fairmesh.problems.datasets import Data
+from fairmesh.problems.models import Model
+from fairmesh.settings import from_table, imported, members, name_of, nearest, to_table
+from tests import toys
+
+FAMILIES = {
+    fm.Compressor: toys.COMPRESSORS,
+    fm.Topology: toys.TOPOLOGIES,
+    fm.Regularizer: toys.REGULARIZERS,
+    Algorithm: toys.ALGORITHMS,
+    fm.Schedule: {
+        "constant": fm.Constant(0.1),
+        "geometric": fm.Geometric(2.0, 0.998),
+        "staircase": fm.Staircase(1.0, 0.5, 100),
+        "theorem 1": fm.Theorem1(1000),
+        "theorem 2 dual": fm.Theorem2Dual(3.0, 1000),
+        "theorem 2 primal": fm.Theorem2Primal(3.0, 2.5, 1000),
+    },
+    Data: {
+        "digits": fm.Digits(),
+        "digits by class": fm.Digits(nodes=20, split="class", seed=3, test_share=0.5),
+        "fashion-mnist": fm.FashionMNIST(nodes=20, folder="somewhere"),
+        "import": fm.ImportedData("tests.toys:sites", {"n": 4, "sizes": [3, 4, 5, 6]}),
+    },
+    Model: {
+        "logistic": fm.Logistic(),
+        "fc": fm.FullyConnected(7),
+        "paper-cnn": fm.PaperCNN(),
+        "import": fm.ImportedModel("tests.toys:small_model"),
+    },
+}
+EVERY_MEMBER = pytest.mark.parametrize(
+    ("role", "thing"),
+    [
+        pytest.param(role, thing, id=f"{role.__name__}-{name}")
+        for role, table in FAMILIES.items()
+        for name, thing in table.items()
+    ],
+)
+
+
+def through_a_file(role: Any, thing: Any) -> Any:
+    text = tomli_w.dumps({"it": to_table(thing)})
+    return from_table(role, tomllib.loads(text)["it"], "it")
+
+
+@pytest.mark.parametrize("role", FAMILIES)
+def test_the_tables_hold_every_registered_member(role):
+    assert toys.covers(role, FAMILIES[role])
+
+
+@EVERY_MEMBER
+def test_every_member_of_every_family_is_equal_after_a_round_trip_through_toml(role, thing):
+    again = through_a_file(role, thing)
+    assert type(again) is type(thing)
+    assert again == thing
+    assert to_table(again) == to_table(thing)
+
+
+@pytest.mark.parametrize("role", FAMILIES)
+def test_members_with_no_required_fields_can_be_written_as_their_bare_name(role):
+    tried = 0
+    for name, member in members(role).items():
+        try:
+            default = member()
+        except (TypeError, fm.BadInput):  # it needs something
+            continue
+        assert from_table(role, name) == default
+        assert name_of(default) == name
+        tried += 1
+    assert tried or role is fm.Schedule
+
+
+@given(
+    start=st.floats(0, 1e300),
+    ratio=st.floats(min_value=5e-324, max_value=1),
+    every=st.integers(1, 2**62),
+    bits=st.integers(1, 16),
+    block=st.none() | st.integers(1, 10**9),
+    offsets=st.lists(st.integers(1, 100), min_size=1, max_size=4),
+    edges=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5),
+)
+def test_numbers_of_any_size_none_and_nested_members_survive_a_round_trip(
+    start, ratio, every, bits, block, offsets, edges
+):
+    quantize, staircase = fm.Quantize(bits, block), fm.Staircase(start, ratio, every)
+    graphs = fm.Changing(
+        (fm.Circulant(tuple(offsets)), fm.Changing((fm.Edges(tuple(edges)), fm.Star("max-degree")))), 3
+    )
+    algorithm = fm.ADGDA(primal_step=staircase, dual_step=start, compressor=quantize)
+    for role, thing in (
+        (fm.Compressor, quantize),
+        (fm.Schedule, staircase),
+        (fm.Topology, graphs),
+        (Algorithm, algorithm),
+    ):
+        assert through_a_file(role, thing) == thing
+
+
+def test_a_table_holds_the_name_and_the_fields_and_leaves_out_none():
+    assert to_table(fm.Sign()) == {"name": "sign"}
+    assert to_table(fm.Sign(block=3)) == {"name": "sign", "block": 3}
+    assert to_table(fm.Changing((fm.Ring(), fm.Torus(2, 3)))) == {
+        "name": "changing",
+        "topologies": [
+            {"name": "ring", "mixing": "metropolis"},
+            {"name": "torus", "rows": 2, "columns": 3, "mixing": "metropolis"},
+        ],
+        "every": 1,
+    }
+    assert to_table(toys.REGULARIZERS["custom"])["function"] == "tests.toys:_user_entropy"
+
+
+def test_a_bare_number_is_a_constant_step_where_a_schedule_is_expected():
+    assert from_table(fm.Schedule, 2) == fm.Constant(2.0)
+    assert from_table(fm.Schedule | float, 0.5) == fm.Constant(0.5)
+    assert from_table(Algorithm, {"name": "ad-gda", "dual_step": 0.03}) == fm.ADGDA(dual_step=0.03)
+
+
+def test_objects_already_made_are_taken_as_they_are():
+    ring = fm.Ring()
+    assert from_table(fm.Topology, ring) is ring
+    assert from_table(Algorithm, {"name": "ad-gda", "compressor": fm.Sign()}) == fm.ADGDA(compressor=fm.Sign())
+
+
+# Types, on a table of one field of each kind.
+
+
+@dataclass(frozen=True)
+class Inner:
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class Sheet:
+    whole: int
+    number: float = 1.0
+    flag: bool = False
+    word: str = "w"
+    choice: Literal["left", "right"] = "left"
+    numbers: tuple[float, ...] = ()
+    pairs: tuple[tuple[int, ...], ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    maybe: int | None = None
+    function: Callable[..., Any] | None = None
+    anything: Any = None
+    inner: Inner = field(default_factory=Inner)
+    compressor: fm.Compressor = field(default_factory=fm.Identity)
+    step: fm.Schedule | float = 1.0
+
+
+def test_a_sheet_with_every_kind_of_field_survives_a_round_trip():
+    sheet = Sheet(
+        whole=3, number=0.1, flag=True, word="ü\n\"", choice="right", numbers=(1.0, 2.5), pairs=((1, 2), (3,)),
+        limits={"a": 1, "b c": 2}, maybe=4, function=torch.relu, anything=[1, "x", {"y": 2.0}], inner=Inner(5),
+        compressor=fm.TopKQuantize(0.5, 3), step=fm.Theorem1(9),
+    )  # fmt: skip
+    table = to_table(sheet)
+    assert from_table(Sheet, tomllib.loads(tomli_w.dumps({**table, "function": "torch:relu"}))) == sheet
+    assert from_table(Sheet, {"whole": 3}) == Sheet(3)
+
+
+def test_a_whole_number_is_taken_where_a_number_is_expected_and_becomes_a_float():
+    sheet = from_table(Sheet, {"whole": 3, "number": 2, "numbers": [1, 2]})
+    assert type(sheet.number) is float
+    assert [type(number) for number in sheet.numbers] == [float, float]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"whole": 1.0}, r"run\.whole: expected a whole number, got 1\.0 \(float\)"),
+        ({"whole": True}, r"run\.whole: expected a whole number, got True \(bool\)"),
+        ({"whole": "3"}, r"run\.whole: expected a whole number, got '3' \(str\)"),
+        ({"whole": [1]}, r"run\.whole: expected a whole number, got \[1\] \(list\)"),
+        ({"whole": {"a": 1}}, r"run\.whole: expected a whole number, got a table"),
+        ({"number": "fast"}, r"run\.number: expected a number, got 'fast' \(str\)"),
+        ({"number": False}, r"run\.number: expected a number, got False \(bool\)"),
+        ({"flag": 1}, r"run\.flag: expected true or false, got 1 \(int\)"),
+        ({"word": 3}, r"run\.word: expected a string, got 3 \(int\)"),
+        ({"choice": "rihgt"}, r"run\.choice: 'rihgt' is not one of 'left', 'right'; did you mean 'right'\?"),
+        ({"choice": 5}, r"run\.choice: 5 is not one of 'left', 'right'; known: left, right"),
+        ({"numbers": 3.0}, r"run\.numbers: expected a list, got 3\.0 \(float\)"),
+        ({"numbers": [1, "x"]}, r"run\.numbers\[1\]: expected a number, got 'x' \(str\)"),
+        ({"pairs": [[0, 1], [1, 2.5]]}, r"run\.pairs\[1\]\[1\]: expected a whole number, got 2\.5 \(float\)"),
+        ({"limits": [1]}, r"run\.limits: expected a table, got \[1\] \(list\)"),
+        ({"limits": {"a": "b"}}, r"run\.limits\.a: expected a whole number, got 'b' \(str\)"),
+        ({"maybe": "many"}, r"run\.maybe: expected a whole number, got 'many' \(str\)"),
+        ({"function": 5}, r"run\.function: expected a string, got 5 \(int\)"),
+        ({"inner": 3}, r"run\.inner: expected a table, got 3 \(int\)"),
+        ({"inner": {"depth": "x"}}, r"run\.inner\.depth: expected a whole number, got 'x' \(str\)"),
+        ({"inner": {"dept": 1}}, r"run\.inner\.dept: unknown key; did you mean 'depth'\?"),
+        ({"compressor": 5}, r"run\.compressor: expected a table with a name, got 5 \(int\)"),
+        ({"compressor": {"bits": 3}}, r"run\.compressor: the table has no name; known: .*none, quantize, random-k"),
+        ({"compressor": "quantise"}, r"run\.compressor: unknown compressor 'quantise'; did you mean 'quantize'\?"),
+        ({"compressor": {"name": "zip"}}, r"run\.compressor: unknown compressor 'zip'; known: .*none, quantize,"),
+        ({"compressor": {"name": ["sign"]}}, r"run\.compressor: unknown compressor \['sign'\]"),
+        ({"compressor": {"name": "sign", "bits": 1}}, r"run\.compressor\.bits: unknown key; known: block"),
+        ({"compressor": {"name": "quantize", "bit": 1}}, r"run\.compressor\.bit: unknown key; did you mean 'bits'\?"),
+        (
+            {"compressor": {"name": "quantize", "bits": 4.5}},
+            r"run\.compressor\.bits: expected a whole number, got 4\.5",
+        ),
+        ({"compressor": {"name": "quantize", "bits": 99}}, r"run\.compressor: bits must lie in 1\.\.16, got 99"),
+        ({"step": {"name": "geometric", "start": 1.0}}, r"run\.step\.ratio: missing"),
+        ({"step": {"name": "geometrc", "start": 1.0}}, r"run\.step: unknown schedule 'geometrc'; did you mean"),
+        ({"step": -1}, r"run\.step: step size must be a finite number >= 0, got -1\.0"),
+        ({"step": [1]}, r"run\.step: expected a table with a name, got \[1\] \(list\)"),
+        ({"wholes": 1}, r"run\.wholes: unknown key; did you mean 'whole'\?"),
+        ({"zzz": 1}, r"run\.zzz: unknown key; known: anything, choice, compressor, flag, "),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_a_file_gets_wrong_is_refused_with_its_dotted_path(table, message):
+    with pytest.raises(fm.BadInput, match=f"^{message}"):
+        from_table(Sheet, {"whole": 1, **table}, "run")
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(fm.BadInput, match=r"^run\.whole: missing$"):
+        from_table(Sheet, {}, "run")
+    with pytest.raises(fm.BadInput, match=r"^whole: missing$"):
+        from_table(Sheet, {})
+    with pytest.raises(fm.BadInput, match=r"^graph\.rows: missing$"):
+        from_table(fm.Topology, {"name": "torus", "columns": 3}, "graph")
+
+
+@EVERY_MEMBER
+def test_every_member_refuses_a_mistyped_key_and_suggests_the_right_one(role, thing):
+    table = to_table(thing)
+    fields = [key for key in table if key != "name"]
+    with pytest.raises(fm.BadInput, match=r"^it\.qqqq: unknown key; known: "):
+        from_table(role, {**table, "qqqq": 1}, "it")
+    for key in fields:
+        mistyped = {(f"{word}x" if word == key else word): value for word, value in table.items()}
+        with pytest.raises(fm.BadInput, match=rf"^it\.{key}x: unknown key; did you mean '{key}'\?$"):
+            from_table(role, mistyped, "it")
+
+
+@pytest.mark.parametrize("role", FAMILIES)
+def test_every_family_suggests_the_nearest_name_for_a_mistyped_one(role):
+    for name in members(role):
+        with pytest.raises(
+            fm.BadInput, match=rf"^it: unknown {role.__name__.lower()} '{name}e'; did you mean '{name}'\?$"
+        ):
+            from_table(role, {"name": f"{name}e"}, "it")
+
+
+def test_a_word_like_no_other_lists_what_is_known():
+    assert nearest("qqqq", ["ring", "star"]) == "; known: ring, star"
+    assert nearest("rnig", ["ring", "star"]) == "; did you mean 'ring'?"
+    assert nearest("x", []) == "; known: none"
+
+
+# What cannot be written, and what cannot be imported.
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), object(), {"a": {1, 2}}, 1j])
+def test_what_a_file_cannot_hold_is_refused(value):
+    with pytest.raises(fm.BadInput, match=r"a (Tensor|object|set|complex) cannot be written to an experiment file"):
+        to_table(value)
+
+
+def test_an_object_of_no_family_goes_by_its_class():
+    assert name_of(Inner()) == "Inner"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("torch.nn", "'torch.nn' is not an import path; write 'package.module:name' or 'file.py:name'"),
+        ("torch.nn:", "'torch.nn:' is not an import path"),
+        (":relu", "':relu' is not an import path"),
+        (".:relu", "'.:relu' is not an import path"),
+        ("no_such_module_here:f", "cannot import 'no_such_module_here': No module named 'no_such_module_here'"),
+        ("no/such/file.py:f", r"cannot import 'no/such/file\.py': no such Python file"),
+        ("torch.nn:Lineer", r"'torch\.nn' has no 'Lineer'; did you mean 'Linear'\?"),
+        ("torch.nn:functional.nothing", r"'torch\.nn' has no 'functional\.nothing'"),
+    ],
+)
+def test_an_import_path_that_leads_nowhere_is_refused_with_the_reason(path, message):
+    with pytest.raises(fm.BadInput, match=f"^model: {message}"):
+        imported(path, "model")
+
+
+def test_an_import_path_gives_the_object_of_a_module_and_of_what_is_inside_it():
+    assert imported("tests.toys:sites", "data") is toys.sites
+    assert imported("torch:nn.Linear", "model") is torch.nn.Linear
+
+
+@pytest.fixture
+def users_folder(tmp_path, monkeypatch):
+    """A user's folder, as the current one, with files whose names Python's own modules have."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "types.py").write_text("def mine(w, p):\n    return -(w - p).square().sum()\n")
+    (tmp_path / "sub" / "types.py").write_text("def mine(w, p):\n    return -((w - p) ** 4).sum()\n")
+    (tmp_path / "fm_users_module_in_folder.py").write_text("answer = 42\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_users_file_never_takes_the_place_of_pythons_own_module(users_folder):
+    assert imported("types.py:mine", "regularizer").__name__ == "mine"
+    assert sys.modules["types"] is types
+
+
+def test_a_function_from_a_users_file_is_written_as_the_path_it_came_from(users_folder):
+    for path in ("types.py:mine", "sub/types.py:mine"):
+        table = {"name": "custom", "function": path, "strength": 0.5}
+        assert to_table(from_table(fm.Regularizer, table, "regularizer")) == table
+
+
+def test_a_module_in_the_users_current_folder_is_found(users_folder):
+    assert imported("fm_users_module_in_folder:answer", "data") == 42
