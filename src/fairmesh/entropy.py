@@ -5,6 +5,7 @@ histogram and bytes follows, again in integers, a bound on what the coder emits;
 So the length of a payload is a sum over its histogram, the same number on every device, whether or not anyone encodes.
 """
 
+import itertools
 import math
 from functools import cache
 from typing import Any
@@ -20,7 +21,8 @@ WIDEST = 4096  # symbols; a wider alphabet is not worth its table
 _ONE = 1 << 16  # fixed point of code lengths, in bits
 _TOP = 30 << 15  # the largest weight
 _PRECISION = 24  # bits of the coder's probabilities
-_MANTISSA = 12  # bits of log2(sum of weights) looked up
+_FINENESS = 12  # bits behind the point of log2(sum of weights), which is looked up
+_MOST_OCTAVES = 33  # the sum of WIDEST weights lies below 2^33
 
 # What a symbol may cost beyond log2(sum / weight): the coder's rounding of states, log2(1 + 2^-8), since its state is
 # at least 2^8 times a weight when it divides, and of probabilities, log2(1 / (1 - WIDEST / 2^24)).
@@ -35,15 +37,16 @@ def _weights() -> tuple[int, ...]:
 
 
 @cache
-def _tables(device: torch.device | None) -> tuple[Any, Any, Any]:
-    """Weights, their log2 rounded down, and log2(1 + k / 2^12) rounded up, the logs in fixed point; as tensors on a
-    device, or as numpy arrays."""
+def _tables(device: torch.device | None) -> tuple[Any, ...]:
+    """As tensors on a device or as numpy arrays: the weights; their log2 rounded down, in fixed point; twice the middle
+    between neighbouring weights; and the largest whole number whose log2 is at most k / 2^12."""
     weights = _weights()
     log_weights = [0, *(math.floor(_ONE * math.log2(w) - 1e-6) for w in weights[1:])]
-    steps = 1 << _MANTISSA
-    log_mantissas = [math.ceil(_ONE * math.log2(1 + k / steps) + 1e-6) for k in range(steps + 1)]
-    tables = [np.array(table, dtype=np.int64) for table in (weights, log_weights, log_mantissas)]
-    return tuple(tables if device is None else (torch.from_numpy(table).to(device) for table in tables))  # type: ignore[return-value]
+    middles = [a + b for a, b in itertools.pairwise(weights[1:])]
+    steps = np.arange(_MOST_OCTAVES << _FINENESS)
+    totals = np.floor(np.exp2(steps / (1 << _FINENESS)) * (1 - 1e-14) + 1e-6)
+    tables = [np.array(table, dtype=np.int64) for table in (weights, log_weights, middles, totals)]
+    return tuple(tables if device is None else (torch.from_numpy(table).to(device) for table in tables))
 
 
 # What follows is the same arithmetic for a stack of rows on any device (torch) and for the one row that is encoded
@@ -63,7 +66,7 @@ def doubles(array: Array) -> Any:
     return array.double() if isinstance(array, Tensor) else array.astype(np.float64)
 
 
-def _tables_for(array: Array) -> tuple[Any, Any, Any]:
+def _tables_for(array: Array) -> tuple[Any, ...]:
     return _tables(array.device if isinstance(array, Tensor) else None)
 
 
@@ -78,12 +81,10 @@ def histograms(symbols: Tensor, width: int, mask: Tensor | None = None) -> Tenso
 def weight_bytes(counts: Array) -> Any:
     """The byte of each symbol of a histogram (rows, width): its count relative to the largest, rounded to nearest."""
     xp = library(counts)
-    weights, _, _ = _tables_for(counts)
+    _, _, middles, _ = _tables_for(counts)
     largest = xp.clip(xp.amax(counts, axis=-1, keepdims=True), 1, None)
-    wanted = counts * _TOP // largest
-    above = xp.clip(xp.searchsorted(weights, wanted), 2, 255)  # the first weight that is not smaller
-    nearest = xp.where(weights[above] - wanted < wanted - weights[above - 1], above, above - 1)
-    return xp.where(counts > 0, nearest, 0)
+    nearest = xp.searchsorted(middles, counts * _TOP // largest * 2)
+    return (nearest + 1) * (counts > 0)
 
 
 def words(counts: Array, table: Array) -> Any:
@@ -92,14 +93,11 @@ def words(counts: Array, table: Array) -> Any:
     With b bits of information the coder ends with k words behind a state of 32 to 64 bits, 32 k + 32 <= b, and writes
     k + 2 words: at most b / 32 + 1."""
     xp = library(counts)
-    weights, log_weights, log_mantissas = _tables_for(counts)
-    total = weights[table].sum(-1)
-    mantissa, exponent = xp.frexp(doubles(total))  # exact: the sum is far below 2^53; mantissa in [1/2, 1)
-    step = integers(xp.ceil((mantissa * 2 - 1) * (1 << _MANTISSA)))
-    step, exponent = xp.clip(step, 0, None), integers(exponent)  # a histogram of nothing has no mantissa
-    log_total = (exponent - 1) * _ONE + log_mantissas[step]
-    bits = (counts * (log_total[..., None] - log_weights[table] + _EXCESS)).sum(-1)
-    return xp.where((counts > 0).sum(-1) > 1, (bits + _STARTUP) // (32 * _ONE) + 1, 0)
+    weights, log_weights, _, totals = _tables_for(counts)
+    log_total = xp.searchsorted(totals, weights[table].sum(-1)) * (_ONE >> _FINENESS)  # rounded up
+    bits = counts.sum(-1) * (log_total + _EXCESS) - (counts * log_weights[table]).sum(-1)
+    alone = xp.amax(counts, axis=-1) == counts.sum(-1)
+    return ((bits + _STARTUP) // (32 * _ONE) + 1) * ~alone
 
 
 def _model(table: np.ndarray):
