@@ -4,7 +4,7 @@ import sys
 
 import fairmesh as fm
 
-ROUNDS = 300
+ROUNDS = 400
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     problem = experiment.problem()
     shrink = 0.995
     four_bits = fm.Quantize(bits=4, block=128)
-    robust = fm.ADGDA(fm.Geometric(10.0, shrink), 0.05, rate=0.5, compressor=four_bits, regularizer=fm.ChiSquare(0.001))
+    robust = fm.ADGDA(fm.Geometric(10.0, shrink), 0.02, rate=0.5, compressor=four_bits, regularizer=fm.ChiSquare(0.003))
     algorithms = {
         "AD-GDA, 4 bit": robust,
         "CHOCO-SGD, 4 bit": fm.ChocoSGD(fm.Geometric(1.0, shrink), rate=0.5, compressor=four_bits),
@@ -31,7 +31,7 @@ def main() -> None:
     print(f"{'':18}{'worst site':>12}{'mean':>8}{'busiest node sent':>20}")
     for name, algorithm in algorithms.items():
         result = fm.train(problem, experiment.topology, algorithm, ROUNDS, seeds=(0, 1, 2), measure_every=20)
-        sent = result.final[0]["nominal_bits_busiest"] / 8e6
+        sent = result.final[0]["bytes_busiest_node"] / 1e6
         mean = sum(result.values("mean")) / 3
         print(f"{name:18}{result.worst:12.1%}{mean:8.1%}{sent:17.2f} MB")
         results.append(result)
