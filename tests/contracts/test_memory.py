@@ -1,0 +1,120 @@
+"""At most 12 copies of (replicas x nodes x dim) at the peak of a round, besides the batch: every byte counted."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import fairmesh as fm
+from fairmesh.checkpoint import flattened
+from fairmesh.replicas import replicas_of
+from fairmesh.training import Options, Training
+from tests import toys
+
+REPLICAS, NODES, COPIES = 2, 8, 12
+
+
+def peak_bytes(function: Callable[[], Any]) -> tuple[int, Any]:
+    """The most bytes of CPU tensors alive at once, over those alive before, as torch's own allocator reports them:
+    temporaries inside an operation count too. And what the function returned."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        result = function()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak, result
+
+
+def test_the_count_of_bytes_is_exact():
+    rows = torch.ones(1000, 1000)
+    unit = rows.nbytes
+
+    def three_at_once():
+        total = rows + 1  # 1
+        doubled = total * 2  # 2
+        total = doubled + total  # 3, then 2 when the old total is gone
+        del doubled
+        return total.add_(1)
+
+    peak, result = peak_bytes(three_at_once)
+    assert peak == 3 * unit
+    assert float(result[0, 0]) == 7
+    hidden, _ = peak_bytes(lambda: (rows > 0).cumsum(dim=-1))  # a bool (1/4), its cast to int64 (2), the sum (2)
+    assert hidden >= 4 * unit
+
+
+@pytest.fixture(scope="module")
+def problem() -> fm.Problem:
+    """About 20,000 parameters, small inputs, a batch of one."""
+    generator = torch.Generator().manual_seed(0)
+    sites = [fm.Site((torch.randn(3, 10, generator=generator), torch.tensor([0, 1, 2]))) for _ in range(NODES)]
+
+    def model() -> nn.Module:
+        layers = [nn.Linear(10, 130), nn.Tanh(), nn.Linear(130, 140), nn.Tanh(), nn.Linear(140, 3)]
+        return nn.Sequential(*layers)
+
+    return fm.Problem(model=model, sites=sites, sampling=fm.Sampling(batch=1))
+
+
+def _training(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm) -> tuple[Training, Any, float]:
+    """A run after its first round, its state, and the bytes that state holds."""
+    replicas = replicas_of([algorithm], range(REPLICAS), None, NODES)
+    training = Training(problem, topology, replicas, Options(keep_iterate=True))
+    state = training.advance(training.initial(), 0)
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in flattened(state).values()}
+    return training, state, sum(storages.values())
+
+
+def _copies_at_peak(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm) -> float:
+    training, state, held = _training(problem, topology, algorithm)
+    peak, _ = peak_bytes(lambda: training.advance(state, 1))
+    return (held + peak) / (REPLICAS * NODES * problem.flat_model.dim * 4)
+
+
+COMPRESSORS = {
+    **toys.COMPRESSORS,
+    "top-k of nearly all": fm.TopK(0.9),
+    "random-k of nearly all": fm.RandomK(0.9),
+    "top-k-quantize of nearly all": fm.TopKQuantize(0.9),
+}
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_a_round_of_ad_gda_holds_at_most_twelve_copies_of_all_models(problem, compressor):
+    copies = _copies_at_peak(problem, fm.Ring(), fm.ADGDA(0.1, rate=0.2, compressor=compressor))
+    assert 5 < copies <= COPIES, f"{copies:.2f} copies"
+
+
+@pytest.mark.parametrize("compressor", ["none", "quantize", "random-k"])
+def test_a_round_over_a_changing_graph_holds_at_most_twelve_copies_of_all_models(problem, compressor):
+    algorithm = fm.ADGDA(0.1, rate=0.2, compressor=COMPRESSORS[compressor])
+    copies = _copies_at_peak(problem, fm.Changing((fm.Ring(), fm.Star())), algorithm)
+    assert 5 < copies <= COPIES, f"{copies:.2f} copies"
+
+
+@pytest.mark.parametrize("name", toys.ALGORITHMS)
+def test_a_round_of_every_algorithm_holds_at_most_twelve_copies_of_all_models(problem, name):
+    algorithm = toys.ALGORITHMS[name]
+    copies = _copies_at_peak(problem, fm.Ring(), algorithm)
+    assert (1 if algorithm.needs_server else 3) < copies <= COPIES, f"{copies:.2f} copies"
+
+
+def test_a_round_with_decay_clipping_and_several_batches_holds_at_most_twelve_copies(problem):
+    sampling = fm.Sampling(batch=1, batches_per_step=3)
+    heavier = fm.Problem(problem.model, problem.sites, sampling=sampling, weight_decay=0.01, clip_norm=1.0)
+    copies = _copies_at_peak(heavier, fm.Ring(), toys.ALGORITHMS["ad-gda"])
+    assert copies <= COPIES, f"{copies:.2f} copies"
+
+
+def test_a_round_leaves_nothing_behind_but_its_state(problem):
+    training, state, held = _training(problem, fm.Ring(), toys.ALGORITHMS["ad-gda"])
+    kept: list[Any] = []
+    live = [peak_bytes(lambda t=t: kept.append(training.advance(state, t)))[0] for t in (1, 2, 3)]
+    assert max(live) - min(live) < 0.01 * held  # the third round needs what the first did
+    nothing, _ = peak_bytes(lambda: None)
+    assert nothing == 0

@@ -1,0 +1,167 @@
+"""The network in memory: mixes are products with W in any order of the stack, dense or sparse; a server's sums."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+import fairmesh as fm
+from fairmesh.compression import Dense
+from fairmesh.networks import memory
+from fairmesh.networks.base import Network, Part
+from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.topology import Mixing
+from tests import toys
+from tests.contracts.battery import after, stack
+
+ORDER = [3, 0, 7, 5, 1, 6, 2, 4]
+
+every_topology = pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)
+
+
+def _rows(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _weights(mixing: Mixing) -> torch.Tensor:
+    return torch.as_tensor(mixing.matrix.toarray())
+
+
+def test_no_registered_topology_is_left_out():
+    assert toys.covers(fm.Topology, toys.TOPOLOGIES)
+    assert issubclass(MemoryNetwork, Network)
+
+
+@every_topology
+@pytest.mark.parametrize("order", [None, ORDER], ids=["in order", "mixed up"])
+def test_an_exchange_brings_the_weighted_sum_of_the_neighbours_rows(topology, order):
+    cycle = topology.build(8)
+    network, rows = MemoryNetwork(cycle, dtype=torch.float64, order=order), _rows(2, 8, 5)
+    place = order or list(range(8))
+    before = rows.clone()
+    for t in range(2 * len(cycle)):
+        W = _weights(cycle[t % len(cycle)])[place][:, place]
+        part = Part(Dense(rows), 1.0)
+        delivery = network.exchange({"model": part}, torch.tensor(t))
+        assert float((delivery.mix("model") - W @ rows).abs().max()) < 1e-14
+        copies, kept = _rows(2, 8, 5, seed=1), network.copies(rows)
+        assert not kept.any()
+        kept = network.exchange({"model": Part(Dense(copies), 1.0)}, torch.tensor(t)).follow("model", kept)
+        kept = delivery.follow("model", kept)
+        known = copies + rows
+        now = network.mixed_copies(kept, torch.tensor(t))
+        assert float((now - W @ known).abs().max()) < 1e-14
+    assert torch.equal(rows, before)
+
+
+@every_topology
+def test_the_sparse_path_is_the_dense_one(topology, monkeypatch):
+    rows = _rows(2, 8, 5)
+    cycle = topology.build(8)
+    dense = MemoryNetwork(cycle, dtype=torch.float64)
+    monkeypatch.setattr(memory, "_DENSE_UP_TO", 0)
+    sparse = MemoryNetwork(cycle, dtype=torch.float64)
+    crowded = [_crowded(monkeypatch, cycle), sparse]
+    for t in range(len(cycle)):
+        wanted = dense.exchange({"x": Part(Dense(rows), 1.0)}, torch.tensor(t)).mix("x")
+        for network in crowded:
+            got = network.exchange({"x": Part(Dense(rows), 1.0)}, torch.tensor(t)).mix("x")
+            assert float((got - wanted).abs().max()) < 1e-14
+    assert all(mix.dense is None for mix in sparse._mixes)
+    assert all(mix.dense is not None for mix in dense._mixes)
+
+
+def _crowded(monkeypatch, cycle) -> MemoryNetwork:
+    """A network in which every node with more neighbours than usual counts as crowded."""
+    monkeypatch.setattr(memory, "_CROWDED", 0)
+    return MemoryNetwork(cycle, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("order", [None, list(reversed(range(300)))], ids=["in order", "reversed"])
+@pytest.mark.parametrize(
+    "topology",
+    [
+        fm.Ring(),
+        fm.Star(),
+        fm.ErdosRenyi(0.03, seed=1),
+        fm.Torus(15, 20),
+        fm.Edges(tuple((i, i + 1) for i in range(299))),
+    ],
+    ids=["ring", "star", "erdos-renyi", "torus", "path"],
+)
+def test_three_hundred_nodes_mix_sparsely_as_w_says(topology, order):
+    (mixing,) = topology.build(300)
+    network = MemoryNetwork([mixing], dtype=torch.float64, order=order)
+    assert network._mixes[0].dense is None
+    rows = _rows(300, 7)
+    place = np.arange(300) if order is None else np.array(order)
+    W = scipy.sparse.csr_array(mixing.matrix)[place][:, place]
+    got = network.exchange({"x": Part(Dense(rows), 1.0)}, torch.tensor(0)).mix("x")
+    assert np.abs(got.numpy() - W @ rows.numpy()).max() < 1e-14
+
+
+@pytest.mark.parametrize("name", ["ad-gda", "dsgd"])
+def test_a_run_on_the_sparse_path_is_that_on_the_dense_one(name, monkeypatch):
+    problem, algorithm = toys.problem(), toys.ALGORITHMS[name]
+    dense, _, _ = after(algorithm, *stack(problem, fm.Star().build(8), algorithm), 5)
+    monkeypatch.setattr(memory, "_DENSE_UP_TO", 0)
+    sparse, _, _ = after(algorithm, *stack(problem, fm.Star().build(8), algorithm), 5)
+    assert float((dense.models - sparse.models).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("order", [None, ORDER], ids=["in order", "mixed up"])
+def test_what_goes_by_way_of_a_server_finds_its_position(order):
+    network = MemoryNetwork(fm.Ring().build(8), dtype=torch.float64, order=order)
+    place = torch.tensor(order or list(range(8)))
+    values, row = _rows(2, 8, 1), _rows(2, 1, 5, seed=2)
+    chosen = torch.tensor([[True, False] * 4, [True, True] + [False] * 6])
+
+    assert torch.equal(network.gather(values)[:, place], values)  # all, in the order of positions
+
+    at_server, sent = network.report(values, chosen)
+    assert at_server.shape == (2, 1, 8)
+    assert torch.equal(at_server[:, 0][:, place], values.squeeze(-1))
+    assert torch.equal(sent.nodes, 32.0 * chosen.double())
+
+    rows, weights = _rows(2, 8, 5, seed=3), _rows(2, 8, seed=4) * chosen
+    total, sent = network.average(rows, weights)
+    assert float((total - (weights.unsqueeze(-1) * rows).sum(dim=-2, keepdim=True)).abs().max()) < 1e-14
+    assert torch.equal(sent.nodes, 32.0 * 5 * chosen.double())
+    assert not sent.server.any()
+
+    everywhere, sent = network.broadcast(row, chosen)
+    assert torch.equal(everywhere, row.expand(2, 8, 5))
+    assert torch.equal(sent.server, torch.tensor([4.0, 2.0], dtype=torch.float64) * 32 * 5)
+    assert not sent.nodes.any()
+
+
+@pytest.mark.parametrize("order", [None, ORDER], ids=["in order", "mixed up"])
+def test_a_node_s_own_coordinate_is_its_position(order):
+    network = MemoryNetwork(fm.Ring().build(8), order=order, identities=[10 + i for i in range(8)])
+    place = order or list(range(8))
+    assert network.hosted.tolist() == place
+    assert network.own.argmax(dim=-1).tolist() == place
+    assert network.identities.tolist() == [10 + i for i in place]
+    assert (network.own.sum(dim=-1) == 1).all()
+
+
+def test_an_order_or_identities_that_do_not_name_the_nodes_are_refused():
+    with pytest.raises(fm.BadInput, match="order must name each of the 8 nodes once"):
+        MemoryNetwork(fm.Ring().build(8), order=[0] * 8)
+    with pytest.raises(fm.BadInput, match="identities must be 8 different whole numbers"):
+        MemoryNetwork(fm.Ring().build(8), identities=[1] * 8)
+    with pytest.raises(fm.BadInput, match="identities must be 8 different whole numbers"):
+        MemoryNetwork(fm.Ring().build(8), identities=range(7))
+
+
+@every_topology
+def test_a_topology_builds_the_same_doubly_stochastic_matrices_each_time(topology):
+    one, other = topology.build(8), topology.build(8)
+    assert len(one) == len(other)
+    for a, b in zip(one, other):
+        W = a.matrix.toarray()
+        assert (b.matrix.toarray() == W).all()
+        assert np.abs(W - W.T).max() < 1e-15
+        assert np.abs(W.sum(axis=0) - 1).max() < 1e-14
+        assert W.min() >= 0
+        assert (a.degrees == ((W != 0) & ~np.eye(8, dtype=bool)).sum(axis=1)).all()

@@ -1,0 +1,205 @@
+"""A batch of replicas is what each gives alone; time averages, kept iterates and saved runs are of each replica."""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.replicas import random_placement, replicas_of
+from fairmesh.training import Options, Training
+from tests import toys
+from tests.contracts.battery import same_bits, state_bits, with_steps
+
+every_algorithm = pytest.mark.parametrize("algorithm", toys.ALGORITHMS.values(), ids=toys.ALGORITHMS)
+
+
+@pytest.fixture(scope="module")
+def problem() -> fm.Problem:
+    return toys.problem()
+
+
+def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
+    """The algorithm, and itself with every number changed that may differ between replicas."""
+    changed = with_steps(algorithm, primal_step=_scaled(algorithm.primal_step), rate=0.15, temperature=3.0)
+    changed = with_steps(changed, dual_step=0.04)
+    if hasattr(changed, "regularizer"):
+        changed = dataclasses.replace(changed, regularizer=dataclasses.replace(changed.regularizer, strength=0.007))
+    assert changed != algorithm
+    return [algorithm, changed]
+
+
+def _scaled(schedule: fm.Schedule) -> fm.Schedule:
+    if isinstance(schedule, fm.Geometric):
+        return fm.Geometric(schedule.start / 2, 0.97)
+    return fm.Constant(schedule.value / 2)
+
+
+@every_algorithm
+def test_a_batch_of_replicas_gives_what_each_gives_alone(problem, algorithm):
+    placements = [tuple(range(8)), random_placement(1, 8)]
+    batch = fm.train(problem, fm.Ring(), _variants(algorithm), 6, seeds=(3, 8), placements=placements, **LONGHAND)
+    assert len(batch.replicas) == 8
+    together = state_bits(batch.state)
+    for r, replica in enumerate(batch.replicas):
+        alone = fm.train(
+            problem,
+            fm.Ring(),
+            replica.algorithm,
+            6,
+            seeds=[replica.seed],
+            placements=[replica.placement],
+            **LONGHAND,
+        )
+        for name, tensor in state_bits(alone.state).items():
+            assert float((together[name][r] - tensor[0]).abs().max()) < 1e-12, name
+        (mine,) = (record for record in batch.final if record["replica"] == r)
+        (its,) = alone.final
+        assert mine["loss"]["sites"] == pytest.approx(its["loss"]["sites"], abs=1e-12)
+        assert mine["nominal_bits_total"] == its["nominal_bits_total"]
+    rows = batch.row("last")
+    apart = (rows[:, None] - rows[None]).abs().amax(dim=-1) + torch.eye(8)
+    assert float(apart.min()) > 1e-3, "two replicas were the same run"
+
+
+LONGHAND = {"dtype": "float64", "measure_every": 6, "keep_iterate": True}
+
+
+def test_replicas_may_differ_in_strength_for_every_regularizer(problem):
+    for regularizer in toys.REGULARIZERS.values():
+        if isinstance(regularizer, fm.NoRegularizer):
+            continue
+        base = fm.ADGDA(1.0, dual_step=0.2, rate=0.4, regularizer=regularizer)
+        other = dataclasses.replace(base, regularizer=dataclasses.replace(regularizer, strength=0.01))
+        batch = fm.train(problem, fm.Ring(), [base, other], 6, dtype="float64").state.algorithm
+        for r, algorithm in enumerate((base, other)):
+            alone = fm.train(problem, fm.Ring(), algorithm, 6, dtype="float64").state.algorithm
+            assert float((batch.duals[r] - alone.duals[0]).abs().max()) < 1e-12
+        assert float((batch.duals[0] - batch.duals[1]).abs().max()) > 1e-4
+
+
+def test_a_placement_moves_data_and_not_random_streams(problem):
+    """Node i of a placement draws for identity i, on the data of site placement[i]."""
+    placement = random_placement(4, 8)
+    moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in placement])
+    for name in ("ad-gda", "drfa"):
+        one = fm.train(problem, fm.Ring(), toys.ALGORITHMS[name], 5, placements=[placement], dtype="float64")
+        other = fm.train(moved, fm.Ring(), toys.ALGORITHMS[name], 5, dtype="float64")
+        assert same_bits(state_bits(one.state.algorithm), state_bits(other.state.algorithm))
+
+
+def test_what_shapes_a_round_cannot_differ_between_replicas(problem):
+    with pytest.raises(fm.BadInput, match="participation differs between replicas"):
+        fm.train(problem, fm.Ring(), [fm.DRFA(participation=0.5), fm.DRFA(participation=0.25)], 2)
+
+
+# Time averages and the kept iterate ----------------------------------------------------------------------------------
+
+
+def _history(training: Training, rounds: int):
+    """The states before rounds 0 .. T - 1, and the last."""
+    states = [state for _, state in training.states(training.initial(), 0, rounds)]
+    assert len(states) == rounds + 1
+    return states[:-1], states[-1]
+
+
+@every_algorithm
+def test_time_averages_are_the_means_over_rounds_zero_to_t_minus_one(problem, algorithm):
+    training = Training(problem, fm.Ring(), replicas_of([algorithm], (0, 1), None, 8), Options(dtype="float64"))
+    past, last = _history(training, 9)
+    models = torch.stack([state.algorithm.models.mean(dim=-2) for state in past])
+    assert float((last.average_model - models.mean(dim=0)).abs().max()) < 1e-14
+    shifted = torch.cat([models[1:], last.algorithm.models.mean(dim=-2)[None]]).mean(dim=0)  # t = 1 .. T
+    assert float((last.average_model - shifted).abs().max()) > 1e-4
+    if hasattr(last.algorithm, "duals"):
+        duals = torch.stack([state.algorithm.duals.mean(dim=-2) for state in past])
+        assert float((last.average_dual - duals.mean(dim=0)).abs().max()) < 1e-14
+    else:
+        assert last.average_dual is None
+
+
+@every_algorithm
+def test_the_kept_iterate_is_one_of_the_run(problem, algorithm):
+    replicas = replicas_of([algorithm], (0, 1, 2, 3), None, 8)
+    training = Training(problem, fm.Ring(), replicas, Options(dtype="float64", keep_iterate=True))
+    past, last = _history(training, 9)
+    models = torch.stack([state.algorithm.models.mean(dim=-2) for state in past], dim=1)  # (replicas, rounds, dim)
+    matches = (models == last.iterate[:, None]).all(dim=-1)
+    assert (matches.sum(dim=-1) == 1).all()
+    assert len(set(matches.long().argmax(dim=-1).tolist())) > 1, "all replicas kept the same round"
+
+
+def test_over_many_seeds_the_kept_iterate_is_uniform_over_time():
+    """Pearson's chi-square over 1200 fixed seeds; beyond 20.5 only one honest set of seeds in a thousand."""
+    seeds, rounds = 1200, 6
+    tiny = toys.problem(
+        2, sites=toys.sites(2, sizes=(3, 3)), model=lambda: torch.nn.Linear(6, 3), sampling=fm.Sampling(2)
+    )
+    replicas = replicas_of([fm.DSGD(0.3)], range(seeds), None, 2)
+    training = Training(tiny, fm.Complete(), replicas, Options(keep_iterate=True))
+    past, last = _history(training, rounds)
+    models = torch.stack([state.algorithm.models.mean(dim=-2) for state in past], dim=1)
+    matches = (models == last.iterate[:, None]).all(dim=-1)
+    assert (matches.sum(dim=-1) == 1).all()
+    counts = matches.double().sum(dim=0)
+    expected = seeds / rounds
+    assert float(((counts - expected) ** 2 / expected).sum()) < 20.5, counts.tolist()
+
+
+# Saved and resumed ---------------------------------------------------------------------------------------------------
+
+SAVED = {"measure_every": 3, "checkpoint_every": 4, "keep_iterate": True, "keep_best": True, "seeds": (0, 1)}
+
+
+@pytest.fixture(scope="module")
+def validated() -> fm.Problem:
+    made = toys.sites()
+    return toys.problem(sites=[dataclasses.replace(site, validation=site.test) for site in made])
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name.startswith(("model", "metrics"))}
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"), [*((name, "ring") for name in toys.ALGORITHMS), ("ad-gda", "changing"), ("dsgd", "changing")]
+)
+def test_saved_and_resumed_is_bit_for_bit_uninterrupted(validated, name, topology, tmp_path):
+    algorithm, topology = toys.ALGORITHMS[name], toys.TOPOLOGIES[topology]
+    whole = fm.train(validated, topology, algorithm, 12, out=tmp_path / "whole", **SAVED)
+
+    fm.train(validated, topology, algorithm, 6, out=tmp_path / "extended", **SAVED)
+    extended = fm.train(validated, topology, algorithm, 12, out=tmp_path / "extended", resume=True, **SAVED)
+
+    def stop_once(done: int, _) -> None:
+        if done == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(fm.Interrupted, match="stopped after round 5 of 12"):
+        fm.train(validated, topology, algorithm, 12, out=tmp_path / "stopped", watch=stop_once, **SAVED)
+    resumed = fm.train(validated, topology, algorithm, 12, out=tmp_path / "stopped", resume=True, **SAVED)
+
+    for result, name in ((extended, "extended"), (resumed, "stopped")):
+        assert same_bits(state_bits(result.state), state_bits(whole.state))
+        assert result.records == whole.records
+        assert _files(tmp_path / name) == _files(tmp_path / "whole")
+    assert {"metrics.jsonl", "model.safetensors", "model-best.safetensors"} <= set(_files(tmp_path / "whole"))
+
+
+def test_a_resumed_run_does_not_start_over(validated, tmp_path):
+    seen: list[int] = []
+    fm.train(validated, fm.Ring(), toys.ALGORITHMS["ad-gda"], 6, out=tmp_path, **SAVED)
+    fm.train(
+        validated,
+        fm.Ring(),
+        toys.ALGORITHMS["ad-gda"],
+        12,
+        out=tmp_path,
+        resume=True,
+        watch=lambda done, _: seen.append(done),
+        **SAVED,
+    )
+    assert seen == list(range(6, 13))

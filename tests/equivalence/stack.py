@@ -1,0 +1,60 @@
+"""The stack as the reference sees it, and how far the two are apart."""
+
+import numpy as np
+import torch
+
+import fairmesh as fm
+from fairmesh.replicas import replicas_of
+from fairmesh.training import Options, Training
+from tests.equivalence.reference import Trace
+
+
+def on_the_stack(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm, rounds: int, seed=0) -> Trace:
+    """A float64 run of one replica, through the loop that every run goes through."""
+    replicas = replicas_of([algorithm], [seed], None, problem.n)
+    training = Training(problem, topology, replicas, Options(dtype="float64", count_bytes=False))
+    state, trace = training.initial(), Trace()
+    for t in range(rounds):
+        state = training.advance(state, t)
+        now = state.algorithm
+        trace.models.append(now.models[0].numpy())
+        if hasattr(now, "duals"):
+            trace.duals.append(now.duals[0].numpy())
+        if getattr(now, "dual_copies", None) is not None:
+            trace.dual_copies.append(now.dual_copies.own[0].numpy())
+        if hasattr(now, "copies"):
+            trace.copies.append(now.copies.own[0].numpy())
+            trace.mixed.append(training.network.mixed_copies(now.copies.kept, torch.tensor(t + 1))[0].numpy())
+    trace.bits_of_nodes, trace.bits_of_server = state.sent.nodes[0].numpy(), float(state.sent.server[0])
+    return trace
+
+
+def apart(one: Trace, other: Trace) -> float:
+    """The largest difference of any number in any round."""
+    largest = 0.0
+    for name in ("models", "duals", "copies", "mixed", "dual_copies"):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        assert len(ours) == len(theirs), f"{len(ours)} and {len(theirs)} rounds of {name}"
+        for a, b in zip(ours, theirs):
+            assert a.shape == b.shape
+            assert np.isfinite(a).all()
+            assert np.isfinite(b).all()
+            largest = max(largest, float(np.abs(a - b).max()))
+    return largest
+
+
+class NoData:
+    """An oracle of nodes that have nothing to learn: what is left of an algorithm is its gossip."""
+
+    def __init__(self, rows: torch.Tensor):
+        self.rows, self.seeds = rows, torch.arange(len(rows))
+        self.prior = torch.full((len(rows), 1, rows.shape[-2]), 1 / rows.shape[-2], dtype=rows.dtype)
+
+    def initial_models(self) -> torch.Tensor:
+        return self.rows.clone()
+
+    def losses_and_gradients(self, models, round_index, call):
+        return torch.zeros_like(models[..., :1]), torch.zeros_like(models)
+
+    def losses(self, models, round_index, call):
+        return torch.zeros_like(models[..., :1])

@@ -1,0 +1,202 @@
+"""The stack against the per-node loops of reference.py: float64, 30 rounds, 1e-10."""
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+
+import fairmesh as fm
+from tests import toys
+from tests.equivalence import reference
+from tests.equivalence.reference import REFERENCES, OnTheEdge, Trace
+from tests.equivalence.stack import apart, on_the_stack
+
+ROUNDS = 30
+AGREED = 1e-10
+
+
+@pytest.fixture(scope="module")
+def problem() -> fm.Problem:
+    return toys.problem()
+
+
+def _looped(
+    problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm, seed: int, *options: dict
+) -> tuple[list[Trace], int]:
+    """The loop's run, with each of the options, and the first seed from the given one on in which no number lies on a
+    rounding boundary."""
+    loop = REFERENCES[type(algorithm)]
+    for candidate in range(seed, seed + 5):
+        with contextlib.suppress(OnTheEdge):
+            return [loop(problem, topology, algorithm, ROUNDS, candidate, **o) for o in options or [{}]], candidate
+    raise AssertionError("five seeds in a row on the edge of a rounding: something else is wrong")
+
+
+def _compared(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm, seed: int = 0):
+    (loop,), seed = _looped(problem, topology, algorithm, seed)
+    stack = on_the_stack(problem, topology, algorithm, ROUNDS, seed)
+    assert len(loop.models) == ROUNDS
+    assert apart(loop, stack) < AGREED
+    moved = abs(stack.models[-1] - stack.models[0]).max()
+    assert moved > 1e-2, f"the models hardly moved ({moved}): the comparison says nothing"
+    assert (loop.bits_of_nodes == stack.bits_of_nodes).all()
+    assert loop.bits_of_server == stack.bits_of_server
+    return stack
+
+
+def test_every_registered_member_has_a_reference():
+    assert set(REFERENCES) == set(toys.members(fm.Algorithm).values())
+    assert toys.covers(fm.Algorithm, toys.ALGORITHMS)
+    assert toys.covers(fm.Compressor, toys.COMPRESSORS)
+    assert toys.covers(fm.Topology, toys.TOPOLOGIES)
+    assert toys.covers(fm.Regularizer, toys.REGULARIZERS)
+
+
+def _every_pair() -> list:
+    """Every compressor with every topology; those in which neither side is among the telling ones take minutes with
+    `-m slow`."""
+    telling = {"ring", "changing", "quantize", "top-k"}
+    pairs = [(compressor, topology) for compressor in toys.COMPRESSORS for topology in toys.TOPOLOGIES]
+    return [pytest.param(*pair, marks=[] if telling & set(pair) else pytest.mark.slow) for pair in pairs]
+
+
+@pytest.mark.parametrize(("compressor", "topology"), _every_pair())
+def test_ad_gda_is_algorithm_1_for_every_compressor_and_topology(problem, compressor, topology):
+    algorithm = fm.ADGDA(fm.Geometric(2.0, 0.99), dual_step=0.1, rate=0.2, compressor=toys.COMPRESSORS[compressor])
+    stack = _compared(problem, toys.TOPOLOGIES[topology], algorithm)
+    assert abs(stack.duals[-1] - stack.duals[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("compressor", "topology"),
+    [
+        *((compressor, "changing") for compressor in toys.COMPRESSORS),
+        *(("quantize", topology) for topology in toys.TOPOLOGIES if topology != "changing"),
+    ],
+)
+def test_choco_sgd_is_its_loop_for_every_compressor_and_topology(problem, compressor, topology):
+    algorithm = fm.ChocoSGD(primal_step=0.2, rate=0.2, compressor=toys.COMPRESSORS[compressor])
+    _compared(problem, toys.TOPOLOGIES[topology], algorithm, seed=1)
+
+
+@pytest.mark.parametrize(("order", "topology"), [("simultaneous", "changing"), ("dual-first", "circulant")])
+@pytest.mark.parametrize("regularizer", toys.REGULARIZERS.values(), ids=toys.REGULARIZERS)
+def test_ad_gda_is_its_loop_for_every_regularizer_and_dual_order(problem, regularizer, order, topology):
+    algorithm = fm.ADGDA(
+        2.0, dual_step=0.2, rate=0.2, compressor=fm.Quantize(bits=4), regularizer=regularizer, dual_order=order
+    )
+    _compared(problem, toys.TOPOLOGIES[topology], algorithm, seed=2)
+
+
+@pytest.mark.parametrize("regularizer", toys.REGULARIZERS.values(), ids=toys.REGULARIZERS)
+def test_ad_gda_is_its_loop_where_the_projection_puts_weights_to_zero(problem, regularizer):
+    weak = regularizer if isinstance(regularizer, fm.NoRegularizer) else dataclasses.replace(regularizer, strength=1e-3)
+    algorithm = fm.ADGDA(0.5, dual_step=1.0, rate=0.5, regularizer=weak)
+    stack = _compared(problem, fm.Ring(), algorithm)
+    assert (stack.duals[-1] == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("compressor", "topology"),
+    [("none", "ring"), ("threshold", "star"), ("threshold", "changing"), ("quantize", "ring"), ("half", "changing")],
+)
+def test_ad_gda_is_its_loop_where_duals_travel_compressed(problem, compressor, topology):
+    algorithm = fm.ADGDA(1.0, dual_step=0.1, rate=0.3, dual_compressor=toys.COMPRESSORS[compressor])
+    stack = _compared(problem, toys.TOPOLOGIES[topology], algorithm)
+    assert len(stack.dual_copies) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [*(("dsgd", topology) for topology in toys.TOPOLOGIES), ("dr-dsgd", "ring"), ("dr-dsgd", "changing")],
+)
+def test_uncompressed_rivals_are_their_loops_over_every_topology(problem, name, topology):
+    _compared(problem, toys.TOPOLOGIES[topology], toys.ALGORITHMS[name])
+
+
+@pytest.mark.parametrize("name", toys.ALGORITHMS)
+def test_every_algorithm_of_the_toys_is_its_loop(problem, name):
+    _compared(problem, fm.Star(), toys.ALGORITHMS[name], seed=5)
+
+
+@pytest.mark.parametrize(("participation", "local_steps"), [(0.1, 3), (0.4, 1), (1.0, 2)])
+def test_drfa_is_its_loop_for_any_share_of_clients_and_number_of_local_steps(problem, participation, local_steps):
+    algorithm = fm.DRFA(0.1, dual_step=0.02, participation=participation, local_steps=local_steps)
+    _compared(problem, fm.Star(), algorithm)
+
+
+def test_afl_is_its_loop_when_some_weights_reach_zero(problem):
+    stack = _compared(problem, fm.Star(), fm.AFL(0.2, dual_step=0.5))
+    assert (stack.duals[-1] == 0).any()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sampling": fm.Sampling(batch=6, order="cyclic")},
+        {"sampling": fm.Sampling(batch=6, order="cyclic", batches_per_step=3)},
+        {"sampling": fm.Sampling(batch=4, batches_per_step=3)},
+        {"sampling": fm.Sampling(order="full")},
+        {"sampling": fm.Sampling(order="full"), "sites": toys.sites(sizes=(20,) * 8)},
+        {"weight_decay": 0.1},
+        {"clip_norm": 0.2},
+        {"weight_decay": 0.1, "clip_norm": 0.3, "sampling": fm.Sampling(batch=4, batches_per_step=2)},
+        {"prior": [1, 2, 3, 4, 5, 6, 7, 8]},
+    ],
+    ids=lambda fields: ", ".join(f"{k}={v}" for k, v in fields.items() if k != "sites"),
+)
+def test_batches_decay_clipping_and_priors_are_those_of_the_loop(fields):
+    _compared(toys.problem(**fields), fm.Ring(), toys.ALGORITHMS["ad-gda"], seed=3)
+
+
+@pytest.mark.parametrize("order", ["random", "cyclic"])
+def test_each_call_of_a_round_gets_its_own_batches(order):
+    """DRFA asks local_steps + 1 times a round."""
+    problem = toys.problem(sampling=fm.Sampling(batch=3, order=order, batches_per_step=2))
+    _compared(problem, fm.Ring(), fm.DRFA(0.1, dual_step=0.01, local_steps=2))
+
+
+def test_another_seed_is_another_run(problem):
+    """So that agreement at equal seeds means that both drew the same."""
+    algorithm = toys.ALGORITHMS["ad-gda"]
+    loop = REFERENCES[fm.ADGDA](problem, fm.Ring(), algorithm, 5, 0)
+    assert apart(loop, on_the_stack(problem, fm.Ring(), algorithm, 5, 1)) > 1e-2
+
+
+# Flipping a bit ------------------------------------------------------------------------------------------------------
+
+VISIBLE = 10 * AGREED  # a flipped bit shows at least this much, while faithful runs agree to:
+FAITHFUL = 1e-12
+
+
+@pytest.mark.parametrize(
+    ("method", "compressor", "topology"),
+    [
+        *((fm.ADGDA, compressor, "ring") for compressor in toys.COMPRESSORS),
+        (fm.ADGDA, "quantize", "changing"),
+        (fm.ChocoSGD, "quantize", "ring"),
+    ],
+)
+def test_flipping_the_last_bit_of_one_message_at_one_receiver_is_seen(problem, method, compressor, topology):
+    algorithm = method(0.5, rate=0.2, compressor=toys.COMPRESSORS[compressor])
+
+    def tamper(t, sender, receiver, message):
+        return message.with_a_bit_flipped() if (t, sender, receiver) == (0, 3, 4) else message
+
+    graph = toys.TOPOLOGIES[topology]
+    (loop, tampered), seed = _looped(problem, graph, algorithm, 0, {}, {"tamper": tamper})
+    stack = on_the_stack(problem, graph, algorithm, ROUNDS, seed)
+    assert apart(loop, stack) < FAITHFUL
+    assert apart(tampered, stack) > VISIBLE
+    before = [(a - b) for a, b in zip(tampered.models[:1], stack.models[:1])]
+    assert max(abs(difference).max() for difference in before) < FAITHFUL  # and not before it arrived
+
+
+def test_a_flipped_bit_changes_a_number_by_no_more_than_one_rounding_of_what_travels():
+    row = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    for compressor in toys.COMPRESSORS.values():
+        message = reference.compressed(compressor, row, reference.uniforms(0, "compression", 0, 0, 20))
+        change = abs(message.with_a_bit_flipped().decode() - message.decode()).max()
+        halves = isinstance(compressor, fm.Half) or getattr(compressor, "norms", "") == "float16"
+        assert 0 < change <= 2 ** (-9 if halves else -22) * abs(message.decode()).max()

@@ -1,0 +1,188 @@
+"""Where two algorithms must be one and the same: limits of AD-GDA and CHOCO-SGD, one node, a schedule that stays."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fairmesh as fm
+from fairmesh.algorithms.base import Round
+from fairmesh.networks.memory import MemoryNetwork
+from tests import toys
+from tests.equivalence.reference import Worker
+from tests.equivalence.stack import NoData, apart, on_the_stack
+
+ROUNDS = 30
+SOME = {name: toys.COMPRESSORS[name] for name in ("none", "quantize", "top-k", "sign")}
+
+
+@pytest.fixture(scope="module")
+def problem() -> fm.Problem:
+    return toys.problem()
+
+
+@pytest.fixture(scope="module")
+def equal_sites() -> fm.Problem:
+    return toys.problem(sites=toys.sites(sizes=(20,) * 8))
+
+
+def _models_apart(one, other) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(one.models, other.models, strict=True))
+
+
+@pytest.mark.parametrize(
+    "topology", [fm.Ring(), fm.Star(), toys.TOPOLOGIES["changing"]], ids=["ring", "star", "changing"]
+)
+def test_choco_sgd_without_compression_at_rate_one_is_decentralized_sgd_that_mixes_after_the_step(problem, topology):
+    """CHOCO gossips what was published, so x^(t+1) = W x^t - eta g(x^t) from round 1 on; in round 0 nothing has been
+    published and all models agree, so mixing would change nothing: DSGD in every round."""
+    choco = on_the_stack(problem, topology, fm.ChocoSGD(primal_step=0.3, rate=1.0), 15)
+    dsgd = on_the_stack(problem, topology, fm.DSGD(primal_step=0.3), 15)
+    assert _models_apart(choco, dsgd) < 1e-12
+
+
+@pytest.mark.parametrize("compressor", SOME.values(), ids=SOME)
+def test_ad_gda_with_dual_step_zero_is_choco_sgd_at_a_primal_step_m_times_smaller(equal_sites, compressor):
+    adgda = fm.ADGDA(2.4, dual_step=0.0, rate=0.2, compressor=compressor)
+    choco = fm.ChocoSGD(2.4 / 8, rate=0.2, compressor=compressor)
+    one, other = (on_the_stack(equal_sites, fm.Ring(), algorithm, 15) for algorithm in (adgda, choco))
+    assert _models_apart(one, other) < 1e-12
+    assert max(abs(duals - 1 / 8).max() for duals in one.duals) < 1e-14
+
+
+def test_ad_gda_with_dual_step_zero_is_choco_sgd_whatever_the_prior(problem):
+    """Lambda stays at the prior, so AD-GDA weighs node i by p_i where CHOCO-SGD weighs it by m p_i: at a step m times
+    larger they are the same run, for nodes of unequal size too."""
+    prior = problem.prior_of_sites.numpy()
+    assert prior.max() > 1.9 * prior.min()
+    one = on_the_stack(problem, fm.Ring(), fm.ADGDA(2.4, dual_step=0.0, rate=0.4), ROUNDS)
+    other = on_the_stack(problem, fm.Ring(), fm.ChocoSGD(2.4 / 8, rate=0.4), ROUNDS)
+    assert _models_apart(one, other) < 1e-12
+    assert max(abs(duals - prior).max() for duals in one.duals) < 1e-14
+
+
+def test_ad_gda_with_a_dual_step_is_not_choco_sgd(equal_sites):
+    one = on_the_stack(equal_sites, fm.Ring(), fm.ADGDA(2.4, dual_step=0.1, rate=0.4), ROUNDS)
+    other = on_the_stack(equal_sites, fm.Ring(), fm.ChocoSGD(2.4 / 8, rate=0.4), ROUNDS)
+    assert _models_apart(one, other) > 1e-2
+
+
+def test_the_dual_orders_differ_only_in_when_a_weight_is_felt(problem):
+    """With the dual step at zero there is nothing to feel."""
+    runs = {}
+    for order in ("simultaneous", "dual-first"):
+        for step in (0.0, 0.1):
+            algorithm = fm.ADGDA(2.0, dual_step=step, rate=0.4, dual_order=order)
+            runs[order, step] = on_the_stack(problem, fm.Ring(), algorithm, 5)
+    assert _models_apart(runs["simultaneous", 0.0], runs["dual-first", 0.0]) < 1e-12
+    assert _models_apart(runs["simultaneous", 0.1], runs["dual-first", 0.1]) > 1e-3
+
+
+SGD_STEPS = {  # each algorithm at one node: how large its step is for a loss f, and how many it takes in a round
+    "ad-gda": (lambda a, t, f: 2.0 * 0.99**t, 1),
+    "ad-gda published": (lambda a, t, f: 1.0, 1),
+    "ad-gda compressed duals": (lambda a, t, f: 1.0, 1),
+    "choco-sgd": (lambda a, t, f: 0.3, 1),
+    "dsgd": (lambda a, t, f: 0.3, 1),
+    "dr-dsgd": (lambda a, t, f: 0.5 * np.exp(f / 2.0) / 2.0, 1),
+    "drfa": (lambda a, t, f: 0.1, 3),
+    "afl": (lambda a, t, f: 0.2, 1),
+}
+
+
+@pytest.mark.parametrize("name", toys.ALGORITHMS)
+def test_one_node_alone_takes_the_steps_of_plain_sgd(name):
+    problem, algorithm = toys.problem(1), toys.ALGORITHMS[name]
+    stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
+    step_of, steps = SGD_STEPS[name]
+    worker = Worker(problem, 0, 0, algorithm.oracle_calls())  # for its batches
+    model = worker.module
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for t in range(ROUNDS):
+        for call in range(steps):
+            ((inputs, targets),) = worker.batches(t, call)
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.param_groups[0]["lr"] = step_of(algorithm, t, loss.item())
+            optimizer.step()
+        row = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+        assert np.abs(stack.models[t][0] - row).max() < 1e-10
+    assert np.abs(stack.models[-1] - stack.models[0]).max() > 1e-2
+    if stack.duals:
+        assert all(dual == 1.0 for dual in stack.duals)
+    assert stack.bits_of_nodes.sum() == 0 or algorithm.needs_server
+
+
+@pytest.mark.parametrize("compressor", SOME.values(), ids=SOME)
+def test_a_schedule_that_never_changes_is_the_fixed_graph(problem, compressor):
+    """Though it keeps every neighbour's copy where the fixed graph keeps one mixed row."""
+    algorithm = fm.ADGDA(2.0, dual_step=0.1, rate=0.2, compressor=compressor)
+    fixed = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
+    schedule = on_the_stack(problem, fm.Changing((fm.Ring(), fm.Ring())), algorithm, ROUNDS)
+    assert apart(fixed, schedule) < 1e-10
+    assert (fixed.bits_of_nodes == schedule.bits_of_nodes).all()
+
+
+@pytest.mark.parametrize("name", ["dsgd", "dr-dsgd"])
+def test_a_schedule_that_never_changes_is_the_fixed_graph_without_copies_too(problem, name):
+    fixed = on_the_stack(problem, fm.Ring(), toys.ALGORITHMS[name], ROUNDS)
+    schedule = on_the_stack(problem, fm.Changing((fm.Ring(), fm.Ring())), toys.ALGORITHMS[name], ROUNDS)
+    assert apart(fixed, schedule) < 1e-12
+
+
+# Consensus over a changing graph -------------------------------------------------------------------------------------
+
+
+def _spread(rows: torch.Tensor) -> float:
+    """How far the nodes are from their average, in the mean square."""
+    return float((rows - rows.mean(dim=-2, keepdim=True)).square().sum(dim=-1).mean())
+
+
+CHANGING = fm.Changing((fm.Edges(((0, 1), (2, 3), (4, 5), (6, 7))), fm.Ring(), fm.Star()))
+LOSSY = {name: toys.COMPRESSORS[name] for name in ("quantize", "top-k", "random-k")}
+RATE, LONG = 0.5, 500
+
+
+@pytest.fixture(scope="module")
+def unequal() -> torch.Tensor:
+    return torch.randn(1, 8, 30, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("compressor", LOSSY.values(), ids=LOSSY)
+def test_compressed_gossip_over_a_changing_graph_ends_in_consensus_at_the_average(unequal, compressor):
+    network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
+    algorithm = fm.ChocoSGD(primal_step=0.0, rate=RATE, compressor=compressor)
+    state = algorithm.init(oracle, network)
+    for t in range(LONG):
+        state = algorithm.step(state, Round(torch.tensor(t), oracle, network))
+    assert _spread(state.models) < 1e-26 * _spread(unequal)
+    assert float((state.models.mean(dim=-2) - unequal.mean(dim=-2)).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("compressor", LOSSY.values(), ids=LOSSY)
+def test_one_mixed_buffer_would_lose_consensus_when_the_graph_changes(unequal, compressor):
+    """Why every neighbour's copy is kept: the same gossip with s += W_t q keeps the average and never agrees."""
+    weights = [torch.as_tensor(mixing.matrix.toarray()) for mixing in CHANGING.build(8)]
+    network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
+    models, own, mixed = unequal.clone(), torch.zeros_like(unequal), torch.zeros_like(unequal)
+    for t in range(LONG):
+        models = models + RATE * (mixed - own)
+        message = compressor.compress(models - own, Round(torch.tensor(t), oracle, network).draws("compression"))
+        own = own + message.decode()
+        mixed = mixed + weights[t % 3] @ message.decode()
+    assert float((models.mean(dim=-2) - unequal.mean(dim=-2)).abs().max()) < 1e-10
+    assert _spread(models) > 0.1 * _spread(unequal)
+
+
+def test_duals_agree_over_a_changing_graph(unequal):
+    network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
+    algorithm = fm.ADGDA(0.0, dual_step=0.0, rate=RATE, compressor=fm.TopK(0.3))
+    start = algorithm.init(oracle, network)
+    duals = fm.project_onto_simplex(torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(4)).double())
+    state = start._replace(duals=duals)
+    for t in range(300):
+        state = algorithm.step(state, Round(torch.tensor(t), oracle, network))
+    assert _spread(duals) > 1e-2
+    assert _spread(state.duals) < 1e-20
+    assert float((state.duals - duals.mean(dim=-2)).abs().max()) < 1e-12

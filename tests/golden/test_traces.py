@@ -1,0 +1,33 @@
+"""Loss traces stored as text: a change that is not meant to change the mathematics leaves them within 1e-9.
+
+Made by `python -m tests.golden.regenerate`."""
+
+import pytest
+
+from tests import toys
+from tests.golden.trace import FOLDER, ROUNDS, file_of, read, traced, written
+
+
+@pytest.mark.parametrize("name", toys.ALGORITHMS)
+def test_the_losses_of_twenty_rounds_are_those_on_file(name):
+    stored, now = read(name), traced(toys.ALGORITHMS[name])
+    assert [t for t, _, _ in stored] == [t for t, _, _ in now] == list(range(ROUNDS + 1))
+    for (t, worst, mean), (_, worst_now, mean_now) in zip(stored, now):
+        assert worst_now == pytest.approx(worst, abs=1e-9), f"worst loss after round {t}"
+        assert mean_now == pytest.approx(mean, abs=1e-9), f"mean loss after round {t}"
+    assert stored[-1][1] < stored[0][1] - 0.1, "nothing was learned: the trace would not notice much"
+
+
+@pytest.mark.parametrize("name", toys.ALGORITHMS)
+def test_a_trace_on_file_is_of_the_algorithm_as_it_is_configured(name):
+    assert file_of(name).read_text().startswith(f"# {name}: {toys.ALGORITHMS[name]}\n")
+
+
+def test_no_algorithm_lacks_a_trace_and_no_trace_its_algorithm():
+    assert {path.name for path in FOLDER.iterdir()} == {file_of(name).name for name in toys.ALGORITHMS}
+
+
+def test_a_trace_is_read_as_it_was_written():
+    trace = [(0, 1.25, 1.0), (1, 1.1234567890123, 0.9)]
+    lines = [line for line in written("afl", trace).splitlines() if not line.startswith("#")]
+    assert lines == [" 0 1.250000000000000 1.000000000000000", " 1 1.123456789012300 0.900000000000000"]

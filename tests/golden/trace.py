@@ -1,0 +1,35 @@
+"""Short float64 loss traces of every algorithm: what they hold, how they are made, written and read."""
+
+from pathlib import Path
+
+import fairmesh as fm
+from tests import toys
+
+FOLDER = Path(__file__).parent / "traces"
+ROUNDS = 20
+
+Trace = list[tuple[int, float, float]]  # round, worst and mean training loss over the sites
+
+
+def problem() -> fm.Problem:
+    """The toy sites without their test sets, so that training losses are measured."""
+    return toys.problem(sites=[fm.Site(site.train, group=site.group) for site in toys.sites()])
+
+
+def traced(algorithm: fm.Algorithm) -> Trace:
+    result = fm.train(problem(), fm.Circulant((1, 2)), algorithm, ROUNDS, dtype="float64", measure_every=1, seeds=[7])
+    return [(record["round"], record["loss"]["worst"], record["loss"]["mean"]) for record in result.records]
+
+
+def file_of(name: str) -> Path:
+    return FOLDER / f"{name.replace(' ', '-')}.txt"
+
+
+def written(name: str, trace: Trace) -> str:
+    head = f"# {name}: {toys.ALGORITHMS[name]}\n# round, worst and mean training loss, before round 0 and after each\n"
+    return head + "".join(f"{t:2d} {worst:.15f} {mean:.15f}\n" for t, worst, mean in trace)
+
+
+def read(name: str) -> Trace:
+    lines = [line.split() for line in file_of(name).read_text().splitlines() if not line.startswith("#")]
+    return [(int(t), float(worst), float(mean)) for t, worst, mean in lines]
