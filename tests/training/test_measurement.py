@@ -21,10 +21,12 @@ def outputs_of(made: fm.Problem, row: torch.Tensor, inputs: torch.Tensor) -> tor
 
 
 def accuracy_of(made: fm.Problem, row: torch.Tensor, samples) -> float:
+    samples = fm.Samples.of(samples, "samples")
     return float((outputs_of(made, row, samples.inputs).argmax(dim=1) == samples.targets).double().mean())
 
 
 def loss_of(made: fm.Problem, row: torch.Tensor, samples) -> float:
+    samples = fm.Samples.of(samples, "samples")
     return float(F.cross_entropy(outputs_of(made, row, samples.inputs), samples.targets).detach())
 
 

@@ -62,7 +62,12 @@ def test_the_settings_are_toml_that_says_what_was_run(run):
     assert table["rounds"] == 6
     assert table["topology"]["name"] == "ring"
     assert table["algorithm"]["name"] == "ad-gda"
-    assert table["algorithm"]["compressor"] == {"name": "quantize", "bits": 4, "rounding": "floor"}
+    assert table["algorithm"]["compressor"] == {
+        "name": "quantize",
+        "bits": 4,
+        "rounding": "floor",
+        "norms": "float32",
+    }
 
 
 def test_no_partial_file_is_left_behind(run):
