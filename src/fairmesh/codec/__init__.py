@@ -5,9 +5,10 @@ format and dimension; what else it holds follows from the format. The receiver d
 a zero row under its own settings, so that nothing a stranger declares decides what is allocated.
 """
 
+from fairmesh.codec.counting import part_sizes, plain_size
 from fairmesh.codec.decoding import DecodeError, decode
 from fairmesh.codec.encoding import encode
-from fairmesh.codec.sizes import CODED_HEADER_BYTES, HEADER_BYTES, VERSION, part_sizes, plain_size
+from fairmesh.codec.sizes import CODED_HEADER_BYTES, HEADER_BYTES, VERSION
 
 __all__ = [
     "CODED_HEADER_BYTES",

@@ -25,6 +25,7 @@ CODED_HEADER_BYTES = HEADER.size + PART.size + TABLE.size  # of a message with o
 RAW, PACKED, CODED, RUNS, SPARSE, SIGNS = range(6)
 
 _GAP_BUCKETS = 128
+_GAPS_AT_ONCE = 1 << 24  # coordinates, on a GPU
 NUMPY = {torch.float16: "<f2", torch.float32: "<f4", torch.float64: "<f8"}
 
 
@@ -50,8 +51,9 @@ class Gaps(NamedTuple):
 
 def gaps(values: Tensor) -> Gaps:
     """Of every row of (rows, dim); the first gap counts from just before the row."""
-    # A sixteenth of the rows at a time: the whole numbers in between take ten times the room of the values.
-    parts = [gap_counts(rows) for rows in values.split(max(1, len(values) // 16))]
+    # A part of the rows at a time: the whole numbers in between take ten times the room of the values.
+    at_once = _GAPS_AT_ONCE // values.shape[-1] if values.is_cuda else len(values) // 16
+    parts = [gap_counts(rows) for rows in values.split(max(1, at_once))]
     counts, extra = (torch.cat(column) for column in zip(*parts))
     return Gaps(counts.sum(dim=-1), Stream.of(counts), extra)
 
@@ -174,23 +176,6 @@ def sizes_of_rows(code: Code) -> Tensor:
         return head + packed_size(dim, lowest, highest)
     counts = entropy.histograms(code.levels.to(torch.int64).add_(code.largest), 2 * code.largest + 1)
     runs = None
-    if bool(is_rare(dim - counts[:, code.largest], dim).any()):
+    if counts.is_cuda or bool(is_rare(dim - counts[:, code.largest], dim).any()):  # a GPU does not wait to find out
         runs = gaps(code.levels), Stream.of(without_zero(counts, code.largest))
     return head + least(level_sizes(dim, Stream.of(counts), runs))
-
-
-def row_code(code: Code) -> Code:
-    """The same code with its leading axes flattened into rows."""
-    flat = {name: t.reshape(-1, t.shape[-1]) for name, t in code._asdict().items() if isinstance(t, Tensor)}
-    return code._replace(**flat)
-
-
-def part_sizes(code: Code) -> Tensor:
-    """The exact bytes of each row's part: (..., nodes)."""
-    first = next(t for t in code if isinstance(t, Tensor))
-    return sizes_of_rows(row_code(code)).reshape(first.shape[:-1])
-
-
-def plain_size(rows: Tensor) -> int:
-    """The bytes of a message that holds one row as it is."""
-    return HEADER_BYTES + PART.size + rows.shape[-1] * rows.element_size()
