@@ -24,6 +24,7 @@ COMPRESSORS = {
     "quantize blocks": fm.Quantize(bits=3, block=4),
     "quantize ceil": fm.Quantize(bits=4, rounding="ceil"),
     "top-k": fm.TopK(0.3),
+    "top-k half": fm.TopK(0.3, values="float16"),
     "random-k": fm.RandomK(0.3),
     "sign": fm.Sign(),
     "sign blocks": fm.Sign(block=5),

@@ -29,9 +29,10 @@ class Sparse(NamedTuple):
     """Values of which most are zero; the zeros do not travel."""
 
     values: Tensor  # (..., nodes, dim)
+    dtype: torch.dtype | None = None  # of the rows, where it is not the values' own
 
     def decode(self) -> Tensor:
-        return self.values
+        return self.values if self.dtype is None else self.values.to(self.dtype)
 
 
 class Levels(NamedTuple):
@@ -244,21 +245,24 @@ def _only(kept: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """The K = fraction * d coordinates of largest magnitude; delta = K / d."""
+    """The K = fraction * d coordinates of largest magnitude; delta = K / d. Their values can travel as float16, for
+    which, as below its smallest number, no delta is guaranteed."""
 
     fraction: float = 0.1
+    values: Literal["full", "float16"] = "full"
 
     def __post_init__(self):
         _check_fraction(self.fraction)
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
-        return Sparse(_largest(rows, _kept(self.fraction, rows.shape[-1])))
+        kept = _largest(rows, _kept(self.fraction, rows.shape[-1]))
+        return Sparse(kept) if self.values == "full" else Sparse(_as_half(kept).add_(0.0), rows.dtype)
 
-    def delta(self, dim: int) -> float:
-        return _kept(self.fraction, dim) / dim
+    def delta(self, dim: int) -> float | None:
+        return _kept(self.fraction, dim) / dim if self.values == "full" else None
 
     def nominal_bits(self, dim: int) -> float:
-        return FLOAT_BITS * _kept(self.fraction, dim)
+        return (FLOAT_BITS if self.values == "full" else 16) * _kept(self.fraction, dim)
 
 
 @dataclass(frozen=True)

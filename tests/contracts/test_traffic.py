@@ -19,6 +19,7 @@ BITS_OF_A_MODEL = {  # one message of 53 parameters
     "quantize blocks": 3 * 53,
     "quantize ceil": 4 * 53,
     "top-k": 32 * 16,  # K = round(0.3 * 53)
+    "top-k half": 16 * 16,
     "random-k": 32 * 16,
     "sign": 53,
     "sign blocks": 53,

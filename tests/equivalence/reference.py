@@ -162,7 +162,8 @@ def compressed(compressor: fm.Compressor, row: np.ndarray, dither: np.ndarray) -
             raise OnTheEdge
         return Values(np.array([x if abs(x) > compressor.level else 0.0 for x in row]))
     if isinstance(compressor, fm.TopK):
-        return Values(first_of(row, -np.abs(row), kept(compressor.fraction, dim)))
+        largest = first_of(row, -np.abs(row), kept(compressor.fraction, dim))
+        return Values(largest if compressor.values == "full" else rounded(largest, np.float16))
     if isinstance(compressor, fm.RandomK):
         return Values(first_of(row, dither, kept(compressor.fraction, dim)))
     if isinstance(compressor, fm.Sign):
@@ -187,6 +188,8 @@ def billed(compressor: fm.Compressor, dim: int) -> float:
         return dim
     if isinstance(compressor, fm.TopKQuantize):
         return compressor.bits * kept(compressor.fraction, dim)
+    if isinstance(compressor, fm.TopK) and compressor.values == "float16":
+        return 16 * kept(compressor.fraction, dim)
     if isinstance(compressor, fm.TopK | fm.RandomK):
         return FLOAT * kept(compressor.fraction, dim)
     return FLOAT * dim

@@ -24,7 +24,7 @@ COMPRESSORS = {
     "top-k-quantize 1 bit": fm.TopKQuantize(0.7, bits=1),
 }
 EVERY = pytest.mark.parametrize("name", COMPRESSORS)
-NO_DELTA = {"quantize ceil", "half", "threshold"}  # ceil rounding, and those that know an absolute size
+NO_DELTA = {"quantize ceil", "half", "threshold", "top-k half"}  # ceil rounding, and those that know an absolute size
 
 
 def uniforms(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -111,13 +111,13 @@ def _decode_part(reader: _Reader, template: Code, name: str) -> Code:
 
 def _decode_sparse(reader: _Reader, template: Sparse, form: int, dim: int, name: str) -> Sparse:
     if form == RAW:
-        return Sparse(_floats(reader, template.values, dim, name))
+        return template._replace(values=_floats(reader, template.values, dim, name))
     at = _decode_positions(reader, dim, name)
     kept = _floats(reader, template.values, len(at), name)
     _refuse_if(bool((kept == 0).any()), f"part {name} sends zeros as entries")
     values = torch.zeros(1, dim, dtype=template.values.dtype)
     values[0, torch.from_numpy(at)] = kept[0]
-    return Sparse(values)
+    return template._replace(values=values)
 
 
 def _decode_levels(reader: _Reader, template: Levels, form: int, dim: int, name: str) -> Levels:
