@@ -49,6 +49,17 @@ def _tables(device: torch.device | None) -> tuple[Any, ...]:
     return tuple(tables if device is None else (torch.from_numpy(table).to(device) for table in tables))
 
 
+def level_histograms(levels: Tensor, largest: int) -> Tensor:
+    """How often each of -largest .. largest occurs in every row of (rows, count)."""
+    rows, width = levels.shape[0], 2 * largest + 1
+    if levels.is_cuda:
+        return histograms(levels.to(torch.int64).add_(largest), width)
+    # On a CPU one pass over small integers, in which every row has symbols of its own.
+    kind = torch.int16 if rows * width < 1 << 15 else torch.int64
+    first = (torch.arange(rows) * width + largest).to(kind).unsqueeze(-1)
+    return torch.bincount(levels.to(kind).add_(first).view(-1), minlength=rows * width).view(rows, width)
+
+
 # What follows is the same arithmetic for a stack of rows on any device (torch) and for the one row that is encoded
 # (numpy, whose calls on a few dozen numbers cost a fifth of torch's).
 

@@ -174,7 +174,7 @@ def sizes_of_rows(code: Code) -> Tensor:
     if not has_table(code):
         lowest, highest = code.levels.amin(dim=-1).to(torch.int64), code.levels.amax(dim=-1).to(torch.int64)
         return head + packed_size(dim, lowest, highest)
-    counts = entropy.histograms(code.levels.to(torch.int64).add_(code.largest), 2 * code.largest + 1)
+    counts = entropy.level_histograms(code.levels, code.largest)
     runs = None
     if counts.is_cuda or bool(is_rare(dim - counts[:, code.largest], dim).any()):  # a GPU does not wait to find out
         runs = gaps(code.levels), Stream.of(without_zero(counts, code.largest))
