@@ -1,5 +1,7 @@
 """What a site's data may be: tensors, arrays, Datasets; labels or numbers; bytes or floats; of any sizes."""
 
+import gzip
+
 import numpy as np
 import pytest
 import torch
@@ -143,3 +145,30 @@ def test_a_function_makes_another_model_for_each_seed_and_leaves_torchs_generato
     result = fm.train(problem(3), fm.Ring(), ALGORITHM, 1, seeds=(0, 1), measure_every=1)
     assert torch.equal(torch.rand(3), expected)
     assert result.records[0]["loss"]["sites"] != result.records[1]["loss"]["sites"]
+
+
+def write_idx(folder, name: str, values: np.ndarray) -> None:
+    head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
+    (folder / f"{name}-ubyte.gz").write_bytes(gzip.compress(head + values.astype(np.uint8).tobytes()))
+
+
+def test_fashion_mnist_is_read_from_its_files_one_class_to_a_site(tmp_path):
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 100), ("t10k", 40)):
+        write_idx(tmp_path, f"{split}-images-idx3", generator.integers(0, 256, (count, 28, 28)))
+        write_idx(tmp_path, f"{split}-labels-idx1", np.arange(count) % 10)
+    made = fm.FashionMNIST(nodes=20, folder=str(tmp_path)).sites()
+    assert [len(site.train[0]) for site in made] == [5] * 20
+    assert all(set(site.train[1].tolist()) == {i % 10} == set(site.test[1].tolist()) for i, site in enumerate(made))
+    assert made[3].test is made[13].test
+    assert made[0].train[0].dtype == torch.uint8
+    result = fm.train(fm.Problem(lambda: fm.Logistic().build(torch.Size((28, 28)), 10), made), fm.Ring(), fm.DSGD(), 2)
+    assert len(result.final[0]["accuracy"]["sites"]) == 20
+
+
+def test_fashion_mnist_says_where_it_looked_and_which_file_is_damaged(tmp_path):
+    with pytest.raises(fm.BadInput, match=r"Fashion-MNIST is not in .*: put its four"):
+        fm.FashionMNIST(folder=str(tmp_path)).sites()
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"no gzip")
+    with pytest.raises(fm.BadInput, match=r"train-images-idx3-ubyte\.gz is missing or damaged"):
+        fm.FashionMNIST(folder=str(tmp_path)).sites()

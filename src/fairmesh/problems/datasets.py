@@ -57,34 +57,41 @@ class Digits(Data):
         labels = torch.as_tensor(bunch.target[order], dtype=torch.int64)  # type: ignore[attr-defined]
         held_out = round(self.test_share * len(labels))
         test, train = (images[:held_out], labels[:held_out]), (images[held_out:], labels[held_out:])
-        return self._by_instrument(train, test) if self.split == "instrument" else self._by_class(train, test)
+        return (
+            self._by_instrument(train, test)
+            if self.split == "instrument"
+            else _by_class(train, test, self.nodes, "digit")
+        )
 
     def _by_instrument(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> list[Site]:
         mirrored_test = (test[0].flip(-1), test[1])
         sites = []
-        for i, (images, labels) in enumerate(self._dealt(train, self.nodes)):
+        for i, (images, labels) in enumerate(_dealt(train, self.nodes)):
             mirrored = i >= self.nodes - self.odd
             kind = "mirrored" if mirrored else "upright"
             images, judge = (images.flip(-1), mirrored_test) if mirrored else (images, test)
             sites.append(Site((images, labels), test=judge, group=kind, name=f"site {i} ({kind})"))
         return sites
 
-    def _by_class(self, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> list[Site]:
-        sites: list[Site] = []
-        parts = {}
-        for digit in range(min(10, self.nodes)):
-            mine, judge = (tuple(t[source[1] == digit] for t in source) for source in (train, test))
-            parts[digit] = iter(self._dealt(mine, len(range(digit, self.nodes, 10)))), judge
-        for i in range(self.nodes):
-            dealt, judge = parts[i % 10]
-            sites.append(Site(next(dealt), test=judge, group=f"digit {i % 10}", name=f"site {i} (digit {i % 10})"))
-        return sites
 
-    def _dealt(self, samples: tuple[Tensor, ...], hands: int) -> list[tuple[Tensor, ...]]:
-        each = len(samples[0]) // hands
-        if each < 2:
-            raise BadInput(f"the digits do not go round {self.nodes} sites; use fewer nodes or a smaller test_share")
-        return [tuple(t[k * each : (k + 1) * each] for t in samples) for k in range(hands)]
+def _dealt(samples: tuple[Tensor, ...], hands: int) -> list[tuple[Tensor, ...]]:
+    """Equal shares of the samples, in order; what does not go round is left."""
+    each = len(samples[0]) // hands
+    if each < 2:
+        raise BadInput(f"{len(samples[0])} samples do not go round {hands} sites; use fewer nodes")
+    return [tuple(t[k * each : (k + 1) * each] for t in samples) for k in range(hands)]
+
+
+def _by_class(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], nodes: int, noun: str) -> list[Site]:
+    """Site i holds a share of class i modulo 10 and is judged by all test samples of that class."""
+    parts = {}
+    for c in range(min(10, nodes)):
+        mine, judge = (tuple(t[source[1] == c] for t in source) for source in (train, test))
+        parts[c] = _dealt(mine, len(range(c, nodes, 10))), judge
+    return [
+        Site(parts[i % 10][0][i // 10], parts[i % 10][1], group=f"{noun} {i % 10}", name=f"site {i} ({noun} {i % 10})")
+        for i in range(nodes)
+    ]
 
 
 @dataclass(frozen=True)
@@ -116,15 +123,7 @@ class FashionMNIST(Data):
         train, test = (
             (_idx(folder, s, "images-idx3"), _idx(folder, s, "labels-idx1").long()) for s in ("train", "t10k")
         )
-        parts = {}
-        for c in range(min(10, self.nodes)):
-            mine, judge = (tuple(t[source[1] == c] for t in source) for source in (train, test))
-            sharing = len(range(c, self.nodes, 10))
-            parts[c] = list(zip(*(t.tensor_split(sharing) for t in mine))), judge
-        return [
-            Site(parts[i % 10][0][i // 10], test=parts[i % 10][1], group=f"class {i % 10}", name=f"site {i}")
-            for i in range(self.nodes)
-        ]
+        return _by_class(train, test, self.nodes, "class")
 
 
 def _idx(folder: Path, split: str, kind: str) -> Tensor:
