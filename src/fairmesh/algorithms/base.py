@@ -1,7 +1,7 @@
 """What every algorithm is: a configured object that turns one round's state into the next one's."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,16 +18,11 @@ from fairmesh.schedules import Schedule, as_schedule
 STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend: equal in all replicas of a run
 
 
-class State(Protocol):
-    """A NamedTuple of tensors. `models` is (..., nodes, dim), or (..., 1, dim) where a server holds the model; an
-    algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n)."""
-
-    @property
-    def models(self) -> Tensor: ...
-
-
 class Algorithm(ABC):
-    """`init` gives the state before round 0, `step` that after a round; neither changes anything else."""
+    """`init` gives the state before round 0, `step` that after a round; neither changes anything else.
+
+    A state is a NamedTuple of tensors. `models` is (..., nodes, dim), or (..., 1, dim) where a server holds the model;
+    an algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n)."""
 
     needs_server: ClassVar[bool]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fairmesh import entropy
 from fairmesh.codec.sizes import (
-    _GAP_BUCKETS,
     CODED,
     COUNT,
+    GAP_BUCKETS,
     HEADER,
     MAGIC,
     NUMPY,
@@ -184,7 +184,7 @@ def _decode_positions(reader: _Reader, dim: int, name: str) -> np.ndarray:
     """Where the entries that are not zero lie, in order."""
     (count,) = reader.unpack(COUNT, f"part {name}")
     _refuse_if(count > dim, f"part {name} has {count} entries in {dim} places")
-    buckets = _decode_stream(reader, count, _GAP_BUCKETS, name).astype(np.int64)
+    buckets = _decode_stream(reader, count, GAP_BUCKETS, name).astype(np.int64)
     extra = np.where(buckets < 7, 0, (buckets - 7) // 4 + 1)
     base = np.where(buckets < 7, buckets + 1, (4 + (buckets - 7) % 4) << extra)
     total = int(extra.sum())

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fairmesh.codec.sizes import (
-    _GAP_BUCKETS,
     CODED,
     COUNT,
+    GAP_BUCKETS,
     HEADER,
     MAGIC,
     PACK,
@@ -33,11 +33,9 @@ from fairmesh.codec.sizes import (
 from fairmesh.compression import Code, Dense, Levels, Signs, Sparse
 
 
-def _bits_of(values: np.ndarray, widths: np.ndarray | int) -> bytes:
-    """Whole numbers as their low bits, least significant first, one after the other."""
-    if np.isscalar(widths):
-        widths = np.full(len(values), widths, dtype=np.int64)
-    total = int(widths.sum())  # type: ignore[union-attr]
+def _bits_of(values: np.ndarray, widths: np.ndarray) -> bytes:
+    """Whole numbers as their low bits, as many as each one's width, least significant first, one after the other."""
+    total = int(widths.sum())
     owner = np.repeat(np.arange(len(values)), widths)
     position = np.arange(total) - np.repeat(np.cumsum(widths) - widths, widths)
     return np.packbits(((values[owner] >> position) & 1).astype(np.uint8), bitorder="little").tobytes()
@@ -67,7 +65,7 @@ class _RowGaps(NamedTuple):
     def between(at: np.ndarray) -> "_RowGaps":
         distances = np.diff(at, prepend=-1)
         buckets, extra = (t.numpy() for t in bucket_of(torch.from_numpy(distances)))
-        stream = Stream.of(_histogram(buckets, _GAP_BUCKETS))
+        stream = Stream.of(_histogram(buckets, GAP_BUCKETS))
         cost = Gaps(np.array([len(at)]), stream, np.array([extra.sum()]))
         return _RowGaps(buckets.astype(np.int32), distances, extra, cost)
 

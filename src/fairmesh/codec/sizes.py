@@ -24,7 +24,7 @@ CODED_HEADER_BYTES = HEADER.size + PART.size + TABLE.size  # of a message with o
 
 RAW, PACKED, CODED, RUNS, SPARSE, SIGNS = range(6)
 
-_GAP_BUCKETS = 128
+GAP_BUCKETS = 128
 _GAPS_AT_ONCE = 1 << 24  # coordinates, on a GPU
 NUMPY = {torch.float16: "<f2", torch.float32: "<f4", torch.float64: "<f8"}
 
@@ -65,7 +65,7 @@ def gap_counts(values: Tensor) -> tuple[Tensor, Tensor]:
     last = torch.where(present, at, -1).cummax(dim=-1).values
     before = torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
     buckets, extra = bucket_of((at - before).clamp_(min=1))
-    counts = entropy.histograms(torch.where(present, buckets, 0), _GAP_BUCKETS, present)
+    counts = entropy.histograms(torch.where(present, buckets, 0), GAP_BUCKETS, present)
     return counts, torch.where(present, extra, 0).sum(dim=-1)
 
 
