@@ -6,9 +6,24 @@ from torch import nn
 import fairmesh as fm
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.oracle import Oracle
+from fairmesh.randomness import DITHER
 from fairmesh.settings import members
 
 FEATURES, CLASSES = 6, 3
+
+
+class Given:
+    """Draws that were chosen: uniforms xi in [0, 1)."""
+
+    def __init__(self, uniforms: torch.Tensor):
+        self._uniforms = uniforms
+
+    def uniforms(self, count: int) -> torch.Tensor:
+        return self._uniforms[..., :count].clone()
+
+    def dither(self, count: int) -> torch.Tensor:
+        """The numbers from which a quantizer makes the same xi."""
+        return (self._uniforms[..., :count] - 0.5 - DITHER / 2) / DITHER
 
 
 def _user_entropy(weights: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,8 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     ),
     "DecodeError": "codec",
     "Mixing": "mixing",
-    **dict.fromkeys(["Result", "train"], "recording"),
+    "Result": "result",
+    "train": "recording",
 }  # fmt: skip
 
 __all__ = ["__version__", *_HOMES]

@@ -15,17 +15,40 @@ from torch import Tensor
 from fairmesh.errors import BadInput
 from fairmesh.settings import family
 
+_SORTED_UP_TO = 512  # entries of a row; sorting longer ones costs more than looking at them so many times:
+_HALVINGS = {torch.float32: 26, torch.float64: 55}  # the interval ends below the rounding of a threshold in [-1, 0]
+
 
 def project_onto_simplex(rows: Tensor) -> Tensor:
     """Euclidean projection of each row onto the simplex, exact for entries of any magnitude."""
     # The threshold is at least max - 1, so nothing below that matters: clamped, no magnitude can drown the sum.
     rows = (rows - rows.amax(dim=-1, keepdim=True)).clamp_(min=-1.0)
+    threshold = _by_sorting(rows) if rows.shape[-1] <= _SORTED_UP_TO else _by_halving(rows)
+    return (rows - threshold).clamp_(min=0.0)
+
+
+def _by_sorting(rows: Tensor) -> Tensor:
+    """tau with sum max(x - tau, 0) = 1 for each row: (..., 1)."""
     descending = rows.sort(dim=-1, descending=True).values
     excess = descending.cumsum(dim=-1) - 1.0
     counts = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
     support = (descending * counts > excess).sum(dim=-1, keepdim=True).clamp_(min=1)
-    threshold = excess.gather(-1, support - 1) / support
-    return (rows - threshold).clamp_(min=0.0)
+    return excess.gather(-1, support - 1) / support
+
+
+def _by_halving(rows: Tensor) -> Tensor:
+    """The same for long rows, whose entries lie in [-1, 0], without sorting them: the sum is convex and falls, so its
+    tangent at any point reaches 1 at or below tau, and exactly there once no entry lies between point and tau."""
+    low, high = torch.full_like(rows[..., :1], -1.0), torch.zeros_like(rows[..., :1])
+    for _ in range(_HALVINGS[rows.dtype]):
+        middle = (low + high) / 2
+        above = (rows - middle).clamp_(min=0.0)
+        count = (above > 0).sum(dim=-1, keepdim=True).clamp_(min=1)
+        surplus = above.sum(dim=-1, keepdim=True) - 1.0  # at the middle; the tangent falls by `count` a unit
+        low = torch.maximum(low, middle + surplus / count)
+        high = torch.where(surplus < 0, torch.minimum(high, middle), high)
+        low = torch.minimum(low, high)  # but for rounding it is
+    return low
 
 
 def _weighted_threshold(scores: Tensor, prior: Tensor) -> Tensor:

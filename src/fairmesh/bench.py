@@ -19,6 +19,7 @@ from fairmesh.experiment import Experiment
 from fairmesh.problems.base import Sampling
 from fairmesh.problems.datasets import Data, Digits, FashionMNIST
 from fairmesh.problems.models import FullyConnected
+from fairmesh.randomness import Draw
 from fairmesh.replicas import replicas_of
 from fairmesh.schedules import Geometric
 from fairmesh.topology import Circulant
@@ -92,7 +93,7 @@ def measured(name: str, code: Code, compressor: Compressor, repeats: int = 30) -
     """A row's message, encoded and decoded again."""
     dim = next(t for t in code if isinstance(t, Tensor)).shape[-1]
     zero = torch.zeros(1, dim, dtype=code.decode().dtype)
-    template = {"model": compressor.compress(zero, lambda count: torch.zeros(1, count, dtype=zero.dtype))}
+    template = {"model": compressor.compress(zero, _draw(zero.dtype))}
     message = codec.encode({"model": code}, 7)
     decoded = codec.decode(message, template, 7)["model"]
     if not torch.equal(decoded.decode(), code.decode()):
@@ -167,17 +168,15 @@ def codec_cases() -> Iterator[Case]:
         for dim, repeats in ((20_000, 100), (10_000_000, 3)):
             for name in ("4 bit, one norm", "4 bit, blocks of 512"):
                 compressor = _COMPRESSORS[name][0]
-                generator = torch.Generator().manual_seed(0)
-                code = compressor.compress(
-                    torch.randn(1, dim, generator=generator), partial(_uniforms, generator=generator)
-                )
+                rows = torch.randn(1, dim, generator=torch.Generator().manual_seed(0))
+                code = compressor.compress(rows, _draw(rows.dtype))
                 yield measured(f"Gaussian, {name}", code, compressor, repeats)
     finally:
         torch.set_num_threads(threads)
 
 
-def _uniforms(count: int, generator: torch.Generator) -> Tensor:
-    return torch.rand(1, count, generator=generator)
+def _draw(dtype: torch.dtype) -> Draw:
+    return Draw(torch.zeros(1, dtype=torch.int64), dtype)
 
 
 def counting_cost(device: str, rounds: int = 60) -> dict[str, float]:

@@ -30,17 +30,23 @@ def flattened(state: Any, name: str = "state") -> dict[str, Tensor]:
 
 
 def refilled(like: Any, tensors: Mapping[str, Tensor], name: str = "state") -> Any:
-    """A state shaped as `like` with the stored tensors in it."""
+    """A state of the form of `like` with other tensors in it."""
     if like is None:
         return None
     if isinstance(like, Tensor):
-        stored = tensors.get(name)
-        if stored is None or stored.shape != like.shape or stored.dtype != like.dtype:
-            raise CheckpointError(
-                f"the checkpoint does not hold {name} of shape {tuple(like.shape)}; it is of another run"
-            )
-        return stored.to(like.device)
+        return tensors[name]
     return type(like)(*(refilled(value, tensors, f"{name}.{field}") for field, value in zip(like._fields, like)))
+
+
+def _checked(like: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The stored tensors of a state, where they have the shapes of this one's."""
+    for name, tensor in flattened(like).items():
+        stored = tensors.get(name)
+        if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+            raise CheckpointError(
+                f"the checkpoint does not hold {name} of shape {tuple(tensor.shape)}; it is of another run"
+            )
+    return {name: tensors[name].to(tensor.device) for name, tensor in flattened(like).items()}
 
 
 def _fingerprint(tensors: Mapping[str, Tensor], round_index: str, identity: str) -> str:
@@ -99,7 +105,7 @@ def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple
     differing = _differences(stored, wanted, "")
     if differing:
         raise CheckpointError(f"{path} belongs to another experiment: {'; '.join(differing[:4])}; use another folder")
-    return refilled(like, tensors), int(metadata["round"])
+    return refilled(like, _checked(like, tensors)), int(metadata["round"])
 
 
 def _differences(stored: Any, wanted: Any, where: str) -> list[str]:

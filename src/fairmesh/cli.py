@@ -186,7 +186,8 @@ def run(
     loaded = load_experiment(experiment, assignments)
     folder = out or Path("runs") / experiment.stem
     with _progress(json_) as watcher:
-        result = run_experiment(loaded, out=folder, resume=resume, watch=watcher(experiment.stem, loaded.rounds))
+        watch = watcher(experiment.stem, loaded.rounds)
+        result = run_experiment(loaded, out=folder, resume=resume, watch=watch, announce=None if json_ else _say)
     summary = Run.from_folder(folder)
     if json_:
         _print_json(summary.summary | {"folder": str(folder)})

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import BadInput
-from fairmesh.randomness import Draw
+from fairmesh.randomness import DITHER, Draw
 from fairmesh.settings import family
+from fairmesh.tracing import may_look
 
+_SMALL, _LARGE = 1e-15, 1e15  # norms between which squares of float32 neither vanish nor overflow in a way that counts
 FLOAT_BITS = 32  # what the paper bills for a number sent as it is
 
 
@@ -76,7 +78,12 @@ def _per_block(rows: Tensor, block: int, scales: Tensor, operation) -> Tensor:
 def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
     """The norm of each block as float32: (..., blocks)."""
 
-    def norms_of(blocks: Tensor) -> Tensor:  # summed in float64, where the square of no float32 overflows or vanishes
+    def norms_of(blocks: Tensor) -> Tensor:
+        if may_look(blocks) and blocks.dtype == torch.float32:  # a look is cheap, a cast of all is not
+            norms = torch.linalg.vector_norm(blocks, ord=order, dim=-1)
+            if bool(((norms > _SMALL) & (norms < _LARGE)).all()):
+                return norms
+        # In float64 the square of no float32 overflows or vanishes.
         return torch.linalg.vector_norm(blocks, ord=order, dim=-1, dtype=torch.float64).float()
 
     dim = rows.shape[-1]
@@ -92,7 +99,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def compress(self, rows: Tensor, draw: Draw) -> Code:
-        """The code of each row of (..., nodes, dim); `draw(count)` gives its uniforms."""
+        """The code of each row of (..., nodes, dim); `draw` gives its random numbers."""
 
     @abstractmethod
     def delta(self, dim: int) -> float | None:
@@ -174,7 +181,8 @@ def _variance_factor(length: int, bits: int) -> float:
 
 @dataclass(frozen=True)
 class Quantize(Compressor):
-    """Random quantization: sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi), xi uniform in [0, 1).
+    """Random quantization: sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi), xi uniform in [0, 1), the floor
+    drawn, with the same law, as that of 2^b x / ||x|| + xi.
 
     `block` gives every so many coordinates a norm of their own. `rounding = "ceil"` is what the published runs did: in
     effect a sign compressor, with no guaranteed delta."""
@@ -196,7 +204,7 @@ class Quantize(Compressor):
         length = self._length(dim)
         norms = _block_norms(rows, length, 2)
         norms = norms if self.norms == "float32" else _as_half(norms)
-        return _quantized(rows, draw(dim), norms, self.bits, length, length, self.rounding)
+        return _quantized(rows, draw, norms, self.bits, length, length, self.rounding)
 
     def delta(self, dim: int) -> float | None:
         return None if self.rounding == "ceil" else 1.0 / _variance_factor(self._length(dim), self.bits)
@@ -205,16 +213,20 @@ class Quantize(Compressor):
         return self.bits * dim
 
 
-def _quantized(
-    rows: Tensor, uniforms: Tensor, norms: Tensor, bits: int, block: int, nonzeros: int, rounding: str
-) -> Levels:
+def _quantized(rows: Tensor, draw: Draw, norms: Tensor, bits: int, block: int, nonzeros: int, rounding: str) -> Levels:
     """Levels of each block, at most `nonzeros` of whose coordinates are not zero."""
+    dim = rows.shape[-1]
     divisors = torch.where(norms > 0, norms, torch.inf).to(rows.dtype)  # a block without a norm has no level either
-    scaled = _per_block(rows, block, divisors, torch.div)
-    magnitudes = scaled.abs().mul_(2.0**bits).add_(uniforms)
-    magnitudes = magnitudes.floor_() if rounding == "floor" else magnitudes.ceil_()
+    factors = (2.0**bits / divisors).clamp_(max=torch.finfo(rows.dtype).max)  # of a subnormal norm beyond all floats
     largest = 2**bits + 2  # a norm rounded down lets |x| / norm exceed 1; a subnormal one by much
-    levels = magnitudes.clamp_(max=largest).mul_(scaled.sign_()).add_(0.0)  # no -0.0: a code has one form
+    if rounding == "floor":  # of 2^b x / norm + xi, xi in the middles of the 2^16 parts of [0, 1): never -0.0
+        middle = torch.full((), 0.5 + DITHER / 2, dtype=rows.dtype, device=rows.device)
+        levels = _per_block(rows, block, factors, lambda x, factor: torch.addcmul(middle, x, factor))
+        levels = levels.add_(draw.dither(dim), alpha=DITHER).floor_().clamp_(-largest, largest)
+    else:
+        scaled = _per_block(rows, block, factors, torch.mul)
+        levels = scaled.abs().add_(draw.uniforms(dim)).ceil_().clamp_(max=largest)
+        levels = levels.mul_(scaled.sign_()).add_(0.0)  # no -0.0: a code has one form
     return Levels(levels, norms, block, 1.0 / (2.0**bits * _variance_factor(nonzeros, bits)), largest)
 
 
@@ -277,7 +289,7 @@ class RandomK(Compressor):
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         count = _kept(self.fraction, rows.shape[-1])
         # Uniforms lie on a grid of 2^-24, so two may agree; _largest then takes the lower index.
-        chosen = _largest(1.0 - draw(rows.shape[-1]), count) > 0
+        chosen = _largest(1.0 - draw.uniforms(rows.shape[-1]), count) > 0
         return Sparse(_only(chosen, rows))
 
     def delta(self, dim: int) -> float:
@@ -299,8 +311,8 @@ class Sign(Compressor):
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         dim = rows.shape[-1]
         block = min(self.block or dim, dim)
-        lengths = torch.full((-(-dim // block),), block, dtype=torch.float32, device=rows.device)
-        lengths[-1] = dim - block * (len(lengths) - 1)
+        starts = torch.arange(0, dim, block, dtype=torch.float32, device=rows.device)
+        lengths = (dim - starts).clamp_(max=block)
         signs = torch.ones_like(rows).copysign_(rows + 0.0)  # -0.0 + 0.0 is 0.0
         return Signs(signs, _block_norms(rows, block, 1) / lengths, block)
 
@@ -326,7 +338,7 @@ class TopKQuantize(Compressor):
         dim = rows.shape[-1]
         count = _kept(self.fraction, dim)
         kept = _largest(rows, count)
-        return _quantized(kept, draw(dim), _block_norms(kept, dim, 2), self.bits, dim, count, "floor")
+        return _quantized(kept, draw, _block_norms(kept, dim, 2), self.bits, dim, count, "floor")
 
     def delta(self, dim: int) -> float:
         count = _kept(self.fraction, dim)

@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairmesh.tracing import may_look
+
 Array = Tensor | np.ndarray
 
 WIDEST = 4096  # symbols; a wider alphabet is not worth its table
 
+_LANES = 4  # counters of a symbol, taken in turn
 _ONE = 1 << 16  # fixed point of code lengths, in bits
 _TOP = 30 << 15  # the largest weight
 _PRECISION = 24  # bits of the coder's probabilities
@@ -49,15 +52,34 @@ def _tables(device: torch.device | None) -> tuple[Any, ...]:
     return tuple(tables if device is None else (torch.from_numpy(table).to(device) for table in tables))
 
 
+@cache
+def _kernels() -> Any:
+    try:
+        from fairmesh import triton_counts
+    except ImportError:  # a build of torch without Triton: torch's own operations do, if more slowly
+        return None
+    return triton_counts
+
+
+def gpu_kernels(values: Tensor) -> Any:
+    """The kernels of triton_counts where these values can be counted by them, else None."""
+    return _kernels() if values.is_cuda else None
+
+
 def level_histograms(levels: Tensor, largest: int) -> Tensor:
     """How often each of -largest .. largest occurs in every row of (rows, count)."""
     rows, width = levels.shape[0], 2 * largest + 1
-    if levels.is_cuda:
+    if (kernels := gpu_kernels(levels)) is not None:
+        return kernels.level_histograms(levels, largest).long()
+    if not may_look(levels):
         return histograms(levels.to(torch.int64).add_(largest), width)
-    # On a CPU one pass over small integers, in which every row has symbols of its own.
-    kind = torch.int16 if rows * width < 1 << 15 else torch.int64
-    first = (torch.arange(rows) * width + largest).to(kind).unsqueeze(-1)
-    return torch.bincount(levels.to(kind).add_(first).view(-1), minlength=rows * width).view(rows, width)
+    # On a CPU one pass over small integers, in which every row has symbols of its own, and neighbours in a row too: a
+    # counter that is the same many times in a row (most levels are zero) would wait for itself.
+    kind = torch.int16 if rows * width * _LANES < 1 << 15 else torch.int64
+    lanes = torch.arange(levels.shape[-1]).remainder_(_LANES).mul_(width).to(kind)
+    first = (torch.arange(rows) * (width * _LANES) + largest).to(kind).unsqueeze(-1)
+    symbols = levels.to(kind).add_(lanes).add_(first)
+    return torch.bincount(symbols.view(-1), minlength=rows * width * _LANES).view(rows, _LANES, width).sum(dim=1)
 
 
 # What follows is the same arithmetic for a stack of rows on any device (torch) and for the one row that is encoded
@@ -98,6 +120,15 @@ def weight_bytes(counts: Array) -> Any:
     return (nearest + 1) * (counts > 0)
 
 
+def _steps(total: Any, totals: Any) -> Any:
+    """The first step of the table `totals` at or above each total: guessed by a logarithm, which may be off by one on
+    some device, and set right by the table. A binary search would wait for memory 17 times."""
+    xp = library(total)
+    guess = integers(xp.ceil(xp.log2(doubles(xp.clip(total, 1, None))) * (1 << _FINENESS)))
+    guess = guess + integers(totals[guess] < total)
+    return guess - integers((guess > 0) & (totals[xp.clip(guess - 1, 0, None)] >= total))
+
+
 def words(counts: Array, table: Array) -> Any:
     """How many 32-bit words a payload with this histogram (rows, width) is padded to; none where one symbol is alone.
 
@@ -105,7 +136,7 @@ def words(counts: Array, table: Array) -> Any:
     k + 2 words: at most b / 32 + 1."""
     xp = library(counts)
     weights, log_weights, _, totals = _tables_for(counts)
-    log_total = xp.searchsorted(totals, weights[table].sum(-1)) * (_ONE >> _FINENESS)  # rounded up
+    log_total = _steps(weights[table].sum(-1), totals) * (_ONE >> _FINENESS)  # rounded up
     bits = counts.sum(-1) * (log_total + _EXCESS) - (counts * log_weights[table]).sum(-1)
     alone = xp.amax(counts, axis=-1) == counts.sum(-1)
     return ((bits + _STARTUP) // (32 * _ONE) + 1) * ~alone

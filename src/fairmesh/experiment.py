@@ -18,7 +18,8 @@ from fairmesh.errors import BadInput
 from fairmesh.problems.base import Problem, Samples, Sampling, Site
 from fairmesh.problems.datasets import Data
 from fairmesh.problems.models import Logistic, Model
-from fairmesh.recording import Result, Watch, train
+from fairmesh.recording import Watch, train
+from fairmesh.result import Result
 from fairmesh.settings import checked, flat_table, from_table, to_table
 from fairmesh.topology import Topology
 from fairmesh.training import Options
@@ -104,7 +105,12 @@ def _shape_of(sites: Sequence[Site]) -> tuple[torch.Size, int]:
 
 
 def run(
-    experiment: Experiment, *, out: str | os.PathLike | None = None, resume: bool = False, watch: Watch | None = None
+    experiment: Experiment,
+    *,
+    out: str | os.PathLike | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> Result:
     """Trains an experiment; with `out`, writes and can resume the run's folder."""
     return train(
@@ -118,6 +124,7 @@ def run(
         resume=resume,
         settings=to_table(experiment),
         watch=watch,
+        announce=announce,
         **to_table(experiment.options),
     )
 

@@ -5,12 +5,10 @@ wrapping integer arithmetic is used, so every device, thread count and placement
 """
 
 import zlib
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-Draw = Callable[[int], Tensor]  # count -> uniforms in [0, 1), (..., nodes, count)
 
 SERVER = -1  # the identity under which a server draws
 
@@ -39,11 +37,13 @@ def _low32(x: Tensor) -> Tensor:
     return (((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
 
 
-def _hash32_(x: Tensor, second_key: Tensor) -> Tensor:
-    """Mixes 32-bit integers in place; for a fixed key a bijection, so coordinates never share their bits."""
-    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_HASH_A).bitwise_xor_(second_key)
-    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_HASH_B)
-    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+def _high_bits(key: Tensor, count: int) -> Tensor:
+    """32-bit integers whose high bits are fully mixed, the low ones not yet; for a fixed key a bijection of the
+    coordinate, so that no two share their bits."""
+    first, second = _low32(key).unsqueeze(-1), _low32(key >> 32).unsqueeze(-1)
+    x = torch.arange(count, dtype=torch.int32, device=key.device).mul_(_GOLDEN_32) + first
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_HASH_A).bitwise_xor_(second)
+    return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_HASH_B)
 
 
 def keys(seeds: Tensor, purpose: str, round_index: Tensor | int, identities: Tensor) -> Tensor:
@@ -55,9 +55,8 @@ def keys(seeds: Tensor, purpose: str, round_index: Tensor | int, identities: Ten
 
 def bits(key: Tensor, count: int) -> Tensor:
     """The first `count` 32-bit integers, as int32, of each stream: (..., count)."""
-    first, second = _low32(key).unsqueeze(-1), _low32(key >> 32).unsqueeze(-1)
-    counters = torch.arange(count, dtype=torch.int32, device=key.device).mul_(_GOLDEN_32)
-    return _hash32_(counters + first, second)
+    x = _high_bits(key, count)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -68,3 +67,22 @@ def uniform(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 def integers(key: Tensor, count: int, below: Tensor) -> Tensor:
     """Integers in [0, below), below (..., 1) or a number under 2^31, as int64."""
     return ((bits(key, count).to(torch.int64) & 0xFFFFFFFF) * below) >> 32
+
+
+class Draw(NamedTuple):
+    """What each hosted node draws for one purpose in one round."""
+
+    key: Tensor  # (..., nodes)
+    dtype: torch.dtype
+
+    def uniforms(self, count: int) -> Tensor:
+        """In [0, 1): (..., nodes, count)."""
+        return uniform(self.key, count, self.dtype)
+
+    def dither(self, count: int) -> Tensor:
+        """Whole numbers, uniform over 16 bits; times DITHER they lie in [-1/2, 1/2). Two come of each 32-bit integer:
+        the lowest bits of the second are not mixed fully, and weigh next to nothing."""
+        return _high_bits(self.key, (count + 1) // 2).view(torch.int16)[..., :count].to(self.dtype)
+
+
+DITHER = 2.0**-16

@@ -5,11 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.checkpoint import load_checkpoint, save_checkpoint
@@ -17,67 +16,16 @@ from fairmesh.errors import BadInput, Diverged, Interrupted
 from fairmesh.metrics import Meter, Record
 from fairmesh.problems.base import Problem
 from fairmesh.replicas import Replica, replicas_of, stacked
+from fairmesh.result import Result, summary_of
 from fairmesh.runfolder import RunFolder
-from fairmesh.settings import flat_table, name_of, nearest, to_table
+from fairmesh.settings import nearest, to_table
+from fairmesh.splitting import merged, on_host, portions, that_fit
 from fairmesh.topology import Topology
 from fairmesh.training import Best, Options, Training, TrainingState
 
 _LOOK_EVERY = 50  # rounds between looks for divergence, at most
 
 Watch = Callable[[int, list[Record]], None]  # after each round: how many are done, what was measured (often nothing)
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """What a run gave. `records` holds every measurement; rows of models are (replicas, dim)."""
-
-    problem: Problem
-    replicas: list[Replica]
-    rounds: int
-    records: list[Record]
-    state: TrainingState = field(repr=False)
-    diverged: list[int] = field(default_factory=list)  # replicas, where told to go on without them
-    judged_on: str = "test"
-
-    @property
-    def final(self) -> list[Record]:
-        """The last record of each replica."""
-        last = max(record["round"] for record in self.records)
-        return [record for record in self.records if record["round"] == last]
-
-    def values(self, what: str = "worst", metric: str | None = None) -> list[float]:
-        """worst, mean, best, gap or worst_group of each replica at the end."""
-        return [record[metric or self.problem.primary][what] for record in self.final]
-
-    @property
-    def worst(self) -> float:
-        """The worst site's primary metric at the end, averaged over replicas."""
-        values = self.values("worst")
-        return sum(values) / len(values)
-
-    def row(self, which: Literal["last", "time-average", "iterate", "best"] = "last") -> Tensor:
-        """Network-average models (replicas, dim): of the last round, theta_o, a drawn iterate, or the best round's."""
-        rows = {
-            "last": self.state.algorithm.models.mean(dim=-2),
-            "time-average": self.state.average_model,
-            "iterate": self.state.iterate,
-            "best": None if self.state.best is None else self.state.best.model,
-        }
-        found = rows[which]
-        if found is None:
-            raise BadInput(f"the run did not keep {which!r}; train with keep_{which} = True")
-        return found
-
-    def weights(self, which: Literal["last", "time-average"] = "last") -> Tensor | None:
-        """lambda of each replica by node (replicas, n): the last network average, or lambda_o."""
-        if which == "time-average":
-            return self.state.average_dual
-        duals = getattr(self.state.algorithm, "duals", None)
-        return None if duals is None else duals.mean(dim=-2)
-
-    def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):
-        """The network-average model as a plain state_dict of the user's module."""
-        return self.problem.flat_model.state_dict(self.row(which)[replica])
 
 
 def train(
@@ -92,11 +40,14 @@ def train(
     resume: bool = False,
     settings: dict[str, Any] | None = None,
     watch: Watch | None = None,
+    announce: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Result:
-    """Trains every algorithm with every placement and seed in one batched run; `options` are the fields of Options.
+    """Trains every algorithm with every placement and seed in one batched run, or in as few as the memory allows;
+    `options` are the fields of Options.
 
-    With `out`, the run's folder is written as it goes, and `resume` continues what it holds."""
+    With `out`, the run's folder is written as it goes, and `resume` continues what it holds. `announce` is told, before
+    the first round, how much memory the run takes."""
     if not isinstance(rounds, int) or rounds < 1:
         raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
     known = {field.name for field in fields(Options)}
@@ -110,15 +61,33 @@ def train(
     for one in algorithms:
         if not isinstance(one, Algorithm):
             raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
-    training = Training(problem, topology, replicas_of(algorithms, seeds, placements, problem.n), chosen)
+    replicas = replicas_of(algorithms, seeds, placements, problem.n)
     if chosen.keep_best and not problem.held_out("validation")[0]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
     if chosen.measure_phi and any(getattr(a, "regularizer", None) is None for a in algorithms):
         raise BadInput("measure_phi needs an algorithm with a regularizer, such as ad-gda")
-    if chosen.own_models and training.algorithm.needs_server:
+    if chosen.own_models and any(a.needs_server for a in algorithms):
         raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
+    at_once, sentence = that_fit(problem, topology, replicas, chosen)
+    if announce:
+        announce(sentence)
     folder = None if out is None else RunFolder(out, resume=resume)
-    return _Recorder(training, rounds, folder, settings, watch).run()
+    at_once = folder.replicas_at_once(at_once) if folder else at_once
+    if at_once >= len(replicas):
+        return _Recorder(Training(problem, topology, replicas, chosen), rounds, folder, settings, watch).run()
+    started, results = time.perf_counter(), []
+    for portion in portions(replicas, at_once):
+        inside = RunFolder(portion.folder(folder.path), resume=resume) if folder else None
+        training = Training(problem, topology, portion.replicas, chosen)
+        one = _Recorder(training, rounds, inside, settings, portion.watch(watch, rounds)).run()
+        results.append(replace(one, state=on_host(one.state)))
+        del training, one  # frees the device before the next
+    result = merged(results, replicas)
+    if folder:
+        folder.write_settings(settings or _settings(topology, replicas, rounds))
+        folder.replace_records(result.records)
+        _write_outcome(folder, result, time.perf_counter() - started)
+    return result
 
 
 class _Recorder:
@@ -140,11 +109,7 @@ class _Recorder:
             own_models=options.own_models,
             regularizer=stacked(regularizers, torch.float64, cpu) if options.measure_phi else None,  # type: ignore[arg-type]
         )
-        self.settings = settings or {
-            "rounds": rounds,
-            "topology": to_table(training.topology),
-            "algorithm": to_table(training.replicas[0].algorithm),
-        }
+        self.settings = settings or _settings(training.topology, training.replicas, rounds)
         self.records: list[Record] = []
         self.diverged: list[int] = []
 
@@ -190,7 +155,7 @@ class _Recorder:
             training.problem, training.replicas, self.rounds, self.records, state, self.diverged, self.meter.judged_on
         )
         if folder:
-            self._write_outcome(folder, result, time.perf_counter() - started)
+            _write_outcome(folder, result, time.perf_counter() - started)
         return result
 
     def _measured(self, now: int, state: TrainingState) -> tuple[list[Record], TrainingState]:
@@ -223,65 +188,22 @@ class _Recorder:
         kept = "" if saved is None else f"; the checkpoint of round {saved} is kept"
         raise Diverged(self.training.divergence_message(state, now, sound) + kept)
 
-    def _write_outcome(self, folder: RunFolder, result: Result, seconds: float) -> None:
-        for r in range(len(result.replicas)):
-            suffix = f"-{r}" if r else ""
-            folder.write_model(f"model{suffix}", result.state_dict(r))
-            folder.write_model(f"model-time-average{suffix}", result.state_dict(r, "time-average"))
-            if result.state.best is not None:
-                folder.write_model(f"model-best{suffix}", result.state_dict(r, "best"))
-            if result.state.iterate is not None:
-                folder.write_model(f"model-iterate{suffix}", result.state_dict(r, "iterate"))
-        folder.write_summary(summary_of(result, seconds))
+
+def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> dict[str, Any]:
+    """What is known of a run whose data and model were given in Python."""
+    return {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
 
 
-def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
-    """Each number's mean over replicas and its standard deviation."""
-    numbers = {}
-    for name in ("worst", "mean", "best", "gap", "worst_group"):
-        values = torch.tensor([record[metric][name] for record in records], dtype=torch.float64)
-        numbers[name] = float(values.mean())
-        numbers[f"{name}_std"] = float(values.std(correction=1)) if len(values) > 1 else 0.0
-    return numbers
-
-
-def _variants(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
-    """The different algorithms among the replicas: what each changes, by dotted name, and which replicas have it."""
-    tables = [flat_table(to_table(replica.algorithm)) for replica in replicas]
-    varying = [key for key in tables[0] if any(table.get(key) != tables[0][key] for table in tables)]
-    variants: dict[str, dict[str, Any]] = {}
-    for r, table in enumerate(tables):
-        changes = {key: table.get(key) for key in varying}
-        variants.setdefault(repr(changes), {"changes": changes, "replicas": []})["replicas"].append(r)
-    return list(variants.values())
-
-
-def summary_of(result: Result, seconds: float) -> dict[str, Any]:
-    """The end of a run in one table. Its numbers are means over all replicas; `variants` has those of each algorithm
-    of a sweep."""
-    primary, final = result.problem.primary, result.final
-    best = result.state.best
-    variants = _variants(result.replicas)
-    return {
-        "algorithm": name_of(result.replicas[0].algorithm),
-        "metric": primary,
-        "judged_on": result.judged_on,
-        **_numbers(final, primary),
-        "rounds": result.rounds,
-        "replicas": len(result.replicas),
-        "variants": [v | _numbers([final[r] for r in v["replicas"]], primary) for v in variants],
-        "diverged": result.diverged,
-        "nodes": result.problem.n,
-        "parameters": result.problem.flat_model.dim,
-        "nominal_bits_busiest": max(record["nominal_bits_busiest"] for record in final),
-        "bytes_busiest_node": max(record["bytes_busiest_node"] for record in final),
-        "bytes_total": max(record["bytes_total"] for record in final),
-        "seconds": round(seconds, 3),
-        **({} if best is None else {"best_round": best.round.tolist()}),
-        "sites": [site.name for site in result.problem.sites],
-        "groups": [site.group for site in result.problem.sites],
-        "final": final,
-    }
+def _write_outcome(folder: RunFolder, result: Result, seconds: float) -> None:
+    for r in range(len(result.replicas)):
+        suffix = f"-{r}" if r else ""
+        folder.write_model(f"model{suffix}", result.state_dict(r))
+        folder.write_model(f"model-time-average{suffix}", result.state_dict(r, "time-average"))
+        if result.state.best is not None:
+            folder.write_model(f"model-best{suffix}", result.state_dict(r, "best"))
+        if result.state.iterate is not None:
+            folder.write_model(f"model-iterate{suffix}", result.state_dict(r, "iterate"))
+    folder.write_summary(summary_of(result, seconds))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mixing import Mixing
-from fairmesh.recording import Result, summary_of
+from fairmesh.result import Result, summary_of
 from fairmesh.runfolder import read_records, read_summary
 
 _PER_MB = {"nominal_bits_busiest": 8e6, "bytes_busiest_node": 1e6}

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 EXPERIMENT = "experiment.toml"
+
+
+def portion_name(first: object, last: object) -> str:
+    """The folder, inside a run's, of replicas that ran at once because not all could."""
+    return f"replicas-{first}-{last}"
 
 
 def as_json(value: Any, **style: Any) -> str:
@@ -56,11 +62,20 @@ class RunFolder:
             raise BadInput(f"cannot write to the run folder {self.path}: permission denied")
         self.checkpoint = self.path / CHECKPOINT
         if occupied and not resume:
-            hint = "resume it (--resume)" if self.checkpoint.exists() else "choose another"
+            begun = self.checkpoint.exists() or any(self.path.glob(portion_name("*", "*")))
+            hint = "resume it (--resume)" if begun else "choose another"
             raise BadInput(f"the run folder {self.path} is not empty; {hint} or remove it")
-        if occupied and not self.checkpoint.exists():
+        self._portions = sorted(self.path.glob(portion_name("*", "*")), key=lambda path: int(path.name.split("-")[1]))
+        if occupied and not self.checkpoint.exists() and not self._portions:
             raise BadInput(f"the run folder {self.path} holds no {CHECKPOINT} to resume from; choose another folder")
         self.resuming = occupied
+
+    def replicas_at_once(self, that_fit: int) -> int:
+        """As many as the run that is resumed had at once, so that its checkpoints fit; else those that fit now."""
+        if self.resuming and self._portions:
+            _, first, last = self._portions[0].name.split("-")
+            return int(last) - int(first) + 1
+        return sys.maxsize if self.resuming else that_fit
 
     def write_settings(self, table: Mapping[str, Any]) -> None:
         import tomli_w

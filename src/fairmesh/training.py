@@ -9,8 +9,10 @@ from torch import Tensor
 
 from fairmesh import randomness
 from fairmesh.algorithms.base import Round
+from fairmesh.captured import CapturedRounds, captured_rounds
 from fairmesh.compression import Compressor, Identity
 from fairmesh.errors import BadInput
+from fairmesh.lookahead import Lookahead
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.base import Problem
@@ -20,7 +22,8 @@ from fairmesh.settings import checked, to_table
 from fairmesh.topology import Topology
 
 _EXPLODED = 1e6  # a model this many times longer than it began (or than 1) has diverged
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_FUSED_FROM = 3000  # rounds; compiling takes some 10 to 30 s
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Best(NamedTuple):
@@ -58,12 +61,16 @@ class Options:
     keep_iterate: bool = False  # keep an iterate drawn uniformly over time, Theorem 2's output
     on_divergence: Literal["stop", "mark"] = "stop"  # "mark" lets the other replicas go on
     count_bytes: bool = True  # of every message as the codec would encode it
+    memory_gib: float | None = None  # at most so much at once; nine tenths of what is free where not given
+    fuse: Literal["auto", "yes", "no"] = "auto"  # on a GPU: compile a round into few kernels, for long runs by default
 
     def __post_init__(self):
         if self.measure_every < 1:
             raise BadInput(f"measure_every must be >= 1, got {self.measure_every}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
+        if self.memory_gib is not None and not self.memory_gib > 0:
+            raise BadInput(f"memory_gib must be > 0, got {self.memory_gib}")
 
 
 def device_of(name: str) -> torch.device:
@@ -84,12 +91,13 @@ class Training:
 
     def __init__(self, problem: Problem, topology: Topology, replicas: Sequence[Replica], options: Options):
         self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
-        self.device, self.dtype = device_of(options.device), _DTYPES[options.dtype]
+        self.device, self.dtype = device_of(options.device), DTYPES[options.dtype]
         self.network = MemoryNetwork(
             topology.build(problem.n), device=self.device, dtype=self.dtype, count_bytes=options.count_bytes
         )
         for replica in self.replicas:
             replica.algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
+        self._ahead = Lookahead()
         algorithms = [replica.algorithm for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
@@ -103,6 +111,7 @@ class Training:
             calls_per_round=self.algorithm.oracle_calls(),
             dtype=self.dtype,
             data_device=self.data_home,
+            ahead=self._ahead,
         )
 
     def identity(self) -> dict[str, Any]:
@@ -139,11 +148,14 @@ class Training:
 
     def advance(self, state: TrainingState, done: int) -> TrainingState:
         """The state after round number `done`."""
-        index = torch.tensor(done)  # a number on the host goes with tensors anywhere, and is read without waiting
-        round = Round(index, self.oracle, self.network)
+        return self.after_round(state, torch.tensor(done, device=self.device))
+
+    def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
+        """The state after the round whose number a scalar tensor holds: operations on tensors alone."""
+        round = Round(index, self.oracle, self.network, self._ahead)
         current = state.algorithm.models.mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
         duals = getattr(state.algorithm, "duals", None)
-        share = 1.0 / (done + 1)
+        share = self._ahead.at("share", self._shares, index)
         return TrainingState(
             algorithm=self.algorithm.step(state.algorithm, round),
             average_model=torch.lerp(state.average_model, current, share),
@@ -153,6 +165,10 @@ class Training:
             best=state.best,
         )
 
+    def _shares(self, rounds: Tensor) -> Tensor:
+        """What round t contributes to the mean over time: 1 / (t + 1)."""
+        return (1.0 / (rounds + 1).double()).to(self.dtype)
+
     def _drawn(self, index: Tensor) -> Tensor:
         """Whether round t replaces the iterate kept so far: with chance 1 / (t + 1), so that all are equally likely."""
         key = randomness.keys(
@@ -161,11 +177,24 @@ class Training:
         return randomness.integers(key, 1, index + 1)[:, 0] == 0  # (replicas, 1)
 
     def states(self, state: TrainingState, done: int, rounds: int) -> Iterator[tuple[int, TrainingState]]:
-        """How many rounds are done and the state then, from `done` to `rounds`."""
+        """How many rounds are done and the state then, from `done` to `rounds`. On a GPU the states are one set of
+        buffers, which the next round changes."""
         yield done, state
+        captured = self._captured(state, done, rounds)
         for t in range(done, rounds):
-            state = self.advance(state, t)
+            if captured is None:
+                state = self.advance(state, t)
+            else:
+                captured.advance()
+                state = captured.state
             yield t + 1, state
+
+    def _captured(self, state: TrainingState, done: int, rounds: int) -> CapturedRounds | None:
+        """The rounds as a CUDA graph, where there is a GPU that holds the data and more than a round to do."""
+        if self.device.type != "cuda" or self.data_home.type != "cuda" or rounds - done < 2:
+            return None
+        fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds - done >= _FUSED_FROM)
+        return captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
 
     def unsound(self, state: TrainingState) -> Tensor:
         """Where a node's model or dual is not finite or has exploded: (replicas, nodes)."""

@@ -11,9 +11,7 @@ COMPRESSORS = toys.COMPRESSORS
 
 def code_of(compressor: Compressor, rows: Tensor, seed: int = 0) -> Code:
     generator = torch.Generator().manual_seed(seed)
-    return compressor.compress(
-        rows, lambda count: torch.rand(*rows.shape[:-1], count, generator=generator).to(rows.dtype)
-    )
+    return compressor.compress(rows, toys.Given(torch.rand(rows.shape, generator=generator).to(rows.dtype)))
 
 
 def template_of(compressor: Compressor, dim: int, dtype: torch.dtype) -> Code:

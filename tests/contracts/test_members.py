@@ -18,7 +18,7 @@ def _rows(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 def _draws(identities: list[int], dtype: torch.dtype, seeds=(0, 1)):
     key = randomness.keys(torch.tensor(seeds), "compression", 4, torch.tensor(identities))
-    return lambda count: randomness.uniform(key, count, dtype)
+    return randomness.Draw(key, dtype)
 
 
 def test_no_registered_member_is_left_out():

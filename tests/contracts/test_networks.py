@@ -7,7 +7,7 @@ import torch
 
 import fairmesh as fm
 from fairmesh.compression import Dense
-from fairmesh.networks import memory
+from fairmesh.networks import product
 from fairmesh.networks.base import Network, Part
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.topology import Mixing
@@ -59,22 +59,36 @@ def test_the_sparse_path_is_the_dense_one(topology, monkeypatch):
     rows = _rows(2, 8, 5)
     cycle = topology.build(8)
     dense = MemoryNetwork(cycle, dtype=torch.float64)
-    monkeypatch.setattr(memory, "_DENSE_UP_TO", 0)
-    sparse = MemoryNetwork(cycle, dtype=torch.float64)
-    crowded = [_crowded(monkeypatch, cycle), sparse]
+    assert dense._product.way == "dense"
+    others = _other_ways(monkeypatch, cycle)
+    assert {network._product.way for network in others} >= {"neighbours"}
     for t in range(len(cycle)):
         wanted = dense.exchange({"x": Part(Dense(rows), 1.0)}, torch.tensor(t)).mix("x")
-        for network in crowded:
-            got = network.exchange({"x": Part(Dense(rows), 1.0)}, torch.tensor(t)).mix("x")
-            assert float((got - wanted).abs().max()) < 1e-14
-    assert all(mix.dense is None for mix in sparse._mixes)
-    assert all(mix.dense is not None for mix in dense._mixes)
+        for network in others:
+            delivery = network.exchange({"x": Part(Dense(rows), 1.0)}, torch.tensor(t))
+            assert float((delivery.mix("x") - wanted).abs().max()) < 1e-14
+            onto = network._product(rows, torch.tensor(t), onto=rows.sin())
+            assert float((onto - wanted - rows.sin()).abs().max()) < 1e-14
 
 
-def _crowded(monkeypatch, cycle) -> MemoryNetwork:
-    """A network in which every node with more neighbours than usual counts as crowded."""
-    monkeypatch.setattr(memory, "_CROWDED", 0)
-    return MemoryNetwork(cycle, dtype=torch.float64)
+def _other_ways(monkeypatch, cycle) -> list[MemoryNetwork]:
+    """The graph mixed by rolling where it can be, neighbour by neighbour, and so that every node with more neighbours
+    than usual counts as crowded."""
+    monkeypatch.setattr(product, "_DENSE_UP_TO", 0)
+    monkeypatch.setattr(product, "_ROLLED_BELOW", 1.0)
+    monkeypatch.setattr(product, "_SPARSE_BELOW", 1.0)
+    networks = [MemoryNetwork(cycle, dtype=torch.float64)]
+    monkeypatch.setattr(product, "_ROLLED_BELOW", 0.0)
+    networks.append(MemoryNetwork(cycle, dtype=torch.float64))
+    monkeypatch.setattr(product, "_CROWDED", 0)
+    return [*networks, MemoryNetwork(cycle, dtype=torch.float64)]
+
+
+def test_a_graph_that_looks_the_same_from_every_node_is_mixed_by_rolling():
+    for topology, n in ((fm.Ring(), 50), (fm.Torus(5, 10), 50), (fm.Circulant((1, 2)), 50), (fm.Exponential(), 128)):
+        assert MemoryNetwork(topology.build(n))._product.way == "rolled"
+    for topology, n in ((fm.RandomRegular(4), 50), (fm.Edges(((0, 1), (1, 2))), 3), (fm.Star(), 50)):
+        assert MemoryNetwork(topology.build(n))._product.way != "rolled"
 
 
 @pytest.mark.parametrize("order", [None, list(reversed(range(300)))], ids=["in order", "reversed"])
@@ -92,7 +106,7 @@ def _crowded(monkeypatch, cycle) -> MemoryNetwork:
 def test_three_hundred_nodes_mix_sparsely_as_w_says(topology, order):
     (mixing,) = topology.build(300)
     network = MemoryNetwork([mixing], dtype=torch.float64, order=order)
-    assert network._mixes[0].dense is None
+    assert network._product.way == ("rolled" if isinstance(topology, fm.Ring | fm.Torus) else "neighbours")
     rows = _rows(300, 7)
     place = np.arange(300) if order is None else np.array(order)
     W = scipy.sparse.csr_array(mixing.matrix)[place][:, place]
@@ -104,7 +118,8 @@ def test_three_hundred_nodes_mix_sparsely_as_w_says(topology, order):
 def test_a_run_on_the_sparse_path_is_that_on_the_dense_one(name, monkeypatch):
     problem, algorithm = toys.problem(), toys.ALGORITHMS[name]
     dense, _, _ = after(algorithm, *stack(problem, fm.Star().build(8), algorithm), 5)
-    monkeypatch.setattr(memory, "_DENSE_UP_TO", 0)
+    monkeypatch.setattr(product, "_DENSE_UP_TO", 0)
+    monkeypatch.setattr(product, "_SPARSE_BELOW", 1.0)
     sparse, _, _ = after(algorithm, *stack(problem, fm.Star().build(8), algorithm), 5)
     assert float((dense.models - sparse.models).abs().max()) < 1e-12
 

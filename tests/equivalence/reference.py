@@ -33,6 +33,13 @@ def uniforms(seed: int, purpose: str, t: int, identity: int, count: int) -> np.n
 
 
 @functools.lru_cache(maxsize=100_000)
+def dithers(seed: int, purpose: str, t: int, identity: int, count: int) -> np.ndarray:
+    """xi in [0, 1), the middles of 2^16 parts."""
+    key = randomness.keys(torch.tensor([seed]), purpose, t, torch.tensor([identity]))
+    return (randomness.Draw(key, torch.float64).dither(count).numpy()[0, 0] + 32768.5) / 65536
+
+
+@functools.lru_cache(maxsize=100_000)
 def draws_below(seed: int, purpose: str, t: int, identity: int, count: int, size: int) -> tuple[int, ...]:
     key = randomness.keys(torch.tensor([seed]), purpose, t, torch.tensor([identity]))
     return tuple(randomness.integers(key, count, torch.tensor(size)).flatten().tolist())
@@ -122,15 +129,17 @@ def quantized(
     rounding: Callable = np.floor,
     kind: type = np.float32,
 ) -> Scaled:
-    """sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi), block by block; the norm travels rounded."""
+    """||x|| / (2^b tau) floor(2^b x / ||x|| + xi), or sign(x) ||x|| / (2^b tau) ceil(2^b |x| / ||x|| + xi), block by
+    block; the norm travels rounded."""
     levels, norms = [], []
     for x, xi in zip(blocks(row, block), blocks(dither, block)):
         norm = rounded(math.sqrt(float((x * x).sum())), kind)
         norms.append(norm)
         level = np.zeros_like(x)
         sent = (x != 0) & (norm > 0)
-        level[sent] = whole(2**bits * np.abs(x[sent]) / float(norm) + xi[sent], rounding)
-        levels.append(np.sign(x) * level)
+        sign = np.sign(x[sent]) if rounding is np.ceil else 1.0
+        level[sent] = sign * whole(sign * 2**bits * x[sent] / float(norm) + xi[sent], rounding)
+        levels.append(level)
     return Scaled(np.concatenate(levels), np.array(norms, dtype=kind), block, 1 / (2**bits * tau(length, bits)))
 
 
@@ -363,7 +372,8 @@ class Mesh:
         """Every node sends what its row has moved away from its public copy, to all who hold that copy."""
         outbox = []
         for i, row in enumerate(rows):
-            dither = uniforms(self.seed, purpose, t, i, len(row))
+            dithered = isinstance(compressor, fm.TopKQuantize) or getattr(compressor, "rounding", "") == "floor"
+            dither = (dithers if dithered else uniforms)(self.seed, purpose, t, i, len(row))
             outbox.append(compressed(compressor, row - copies[i][i], dither))
         decoded = [message.decode() for message in outbox]
         for i, held in enumerate(copies):

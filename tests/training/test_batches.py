@@ -104,7 +104,7 @@ def test_drfa_over_cyclic_batches_takes_its_local_steps_on_samples_in_order():
     from fairmesh.algorithms.drfa import _drawn_by
 
     for t in range(2):
-        draws = Round(at(t), oracle, network).server_draws("clients")(3)
+        draws = Round(at(t), oracle, network).server_draws("clients").uniforms(3)
         weights = _drawn_by(oracle.prior, draws).flatten() / 3
         ends = []
         for i, site in enumerate(made.sites):

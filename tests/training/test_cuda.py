@@ -69,8 +69,7 @@ def test_a_gpu_counts_the_same_bytes_as_a_cpu(name):
     rows[1, 2] *= torch.rand(3000, generator=torch.Generator().manual_seed(1)).pow(30)
     draws = torch.rand(2, 5, 3000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     here, there = (
-        codec.part_sizes(toys.COMPRESSORS[name].compress(rows.to(d), lambda count, d=d: draws.to(d)))
-        for d in ("cpu", "cuda")
+        codec.part_sizes(toys.COMPRESSORS[name].compress(rows.to(d), toys.Given(draws.to(d)))) for d in ("cpu", "cuda")
     )
     assert torch.equal(here, there.cpu())
 

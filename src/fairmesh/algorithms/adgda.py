@@ -69,7 +69,7 @@ class ADGDA(Algorithm):
         duals = project_onto_simplex(state.duals + round.step_size(self.dual_step) * slopes)
         weighing = state.duals if self.dual_order == "simultaneous" else duals
         own_weights = (weighing * round.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
-        models = state.models - round.step_size(self.primal_step) * own_weights * gradients
+        models = state.models.addcmul(gradients, round.step_size(self.primal_step) * own_weights, value=-1)
         del gradients
         models = toward_neighbours(models, state.copies, self.rate, round)
         message = difference(models, state.copies, self.compressor, round)

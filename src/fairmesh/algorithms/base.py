@@ -10,6 +10,7 @@ from fairmesh import randomness
 from fairmesh.ambiguity import Custom, Regularizer
 from fairmesh.compression import FLOAT_BITS, Dense
 from fairmesh.errors import BadInput
+from fairmesh.lookahead import Lookahead
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.problems.oracle import Oracle
 from fairmesh.randomness import SERVER, Draw
@@ -50,9 +51,9 @@ class Algorithm(ABC):
 class Round:
     """One round as an algorithm sees it: its number, the local data, the random streams, and the way to the others."""
 
-    def __init__(self, index: Tensor, oracle: Oracle, network: Network):
-        self.index = index  # t, a scalar tensor on the host
-        self._oracle, self._network = oracle, network
+    def __init__(self, index: Tensor, oracle: Oracle, network: Network, ahead: Lookahead | None = None):
+        self.index = index  # t, a scalar tensor
+        self._oracle, self._network, self._ahead = oracle, network, ahead or Lookahead()
         self.prior = oracle.prior  # p (..., 1, n)
         self.own = network.own  # (nodes, n) each hosted node's own coordinate
         self.n = network.n  # m
@@ -69,20 +70,27 @@ class Round:
         return self._oracle.losses(models, self.index, call)
 
     def step_size(self, schedule: Schedule | float) -> Tensor:
-        """The schedule's value in this round, in the models' dtype."""
-        return as_schedule(schedule).at(self.index).to(dtype=self.own.dtype, device=self.own.device)
+        """The schedule's value in this round, in the models' dtype: a scalar, or (replicas, 1, 1)."""
+        schedule = as_schedule(schedule)
+
+        def steps(rounds: Tensor) -> Tensor:
+            return schedule.at(rounds[:, None, None, None]).to(dtype=self.own.dtype, device=self.own.device)
+
+        return self._ahead.at(("step", id(schedule)), steps, self.index, schedule)
 
     def draws(self, purpose: str) -> Draw:
         """Uniforms of each hosted node, for one purpose."""
-        return self._draw(purpose, self._network.identities)
+        return self._draw("nodes", purpose, self._network.identities)
 
     def server_draws(self, purpose: str) -> Draw:
         """A server's uniforms (..., 1, count), for one purpose."""
-        return self._draw(purpose, torch.full((1,), SERVER, device=self.own.device))
+        return self._draw("server", purpose, torch.full((1,), SERVER, device=self.own.device))
 
-    def _draw(self, purpose: str, identities: Tensor) -> Draw:
-        key = randomness.keys(self._oracle.seeds, purpose, self.index, identities)
-        return lambda count: randomness.uniform(key, count, self.own.dtype)
+    def _draw(self, whose: str, purpose: str, identities: Tensor) -> Draw:
+        def keys(rounds: Tensor) -> Tensor:
+            return randomness.keys(self._oracle.seeds, purpose, rounds.unsqueeze(-1), identities)
+
+        return Draw(self._ahead.at((whose, purpose), keys, self.index), self.own.dtype)
 
     def exchange(self, **parts: Part) -> Delivery:
         """One message from each node to each of its neighbours."""

@@ -29,7 +29,7 @@ def no_copies(models: Tensor, network: Network) -> PublicCopies:
 def toward_neighbours(models: Tensor, copies: PublicCopies, rate: float, round: Round) -> Tensor:
     """Gossip: x_i + gamma (s_i - x_hat_i). W is doubly stochastic, so over all nodes the added terms sum to zero and
     the network's average model is untouched."""
-    return models + rate * (round.mixed_copies(copies.kept) - copies.own)
+    return (round.mixed_copies(copies.kept) - copies.own).mul_(rate).add_(models)
 
 
 def difference(
@@ -42,4 +42,4 @@ def difference(
 
 def followed(copies: PublicCopies, part: Part, delivery: Delivery, name: str) -> PublicCopies:
     """The public copies with the differences just sent and received added."""
-    return PublicCopies(copies.own + part.code.decode(), delivery.follow(name, copies.kept))
+    return PublicCopies(copies.own + part.rows, delivery.follow(name, copies.kept))

@@ -58,9 +58,9 @@ class DRFA(Algorithm):
     def step(self, state: DRFAState, round: Round) -> DRFAState:
         count = max(1, int(self.participation * round.n + 0.5))
         order = round.by_identity
-        drawn = _drawn_by(state.duals.index_select(-1, order), round.server_draws("clients")(count))
+        drawn = _drawn_by(state.duals.index_select(-1, order), round.server_draws("clients").uniforms(count))
         shares = _by_position(drawn, order) / count  # (..., 1, n)
-        snapshot_step = (round.server_draws("snapshot")(1) * self.local_steps).floor()  # (..., 1, 1)
+        snapshot_step = (round.server_draws("snapshot").uniforms(1) * self.local_steps).floor()  # (..., 1, 1)
         weights = round.hosted(shares)  # (..., nodes)
         models = round.broadcast(state.models, weights > 0)
         snapshots = models
@@ -70,7 +70,7 @@ class DRFA(Algorithm):
             snapshots = torch.where(snapshot_step == call, models, snapshots)
         model, snapshot = round.average(models, weights), round.average(snapshots, weights)
 
-        chosen = _without_replacement(round.server_draws("probe")(round.n), count)
+        chosen = _without_replacement(round.server_draws("probe").uniforms(round.n), count)
         probed = _by_position(chosen, order)  # (..., 1, n)
         asked = round.hosted(probed)
         losses = round.losses(round.broadcast(snapshot, asked > 0), self.local_steps)

@@ -1,5 +1,6 @@
 """The parts of a message: their formats, and how long each is, known without encoding."""
 
+import functools
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 from fairmesh import entropy
 from fairmesh.compression import Code, Dense, Levels, Signs, Sparse
 from fairmesh.entropy import Array
+from fairmesh.tracing import may_look
 
 VERSION = 1
 MAGIC = b"fm"
@@ -25,6 +27,7 @@ CODED_HEADER_BYTES = HEADER.size + PART.size + TABLE.size  # of a message with o
 RAW, PACKED, CODED, RUNS, SPARSE, SIGNS = range(6)
 
 GAP_BUCKETS = 128
+RARE = 32  # fewer than one in so many
 _GAPS_AT_ONCE = 1 << 24  # coordinates, on a GPU
 NUMPY = {torch.float16: "<f2", torch.float32: "<f4", torch.float64: "<f8"}
 
@@ -49,8 +52,13 @@ class Gaps(NamedTuple):
         return COUNT.size + self.buckets.size() + whole_bytes(self.extra_bits)
 
 
-def gaps(values: Tensor) -> Gaps:
-    """Of every row of (rows, dim); the first gap counts from just before the row."""
+def gaps(values: Tensor, nonzero: Tensor | None = None) -> Gaps:
+    """Of every row of (rows, dim); the first gap counts from just before the row. Where it is given how many entries each
+    row has, only rows in which they are rare matter, and a GPU leaves out the others."""
+    if (kernels := entropy.gpu_kernels(values)) is not None:
+        known = values.new_empty(0, dtype=torch.int64) if nonzero is None else nonzero
+        counts, extra = kernels.gap_histograms(values, known, 0 if nonzero is None else RARE, GAP_BUCKETS)
+        return Gaps(counts.sum(dim=-1) if nonzero is None else nonzero, Stream.of(counts.long()), extra)
     # A part of the rows at a time: the whole numbers in between take ten times the room of the values.
     at_once = _GAPS_AT_ONCE // values.shape[-1] if values.is_cuda else len(values) // 16
     parts = [gap_counts(rows) for rows in values.split(max(1, at_once))]
@@ -73,11 +81,15 @@ def whole_bytes(bits: Any) -> Any:
     return (bits + 7) // 8
 
 
+def symbols_of(counts: Array) -> Any:
+    """The numbers 0 .. width - 1 of a histogram's symbols."""
+    width = counts.shape[-1]
+    return torch.arange(width, device=counts.device) if isinstance(counts, Tensor) else np.arange(width)
+
+
 def symbol_range(counts: Array) -> tuple[Any, Any]:
     """The first and the last symbol that occurs; the last lies just before the first where none does."""
-    xp = entropy.library(counts)
-    width = counts.shape[-1]
-    at = xp.arange(width, device=counts.device) if isinstance(counts, Tensor) else np.arange(width)
+    xp, width, at = entropy.library(counts), counts.shape[-1], symbols_of(counts)
     occurs = counts > 0
     highest = xp.amax(occurs * (at + 1), axis=-1) - 1
     lowest = width - xp.amax(occurs * (width - at), axis=-1)
@@ -114,7 +126,8 @@ class Stream(NamedTuple):
 
 def least(sizes: Mapping[int, Any]) -> Any:
     """The bytes of each row in its shortest format."""
-    return torch.stack(list(sizes.values())).amin(dim=0)
+    first, *others = sizes.values()
+    return functools.reduce(entropy.library(first).minimum, others, first)
 
 
 def shortest(sizes: Mapping[int, np.ndarray]) -> int:
@@ -128,7 +141,7 @@ def sparse_sizes(dim: int, itemsize: int, gaps: Gaps) -> dict[int, Any]:
 
 def is_rare(nonzero: Any, dim: int) -> Any:
     """Where runs of zeros pay: almost all is zero."""
-    return nonzero * 32 < dim
+    return nonzero * RARE < dim
 
 
 def level_sizes(dim: int, levels: Stream, runs: tuple[Gaps, Stream] | None) -> dict[int, Any]:
@@ -144,9 +157,8 @@ def level_sizes(dim: int, levels: Stream, runs: tuple[Gaps, Stream] | None) -> d
 
 def without_zero(counts: Array, zero: int) -> Any:
     """A histogram with the level zero left out."""
-    counts = counts + 0
-    counts[:, zero] = 0
-    return counts
+    at = symbols_of(counts)
+    return counts * (at != zero)
 
 
 def packed_size(dim: int, lowest: Any, highest: Any) -> Any:
@@ -175,7 +187,8 @@ def sizes_of_rows(code: Code) -> Tensor:
         lowest, highest = code.levels.amin(dim=-1).to(torch.int64), code.levels.amax(dim=-1).to(torch.int64)
         return head + packed_size(dim, lowest, highest)
     counts = entropy.level_histograms(code.levels, code.largest)
-    runs = None
-    if counts.is_cuda or bool(is_rare(dim - counts[:, code.largest], dim).any()):  # a GPU does not wait to find out
-        runs = gaps(code.levels), Stream.of(without_zero(counts, code.largest))
-    return head + least(level_sizes(dim, Stream.of(counts), runs))
+    nonzero = dim - counts[:, code.largest]
+    if not may_look(counts) or bool(is_rare(nonzero, dim).any()):
+        runs = gaps(code.levels, nonzero), Stream.of(without_zero(counts, code.largest))
+        return head + least(level_sizes(dim, Stream.of(counts), runs))
+    return torch.from_numpy(head + least(level_sizes(dim, Stream.of(counts.numpy()), None)))

@@ -3,6 +3,8 @@
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -11,13 +13,19 @@ from torch import Tensor
 from fairmesh.compression import Code
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Part:
     """One named piece of the message that every node sends in a round."""
 
     code: Code
     nominal_bits: float  # what the paper bills for it, to one neighbour
     followed: bool = False  # receivers keep a copy and add this difference, so it must reach them even in rounds
     # in which the edge carries no weight
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """What receivers decode: (..., nodes, dim)."""
+        return self.code.decode()
 
 
 class Traffic(NamedTuple):

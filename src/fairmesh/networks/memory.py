@@ -1,9 +1,9 @@
 """All nodes in this process: mixing is a product with W."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -12,61 +12,19 @@ from fairmesh.compression import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.mixing import Mixing, union_of
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
-
-_DENSE_UP_TO = 128  # nodes; a larger W stays sparse
-_CROWDED = 32  # neighbours; a node with more, and with over four times the usual number, gets a dense row of its own
-
-
-class _Mix:
-    """x -> W x for rows (..., n, dim): dense, or neighbour by neighbour with dense rows for the few crowded nodes."""
-
-    def __init__(self, mixing: Mixing, order: np.ndarray, device: torch.device, dtype: torch.dtype):
-        matrix = mixing.matrix[order][:, order].tocsr()
-        self.dense: Tensor | None = None
-        self.hubs: Tensor | None = None
-        if mixing.n <= _DENSE_UP_TO:
-            self.dense = torch.as_tensor(matrix.toarray(), dtype=dtype, device=device)
-            return
-        counts = np.diff(matrix.indptr)
-        hubs = np.flatnonzero(counts > max(_CROWDED, 4 * np.median(counts)))
-        if len(hubs):
-            self.hubs = torch.as_tensor(hubs, device=device)
-            self.hub_rows = torch.as_tensor(matrix[hubs].toarray(), dtype=dtype, device=device)
-            keep = np.ones(mixing.n)
-            keep[hubs] = 0.0
-            matrix = scipy.sparse.csr_array(scipy.sparse.diags_array(keep) @ matrix)
-            matrix.eliminate_zeros()
-            counts = np.diff(matrix.indptr)
-        slots = int(counts.max())
-        neighbours = np.tile(np.arange(mixing.n)[:, None], (1, slots))  # rows with fewer neighbours add 0 * themselves
-        weights = np.zeros((mixing.n, slots))
-        slot = np.arange(matrix.nnz) - np.repeat(matrix.indptr[:-1], counts)
-        row = np.repeat(np.arange(mixing.n), counts)
-        neighbours[row, slot], weights[row, slot] = matrix.indices, matrix.data
-        self.neighbours = [torch.as_tensor(column, device=device) for column in neighbours.T]
-        self.weights = [torch.as_tensor(column[:, None], dtype=dtype, device=device) for column in weights.T]
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        if self.dense is not None:
-            return self.dense @ rows
-        total = torch.zeros_like(rows)
-        for neighbour, weight in zip(self.neighbours, self.weights):
-            total.addcmul_(rows.index_select(-2, neighbour), weight)
-        if self.hubs is not None:
-            total.index_copy_(-2, self.hubs, self.hub_rows @ rows)
-        return total
+from fairmesh.networks.product import Product
 
 
 class _MemoryDelivery(Delivery):
-    def __init__(self, parts: Mapping[str, Part], mix: _Mix, fixed: bool, sent: Traffic):
-        self._parts, self._mix, self._fixed, self.sent = parts, mix, fixed, sent
+    def __init__(self, parts: Mapping[str, Part], mixed: Callable[..., Tensor], fixed: bool, sent: Traffic):
+        self._parts, self._mixed, self._fixed, self.sent = parts, mixed, fixed, sent
 
     def mix(self, name: str) -> Tensor:
-        return self._mix(self._parts[name].code.decode())
+        return self._mixed(self._parts[name].rows)
 
     def follow(self, name: str, kept: Tensor) -> Tensor:
-        arrived = self._parts[name].code.decode()
-        return kept + (self._mix(arrived) if self._fixed else arrived)
+        arrived = self._parts[name].rows
+        return self._mixed(arrived, onto=kept) if self._fixed else kept + arrived
 
 
 class MemoryNetwork(Network):
@@ -99,7 +57,7 @@ class MemoryNetwork(Network):
         self.own = torch.eye(self.n, dtype=dtype, device=device)[self.hosted]
         self.by_identity = torch.as_tensor(names.argsort(), device=device)
         self._fixed = len(cycle) == 1
-        self._mixes = [_Mix(mixing, place, device, dtype) for mixing in cycle]
+        self._product = Product(cycle, place, device, dtype)
         degrees = np.stack([mixing.degrees[place] for mixing in cycle])
         self._degrees = torch.as_tensor(degrees, dtype=torch.float64, device=device)  # (cycle, nodes)
         reach = union_of(cycle).degrees[place]
@@ -107,20 +65,20 @@ class MemoryNetwork(Network):
         self._nobody = torch.zeros((), dtype=torch.float64, device=device)
         self._count_bytes = count_bytes
 
-    def _mix_of(self, round_index: Tensor) -> _Mix:
-        return self._mixes[0] if self._fixed else self._mixes[int(round_index) % len(self._mixes)]
-
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
-        degrees = self._degrees[round_index % len(self._mixes)]
+        degrees = self._degrees[0]
+        if not self._fixed:
+            now = (round_index % len(self._degrees)).to(self._degrees.device)
+            degrees = self._degrees.index_select(0, now.reshape(1)).squeeze(0)
         bits = sum(part.nominal_bits * (self._reach if part.followed else degrees) for part in parts.values())
         sent = self._by_nodes(bits + self._nobody, self._bytes_sent(parts, degrees))
-        return _MemoryDelivery(parts, self._mix_of(round_index), self._fixed, sent)
+        return _MemoryDelivery(parts, partial(self._product, round_index=round_index), self._fixed, sent)
 
     def copies(self, models: Tensor) -> Tensor:
         return torch.zeros_like(models)
 
     def mixed_copies(self, kept: Tensor, round_index: Tensor) -> Tensor:
-        return kept if self._fixed else self._mix_of(round_index)(kept)
+        return kept if self._fixed else self._product(kept, round_index)
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
         sent = receivers.double().sum(dim=-1) * (FLOAT_BITS * row.shape[-1])

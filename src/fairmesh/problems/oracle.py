@@ -7,8 +7,11 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fairmesh import randomness
+from fairmesh.lookahead import Lookahead
+from fairmesh.problems import convolutions
 from fairmesh.problems.base import Problem
 from fairmesh.problems.losses import as_floats, batch_loss, weighted_loss
+from fairmesh.tracing import Recorded
 
 
 class Oracle:
@@ -26,11 +29,12 @@ class Oracle:
         calls_per_round: int = 1,
         dtype: torch.dtype = torch.float32,
         data_device: torch.device | None = None,
+        ahead: Lookahead | None = None,
     ):
         device = hosted.device
         self.problem, self.dtype = problem, dtype
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
-        self._identities, self._calls = identities, calls_per_round
+        self._identities, self._calls, self._ahead = identities, calls_per_round, ahead or Lookahead()
         self._data_device = data_device or device
         everywhere = torch.arange(problem.n).expand(len(self.seeds), -1)
         placements = (everywhere if placements is None else placements).to(device)
@@ -48,8 +52,9 @@ class Oracle:
         self._shape = (*draw_shape, self.model.dim)
         full = problem.sampling.order == "full" and not self._even
         loss = (weighted_loss if full else batch_loss)(self.model, problem.loss, problem.augment)
+        loss = convolutions.of_many(loss, draw_shape[0] * draw_shape[1], device)
         self._values = vmap(loss)
-        self._gradients = vmap(grad_and_value(loss))
+        self._gradients = Recorded(vmap(grad_and_value(loss)))
 
     def initial_models(self) -> Tensor:
         """The same row at every node of a replica: (replicas, nodes, dim)."""
@@ -83,28 +88,34 @@ class Oracle:
             total = tuple(a + b for a, b in zip(total, more))
         return total if repeats == 1 else tuple(a / repeats for a in total)
 
-    def _indices(self, round_index: Tensor, call: int, calls: int) -> Tensor:
-        """Which of all sites' samples each hosted node looks at: (replicas, nodes, batch)."""
-        sampling = self.problem.sampling
+    def _indices(self, rounds: Tensor, call: int, calls: int) -> Tensor:
+        """Which of all sites' samples each hosted node looks at: (rounds, replicas, nodes, batch)."""
+        sampling, device = self.problem.sampling, self.seeds.device
         if sampling.order == "full":
-            steps = torch.arange(self._largest, device=self.seeds.device)
+            steps = torch.arange(self._largest, device=device).expand(len(rounds), 1, 1, -1)
             return self._starts + steps % self._sizes
         if sampling.order == "cyclic":
-            first = (round_index * calls + call) * sampling.batch
-            steps = first + torch.arange(sampling.batch, device=self.seeds.device)
+            first = (rounds * calls + call) * sampling.batch
+            steps = first[:, None, None, None] + torch.arange(sampling.batch, device=device)
             return self._starts + steps % self._sizes
-        key = randomness.keys(self.seeds, f"batch {call}", round_index, self._identities)
+        key = randomness.keys(self.seeds, f"batch {call}", rounds.unsqueeze(-1), self._identities)
         return self._starts + randomness.integers(key, sampling.batch, self._sizes)
 
     def _batch(self, round_index: Tensor, call: int, calls: int) -> tuple[Tensor, ...]:
         """Inputs, targets, the key of what else is drawn, and the weights of samples in a padded full batch."""
         device = self.seeds.device
-        indices = self._indices(round_index, call, calls)
-        flat = indices.flatten().to(self._data_device)
-        shape = (-1, indices.shape[-1])
-        inputs = self._inputs.index_select(0, flat).to(device, non_blocking=True)
-        targets = self._targets.index_select(0, flat).to(device, non_blocking=True)
-        key = randomness.keys(self.seeds, f"model {call}", round_index, self._identities).flatten()
+
+        def indices(rounds: Tensor) -> Tensor:
+            return self._indices(rounds, call, calls).flatten(1).to(self._data_device)
+
+        def keys(rounds: Tensor) -> Tensor:
+            return randomness.keys(self.seeds, f"model {call}", rounds.unsqueeze(-1), self._identities).flatten(1)
+
+        chosen = self._ahead.at(("batch", call), indices, round_index)
+        shape = (self._shape[0] * self._shape[1], -1)
+        inputs = self._inputs.index_select(0, chosen).to(device, non_blocking=True)
+        targets = self._targets.index_select(0, chosen).to(device, non_blocking=True)
+        key = self._ahead.at(("model", call), keys, round_index)
         floats = targets.to(self.dtype) if targets.is_floating_point() else targets
         batch = (as_floats(inputs, self.dtype).unflatten(0, shape), floats.unflatten(0, shape), key)
         if self.problem.sampling.order == "full" and not self._even:

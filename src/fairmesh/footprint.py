@@ -1,0 +1,102 @@
+"""How much memory a run needs, and how much there is: known before anything large is allocated."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.algorithms.base import Algorithm
+from fairmesh.errors import BadInput
+from fairmesh.problems.base import Problem
+from fairmesh.problems.losses import as_floats
+
+_COPIES = 12  # of all models at the peak of a round (tests/contracts/test_memory.py holds this)
+_DUAL_COPIES = 8  # of all dual weights
+_ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's own workspace
+_SHARE = 0.9  # of the free memory that a run may plan with
+_GIB = 2.0**30
+
+
+class Footprint(NamedTuple):
+    """Bytes at the peak of a round, an estimate from above."""
+
+    fixed: int  # data, and tables over all pairs of nodes
+    per_replica: int
+    description: str
+
+    def of(self, replicas: int) -> int:
+        return self.fixed + replicas * self.per_replica
+
+
+def footprint(problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_counts: bool) -> Footprint:
+    """Of a run of this algorithm; `data_counts` where the data lies in the same memory and is held twice."""
+    n, dim = problem.n, problem.flat_model.dim
+    batch, samples = _batch_bytes(problem, dtype)
+    models = _COPIES * n * dim * dtype.itemsize
+    duals = (
+        _DUAL_COPIES * n * n * dtype.itemsize if "dual_step" in algorithm.steps() and not algorithm.needs_server else 0
+    )
+    data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in problem.sites) if data_counts else 0
+    description = (
+        f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {samples} ({n * batch / _GIB:.2f} GiB)"
+        + (f", {n:,} x {n:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
+    )
+    return Footprint(data + n * n * dtype.itemsize, models + n * batch + duals, description)
+
+
+def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:
+    """What a node's batch needs with all that a pass keeps for its gradient, found by one pass; and its samples."""
+    train = max((site.train for site in problem.sites), key=len)
+    samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
+    inputs = as_floats(train.inputs[torch.arange(min(samples, 8)) % len(train)], torch.float32)
+    row = problem.initial_row(0).float().requires_grad_()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    model = problem.flat_model.to(torch.device("cpu"), torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = model(row, inputs)
+    kept.pop(row.untyped_storage().data_ptr(), None)
+    kept[inputs.untyped_storage().data_ptr()] = inputs.nbytes
+    a_sample = (sum(kept.values()) + outputs.nbytes) / len(inputs)
+    return int(_ACTIVATIONS * a_sample * samples * dtype.itemsize / 4), samples
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """What can still be allocated, or None where the system does not say."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    try:  # a container may allow less
+        group = Path("/sys/fs/cgroup")
+        allowed = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        return min(free, max(0, allowed))
+    except (OSError, ValueError):
+        return free
+
+
+def replicas_that_fit(need: Footprint, replicas: int, limit: float | None, device: torch.device) -> tuple[int, str]:
+    """How many replicas can run at once, and a sentence about it; refuses a run of which not even one can."""
+    free = free_bytes(device)
+    usable = limit * _GIB if limit is not None else None if free is None else _SHARE * free
+    whole = need.of(replicas)
+    if usable is None:
+        return replicas, f"memory: about {whole / _GIB:.2f} GiB"
+    fit = min(replicas, int((usable - need.fixed) // need.per_replica))
+    if fit < 1:
+        there = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
+        raise BadInput(
+            f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description}), but {there}; use fewer "
+            "nodes, a smaller model or batch, or a machine with more memory"
+        )
+    text = f"memory: about {need.of(fit) / _GIB:.2f} GiB of {usable / _GIB:.2f} GiB"
+    return fit, text if fit == replicas else f"{text}; {replicas} replicas run {fit} at a time"

@@ -1,0 +1,35 @@
+"""What follows from the round's number alone (keys, batches, step sizes), worked out for many rounds at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairmesh.tracing import may_look
+
+_ROUNDS = 256  # ahead at most
+_NUMBERS = 1 << 18  # of one quantity are kept at most, unless one round needs more
+
+
+class Lookahead:
+    """On a CPU a small operation costs more to call than to run, so a function of the round is evaluated for a block of
+    rounds and then read off. A round that is recorded once and replayed works out its own, by operations on tensors
+    alone."""
+
+    def __init__(self):
+        self._known: dict[Any, tuple[int, Tensor, Any]] = {}
+
+    def at(self, what: Any, function: Callable[[Tensor], Tensor], round_index: Tensor, owner: Any = None) -> Tensor:
+        """This round's row of `function`, which turns rounds (k,) into (k, ...). `what` names the quantity; where it
+        holds an object's id, `owner` keeps that object alive."""
+        if not may_look(round_index):
+            return function(round_index.reshape(1)).squeeze(0)
+        number = int(round_index)
+        first, values, _ = self._known.get(what, (number, None, owner))
+        if values is None or not first <= number < first + len(values):
+            fits = 1 if values is None else _NUMBERS // max(1, values[0].numel())  # of the first round's size
+            rounds = torch.arange(number, number + min(_ROUNDS, max(1, fits)))
+            first, values = number, function(rounds)
+            self._known[what] = first, values, owner
+        return values[number - first]

@@ -1,0 +1,75 @@
+"""Convolutions of many small models at once on a GPU. vmap makes one grouped convolution of them, which cuDNN does well
+for layers with several channels, and badly for a first layer with one to three. The rule was measured
+(docs/performance.md): such a layer becomes a product of patches and weights where there are many models, and gets
+channels of zeros up to four where there are few."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+_FEW_CHANNELS = 8
+_MANY_MODELS = 64
+_PADDED_TO = 4  # channels
+
+
+class _FewChannels(TorchFunctionMode):
+    """While it is on, 2-D convolutions with few input channels are done in the way that is best for so many models."""
+
+    def __init__(self, models: int):
+        super().__init__()
+        self._way = by_product if models >= _MANY_MODELS else _padded
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (nn.functional.conv2d, torch.conv2d) and (plain := _plain(*args, **kwargs)) is not None:
+            return self._way(*plain)
+        return function(*args, **kwargs)
+
+
+def of_many(function: Callable[..., Tensor], models: int, device: torch.device) -> Callable[..., Tensor]:
+    """The same function, to be run by vmap for so many models."""
+    if device.type != "cuda":
+        return function
+
+    def changed(*arguments: Tensor) -> Tensor:
+        with _FewChannels(models):
+            return function(*arguments)
+
+    return changed
+
+
+def _padded(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    more = (0, 0, 0, 0, 0, -images.shape[1] % _PADDED_TO)
+    return nn.functional.conv2d(nn.functional.pad(images, more), nn.functional.pad(weight, more), bias)
+
+
+def _plain(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Tensor, Tensor, Tensor | None] | None:  # fmt: skip
+    """Padded inputs (batch, channels, height, width), weights and bias of a convolution that can be a product."""
+
+    def pair(value: Any) -> tuple[int, int]:
+        return (value, value) if isinstance(value, int) else tuple(value)
+
+    if groups != 1 or pair(stride) != (1, 1) or pair(dilation) != (1, 1) or isinstance(padding, str):
+        return None
+    if input.ndim != 4 or weight.shape[1] >= _FEW_CHANNELS:
+        return None
+    high, wide = pair(padding)
+    return nn.functional.pad(input, (wide, wide, high, high)) if high or wide else input, weight, bias
+
+
+def by_product(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution without padding, of stride 1, as one product of weights and all patches of all images."""
+    batch, channels, height, width = images.shape
+    outputs, _, kernel_height, kernel_width = weight.shape
+    high, wide = height - kernel_height + 1, width - kernel_width + 1
+    moved = images.transpose(0, 1)
+    windows = [moved[:, :, i : i + high, j : j + wide] for i in range(kernel_height) for j in range(kernel_width)]
+    patches = torch.stack(windows, dim=1).reshape(channels * kernel_height * kernel_width, batch * high * wide)
+    result = (weight.flatten(1) @ patches).view(outputs, batch, high, wide).transpose(0, 1)
+    return result if bias is None else result + bias[:, None, None]

@@ -1,0 +1,71 @@
+"""Replicas that the memory does not hold at once, run in portions one after another, and their results as one."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.checkpoint import flattened, refilled
+from fairmesh.footprint import footprint, replicas_that_fit
+from fairmesh.problems.base import Problem
+from fairmesh.replicas import Replica
+from fairmesh.result import Result
+from fairmesh.runfolder import portion_name
+from fairmesh.topology import Topology
+from fairmesh.training import DTYPES, Options, device_of
+
+Watch = Callable[[int, list[Any]], None]
+
+
+def that_fit(problem: Problem, topology: Topology, replicas: Sequence[Replica], options: Options) -> tuple[int, str]:
+    """How many of the replicas can run at once, and a sentence about the memory they take."""
+    device = device_of(options.device)
+    beside = options.data_on != "host" or device.type == "cpu"
+    need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], beside)
+    return replicas_that_fit(need, len(replicas), options.memory_gib, device)
+
+
+class Portion(NamedTuple):
+    """Consecutive replicas that run at once."""
+
+    first: int
+    replicas: list[Replica]
+    all: int  # replicas of the whole run
+
+    def folder(self, path: Path) -> Path:
+        return path / portion_name(self.first, self.first + len(self.replicas) - 1)
+
+    def watch(self, watch: Watch | None, rounds: int) -> Watch | None:
+        """Sees the whole run's progress, in rounds."""
+        if watch is None:
+            return None
+
+        def watched(done: int, records: list[Any]) -> None:
+            watch((self.first * rounds + len(self.replicas) * done) // self.all, records)
+
+        return watched
+
+
+def portions(replicas: Sequence[Replica], at_once: int) -> Iterator[Portion]:
+    for first in range(0, len(replicas), at_once):
+        yield Portion(first, list(replicas[first : first + at_once]), len(replicas))
+
+
+def on_host(state: Any) -> Any:
+    return refilled(state, {name: t.cpu() for name, t in flattened(state).items()})
+
+
+def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
+    """One result of all replicas in their order."""
+    records, diverged, first = [], [], 0
+    for result in results:
+        records += [record | {"replica": first + record["replica"]} for record in result.records]
+        diverged += [first + r for r in result.diverged]
+        first += len(result.replicas)
+    records.sort(key=lambda record: (record["round"], record["replica"]))
+    states = [flattened(result.state) for result in results]
+    whole: dict[str, Tensor] = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    one = results[0]
+    return Result(one.problem, list(replicas), one.rounds, records, refilled(one.state, whole), diverged, one.judged_on)
