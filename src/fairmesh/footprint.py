@@ -95,8 +95,8 @@ def replicas_that_fit(need: Footprint, replicas: int, limit: float | None, devic
     if fit < 1:
         there = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
         raise BadInput(
-            f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description}), but {there}; use fewer "
-            "nodes, a smaller model or batch, or a machine with more memory"
+            f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description}), but {there}; use "
+            "fewer nodes, a smaller model or batch, or a machine with more memory"
         )
     text = f"memory: about {need.of(fit) / _GIB:.2f} GiB of {usable / _GIB:.2f} GiB"
     return fit, text if fit == replicas else f"{text}; {replicas} replicas run {fit} at a time"

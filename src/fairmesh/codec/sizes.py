@@ -53,7 +53,7 @@ class Gaps(NamedTuple):
 
 
 def gaps(values: Tensor, nonzero: Tensor | None = None) -> Gaps:
-    """Of every row of (rows, dim); the first gap counts from just before the row. Where it is given how many entries each
+    """Of every row of (rows, dim); the first gap counts from just before the row. Where it is given how many entries a
     row has, only rows in which they are rare matter, and a GPU leaves out the others."""
     if (kernels := entropy.gpu_kernels(values)) is not None:
         known = values.new_empty(0, dtype=torch.int64) if nonzero is None else nonzero
