@@ -1,58 +1,68 @@
-"""One round of AD-GDA the way peers simulate it: a Python loop over nodes, torch operations for each.
+"""AD-GDA simulated as a plain per-node PyTorch loop.
 
-The yardstick of `fairmesh bench rounds`. It is written to be as quick as such a loop can be: a node's module looks into
-one flat row, so nothing is copied between module and gossip; gradients land in a flat row too; everything that can be
-in place is. It does what the stacked round does: batches, losses and gradients, dual step and projection, compression,
-mixing, the mean over time of the network's average model, and the bytes of every message, though these only as the
-entropy of its levels, not as the exact length of an encoded message.
+Agnostic decentralised gradient descent-ascent with compressed communication: each node holds an ordinary
+``nn.Module``, takes a stochastic primal step and a dual step on its own data, gossips, and sends its neighbours the
+quantised change of its model. The nodes are visited one after the other in a Python loop.
 """
 
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
-def bytes_of(counts: Tensor) -> Tensor:
-    """The entropy of a message with this histogram."""
-    total = counts.sum()
-    return torch.special.entr(counts / total).sum() * (total / (8 * math.log(2.0)))
+def project_simplex(x: Tensor) -> Tensor:
+    """Euclidean projection of a vector onto the probability simplex (sort-based)."""
+    ordered = torch.sort(x, descending=True).values
+    counts = torch.arange(1, x.numel() + 1, device=x.device)
+    threshold = ((ordered.cumsum(0) - 1) / counts).max()
+    return (x - threshold).clamp(min=0)
 
 
+def quantise(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Random quantisation of a vector: its quantised value and the signed integer levels (held as floats)."""
+    d = x.numel()
+    tau = 1 + min(d / 2 ** (2 * bits), math.sqrt(d) / 2**bits)
+    norm = x.norm()
+    safe_norm = norm.clamp(min=torch.finfo(x.dtype).tiny)  # a zero vector has zero levels
+    levels = x.sign() * torch.floor(2**bits * x.abs() / safe_norm + torch.rand_like(x))
+    return norm / (2**bits * tau) * levels, levels
+
+
+def entropy_bytes(levels: Tensor, bits: int) -> Tensor:
+    """Bytes needed to send the levels at their zeroth-order entropy."""
+    top = 2**bits + 1  # rounding may lift the highest level, 2**bits, by one
+    histogram = torch.histc(levels, bins=2 * top + 1, min=-top - 0.5, max=top + 0.5)
+    entropy = torch.special.entr(histogram / levels.numel()).sum() / math.log(2)
+    return entropy * levels.numel() / 8
+
+
+@dataclass
 class Node:
-    """A site's data, its module, and its rows: model, public copy, mixed copy, weights."""
+    """What one node holds."""
 
-    def __init__(self, module: nn.Module, inputs: Tensor, targets: Tensor, neighbours: dict[int, float], nodes: int):
-        device = inputs.device
-        self.module, self.inputs, self.targets, self.neighbours = module.to(device), inputs, targets, neighbours
-        parameters = list(self.module.parameters())
-        self.model = torch.cat([p.detach().flatten() for p in parameters])
-        self.gradient = torch.zeros_like(self.model)
-        sizes = [p.numel() for p in parameters]
-        for parameter, row, slope in zip(parameters, self.model.split(sizes), self.gradient.split(sizes)):
-            parameter.data, parameter.grad = row.view_as(parameter), slope.view_as(parameter)
-        self.public, self.mixed = torch.zeros_like(self.model), torch.zeros_like(self.model)
-        self.weights = torch.full((nodes,), 1.0 / nodes, device=device)  # lambda_i
-
-
-def projected(row: Tensor, counts: Tensor) -> Tensor:
-    """Euclidean projection onto the simplex; `counts` is 1, 2, ..., n."""
-    descending = row.sort(descending=True).values
-    excess = descending.cumsum(0).sub_(1.0)
-    support = (descending * counts > excess).sum()
-    return row.sub(excess[support - 1] / support).clamp_(min=0.0)
+    model: nn.Module
+    images: Tensor
+    labels: Tensor
+    theta: Tensor  # the model's parameters, flat
+    hat: Tensor  # the model as the network knows it
+    mixed: Tensor  # the weighted sum of the neighbours' public copies
+    dual: Tensor  # the weights over nodes
 
 
 class PerNodeLoop:
-    """AD-GDA with b-bit quantized differences and a chi-square regularizer over a fixed graph."""
+    """AD-GDA over a network of nodes, one node at a time."""
 
     def __init__(
         self,
         module: nn.Module,
-        data: Sequence[tuple[Tensor, Tensor]],  # one pair (uint8 images, labels) per node
-        neighbours: Sequence[dict[int, float]],  # of each node, itself included: node -> weight in W
+        data: Sequence[tuple[Tensor, Tensor]],
+        neighbours: Sequence[dict[int, float]],
         *,
         batch: int,
         bits: int = 4,
@@ -61,51 +71,80 @@ class PerNodeLoop:
         dual_step: float = 0.01,
         rate: float = 0.1,
         strength: float = 0.01,
-    ):
-        self.nodes = [
-            Node(copy.deepcopy(module), inputs, targets, around, len(data))
-            for (inputs, targets), around in zip(data, neighbours)
-        ]
-        device, dim = self.nodes[0].model.device, len(self.nodes[0].model)
-        self.batch, self.rate, self.strength, self.round = batch, rate, strength, 0
-        self.primal_step, self.ratio, self.dual_step = primal_step, ratio, dual_step
-        self.levels = 2.0**bits
-        self.unit = 1.0 / (self.levels * (1.0 + min(dim / 4.0**bits, math.sqrt(dim) / 2.0**bits)))
-        self.counts = torch.arange(1, len(data) + 1, device=device)
-        self.average = torch.zeros_like(self.nodes[0].model)  # theta_o, the mean over time
-        self.bytes_sent = torch.zeros(len(data), device=device)  # by each node
+    ) -> None:
+        """Start every node from a copy of module; neighbours[i] is {j: W[i, j]}, i itself included."""
+        self.neighbours = neighbours
+        self.batch = batch
+        self.bits = bits
+        self.primal_step = primal_step
+        self.ratio = ratio
+        self.dual_step = dual_step
+        self.rate = rate
+        self.strength = strength
+        self.round = 0
+
+        n = len(data)
+        self.nodes: list[Node] = []
+        for images, labels in data:
+            model = copy.deepcopy(module).to(images.device)
+            theta = parameters_to_vector(model.parameters()).detach()
+            self.nodes.append(
+                Node(
+                    model=model,
+                    images=images,
+                    labels=labels,
+                    theta=theta,
+                    hat=torch.zeros_like(theta),
+                    mixed=torch.zeros_like(theta),
+                    dual=torch.full((n,), 1 / n, device=images.device),
+                )
+            )
+        device = self.nodes[0].theta.device
+        self.bytes_sent = torch.zeros(n, dtype=torch.float64, device=device)
+        self.average = torch.zeros_like(self.nodes[0].theta)  # running mean of the network-average model
 
     def step(self) -> None:
-        """One round."""
-        step, n, share = self.primal_step * self.ratio**self.round, len(self.nodes), 1.0 / (self.round + 1)
-        messages, duals = [], []
-        self.average.mul_(1.0 - share)
+        """Run one round."""
+        network_mean = torch.stack([node.theta for node in self.nodes]).mean(dim=0)
+        self.average += (network_mean - self.average) / (self.round + 1)
+
+        messages: list[Tensor] = []
+        duals: list[Tensor] = []
         for i, node in enumerate(self.nodes):
-            drawn = torch.randint(len(node.inputs), (self.batch,), device=node.inputs.device)
-            inputs = node.inputs.index_select(0, drawn).float().div_(255.0)  # far quicker than inputs[drawn]
-            node.gradient.zero_()
-            loss = nn.functional.cross_entropy(node.module(inputs), node.targets.index_select(0, drawn))
-            loss.backward()
-            with torch.no_grad():
-                weight = node.weights[i].clone()  # lambda_i[i] before its step
-                slopes = (node.weights * n).sub_(1.0).mul_(-2.0 * self.strength)
-                slopes[i] += loss
-                duals.append(projected(node.weights.add(slopes, alpha=self.dual_step), self.counts))
-                self.average.add_(node.model, alpha=share / n)
-                node.model.sub_(node.gradient.mul_(weight).mul_(step))
-                node.model.add_(node.mixed, alpha=self.rate).sub_(node.public, alpha=self.rate)
-                difference = node.model - node.public
-                norm = difference.norm()
-                levels = difference.abs().mul_(self.levels / norm).add_(torch.rand_like(difference)).floor_()
-                levels.mul_(difference.sign_())
-                counts = torch.bincount(levels.long().add_(int(self.levels)), minlength=int(2 * self.levels) + 1)
-                self.bytes_sent[i] += bytes_of(counts) * (len(node.neighbours) - 1)
-                messages.append(levels.mul_(norm * self.unit))
-        with torch.no_grad():
-            for node, message in zip(self.nodes, messages):
-                node.public.add_(message)
-                node.weights = torch.zeros_like(node.weights)
-                for j, weight in node.neighbours.items():
-                    node.mixed.add_(messages[j], alpha=weight)
-                    node.weights.add_(duals[j], alpha=weight)
+            loss, gradient = self._loss_and_gradient(node)
+            duals.append(self._dual_ascent(i, node, loss))
+
+            # Primal descent, then gossip.
+            theta = node.theta - self.primal_step * self.ratio**self.round * node.dual[i] * gradient
+            theta += self.rate * (node.mixed - node.hat)
+            node.theta = theta
+            vector_to_parameters(theta, node.model.parameters())
+
+            # Compress what the neighbours do not know yet.
+            message, levels = quantise(theta - node.hat, self.bits)
+            messages.append(message)
+            receivers = sum(j != i for j in self.neighbours[i])
+            self.bytes_sent[i] += entropy_bytes(levels, self.bits) * receivers
+
+        # Exchange: every node hears its neighbours' messages and dual weights.
+        for i, node in enumerate(self.nodes):
+            node.hat += messages[i]
+            node.dual = torch.zeros_like(node.dual)
+            for j, weight in self.neighbours[i].items():
+                node.mixed.add_(messages[j], alpha=weight)
+                node.dual.add_(duals[j], alpha=weight)
         self.round += 1
+
+    def _loss_and_gradient(self, node: Node) -> tuple[Tensor, Tensor]:
+        """Loss of a node's model on a fresh minibatch, and its flat gradient."""
+        index = torch.randint(len(node.labels), (self.batch,), device=node.labels.device)
+        images = node.images[index].float() / 255
+        loss = F.cross_entropy(node.model(images), node.labels[index])
+        gradients = torch.autograd.grad(loss, list(node.model.parameters()))
+        return loss.detach(), torch.cat([gradient.flatten() for gradient in gradients])
+
+    def _dual_ascent(self, i: int, node: Node, loss: Tensor) -> Tensor:
+        """Node i's dual weights after a projected ascent step on its regularised loss."""
+        slope = -2 * self.strength * (node.dual * len(self.nodes) - 1)
+        slope[i] += loss
+        return project_simplex(node.dual + self.dual_step * slope)

@@ -28,12 +28,10 @@ def project_onto_simplex(rows: Tensor) -> Tensor:
 
 
 def _by_sorting(rows: Tensor) -> Tensor:
-    """tau with sum max(x - tau, 0) = 1 for each row: (..., 1)."""
+    """tau with sum max(x - tau, 0) = 1 for each row: (..., 1). It is the largest of (sum of the k largest - 1) / k."""
     descending = rows.sort(dim=-1, descending=True).values
-    excess = descending.cumsum(dim=-1) - 1.0
     counts = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
-    support = (descending * counts > excess).sum(dim=-1, keepdim=True).clamp_(min=1)
-    return excess.gather(-1, support - 1) / support
+    return descending.cumsum(dim=-1).sub_(1.0).div_(counts).amax(dim=-1, keepdim=True)
 
 
 def _by_halving(rows: Tensor) -> Tensor:

@@ -256,7 +256,7 @@ def bench_codec(
     """Bytes of real training messages against their entropy and the paper's billing, and the codec's speed."""
     from dataclasses import asdict
 
-    from fairmesh.bench import codec_cases, counting_cost
+    from fairmesh.bench.codec import codec_cases, counting_cost
 
     rows = [
         ["message", "parameters", "bytes", "over entropy", "bits a parameter", "the paper bills", "encode", "decode"]
@@ -278,6 +278,46 @@ def bench_codec(
         return
     _show_table(rows)
     print(f"counting bytes slows a simulated round by {100 * counting['slowdown']:.1f} % on {device}")
+
+
+@bench.command("rounds")
+def bench_rounds(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    case: Annotated[list[str], typer.Option(help="Only this case; may be repeated. Also logistic-1000, -10000.")] = [],  # noqa: B006
+    replicas: Annotated[list[int], typer.Option(help="How many at once; may be repeated.")] = [],  # noqa: B006
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time of each case goes instead.")] = False,
+    json_: Json = False,
+) -> None:
+    """Time of a simulated round: its spread, the machine's floor, and a plain per-node loop of the same round."""
+    from dataclasses import asdict
+
+    from fairmesh.bench.rounds import SETTINGS, timings
+    from fairmesh.bench.rounds import profile as profiled
+
+    if profile:
+        for name in case or SETTINGS:
+            table = profiled(device, name, replicas[0] if replicas else 1)
+            rows = [[key[:80], f"{ms:.4f}", f"{calls:.1f}"] for key, ms, calls in table[:25]]
+            _show_table([[f"{name} on {device}", "ms a round", "calls"], *rows])
+        return
+    rows = [["case", "replicas", "ms a round", "8 in 10 between", "a replica", "floor", "over floor", "loop", "faster"]]
+    found = []
+    for timing in timings(device, case or None, replicas or None):
+        found.append(asdict(timing))
+        loop = "" if timing.loop_ms is None else f"{timing.loop_ms:.3g} ms"
+        faster = "" if timing.speedup_over_loop is None else f"{timing.speedup_over_loop:.1f} x"
+        spread = f"{timing.ms_low:.4g}-{timing.ms_high:.4g}"
+        row = [
+            timing.case, str(timing.replicas), f"{timing.ms_per_round:.4g}", spread, f"{timing.ms_per_replica:.4g}",
+            f"{timing.floor_ms:.3g}", f"{timing.over_floor:.2f}", loop, faster,
+        ]  # fmt: skip
+        rows.append(row)
+        if not json_:
+            _say(f"{row[0]}, {row[1]} replicas: {row[2]} ms a round")
+    if json_:
+        _print_json({"device": device, "cases": found})
+        return
+    _show_table(rows)
 
 
 @app.command()

@@ -81,7 +81,7 @@ def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
     def norms_of(blocks: Tensor) -> Tensor:
         if may_look(blocks) and blocks.dtype == torch.float32:  # a look is cheap, a cast of all is not
             norms = torch.linalg.vector_norm(blocks, ord=order, dim=-1)
-            if bool(((norms > _SMALL) & (norms < _LARGE)).all()):
+            if norms.numpy().min() > _SMALL and norms.numpy().max() < _LARGE:
                 return norms
         # In float64 the square of no float32 overflows or vanishes.
         return torch.linalg.vector_norm(blocks, ord=order, dim=-1, dtype=torch.float64).float()
@@ -213,11 +213,18 @@ class Quantize(Compressor):
         return self.bits * dim
 
 
+def _factors(norms: Tensor, levels: float, dtype: torch.dtype) -> Tensor:
+    """levels / norm, zero where there is no norm, and a finite number even where that is subnormal."""
+    if may_look(norms) and norms.numpy().min() > _SMALL:
+        return levels / norms.to(dtype)
+    divisors = torch.where(norms > 0, norms, torch.inf).to(dtype)
+    return (levels / divisors).clamp_(max=torch.finfo(dtype).max)
+
+
 def _quantized(rows: Tensor, draw: Draw, norms: Tensor, bits: int, block: int, nonzeros: int, rounding: str) -> Levels:
     """Levels of each block, at most `nonzeros` of whose coordinates are not zero."""
     dim = rows.shape[-1]
-    divisors = torch.where(norms > 0, norms, torch.inf).to(rows.dtype)  # a block without a norm has no level either
-    factors = (2.0**bits / divisors).clamp_(max=torch.finfo(rows.dtype).max)  # of a subnormal norm beyond all floats
+    factors = _factors(norms, 2.0**bits, rows.dtype)
     largest = 2**bits + 2  # a norm rounded down lets |x| / norm exceed 1; a subnormal one by much
     if rounding == "floor":  # of 2^b x / norm + xi, xi in the middles of the 2^16 parts of [0, 1): never -0.0
         middle = torch.full((), 0.5 + DITHER / 2, dtype=rows.dtype, device=rows.device)

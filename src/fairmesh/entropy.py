@@ -7,7 +7,7 @@ So the length of a payload is a sum over its histogram, the same number on every
 
 import itertools
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -75,11 +75,18 @@ def level_histograms(levels: Tensor, largest: int) -> Tensor:
         return histograms(levels.to(torch.int64).add_(largest), width)
     # On a CPU one pass over small integers, in which every row has symbols of its own, and neighbours in a row too: a
     # counter that is the same many times in a row (most levels are zero) would wait for itself.
-    kind = torch.int16 if rows * width * _LANES < 1 << 15 else torch.int64
-    lanes = torch.arange(levels.shape[-1]).remainder_(_LANES).mul_(width).to(kind)
-    first = (torch.arange(rows) * (width * _LANES) + largest).to(kind).unsqueeze(-1)
-    symbols = levels.to(kind).add_(lanes).add_(first)
-    return torch.bincount(symbols.view(-1), minlength=rows * width * _LANES).view(rows, _LANES, width).sum(dim=1)
+    counters = rows * width * _LANES
+    kind = torch.int16 if counters < 1 << 15 else torch.int32
+    symbols = levels.to(kind).add_(_first_counters(rows, levels.shape[-1], largest, kind))
+    return torch.bincount(symbols.view(-1), minlength=counters).view(rows, _LANES, width).sum(dim=1)
+
+
+@lru_cache(maxsize=4)
+def _first_counters(rows: int, count: int, largest: int, kind: torch.dtype) -> Tensor:
+    """The number of the counter of level zero, for every coordinate of every row."""
+    width = 2 * largest + 1
+    lanes = torch.arange(count).remainder_(_LANES).mul_(width)
+    return (lanes + (torch.arange(rows) * (width * _LANES) + largest).unsqueeze(-1)).to(kind)
 
 
 # What follows is the same arithmetic for a stack of rows on any device (torch) and for the one row that is encoded
@@ -121,12 +128,13 @@ def weight_bytes(counts: Array) -> Any:
 
 
 def _steps(total: Any, totals: Any) -> Any:
-    """The first step of the table `totals` at or above each total: guessed by a logarithm, which may be off by one on
-    some device, and set right by the table. A binary search would wait for memory 17 times."""
-    xp = library(total)
-    guess = integers(xp.ceil(xp.log2(doubles(xp.clip(total, 1, None))) * (1 << _FINENESS)))
-    guess = guess + integers(totals[guess] < total)
-    return guess - integers((guess > 0) & (totals[xp.clip(guess - 1, 0, None)] >= total))
+    """The first step of the table `totals` at or above each total. On a GPU, where a binary search waits for memory 17
+    times, it is guessed by a logarithm, which may be off by one, and set right by the table."""
+    if not isinstance(total, Tensor) or not total.is_cuda:
+        return library(total).searchsorted(totals, total)
+    guess = (total.clamp(min=1).double().log2() * (1 << _FINENESS)).ceil().long()
+    guess = guess + (totals[guess] < total).long()
+    return guess - ((guess > 0) & (totals[(guess - 1).clamp(min=0)] >= total)).long()
 
 
 def words(counts: Array, table: Array) -> Any:

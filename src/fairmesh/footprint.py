@@ -14,6 +14,7 @@ from fairmesh.problems.losses import as_floats
 _COPIES = 12  # of all models at the peak of a round (tests/contracts/test_memory.py holds this)
 _DUAL_COPIES = 8  # of all dual weights
 _ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's own workspace
+_AHEAD = 24 << 20  # bytes of what is worked out for many rounds at once, and in passing
 _SHARE = 0.9  # of the free memory that a run may plan with
 _GIB = 2.0**30
 
@@ -21,7 +22,7 @@ _GIB = 2.0**30
 class Footprint(NamedTuple):
     """Bytes at the peak of a round, an estimate from above."""
 
-    fixed: int  # data, and tables over all pairs of nodes
+    fixed: int  # data, tables over all pairs of nodes, what is worked out ahead
     per_replica: int
     description: str
 
@@ -42,7 +43,7 @@ def footprint(problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_c
         f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {samples} ({n * batch / _GIB:.2f} GiB)"
         + (f", {n:,} x {n:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
     )
-    return Footprint(data + n * n * dtype.itemsize, models + n * batch + duals, description)
+    return Footprint(data + n * n * dtype.itemsize + _AHEAD, models + n * batch + duals, description)
 
 
 def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:

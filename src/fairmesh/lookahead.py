@@ -9,7 +9,7 @@ from torch import Tensor
 from fairmesh.tracing import may_look
 
 _ROUNDS = 256  # ahead at most
-_NUMBERS = 1 << 18  # of one quantity are kept at most, unless one round needs more
+_NUMBERS = 1 << 20  # of one quantity are kept at most, unless one round needs more
 
 
 class Lookahead:

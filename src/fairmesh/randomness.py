@@ -5,7 +5,8 @@ wrapping integer arithmetic is used, so every device, thread count and placement
 """
 
 import zlib
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -37,11 +38,15 @@ def _low32(x: Tensor) -> Tensor:
     return (((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
 
 
-def _high_bits(key: Tensor, count: int) -> Tensor:
-    """32-bit integers whose high bits are fully mixed, the low ones not yet; for a fixed key a bijection of the
-    coordinate, so that no two share their bits."""
-    first, second = _low32(key).unsqueeze(-1), _low32(key >> 32).unsqueeze(-1)
-    x = torch.arange(count, dtype=torch.int32, device=key.device).mul_(_GOLDEN_32) + first
+@lru_cache(maxsize=16)
+def _counters(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int32, device=device).mul_(_GOLDEN_32)
+
+
+def _high_bits(first: Tensor, second: Tensor, counters: Tensor) -> Tensor:
+    """32-bit integers (..., count) whose high bits are fully mixed, the low ones not yet, from the halves (..., 1) of a
+    key; for a fixed key a bijection of the coordinate, so that no two share their bits."""
+    x = counters + first
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_HASH_A).bitwise_xor_(second)
     return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_HASH_B)
 
@@ -53,9 +58,20 @@ def keys(seeds: Tensor, purpose: str, round_index: Tensor | int, identities: Ten
     return _mix64(key.unsqueeze(-1) ^ _mix64(identities))
 
 
+def halves(key: Tensor) -> tuple[Tensor, Tensor]:
+    """The low and the high 32 bits of keys (...): (..., 1) each."""
+    return _low32(key).unsqueeze(-1), _low32(key >> 32).unsqueeze(-1)
+
+
+def sixteen_bits(key: Tensor, count: int) -> Tensor:
+    """16-bit integers (..., count or one more). Two come of each 32-bit integer: the lowest bits of the second are not
+    mixed fully."""
+    return _high_bits(*halves(key), _counters((count + 1) // 2, key.device)).view(torch.int16)
+
+
 def bits(key: Tensor, count: int) -> Tensor:
     """The first `count` 32-bit integers, as int32, of each stream: (..., count)."""
-    x = _high_bits(key, count)
+    x = _high_bits(*halves(key), _counters(count, key.device))
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
@@ -69,20 +85,21 @@ def integers(key: Tensor, count: int, below: Tensor) -> Tensor:
     return ((bits(key, count).to(torch.int64) & 0xFFFFFFFF) * below) >> 32
 
 
-class Draw(NamedTuple):
-    """What each hosted node draws for one purpose in one round."""
+class Draw:
+    """What each hosted node draws for one purpose in one round, from keys (..., nodes); `ahead` gives its sixteen_bits
+    where they are worked out for many rounds at once."""
 
-    key: Tensor  # (..., nodes)
-    dtype: torch.dtype
+    def __init__(self, key: Tensor, dtype: torch.dtype, ahead: Callable[[int], Tensor] | None = None):
+        self._key, self._dtype = key, dtype
+        self._sixteen_bits = ahead or partial(sixteen_bits, key)
 
     def uniforms(self, count: int) -> Tensor:
         """In [0, 1): (..., nodes, count)."""
-        return uniform(self.key, count, self.dtype)
+        return uniform(self._key, count, self._dtype)
 
     def dither(self, count: int) -> Tensor:
-        """Whole numbers, uniform over 16 bits; times DITHER they lie in [-1/2, 1/2). Two come of each 32-bit integer:
-        the lowest bits of the second are not mixed fully, and weigh next to nothing."""
-        return _high_bits(self.key, (count + 1) // 2).view(torch.int16)[..., :count].to(self.dtype)
+        """Whole numbers, uniform over 16 bits; times DITHER they lie in [-1/2, 1/2)."""
+        return self._sixteen_bits(count)[..., :count].to(self._dtype)
 
 
 DITHER = 2.0**-16

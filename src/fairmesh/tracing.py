@@ -46,7 +46,8 @@ def _tidied(module: GraphModule) -> GraphModule:
         if other is not node:
             node.replace_all_uses_with(other)
             module.graph.erase_node(node)
-        elif node.target == torch.ops.aten.bmm.default:
+    for node in list(module.graph.nodes):
+        if node.target == torch.ops.aten.bmm.default:
             _turn(module.graph, node)
     module.graph.eliminate_dead_code()
     module.recompile()

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh import codec, randomness
+from fairmesh import codec, entropy, randomness
+from fairmesh.captured import CapturedRounds
+from fairmesh.checkpoint import flattened
+from fairmesh.codec import sizes
+from fairmesh.footprint import footprint
+from fairmesh.replicas import replicas_of
+from fairmesh.training import Options, Training
 from tests import toys
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -16,12 +22,81 @@ def test_a_gpu_draws_the_same_integers_as_a_cpu():
     drawn = []
     for device in ("cpu", "cuda"):
         seeds, identities = torch.tensor([0, 1, 2**40], device=device), torch.arange(100, device=device)
-        key = randomness.keys(seeds, "anything", torch.tensor(12345), identities)
+        key = randomness.keys(seeds, "anything", torch.tensor(12345, device=device), identities)
         below = torch.arange(1, 101, device=device)[:, None] * 1000
         drawn.append([key, randomness.bits(key, 500), randomness.integers(key, 500, below)])
         drawn[-1].append(randomness.uniform(key, 500, torch.float32))
     for here, there in zip(*drawn):
         assert torch.equal(here, there.cpu())
+
+
+def _rounds(algorithm, topology=None, rounds=8, captured=True, fuse=False, **options):
+    """A state after some rounds on a GPU: replayed from a capture, or one operation at a time."""
+    problem = toys.problem()
+    replicas = replicas_of([algorithm], [0, 1], None, problem.n)
+    training = Training(problem, topology or fm.Ring(), replicas, Options(device="cuda", **options))
+    if not captured:
+        state = training.initial()
+        for t in range(rounds):
+            state = training.advance(state, t)
+        return flattened(state)
+    replay = CapturedRounds(training.after_round, training.initial(), 0, torch.device("cuda"), fuse)
+    for _ in range(rounds):
+        replay.advance()
+    return flattened(replay.state)
+
+
+@pytest.mark.parametrize("name", toys.ALGORITHMS)
+def test_a_captured_round_gives_the_same_bits_as_one_operation_at_a_time(name):
+    eager, captured = (_rounds(toys.ALGORITHMS[name], captured=c, keep_iterate=True) for c in (False, True))
+    for part in eager:
+        assert torch.equal(eager[part], captured[part]), part
+
+
+def test_a_captured_round_follows_a_schedule_of_graphs():
+    algorithm, changing = toys.ALGORITHMS["ad-gda"], fm.Changing((fm.Ring(), fm.Star(), fm.Complete()))
+    eager, captured = (_rounds(algorithm, changing, captured=c) for c in (False, True))
+    for part in eager:
+        assert torch.equal(eager[part], captured[part]), part
+
+
+@pytest.mark.parametrize("name", ["ad-gda", "drfa"])
+def test_a_fused_round_is_the_round_as_written_to_rounding(name):
+    algorithm = toys.ALGORITHMS[name]
+    eager, fused = (_rounds(algorithm, captured=c, fuse=True, dtype="float64") for c in (False, True))
+    for part in eager:
+        torch.testing.assert_close(fused[part], eager[part], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0005, 0.01, 0.3])
+def test_kernels_count_what_torchs_operations_count(share):
+    generator = torch.Generator().manual_seed(0)
+    for dim in (1, 7, 2048, 2049, 40_001):
+        kept = torch.rand(7, dim, generator=generator) < share
+        levels = (3 * torch.randn(7, dim, generator=generator)).round().clamp(-18, 18) * kept
+        levels[0] = 0
+        here, there = (entropy.level_histograms(rows, 18) for rows in (levels, levels.cuda()))
+        assert torch.equal(here, there.cpu())
+        here, there = (sizes.gaps(rows) for rows in (levels, levels.cuda()))
+        assert torch.equal(here.size(), there.size().cpu())
+        assert torch.equal(here.entries, there.entries.cpu())
+
+
+def test_a_run_resumed_on_a_gpu_is_the_uninterrupted_one(tmp_path):
+    pytest.importorskip("tomli_w")
+    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
+    for rounds in (12, 20):
+        resumed = fm.train(problem, fm.Ring(), algorithm, rounds, out=tmp_path, resume=rounds > 12, device="cuda")
+    assert torch.equal(resumed.row(), fm.train(problem, fm.Ring(), algorithm, 20, device="cuda").row())
+
+
+def test_replicas_in_portions_on_a_gpu_give_what_they_give_at_once():
+    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
+    room = footprint(problem, algorithm, torch.float64, data_counts=True).of(2) / 2**30 + 1e-9
+    settings = {"seeds": range(5), "device": "cuda", "dtype": "float64"}
+    split = fm.train(problem, fm.Ring(), algorithm, 10, memory_gib=room, **settings)
+    whole = fm.train(problem, fm.Ring(), algorithm, 10, **settings)
+    torch.testing.assert_close(split.row(), whole.row().cpu(), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
@@ -71,7 +146,7 @@ def test_a_gpu_counts_the_same_bytes_as_a_cpu(name):
     here, there = (
         codec.part_sizes(toys.COMPRESSORS[name].compress(rows.to(d), toys.Given(draws.to(d)))) for d in ("cpu", "cuda")
     )
-    assert torch.equal(here, there.cpu())
+    assert torch.equal(torch.as_tensor(here), torch.as_tensor(there).cpu())
 
 
 def test_a_rerun_of_a_cnn_on_a_gpu_is_bit_identical_metrics_included():

@@ -1,6 +1,7 @@
 """What every algorithm is: a configured object that turns one round's state into the next one's."""
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -90,7 +91,11 @@ class Round:
         def keys(rounds: Tensor) -> Tensor:
             return randomness.keys(self._oracle.seeds, purpose, rounds.unsqueeze(-1), identities)
 
-        return Draw(self._ahead.at((whose, purpose), keys, self.index), self.own.dtype)
+        def ahead(count: int) -> Tensor:
+            bits = partial(randomness.sixteen_bits, count=count)
+            return self._ahead.at((whose, purpose, count), lambda rounds: bits(keys(rounds)), self.index)
+
+        return Draw(self._ahead.at((whose, purpose), keys, self.index), self.own.dtype, ahead)
 
     def exchange(self, **parts: Part) -> Delivery:
         """One message from each node to each of its neighbours."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairmesh import entropy
-from fairmesh.compression import Code, Dense, Levels, Signs, Sparse
+from fairmesh.compression import Dense, Levels, Signs, Sparse
 from fairmesh.entropy import Array
 from fairmesh.tracing import may_look
 
@@ -170,15 +170,18 @@ def has_table(code: Levels) -> bool:
     return 2 * code.largest + 1 <= entropy.WIDEST
 
 
-def sizes_of_rows(code: Code) -> Tensor:
-    """The exact bytes of the part of each row of (rows, dim)."""
+SizedByShape = Dense | Signs
+
+
+def size_by_shape(code: SizedByShape) -> int:
+    """The bytes of a row's part that is as long whatever it holds."""
     if isinstance(code, Dense):
-        rows, dim = code.values.shape
-        return torch.full((rows,), PART.size + dim * code.values.element_size(), device=code.values.device)
-    if isinstance(code, Signs):
-        rows, dim = code.signs.shape
-        size = PART.size + code.means.shape[-1] * code.means.element_size() + -(-dim // 8)
-        return torch.full((rows,), size, device=code.signs.device)
+        return PART.size + code.values.shape[-1] * code.values.element_size()
+    return PART.size + code.means.shape[-1] * code.means.element_size() + whole_bytes(code.signs.shape[-1])
+
+
+def sizes_of_rows(code: Sparse | Levels) -> Tensor:
+    """The exact bytes of the part of each row of (rows, dim)."""
     if isinstance(code, Sparse):
         sizes = sparse_sizes(code.values.shape[-1], code.values.element_size(), gaps(code.values))
         return PART.size + least(sizes)
@@ -187,8 +190,8 @@ def sizes_of_rows(code: Code) -> Tensor:
         lowest, highest = code.levels.amin(dim=-1).to(torch.int64), code.levels.amax(dim=-1).to(torch.int64)
         return head + packed_size(dim, lowest, highest)
     counts = entropy.level_histograms(code.levels, code.largest)
+    if may_look(counts) and not is_rare(dim - counts.numpy()[:, code.largest], dim).any():
+        return torch.from_numpy(head + least(level_sizes(dim, Stream.of(counts.numpy()), None)))
     nonzero = dim - counts[:, code.largest]
-    if not may_look(counts) or bool(is_rare(nonzero, dim).any()):
-        runs = gaps(code.levels, nonzero), Stream.of(without_zero(counts, code.largest))
-        return head + least(level_sizes(dim, Stream.of(counts), runs))
-    return torch.from_numpy(head + least(level_sizes(dim, Stream.of(counts.numpy()), None)))
+    runs = gaps(code.levels, nonzero), Stream.of(without_zero(counts, code.largest))
+    return head + least(level_sizes(dim, Stream.of(counts), runs))

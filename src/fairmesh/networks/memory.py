@@ -70,8 +70,9 @@ class MemoryNetwork(Network):
         if not self._fixed:
             now = (round_index % len(self._degrees)).to(self._degrees.device)
             degrees = self._degrees.index_select(0, now.reshape(1)).squeeze(0)
-        bits = sum(part.nominal_bits * (self._reach if part.followed else degrees) for part in parts.values())
-        sent = self._by_nodes(bits + self._nobody, self._bytes_sent(parts, degrees))
+        everywhere = sum(part.nominal_bits for part in parts.values() if part.followed)
+        bits = everywhere * self._reach + (sum(part.nominal_bits for part in parts.values()) - everywhere) * degrees
+        sent = self._by_nodes(bits, self._bytes_sent(parts, degrees))
         return _MemoryDelivery(parts, partial(self._product, round_index=round_index), self._fixed, sent)
 
     def copies(self, models: Tensor) -> Tensor:
@@ -104,11 +105,12 @@ class MemoryNetwork(Network):
         that they follow."""
         if not self._count_bytes:
             return self._nobody
-        sizes = {name: part_sizes(part.code).double() for name, part in parts.items()}
-        whole = sum(sizes.values()) + HEADER_BYTES
+        sizes = {name: part_sizes(part.code) for name, part in parts.items()}
+        sent = degrees * (sum(sizes.values()) + HEADER_BYTES)
         followed = [sizes[name] for name, part in parts.items() if part.followed]
-        elsewhere = self._reach - degrees
-        return degrees * whole + (elsewhere * (sum(followed) + HEADER_BYTES) if followed else 0.0)
+        if self._fixed or not followed:
+            return sent
+        return sent + (self._reach - degrees) * (sum(followed) + HEADER_BYTES)
 
     def gather(self, rows: Tensor) -> Tensor:
         return torch.empty_like(rows).index_copy_(-2, self.hosted, rows)

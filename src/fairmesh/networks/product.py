@@ -134,5 +134,10 @@ class Product:
         now = None if self._cycle == 1 else (round_index % self._cycle).to(rows.device)
         if self._rolled:
             return self._rolled(rows, onto)
-        mixed = _current(self._dense, now) @ rows if self.way == "dense" else self._slots(rows, now)
+        if self.way == "dense":
+            stack = rows.flatten(0, -3) if rows.ndim != 3 else rows
+            matrix = _current(self._dense, now).expand(len(stack), -1, -1)
+            mixed = torch.bmm(matrix, stack) if onto is None else torch.baddbmm(onto.view_as(stack), matrix, stack)
+            return mixed.view_as(rows)
+        mixed = self._slots(rows, now)
         return mixed if onto is None else mixed.add_(onto)

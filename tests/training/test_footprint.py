@@ -1,0 +1,124 @@
+"""Memory: estimated from above before a run, refused with the number, and replicas in portions where not all fit."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.footprint import Footprint, footprint, free_bytes, replicas_that_fit
+from fairmesh.replicas import replicas_of
+from fairmesh.training import Options, Training
+from tests import toys
+from tests.contracts.test_memory import peak_bytes
+
+GIB = 2.0**30
+
+
+def _problems() -> dict[str, fm.Problem]:
+    generator = torch.Generator().manual_seed(0)
+
+    def sites(nodes: int, *shape: int) -> list[fm.Site]:
+        return [fm.Site((torch.rand(6, *shape, generator=generator), torch.arange(6) % 3)) for _ in range(nodes)]
+
+    return {
+        "wide": fm.Problem(fm.FullyConnected(1500).build(torch.Size([50]), 3), sites(8, 50), sampling=fm.Sampling(5)),
+        "large batches": fm.Problem(
+            fm.Logistic().build(torch.Size([300]), 3), sites(8, 300), sampling=fm.Sampling(4000)
+        ),
+        "images": fm.Problem(
+            fm.PaperCNN().build(torch.Size([1, 12, 12]), 3), sites(6, 1, 12, 12), sampling=fm.Sampling(400)
+        ),
+        "many nodes": fm.Problem(fm.Logistic().build(torch.Size([4]), 3), sites(1500, 4), sampling=fm.Sampling(2)),
+    }
+
+
+@pytest.mark.parametrize("name", ["wide", "large batches", "images", "many nodes"])
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
+    problem = _problems()[name]
+    algorithm = fm.ADGDA(0.1, 1e-4, rate=0.2, compressor=fm.Quantize(4))
+    every = replicas_of([algorithm], range(replicas), None, problem.n)
+
+    def two_rounds():
+        training = Training(problem, fm.Ring(), every, Options())
+        state = training.advance(training.initial(), 0)
+        return training.advance(state, 1)
+
+    peak, _ = peak_bytes(two_rounds)
+    need = footprint(problem, algorithm, torch.float32, data_counts=True).of(replicas)
+    assert need / 8 < peak <= need, f"{peak / need:.2f} of the estimate"
+
+
+def test_a_run_that_cannot_fit_is_refused_with_the_numbers_before_anything_is_allocated():
+    with pytest.raises(
+        fm.BadInput, match=r"one replica needs about [\d.]+ GiB on cpu \(8 nodes x 53 parameters"
+    ) as error:
+        fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5, memory_gib=1e-3)
+    assert "memory_gib = 0.001" in str(error.value)
+    huge = Footprint(0, 1 << 60, "a very large model")
+    with pytest.raises(fm.BadInput, match=r"needs about 1073741824.00 GiB on cpu \(a very large model\)"):
+        replicas_that_fit(huge, 1, None, torch.device("cpu"))
+    with pytest.raises(fm.BadInput, match="memory_gib must be > 0"):
+        fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5, memory_gib=0.0)
+
+
+def test_as_many_replicas_run_at_once_as_fit():
+    need = Footprint(fixed=100, per_replica=50, description="")
+    for room, fit in ((151, 1), (249, 2), (250, 3), (10_000, 7)):
+        assert replicas_that_fit(need, 7, room / GIB, torch.device("cpu"))[0] == fit
+    free = free_bytes(torch.device("cpu"))
+    assert free is None or 1 << 20 < free < 1 << 50
+
+
+@pytest.fixture
+def two_at_once() -> float:
+    need = footprint(toys.problem(), toys.ALGORITHMS["ad-gda"], torch.float64, data_counts=True)
+    return (need.of(3) - 1) / GIB
+
+
+def test_replicas_in_portions_give_what_they_give_at_once(two_at_once, tmp_path):
+    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
+    settings = {"seeds": range(5), "measure_every": 4, "keep_iterate": True, "dtype": "float64"}
+    whole = fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path / "whole", **settings)
+    said, seen = [], []
+    split = fm.train(
+        problem, fm.Ring(), algorithm, 12, out=tmp_path / "split", memory_gib=two_at_once, announce=said.append,
+        watch=lambda done, records: seen.append(done), **settings,
+    )  # fmt: skip
+    assert "5 replicas run 2 at a time" in said[0]
+    assert seen == sorted(seen)
+    assert seen[-1] == 12
+    for which in ("last", "time-average", "iterate"):
+        torch.testing.assert_close(split.row(which), whole.row(which), rtol=1e-12, atol=1e-13)
+    assert len(split.records) == len(whole.records) == 5 * 4
+    for a, b in zip(split.records, whole.records):
+        assert (a["round"], a["replica"], a["seed"]) == (b["round"], b["replica"], b["seed"])
+        assert a["bytes_total"] == b["bytes_total"]
+        assert a["loss"]["mean"] == pytest.approx(b["loss"]["mean"], rel=1e-12)
+    summaries = [json.loads((tmp_path / run / "summary.json").read_text()) for run in ("split", "whole")]
+    assert summaries[0]["worst"] == pytest.approx(summaries[1]["worst"])
+    assert (tmp_path / "split" / "model-4.safetensors").exists()
+
+
+def test_a_split_run_is_resumed_in_the_portions_it_was_begun_in(two_at_once, tmp_path):
+    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
+    settings = {"seeds": range(5), "measure_every": 4, "dtype": "float64"}
+    fm.train(problem, fm.Ring(), algorithm, 8, out=tmp_path / "run", memory_gib=two_at_once, **settings)
+    with pytest.raises(fm.BadInput, match="resume it"):
+        fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path / "run", **settings)
+    longer = fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path / "run", resume=True, **settings)
+    whole = fm.train(problem, fm.Ring(), algorithm, 12, **settings)
+    torch.testing.assert_close(longer.row(), whole.row(), rtol=1e-12, atol=1e-13)
+    assert [r["round"] for r in longer.records if r["replica"] == 4] == [0, 4, 8, 12]
+
+
+def test_the_command_line_says_how_much_memory_a_run_takes(tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text('rounds = 2\ndata = "digits"\ntopology = "ring"\nalgorithm = "ad-gda"\n')
+    command = [sys.executable, "-m", "fairmesh", "run", str(file), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "memory: about 0.0" in done.stderr

@@ -1,0 +1,138 @@
+"""A round recorded as operations on tensors, as a GPU replays it, is the round as written."""
+
+import pytest
+import torch
+from torch import nn
+
+import fairmesh as fm
+from fairmesh.captured import recorded_round
+from fairmesh.checkpoint import flattened
+from fairmesh.lookahead import Lookahead
+from fairmesh.problems import convolutions
+from fairmesh.replicas import replicas_of
+from fairmesh.tracing import Recorded
+from fairmesh.training import Options, Training
+from tests import toys
+
+CPU = torch.device("cpu")
+
+
+def _training(algorithm: fm.Algorithm, topology: fm.Topology, problem: fm.Problem | None = None) -> Training:
+    problem = problem or toys.problem()
+    replicas = replicas_of([algorithm], [3, 4], None, problem.n)
+    return Training(problem, topology, replicas, Options(dtype="float64", keep_iterate=True))
+
+
+def _apart(training: Training, recorded_at: int, start: int, rounds: int) -> float:
+    """How far replays of a recording made at one round are from the rounds as written, from another round on."""
+    state = training.initial()
+    for t in range(start):
+        state = training.advance(state, t)
+    replay, buffers = recorded_round(training.after_round, state, recorded_at, CPU)
+    buffers[-1].fill_(start)
+    for t in range(start, start + rounds):
+        state = training.advance(state, t)
+        replay(*buffers)
+    assert int(buffers[-1]) == start + rounds
+    found = flattened(state)
+    assert len(found) == len(buffers) - 1
+    for name in ("state.sent.node_bytes", "state.sent.nodes", "state.sent.server_bytes"):
+        assert torch.equal(found[name], buffers[list(found).index(name)])
+    return max(float((a.double() - b.double()).abs().max()) for a, b in zip(found.values(), buffers))
+
+
+@pytest.mark.parametrize("name", toys.ALGORITHMS)
+def test_every_algorithm_is_replayed_as_it_is_written(name):
+    assert _apart(_training(toys.ALGORITHMS[name], fm.Ring()), recorded_at=0, start=2, rounds=6) < 1e-12
+
+
+@pytest.mark.parametrize("name", toys.COMPRESSORS)
+def test_every_compressor_is_replayed_as_it_is_written_and_as_many_bytes_are_counted(name):
+    algorithm = fm.ADGDA(0.5, 0.05, rate=0.2, compressor=toys.COMPRESSORS[name])
+    assert _apart(_training(algorithm, fm.Star()), recorded_at=0, start=1, rounds=5) < 1e-12
+
+
+def test_schedules_of_steps_and_of_graphs_follow_the_tensor_that_holds_the_rounds_number():
+    algorithm = fm.ADGDA(fm.Staircase(0.5, 0.5, 3), fm.Geometric(0.05, 0.9), rate=0.2, compressor=fm.Quantize(4))
+    changing = fm.Changing((fm.Ring(), fm.Star(), fm.Complete()))
+    assert _apart(_training(algorithm, changing), recorded_at=0, start=4, rounds=9) < 1e-12
+    for sampling in (
+        fm.Sampling(order="cyclic", batch=3),
+        fm.Sampling(order="full"),
+        fm.Sampling(2, batches_per_step=2),
+    ):
+        problem = toys.problem()
+        problem = fm.Problem(problem.model, problem.sites, sampling=sampling)
+        assert _apart(_training(algorithm, changing, problem), recorded_at=1, start=3, rounds=4) < 1e-12
+
+
+def test_a_recording_with_dropout_and_augmentation_draws_anew_in_every_round():
+    generator = torch.Generator().manual_seed(0)
+    sites = [fm.Site((torch.randn(9, 6, generator=generator), torch.arange(9) % 3)) for _ in range(4)]
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
+    problem = fm.Problem(model, sites, augment=lambda batch, draw: batch + draw(*batch.shape), sampling=fm.Sampling(5))
+    training = _training(fm.ADGDA(0.5, 0.05, rate=0.3, compressor=fm.TopK(0.3)), fm.Ring(), problem)
+    assert _apart(training, recorded_at=0, start=0, rounds=5) < 1e-12
+
+
+def test_a_recorded_function_gives_the_same_and_is_recorded_anew_for_other_shapes():
+    def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = torch.bmm(a, b.mT)
+        return (product.relu() + torch.bmm(a, b.mT) * 1, (product + product).sum(dim=-1))
+
+    recorded = Recorded(function)
+    for nodes, rows, columns, inner in ((3, 7, 2, 40), (3, 2, 7, 40), (5, 9, 9, 4), (3, 7, 2, 40)):
+        a, b = torch.randn(nodes, rows, inner).double(), torch.randn(nodes, columns, inner).double()
+        for got, wanted in zip(recorded(a, b), function(a, b)):
+            torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13)
+            assert got.stride() == wanted.stride()
+    assert len(recorded._replays) == 3
+
+
+def test_a_block_of_rounds_is_worked_out_as_each_round_alone():
+    calls = []
+
+    def function(rounds: torch.Tensor) -> torch.Tensor:
+        calls.append(len(rounds))
+        return rounds[:, None] * torch.arange(3)
+
+    ahead = Lookahead()
+    for t in [*range(600), 17, 18, 4000]:
+        assert ahead.at("it", function, torch.tensor(t)).tolist() == [0, t, 2 * t]
+    assert sum(calls) > len(calls) == 6  # one alone for its size, blocks, and again wherever time jumps
+    for _ in range(2):
+        assert ahead.at("large", lambda r: torch.zeros(len(r), 1 << 20), torch.tensor(0)).shape == (1 << 20,)
+
+
+@pytest.mark.parametrize("models", [2, 500])
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(3, 5, 3), nn.Conv2d(1, 4, (2, 3), padding=(1, 2)), nn.Conv2d(2, 3, 1, bias=False)]
+)
+def test_a_convolution_of_many_models_is_the_same_however_it_is_done(models, layer):
+    layer = layer.double()
+    images = torch.randn(4, 6, layer.in_channels, 9, 8, dtype=torch.float64)
+    weights = torch.randn(4, *layer.weight.shape, dtype=torch.float64)
+
+    def loss(weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"weight": weight}, (inputs,)).square().mean()
+
+    other = convolutions.of_many(loss, models, torch.device("cuda"))
+    for got, wanted in zip(*(torch.func.vmap(torch.func.grad_and_value(f))(weights, images) for f in (other, loss))):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)
+
+
+def test_only_plain_convolutions_with_few_channels_are_done_otherwise(monkeypatch):
+    done = []
+    monkeypatch.setattr(convolutions, "by_product", lambda *a: done.append(a) or nn.functional.conv2d(*a))
+    for layer in (
+        nn.Conv2d(8, 2, 3),
+        nn.Conv2d(2, 2, 3, stride=2),
+        nn.Conv2d(2, 2, 3, padding="same"),
+        nn.Conv2d(2, 2, 3, groups=2),
+    ):
+        convolutions.of_many(lambda x, layer=layer: layer(x), 500, torch.device("cuda"))(
+            torch.randn(1, layer.in_channels, 9, 9)
+        )
+        assert not done
+    convolutions.of_many(nn.Conv2d(2, 2, 3), 500, torch.device("cuda"))(torch.randn(1, 2, 9, 9))
+    assert len(done) == 1
