@@ -9,10 +9,10 @@ import torch
 import torch._inductor
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fairmesh.checkpoint import flattened, refilled
 from fairmesh.errors import BadInput
+from fairmesh.tracing import recorded
 
 Step = Callable[[Any, Tensor], Any]  # (state, number of the round) -> the state after it
 
@@ -34,7 +34,7 @@ def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> t
 
     with torch.no_grad():
         step(state, buffers[-1])  # as written, once: errors in a user's code read best so, and tables are made outside
-        return make_fx(change)(*[t.clone() for t in buffers]), buffers
+        return recorded(change, *[t.clone() for t in buffers]), buffers
 
 
 def captured_rounds(step: Step, state: Any, done: int, device: torch.device, fuse: bool) -> "CapturedRounds | None":

@@ -78,7 +78,8 @@ def level_histograms(levels: Tensor, largest: int) -> Tensor:
     counters = rows * width * _LANES
     kind = torch.int16 if counters < 1 << 15 else torch.int32
     symbols = levels.to(kind).add_(_first_counters(rows, levels.shape[-1], largest, kind))
-    return torch.bincount(symbols.view(-1), minlength=counters).view(rows, _LANES, width).sum(dim=1)
+    counts = torch.bincount(symbols.view(-1), minlength=counters).numpy()  # few numbers, of which numpy makes less ado
+    return torch.from_numpy(counts.reshape(rows, _LANES, width).sum(axis=1))
 
 
 @lru_cache(maxsize=4)

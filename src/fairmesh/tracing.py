@@ -7,13 +7,25 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+
+_recording: list[None] = []  # one entry for every recording under way
 
 
 def may_look(tensor: Tensor) -> bool:
     """Whether a decision may hang on a tensor's value: on a CPU, where reading it costs no waiting, and not while the
     operations are being recorded to be replayed with other values."""
-    return tensor.device.type == "cpu" and get_proxy_mode() is None
+    return tensor.is_cpu and not _recording
+
+
+def recorded(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
+    """The operations on tensors that a call of the function comes down to."""
+    _recording.append(None)
+    try:
+        return make_fx(function)(*arguments)
+    finally:
+        _recording.pop()
 
 
 class Recorded:
@@ -29,7 +41,7 @@ class Recorded:
             return self._function(*arguments)
         shapes = tuple((t.shape, t.dtype) for t in arguments)
         if shapes not in self._replays:
-            self._replays[shapes] = _tidied(make_fx(self._function)(*arguments))
+            self._replays[shapes] = _tidied(recorded(self._function, *arguments))
         return self._replays[shapes](*arguments)
 
 
@@ -37,11 +49,14 @@ _SAME = {"view", "expand", "reshape", "_unsafe_view", "alias", "detach"}
 
 
 def _tidied(module: GraphModule) -> GraphModule:
-    """Operations with the same inputs once, those that change nothing not at all, products with the long side last."""
+    """Operations with the same inputs once, those that change nothing or make constants not at all, products with the
+    long side last. A recording in which anything is changed in place is left as it is."""
+    operations = [node for node in module.graph.nodes if isinstance(node.target, OpOverload)]
+    if any(node.target._schema.is_mutable for node in operations):  # type: ignore[union-attr]
+        return module
+    _fold_constants(module)
     seen: dict[Any, Node] = {}
-    for node in list(module.graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
-            continue
+    for node in operations:
         other = _unchanged(node) or seen.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
         if other is not node:
             node.replace_all_uses_with(other)
@@ -52,6 +67,31 @@ def _tidied(module: GraphModule) -> GraphModule:
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+_MAKERS = {"ones_like": 1.0, "zeros_like": 0.0, "new_zeros": 0.0}  # whose result follows from a shape
+
+
+def _fold_constants(module: GraphModule) -> None:
+    """What follows from shapes alone (the gradient of a mean begins with it) is worked out now."""
+    known: dict[Node, Tensor] = {}
+    for node in module.graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        value, name = node.meta.get("val"), node.target._schema.name.removeprefix("aten::")
+        if not isinstance(value, Tensor):
+            continue
+        if name in _MAKERS:
+            known[node] = torch.full(value.shape, _MAKERS[name], dtype=value.dtype)
+        elif node.all_input_nodes and all(argument in known for argument in node.all_input_nodes):
+            known[node] = node.target(*map_arg(node.args, known.get), **map_arg(node.kwargs, known.get))
+    for number, (node, value) in enumerate(known.items()):
+        if any(user not in known for user in node.users):
+            module.register_buffer(f"constant_{number}", value)
+            with module.graph.inserting_before(node):
+                constant = module.graph.get_attr(f"constant_{number}")
+            constant.meta["val"] = value
+            node.replace_all_uses_with(constant)
 
 
 def _unchanged(node: Node) -> Node | None:

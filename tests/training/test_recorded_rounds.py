@@ -89,6 +89,17 @@ def test_a_recorded_function_gives_the_same_and_is_recorded_anew_for_other_shape
     assert len(recorded._replays) == 3
 
 
+def test_a_recording_that_changes_something_in_place_starts_afresh_every_time():
+    def function(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = torch.zeros_like(a), torch.zeros_like(a)
+        return (first.add_(a), second.sub_(a), torch.ones_like(a).mean() + a)
+
+    recorded, a = Recorded(function), torch.randn(3, 4)
+    for _ in range(3):
+        for got, wanted in zip(recorded(a), function(a)):
+            assert torch.equal(got, wanted)
+
+
 def test_a_block_of_rounds_is_worked_out_as_each_round_alone():
     calls = []
 

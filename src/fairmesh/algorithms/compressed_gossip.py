@@ -26,10 +26,11 @@ def no_copies(models: Tensor, network: Network) -> PublicCopies:
     return PublicCopies(torch.zeros_like(models), network.copies(models))
 
 
-def toward_neighbours(models: Tensor, copies: PublicCopies, rate: float, round: Round) -> Tensor:
+def toward_neighbours(models: Tensor, copies: PublicCopies, rate: float | Tensor, round: Round) -> Tensor:
     """Gossip: x_i + gamma (s_i - x_hat_i). W is doubly stochastic, so over all nodes the added terms sum to zero and
     the network's average model is untouched."""
-    return (round.mixed_copies(copies.kept) - copies.own).mul_(rate).add_(models)
+    apart = round.mixed_copies(copies.kept) - copies.own
+    return models.addcmul(apart, rate) if isinstance(rate, Tensor) else models.add(apart, alpha=rate)
 
 
 def difference(

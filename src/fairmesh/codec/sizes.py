@@ -89,11 +89,14 @@ def symbols_of(counts: Array) -> Any:
 
 def symbol_range(counts: Array) -> tuple[Any, Any]:
     """The first and the last symbol that occurs; the last lies just before the first where none does."""
-    xp, width, at = entropy.library(counts), counts.shape[-1], symbols_of(counts)
-    occurs = counts > 0
-    highest = xp.amax(occurs * (at + 1), axis=-1) - 1
-    lowest = width - xp.amax(occurs * (width - at), axis=-1)
-    return xp.minimum(lowest, highest + 1), highest
+    width = counts.shape[-1]
+    if isinstance(counts, np.ndarray):  # whose argmax is the first of equals
+        last = width - 1 - np.argmax(counts[:, ::-1] > 0, axis=-1)
+        return np.argmax(counts > 0, axis=-1), np.where(np.any(counts > 0, axis=-1), last, -1)
+    at, occurs = symbols_of(counts), counts > 0
+    highest = (occurs * (at + 1)).amax(dim=-1) - 1
+    lowest = width - (occurs * (width - at)).amax(dim=-1)
+    return torch.minimum(lowest, highest + 1), highest
 
 
 class Stream(NamedTuple):
