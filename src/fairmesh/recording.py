@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fairmesh import heap
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.checkpoint import load_checkpoint, save_checkpoint
 from fairmesh.errors import BadInput, Diverged, Interrupted
@@ -131,7 +132,7 @@ class _Recorder:
         pace = options.checkpoint_every or max(1, self.rounds // 10)
         look = min(options.measure_every, _LOOK_EVERY)
         best = state.best  # found by measuring, so the round loop does not carry it
-        with _stop_requests(folder is not None) as stop:
+        with heap.reused(), _stop_requests(folder is not None) as stop:
             for now, current in training.states(state, done, self.rounds):
                 state = current._replace(best=best)
                 last = now == self.rounds

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fairmesh import heap
 from fairmesh.algorithms import ADGDA
 from fairmesh.ambiguity import ChiSquare
 from fairmesh.bench.floor import floor_ms, rates
@@ -100,8 +101,13 @@ def timings(device: str, names: list[str] | None = None, replicas: list[int] | N
 
 
 def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> Timing:
+    with heap.reused():
+        return _timed(name, problem, replicas, device)
+
+
+def _timed(name: str, problem: Problem, replicas: int, device: torch.device) -> Timing:
     setting = (SETTINGS | LARGE)[name]
-    step = _stack(problem, setting, replicas, device)
+    step = stack(problem, setting, replicas, device)
     loop = _loop(problem, setting, device) if replicas == 1 and name in SETTINGS else None
     if device.type == "cuda":
         times = _device_times(step, 300)
@@ -120,7 +126,7 @@ def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> 
     )  # fmt: skip
 
 
-def _stack(problem: Problem, setting: Setting, replicas: int, device: torch.device) -> Callable[[], None]:
+def stack(problem: Problem, setting: Setting, replicas: int, device: torch.device) -> Callable[[], None]:
     """Does one more round of all replicas each time it is called."""
     every = replicas_of([setting.algorithm()], range(replicas), None, problem.n)
     training = Training(problem, Ring(), every, Options(device=str(device)))
@@ -217,7 +223,7 @@ def profile(device: str, name: str, replicas: int, rounds: int = 10) -> list[tup
 
     where = device_of(device)
     setting = (SETTINGS | LARGE)[name]
-    step = _stack(setting.problem(), setting, replicas, where)
+    step = stack(setting.problem(), setting, replicas, where)
     for _ in range(5):
         step()
     on_gpu = where.type == "cuda"
