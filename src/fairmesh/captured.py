@@ -56,8 +56,8 @@ class CapturedRounds:
     """Replays one round over and over on buffers of its own."""
 
     def __init__(self, step: Step, state: Any, done: int, device: torch.device, fuse: bool = True):
-        self._form = state
         module, self._buffers = recorded_round(step, state, done, device)
+        self.state = refilled(state, dict(zip(flattened(state), self._buffers)))  # which every round changes
         run: Callable[..., Any] = module
         if fuse:
             with warnings.catch_warnings():
@@ -80,8 +80,3 @@ class CapturedRounds:
     def advance(self) -> None:
         """One more round, asked for; the GPU does it in its own time."""
         self._graph.replay()
-
-    @property
-    def state(self) -> Any:
-        """The state as it stands: the buffers themselves, which the next round changes."""
-        return refilled(self._form, dict(zip(flattened(self._form), self._buffers)))

@@ -77,10 +77,12 @@ def _progress(quiet: bool):
 
         def watcher(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
             task = bars.add_task(name, total=rounds, status="")
-            status = [""]
+            status, shown = [""], [0.0]
 
             def watch(done: int, records: list[dict]) -> None:
-                status[0] = _status(records) if records else status[0]
+                if not records and time.monotonic() - shown[0] < 0.1:  # rounds may be quicker than a bar is drawn
+                    return
+                status[0], shown[0] = _status(records) if records else status[0], time.monotonic()
                 bars.update(task, completed=done, status=status[0])
 
             return watch

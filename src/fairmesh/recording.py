@@ -130,7 +130,9 @@ class _Recorder:
             folder.write_settings(self.settings)
         started, sound, saved = time.perf_counter(), done, done if folder and folder.resuming else None
         pace = options.checkpoint_every or max(1, self.rounds // 10)
-        look = min(options.measure_every, _LOOK_EVERY)
+        look = options.measure_every  # a GPU is not made to wait more often than it is measured
+        if training.device.type == "cpu":
+            look = min(look, _LOOK_EVERY)
         best = state.best  # found by measuring, so the round loop does not carry it
         with heap.reused(), _stop_requests(folder is not None) as stop:
             for now, current in training.states(state, done, self.rounds):

@@ -23,9 +23,12 @@ def recorded(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
     """The operations on tensors that a call of the function comes down to."""
     _recording.append(None)
     try:
-        return make_fx(function)(*arguments)
+        module = make_fx(function)(*arguments)
     finally:
         _recording.pop()
+    module.graph.eliminate_dead_code()  # what changes a tensor in place is never taken for dead
+    module.recompile()
+    return module
 
 
 class Recorded:
