@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import fairmesh as fm
+from fairmesh import captured
 from fairmesh.captured import recorded_round
 from fairmesh.checkpoint import flattened
 from fairmesh.lookahead import Lookahead
@@ -147,3 +148,27 @@ def test_only_plain_convolutions_with_few_channels_are_done_otherwise(monkeypatc
         assert not done
     convolutions.of_many(nn.Conv2d(2, 2, 3), 500, torch.device("cuda"))(torch.randn(1, 2, 9, 9))
     assert len(done) == 1
+
+
+def test_what_cannot_be_fused_is_captured_and_what_cannot_be_captured_is_run_as_written(monkeypatch):
+    tried = []
+
+    def failing(step, state, done, device, fuse):
+        tried.append(fuse)
+        raise RuntimeError(f"no {'compiler' if fuse else 'capture'} today\nand more")
+
+    monkeypatch.setattr(captured, "CapturedRounds", failing)
+    with pytest.warns(RuntimeWarning) as told:
+        assert captured.captured_rounds(lambda *_: None, None, 0, CPU, fuse=True) is None
+    assert tried == [True, False]
+    assert [str(warning.message) for warning in told] == [
+        "rounds cannot be compiled into fewer kernels: RuntimeError: no compiler today",
+        "rounds cannot be captured as a CUDA graph, and run more slowly: RuntimeError: no capture today",
+    ]
+
+    def refusing(*_):
+        raise fm.BadInput("the user's mistake")
+
+    monkeypatch.setattr(captured, "CapturedRounds", refusing)
+    with pytest.raises(fm.BadInput, match="the user's mistake"):
+        captured.captured_rounds(lambda *_: None, None, 0, CPU, fuse=False)
