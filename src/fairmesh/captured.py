@@ -27,8 +27,10 @@ def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> t
 
     def change(*buffers: Tensor) -> list[Tensor]:
         *parts, now = buffers
-        after = flattened(step(refilled(state, dict(zip(names, parts))), now)).values()
-        for old, new in zip(buffers, [*after, now + 1]):
+        after = [*flattened(step(refilled(state, dict(zip(names, parts))), now)).values(), now + 1]
+        held = {old.untyped_storage().data_ptr() for old in buffers}  # what is handed on must not be overwritten first
+        after = [new.clone() if new.untyped_storage().data_ptr() in held else new for new in after]
+        for old, new in zip(buffers, after):
             old.copy_(new)
         return []
 

@@ -78,13 +78,16 @@ def _per_block(rows: Tensor, block: int, scales: Tensor, operation) -> Tensor:
 def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
     """The norm of each block as float32: (..., blocks)."""
 
+    def in_doubles(blocks: Tensor) -> Tensor:  # in which the square of no float32 overflows or vanishes
+        return torch.linalg.vector_norm(blocks, ord=order, dim=-1, dtype=torch.float64).float()
+
     def norms_of(blocks: Tensor) -> Tensor:
         if may_look(blocks) and blocks.dtype == torch.float32:  # a look is cheap, a cast of all is not
             norms = torch.linalg.vector_norm(blocks, ord=order, dim=-1)
             if norms.numpy().min() > _SMALL and norms.numpy().max() < _LARGE:
                 return norms
-        # In float64 the square of no float32 overflows or vanishes.
-        return torch.linalg.vector_norm(blocks, ord=order, dim=-1, dtype=torch.float64).float()
+            return torch.where((norms > _SMALL) & (norms < _LARGE), norms, in_doubles(blocks))  # each row on its own
+        return in_doubles(blocks)
 
     dim = rows.shape[-1]
     whole = dim // block * block
@@ -182,7 +185,8 @@ def _variance_factor(length: int, bits: int) -> float:
 @dataclass(frozen=True)
 class Quantize(Compressor):
     """Random quantization: sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi), xi uniform in [0, 1), the floor
-    drawn, with the same law, as that of 2^b x / ||x|| + xi.
+    drawn, with the same law, as that of 2^b x / ||x|| + xi. xi lies in the middles of 2^16 parts: less than 2^-17 of a
+    level is never sent.
 
     `block` gives every so many coordinates a norm of their own. `rounding = "ceil"` is what the published runs did: in
     effect a sign compressor, with no guaranteed delta."""

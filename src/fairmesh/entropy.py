@@ -72,13 +72,19 @@ def level_histograms(levels: Tensor, largest: int) -> Tensor:
     if (kernels := gpu_kernels(levels)) is not None:
         return kernels.level_histograms(levels, largest).long()
     if not may_look(levels):
-        return histograms(levels.to(torch.int64).add_(largest), width)
+        return histograms(levels.to(torch.int64).add_(largest).clamp_(0, width - 1), width)
     # On a CPU one pass over small integers, in which every row has symbols of its own, and neighbours in a row too: a
     # counter that is the same many times in a row (most levels are zero) would wait for itself.
     counters = rows * width * _LANES
     kind = torch.int16 if counters < 1 << 15 else torch.int32
-    symbols = levels.to(kind).add_(_first_counters(rows, levels.shape[-1], largest, kind))
-    counts = torch.bincount(symbols.view(-1), minlength=counters).numpy()  # few numbers, of which numpy makes less ado
+    first = _first_counters(rows, levels.shape[-1], largest, kind)
+    symbols = levels.to(kind).add_(first)
+    try:
+        counts = torch.bincount(symbols.view(-1), minlength=counters).numpy()  # few: numpy makes less ado of them
+    except RuntimeError:  # a diverged node's levels are not numbers
+        symbols = levels.nan_to_num(0.0).to(kind).add_(first)
+        counts = torch.bincount(symbols.view(-1), minlength=counters).numpy()
+    counts = counts[:counters]
     return torch.from_numpy(counts.reshape(rows, _LANES, width).sum(axis=1))
 
 

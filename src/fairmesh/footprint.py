@@ -15,6 +15,7 @@ _COPIES = 12  # of all models at the peak of a round (tests/contracts/test_memor
 _DUAL_COPIES = 8  # of all dual weights
 _ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's own workspace
 _AHEAD = 24 << 20  # bytes of what is worked out for many rounds at once, and in passing
+_KEPT = 7  # twelfths of its models and duals: three copies and an average, twice while they are merged
 _SHARE = 0.9  # of the free memory that a run may plan with
 _GIB = 2.0**30
 
@@ -25,13 +26,14 @@ class Footprint(NamedTuple):
     fixed: int  # data, tables over all pairs of nodes, what is worked out ahead
     per_replica: int
     description: str
+    kept: int = 0  # on the host, of a replica that has run in a portion, until all are merged
 
     def of(self, replicas: int) -> int:
         return self.fixed + replicas * self.per_replica
 
 
 def footprint(problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_counts: bool) -> Footprint:
-    """Of a run of this algorithm; `data_counts` where the data lies in the same memory and is held twice."""
+    """Of a run of this algorithm; `data_counts` where a copy of the data lies in the same memory."""
     n, dim = problem.n, problem.flat_model.dim
     batch, samples = _batch_bytes(problem, dtype)
     models = _COPIES * n * dim * dtype.itemsize
@@ -39,11 +41,13 @@ def footprint(problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_c
         _DUAL_COPIES * n * n * dtype.itemsize if "dual_step" in algorithm.steps() and not algorithm.needs_server else 0
     )
     data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in problem.sites) if data_counts else 0
-    description = (
+    description = (f"data ({data / _GIB:.2f} GiB), " if data > 0.01 * _GIB else "") + (
         f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {samples} ({n * batch / _GIB:.2f} GiB)"
         + (f", {n:,} x {n:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
     )
-    return Footprint(data + n * n * dtype.itemsize + _AHEAD, models + n * batch + duals, description)
+    return Footprint(
+        data + n * n * dtype.itemsize + _AHEAD, models + n * batch + duals, description, _KEPT * (models + duals) // 12
+    )
 
 
 def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:
@@ -79,8 +83,10 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     try:  # a container may allow less
         group = Path("/sys/fs/cgroup")
-        allowed = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-        return min(free, max(0, allowed))
+        used = int((group / "memory.current").read_text())
+        lines = (group / "memory.stat").read_text().splitlines()
+        used -= next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)  # can be dropped
+        return min(free, max(0, int((group / "memory.max").read_text()) - used))
     except (OSError, ValueError):
         return free
 
@@ -93,6 +99,8 @@ def replicas_that_fit(need: Footprint, replicas: int, limit: float | None, devic
     if usable is None:
         return replicas, f"memory: about {whole / _GIB:.2f} GiB"
     fit = min(replicas, int((usable - need.fixed) // need.per_replica))
+    if fit < replicas and device.type == "cpu":  # what has run waits in the same memory
+        fit = int((usable - need.fixed - replicas * need.kept) // need.per_replica)
     if fit < 1:
         there = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
         raise BadInput(

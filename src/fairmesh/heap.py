@@ -12,8 +12,8 @@ _LARGE = 2**31 - 1
 
 @contextmanager
 def reused() -> Iterator[None]:
-    """While it is open, freed memory stays with the process; afterwards it is given back. Elsewhere than with glibc
-    nothing changes."""
+    """While it is open, freed memory stays with the process; afterwards what is free is given back, and glibc keeps its
+    usual thresholds, which from then on no longer adapt. Elsewhere than with glibc nothing changes."""
     try:
         library = ctypes.CDLL(None)
         tune, trim = library.mallopt, library.malloc_trim

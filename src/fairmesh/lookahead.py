@@ -28,8 +28,11 @@ class Lookahead:
         number = int(round_index)
         first, values, _ = self._known.get(what, (number, None, owner))
         if values is None or not first <= number < first + len(values):
-            fits = 1 if values is None else _NUMBERS // max(1, values[0].numel())  # of the first round's size
-            rounds = torch.arange(number, number + min(_ROUNDS, max(1, fits)))
-            first, values = number, function(rounds)
+            # Blocks begin at multiples of their length, whenever one is asked for: a power in the middle of a vector
+            # can differ in its last bit from one alone, and a resumed run must not.
+            size = function(torch.arange(1)).numel() if values is None else values[0].numel()
+            block = max(1, min(_ROUNDS, _NUMBERS // max(1, size)))
+            first = number // block * block
+            values = function(torch.arange(first, first + block))
             self._known[what] = first, values, owner
         return values[number - first]

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -69,17 +69,21 @@ def train(
         raise BadInput("measure_phi needs an algorithm with a regularizer, such as ad-gda")
     if chosen.own_models and any(a.needs_server for a in algorithms):
         raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
-    at_once, sentence = that_fit(problem, topology, replicas, chosen)
+    for one in algorithms:
+        one.check(problem.prior_of_sites, problem.flat_model.dim)
+    stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run together, also where it need not
+    at_once, sentence = that_fit(problem, replicas, chosen)
+    folder = None if out is None else RunFolder(out, resume=resume)
+    if folder and folder.resuming:
+        at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
     if announce:
         announce(sentence)
-    folder = None if out is None else RunFolder(out, resume=resume)
-    at_once = folder.replicas_at_once(at_once) if folder else at_once
     if at_once >= len(replicas):
         return _Recorder(Training(problem, topology, replicas, chosen), rounds, folder, settings, watch).run()
     started, results = time.perf_counter(), []
     for portion in portions(replicas, at_once):
         inside = RunFolder(portion.folder(folder.path), resume=resume) if folder else None
-        training = Training(problem, topology, portion.replicas, chosen)
+        training = Training(problem, topology, portion.replicas, chosen, portion.first)
         one = _Recorder(training, rounds, inside, settings, portion.watch(watch, rounds)).run()
         results.append(replace(one, state=on_host(one.state)))
         del training, one  # frees the device before the next
@@ -134,7 +138,8 @@ class _Recorder:
         if training.device.type == "cpu":
             look = min(look, _LOOK_EVERY)
         best = state.best  # found by measuring, so the round loop does not carry it
-        with heap.reused(), _stop_requests(folder is not None) as stop:
+        on_cpu = training.device.type == "cpu"
+        with heap.reused() if on_cpu else nullcontext(), _stop_requests(folder is not None) as stop:
             for now, current in training.states(state, done, self.rounds):
                 state = current._replace(best=best)
                 last = now == self.rounds

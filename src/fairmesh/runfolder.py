@@ -3,7 +3,7 @@
 import json
 import math
 import os
-import sys
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ EXPERIMENT = "experiment.toml"
 def portion_name(first: object, last: object) -> str:
     """The folder, inside a run's, of replicas that ran at once because not all could."""
     return f"replicas-{first}-{last}"
+
+
+def _portions_in(path: Path) -> list[tuple[int, int]]:
+    """First and last replica of every portion in a run's folder."""
+    found = [re.fullmatch(portion_name(r"(\d+)", r"(\d+)"), inside.name) for inside in path.iterdir()]
+    return sorted((int(match[1]), int(match[2])) for match in found if match)
 
 
 def as_json(value: Any, **style: Any) -> str:
@@ -62,20 +68,26 @@ class RunFolder:
             raise BadInput(f"cannot write to the run folder {self.path}: permission denied")
         self.checkpoint = self.path / CHECKPOINT
         if occupied and not resume:
-            begun = self.checkpoint.exists() or any(self.path.glob(portion_name("*", "*")))
+            begun = self.checkpoint.exists() or bool(_portions_in(self.path))
             hint = "resume it (--resume)" if begun else "choose another"
             raise BadInput(f"the run folder {self.path} is not empty; {hint} or remove it")
-        self._portions = sorted(self.path.glob(portion_name("*", "*")), key=lambda path: int(path.name.split("-")[1]))
+        self._portions = _portions_in(self.path)
         if occupied and not self.checkpoint.exists() and not self._portions:
             raise BadInput(f"the run folder {self.path} holds no {CHECKPOINT} to resume from; choose another folder")
         self.resuming = occupied
 
-    def replicas_at_once(self, that_fit: int) -> int:
-        """As many as the run that is resumed had at once, so that its checkpoints fit; else those that fit now."""
-        if self.resuming and self._portions:
-            _, first, last = self._portions[0].name.split("-")
-            return int(last) - int(first) + 1
-        return sys.maxsize if self.resuming else that_fit
+    def replicas_at_once(self, replicas: int) -> int:
+        """As many as the run that is resumed had at once, so that its checkpoints fit."""
+        if not self._portions:
+            return replicas
+        first, last = self._portions[0]
+        size = last - first + 1
+        if self._portions[-1][1] >= replicas or any(one[0] % size for one in self._portions):
+            raise BadInput(
+                f"the run folder {self.path} holds replicas 0 to {self._portions[-1][1]} in portions of {size}, but "
+                f"{replicas} are asked for now; ask for the same, or choose another folder"
+            )
+        return size
 
     def write_settings(self, table: Mapping[str, Any]) -> None:
         import tomli_w

@@ -16,7 +16,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def at(self, round_index: Tensor) -> Tensor:
-        """The step size of a round, in float64."""
+        """The step sizes of rounds in a tensor of any shape, in float64."""
 
     @staticmethod
     def shorthand(value: float) -> "Schedule":

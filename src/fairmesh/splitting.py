@@ -13,16 +13,15 @@ from fairmesh.problems.base import Problem
 from fairmesh.replicas import Replica
 from fairmesh.result import Result
 from fairmesh.runfolder import portion_name
-from fairmesh.topology import Topology
-from fairmesh.training import DTYPES, Options, device_of
+from fairmesh.training import DTYPES, Options, device_of, home_of_data
 
 Watch = Callable[[int, list[Any]], None]
 
 
-def that_fit(problem: Problem, topology: Topology, replicas: Sequence[Replica], options: Options) -> tuple[int, str]:
+def that_fit(problem: Problem, replicas: Sequence[Replica], options: Options) -> tuple[int, str]:
     """How many of the replicas can run at once, and a sentence about the memory they take."""
     device = device_of(options.device)
-    beside = options.data_on != "host" or device.type == "cpu"
+    beside = home_of_data(problem, device, options.data_on).type == device.type
     need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], beside)
     return replicas_that_fit(need, len(replicas), options.memory_gib, device)
 
@@ -43,6 +42,7 @@ class Portion(NamedTuple):
             return None
 
         def watched(done: int, records: list[Any]) -> None:
+            records = [record | {"replica": self.first + record["replica"]} for record in records]
             watch((self.first * rounds + len(self.replicas) * done) // self.all, records)
 
         return watched

@@ -1,5 +1,6 @@
 """A function of tensors recorded once as a flat list of operations, and replayed without the layers that found them."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -37,15 +38,30 @@ class Recorded:
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]):
         self._function = function
-        self._replays: dict[Any, GraphModule] = {}
+        self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         if not may_look(arguments[0]):  # a whole round is being recorded, this function in it
             return self._function(*arguments)
         shapes = tuple((t.shape, t.dtype) for t in arguments)
         if shapes not in self._replays:
-            self._replays[shapes] = _tidied(recorded(self._function, *arguments))
+            self._replays[shapes] = self._checked(arguments)
         return self._replays[shapes](*arguments)
+
+    def _checked(self, arguments: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
+        """The recording, or the function itself where it cannot be recorded or does not do the same twice."""
+        try:
+            replay = _tidied(recorded(self._function, *arguments))
+            pairs = zip(self._function(*arguments), replay(*arguments), strict=True)
+            if all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs):
+                return replay
+            reason = "it does not give the same twice: does it keep something in Python between its calls?"
+        except Exception as error:  # whatever a user's module does that vmap allows
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        warnings.warn(
+            f"model and loss run more slowly, as they cannot be recorded: {reason}", RuntimeWarning, stacklevel=3
+        )
+        return self._function
 
 
 _SAME = {"view", "expand", "reshape", "_unsafe_view", "alias", "detach"}
@@ -85,7 +101,7 @@ def _fold_constants(module: GraphModule) -> None:
         if not isinstance(value, Tensor):
             continue
         if name in _MAKERS:
-            known[node] = torch.full(value.shape, _MAKERS[name], dtype=value.dtype)
+            known[node] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).fill_(_MAKERS[name])
         elif node.all_input_nodes and all(argument in known for argument in node.all_input_nodes):
             known[node] = node.target(*map_arg(node.args, known.get), **map_arg(node.kwargs, known.get))
     for number, (node, value) in enumerate(known.items()):
@@ -104,8 +120,9 @@ def _unchanged(node: Node) -> Node | None:
     if not isinstance(value, Tensor) or not isinstance(before, Tensor) or value.dtype != before.dtype:
         return None
     name = node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
-    same = name in _SAME and value.shape == before.shape and value.stride() == before.stride()
-    return first if same or (name == "mul" and node.args[1] == 1) else None  # type: ignore[return-value]
+    if value.shape != before.shape or value.stride() != before.stride():
+        return None
+    return first if name in _SAME or (name == "mul" and node.args[1] == 1) else None  # type: ignore[return-value]
 
 
 def _turn(graph: Graph, node: Node) -> None:

@@ -22,7 +22,7 @@ from fairmesh.settings import checked, to_table
 from fairmesh.topology import Topology
 
 _EXPLODED = 1e6  # a model this many times longer than it began (or than 1) has diverged
-_FUSED_FROM = 3000  # rounds; compiling takes some 10 to 30 s
+_FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -48,7 +48,7 @@ class TrainingState(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Options:
-    """How a run is carried out; none of it changes the trajectory but `dtype`."""
+    """How a run is carried out; none of it changes the trajectory but `dtype` and, in its roundings, `fuse`."""
 
     measure_every: int = 50
     checkpoint_every: int | None = None  # rounds; where a folder is given, every tenth of the run by default
@@ -89,8 +89,11 @@ def device_of(name: str) -> torch.device:
 class Training:
     """A batched run: replicas over one graph and one problem, advanced round by round."""
 
-    def __init__(self, problem: Problem, topology: Topology, replicas: Sequence[Replica], options: Options):
+    def __init__(
+        self, problem: Problem, topology: Topology, replicas: Sequence[Replica], options: Options, first: int = 0
+    ):
         self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
+        self._first = first  # the number of the first replica in the whole run
         self.device, self.dtype = device_of(options.device), DTYPES[options.dtype]
         self.network = MemoryNetwork(
             topology.build(problem.n), device=self.device, dtype=self.dtype, count_bytes=options.count_bytes
@@ -101,7 +104,7 @@ class Training:
         algorithms = [replica.algorithm for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
-        self.data_home = _home_of_data(problem, self.device, options.data_on)
+        self.data_home = home_of_data(problem, self.device, options.data_on)
         self.oracle = Oracle(
             problem,
             self.network.hosted,
@@ -193,7 +196,7 @@ class Training:
         """The rounds as a CUDA graph, where there is a GPU that holds the data and more than a round to do."""
         if self.device.type != "cuda" or self.data_home.type != "cuda" or rounds - done < 2:
             return None
-        fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds - done >= _FUSED_FROM)
+        fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= _FUSED_FROM)
         return captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
 
     def unsound(self, state: TrainingState) -> Tensor:
@@ -228,7 +231,11 @@ class Training:
             advice += f", or rate ({getattr(algorithm, 'rate', 1.0):g}): the compressor {known}"
         site = self.problem.sites[self.replicas[replica].placement[node]].name
         who = "the server" if algorithm.needs_server else f"node {node} ({site})"
-        which = f"replica {replica} (seed {self.replicas[replica].seed}), " if len(self.replicas) > 1 else ""
+        which = (
+            f"replica {self._first + replica} (seed {self.replicas[replica].seed}), "
+            if len(self.replicas) > 1 or self._first
+            else ""
+        )
         return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
 
 
@@ -242,7 +249,7 @@ def _schedule_at(schedule: Any, index: Tensor) -> Tensor:
     return schedule.at(index) if hasattr(schedule, "at") else torch.as_tensor(schedule)
 
 
-def _home_of_data(problem: Problem, device: torch.device, wish: str) -> torch.device:
+def home_of_data(problem: Problem, device: torch.device, wish: str) -> torch.device:
     """Where the training data lives: on the device where it fits beside the models, else on the host."""
     if device.type == "cpu" or wish == "host":
         return torch.device("cpu")

@@ -17,8 +17,9 @@ def _level_kernel(levels, counts, dim, largest, width, STEPS: tl.constexpr, BINS
     found = tl.zeros([BINS], dtype=tl.int32)
     for step in range(STEPS):
         at = first + step * AT_ONCE + tl.arange(0, AT_ONCE)
-        here = tl.load(levels + row * dim + at, mask=at < dim, other=0.0)
-        found += tl.histogram(tl.where(at < dim, here.to(tl.int32) + largest, BINS - 1), BINS)  # the last bin is spare
+        symbol = tl.load(levels + row * dim + at, mask=at < dim, other=0.0).to(tl.int32) + largest
+        known = (at < dim) & (symbol >= 0) & (symbol < width)  # a diverged node's levels are not numbers
+        found += tl.histogram(tl.where(known, symbol, BINS - 1), BINS)  # the last bin is spare
     bins = tl.arange(0, BINS)
     tl.atomic_add(counts + row * width + bins, found, mask=(bins < width) & (found > 0))
 

@@ -120,3 +120,17 @@ def test_a_model_that_starts_from_zero_may_grow():
     nn.init.zeros_(zero.bias)
     made = fm.Problem(zero, list(REGRESSION.sites), loss=F.mse_loss, sampling=fm.Sampling(order="full"))
     assert fm.train(made, fm.Ring(), fm.DSGD(primal_step=0.01), 3, measure_every=1).row().norm() > 0
+
+
+@pytest.mark.parametrize(("bits", "nodes"), [(4, 8), (8, 20)], ids=["few counters", "many counters"])
+def test_a_replica_beside_one_that_turns_into_nan_gives_the_bits_it_gives_alone(bits, nodes):
+    generator = torch.Generator().manual_seed(0)
+    sites = [fm.Site((torch.randn(5, 6, generator=generator), torch.arange(5) % 3)) for _ in range(nodes)]
+    problem = fm.Problem(torch.nn.Linear(6, 3), sites, sampling=fm.Sampling(3))
+    algorithms = [fm.ChocoSGD(step, rate=0.3, compressor=fm.Quantize(bits)) for step in (0.1, 1e38)]
+    both = fm.train(problem, fm.Ring(), algorithms, 40, on_divergence="mark")
+    assert both.diverged == [1]
+    assert not both.row()[1].isfinite().all()
+    alone = fm.train(problem, fm.Ring(), algorithms[0], 40)
+    assert torch.equal(both.row()[0], alone.row()[0])
+    assert both.final[0]["bytes_total"] == alone.final[0]["bytes_total"]

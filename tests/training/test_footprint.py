@@ -76,7 +76,7 @@ def test_as_many_replicas_run_at_once_as_fit():
 @pytest.fixture
 def two_at_once() -> float:
     need = footprint(toys.problem(), toys.ALGORITHMS["ad-gda"], torch.float64, data_counts=True)
-    return (need.of(3) - 1) / GIB
+    return (need.of(3) + 5 * need.kept - 1) / GIB
 
 
 def test_replicas_in_portions_give_what_they_give_at_once(two_at_once, tmp_path):
@@ -122,3 +122,38 @@ def test_the_command_line_says_how_much_memory_a_run_takes(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "memory: about 0.0" in done.stderr
+
+
+def test_what_is_refused_does_not_hang_on_how_many_fit_at_once(two_at_once):
+    problem, seen = toys.problem(), []
+    wrong = [toys.ALGORITHMS["ad-gda"], fm.ADGDA(0.1, dual_step=1e6)]
+    mixed = [fm.ADGDA(0.1, 0.01), fm.ADGDA(0.1, 0.01, rate=0.3, compressor=fm.TopK(0.5))]
+    for algorithms, reason in ((wrong, "beyond the stable range"), (mixed, "train these separately")):
+        for room in (None, two_at_once):
+            with pytest.raises(fm.BadInput, match=reason):
+                fm.train(
+                    problem, fm.Ring(), algorithms, 4, seeds=range(3), memory_gib=room,
+                    watch=lambda done, records: seen.append(done),
+                )  # fmt: skip
+    assert not seen
+
+
+def test_numbers_of_replicas_are_the_whole_runs(two_at_once):
+    problem, seen = toys.problem(), []
+    algorithm = toys.ALGORITHMS["ad-gda"]
+    settings = {"memory_gib": two_at_once, "dtype": "float64", "seeds": range(5)}
+    fm.train(problem, fm.Ring(), algorithm, 2, watch=lambda done, records: seen.extend(records), **settings)
+    assert {record["replica"] for record in seen} == set(range(5))
+    runs = [fm.ChocoSGD(step) for step in (0.1, 0.1001, 0.1002, 0.1003, 1e30)]
+    with pytest.raises(fm.Diverged, match=r"replica 4 \(seed 0\)"):
+        fm.train(problem, fm.Ring(), runs, 30, memory_gib=two_at_once, dtype="float64")
+
+
+def test_a_split_folder_refuses_another_number_of_replicas_and_passes_over_other_folders(two_at_once, tmp_path):
+    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
+    settings = {"out": tmp_path / "run", "dtype": "float64"}
+    fm.train(problem, fm.Ring(), algorithm, 2, seeds=range(5), memory_gib=two_at_once, **settings)
+    (tmp_path / "run" / "replicas-old-x").mkdir()
+    with pytest.raises(fm.BadInput, match="holds replicas 0 to 4 in portions of 2, but 3 are asked for now"):
+        fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(3), resume=True, **settings)
+    fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(5), resume=True, **settings)

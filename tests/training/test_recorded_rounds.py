@@ -1,5 +1,7 @@
 """A round recorded as operations on tensors, as a GPU replays it, is the round as written."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -111,7 +113,7 @@ def test_a_block_of_rounds_is_worked_out_as_each_round_alone():
     ahead = Lookahead()
     for t in [*range(600), 17, 18, 4000]:
         assert ahead.at("it", function, torch.tensor(t)).tolist() == [0, t, 2 * t]
-    assert sum(calls) > len(calls) == 6  # one alone for its size, blocks, and again wherever time jumps
+    assert len(calls) == 6  # one alone for its size, three blocks, and again wherever time jumps
     for _ in range(2):
         assert ahead.at("large", lambda r: torch.zeros(len(r), 1 << 20), torch.tensor(0)).shape == (1 << 20,)
 
@@ -172,3 +174,78 @@ def test_what_cannot_be_fused_is_captured_and_what_cannot_be_captured_is_run_as_
     monkeypatch.setattr(captured, "CapturedRounds", refusing)
     with pytest.raises(fm.BadInput, match="the user's mistake"):
         captured.captured_rounds(lambda *_: None, None, 0, CPU, fuse=False)
+
+
+class _State(NamedTuple):
+    models: torch.Tensor
+    previous: torch.Tensor
+
+
+def test_a_state_that_hands_on_an_old_tensor_is_replayed_rightly():
+    def step(state: _State, now: torch.Tensor) -> _State:
+        return _State(state.models + 1, state.models)
+
+    replay, (models, previous, now) = recorded_round(step, _State(torch.zeros(2), torch.zeros(2)), 0, CPU)
+    for t in range(3):
+        replay(models, previous, now)
+        assert models.tolist() == [t + 1.0] * 2
+        assert previous.tolist() == [float(t)] * 2
+
+
+class _Counting(nn.Module):
+    """Keeps a number in Python between its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(6, 3), 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(inputs) * (1.0 + self.calls)
+
+
+class _Branching(nn.Module):
+    """Decides by the value of a buffer, which vmap allows."""
+
+    switch: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("switch", torch.ones(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs) if self.switch > 0 else self.layer(-inputs)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"), [(_Counting, "keep something in Python"), (_Branching, "RuntimeError: It appears")]
+)
+def test_a_model_that_cannot_be_recorded_runs_as_it_is_with_a_warning(module, reason):
+    generator = torch.Generator().manual_seed(0)
+    sites = [fm.Site((torch.randn(9, 6, generator=generator), torch.arange(9) % 3)) for _ in range(4)]
+    problem = fm.Problem(module(), sites, sampling=fm.Sampling(5))
+    with pytest.warns(RuntimeWarning, match=reason) as told:
+        fm.train(problem, fm.Ring(), fm.ADGDA(0.5, 0.05), 4)
+    assert len(told) == 1
+
+
+def test_constants_keep_the_strides_of_what_they_are_like():
+    def function(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.zeros_like(a.mT).mT.reshape(-1) + a.reshape(-1),)
+
+    a = torch.randn(3, 4)
+    recorded = Recorded(function)
+    assert torch.equal(recorded(a)[0], function(a)[0])
+    assert recorded._replays[next(iter(recorded._replays))] is not function
+
+
+@pytest.mark.parametrize("schedule", [fm.Geometric(0.5, 0.998), fm.Staircase(0.5, 0.9, 3)], ids=str)
+def test_a_step_size_is_the_same_bits_wherever_a_run_is_taken_up(schedule):
+    def steps(rounds: torch.Tensor) -> torch.Tensor:
+        return schedule.at(rounds[:, None, None, None])
+
+    through = Lookahead()
+    for t in range(300):
+        wanted = through.at("step", steps, torch.tensor(t))
+        assert torch.equal(Lookahead().at("step", steps, torch.tensor(t)), wanted)

@@ -72,12 +72,13 @@ class Round:
 
     def step_size(self, schedule: Schedule | float) -> Tensor:
         """The schedule's value in this round, in the models' dtype: a scalar, or (replicas, 1, 1)."""
+        what = id(schedule) if isinstance(schedule, Schedule) else float(schedule)
         schedule = as_schedule(schedule)
 
         def steps(rounds: Tensor) -> Tensor:
             return schedule.at(rounds[:, None, None, None]).to(dtype=self.own.dtype, device=self.own.device)
 
-        return self._ahead.at(("step", id(schedule)), steps, self.index, schedule)
+        return self._ahead.at(("step", what), steps, self.index, schedule)
 
     def draws(self, purpose: str) -> Draw:
         """Uniforms of each hosted node, for one purpose."""

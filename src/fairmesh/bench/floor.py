@@ -1,5 +1,6 @@
 """The least time a round can take on this machine: bytes that must move and operations that must be done, over rates
-measured in the same run. The counts are for AD-GDA with a quantizer; they were written down before the round was tuned.
+measured in the same run. The counts are for AD-GDA with a quantizer, and of what the mathematics needs, not of how the
+stack does it.
 
 A round is a chain of phases, each of which needs the one before. Within a phase moving and computing can overlap, so it
 takes the longer of the two; phases follow each other, so their times add up.

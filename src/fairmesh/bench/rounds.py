@@ -89,13 +89,17 @@ class Timing:
     speedup_over_loop: float | None  # per replica
 
 
+def _setting(name: str) -> Setting:
+    known = SETTINGS | LARGE
+    if name not in known:
+        raise BadInput(f"no case {name!r}; cases are {', '.join(known)}")
+    return known[name]
+
+
 def timings(device: str, names: list[str] | None = None, replicas: list[int] | None = None) -> Iterator[Timing]:
     """Each case with each number of replicas."""
-    known = SETTINGS | LARGE
     for name in names or SETTINGS:
-        if name not in known:
-            raise BadInput(f"no case {name!r}; cases are {', '.join(known)}")
-        problem = known[name].problem()
+        problem = _setting(name).problem()
         for count in replicas or ([1, 20] if device_of(device).type == "cuda" else [1, 4]):
             yield timing(name, problem, count, device_of(device))
 
@@ -106,7 +110,7 @@ def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> 
 
 
 def _timed(name: str, problem: Problem, replicas: int, device: torch.device) -> Timing:
-    setting = (SETTINGS | LARGE)[name]
+    setting = _setting(name)
     step = stack(problem, setting, replicas, device)
     loop = _loop(problem, setting, device) if replicas == 1 and name in SETTINGS else None
     if device.type == "cuda":
@@ -222,7 +226,7 @@ def profile(device: str, name: str, replicas: int, rounds: int = 10) -> list[tup
     from torch.profiler import profile as watch
 
     where = device_of(device)
-    setting = (SETTINGS | LARGE)[name]
+    setting = _setting(name)
     step = stack(setting.problem(), setting, replicas, where)
     for _ in range(5):
         step()
