@@ -217,10 +217,14 @@ class Quantize(Compressor):
         return self.bits * dim
 
 
+def _ordinary(norms: Tensor) -> bool:
+    """Whether it is known that all norms are float32 of ordinary size: then no |x| exceeds its norm but by rounding."""
+    known = may_look(norms) and norms.dtype == torch.float32
+    return known and norms.numpy().min() > _SMALL and norms.numpy().max() < _LARGE
+
+
 def _factors(norms: Tensor, levels: float, dtype: torch.dtype) -> Tensor:
     """levels / norm, zero where there is no norm, and a finite number even where that is subnormal."""
-    if may_look(norms) and norms.numpy().min() > _SMALL:
-        return levels / norms.to(dtype)
     divisors = torch.where(norms > 0, norms, torch.inf).to(dtype)
     return (levels / divisors).clamp_(max=torch.finfo(dtype).max)
 
@@ -228,12 +232,14 @@ def _factors(norms: Tensor, levels: float, dtype: torch.dtype) -> Tensor:
 def _quantized(rows: Tensor, draw: Draw, norms: Tensor, bits: int, block: int, nonzeros: int, rounding: str) -> Levels:
     """Levels of each block, at most `nonzeros` of whose coordinates are not zero."""
     dim = rows.shape[-1]
-    factors = _factors(norms, 2.0**bits, rows.dtype)
+    ordinary = _ordinary(norms)
+    factors = 2.0**bits / norms.to(rows.dtype) if ordinary else _factors(norms, 2.0**bits, rows.dtype)
     largest = 2**bits + 2  # a norm rounded down lets |x| / norm exceed 1; a subnormal one by much
     if rounding == "floor":  # of 2^b x / norm + xi, xi in the middles of the 2^16 parts of [0, 1): never -0.0
         middle = torch.full((), 0.5 + DITHER / 2, dtype=rows.dtype, device=rows.device)
         levels = _per_block(rows, block, factors, lambda x, factor: torch.addcmul(middle, x, factor))
-        levels = levels.add_(draw.dither(dim), alpha=DITHER).floor_().clamp_(-largest, largest)
+        levels = levels.add_(draw.dither(dim), alpha=DITHER).floor_()
+        levels = levels if ordinary else levels.clamp_(-largest, largest)
     else:
         scaled = _per_block(rows, block, factors, torch.mul)
         levels = scaled.abs().add_(draw.uniforms(dim)).ceil_().clamp_(max=largest)

@@ -66,7 +66,7 @@ class ADGDA(Algorithm):
     def step(self, state: ADGDAState, round: Round) -> ADGDAState:
         losses, gradients = round.losses_and_gradients(state.models)
         slopes = losses * round.own + self.regularizer.slope(state.duals, round.prior, round.own)
-        duals = project_onto_simplex(state.duals + round.step_size(self.dual_step) * slopes)
+        duals = project_onto_simplex(state.duals.addcmul(slopes, round.step_size(self.dual_step)))
         weighing = state.duals if self.dual_order == "simultaneous" else duals
         own_weights = (weighing * round.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
         models = state.models.addcmul(gradients, round.step_size(self.primal_step) * own_weights, value=-1)

@@ -19,7 +19,7 @@ Augmentation = Callable[[Tensor, Callable[..., Tensor]], Tensor]  # (a batch, dr
 def as_floats(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Data as the model sees it: floats in the run's dtype, bytes scaled to [0, 1], whole numbers as they are."""
     if values.dtype == torch.uint8:
-        return values.to(dtype).div_(255.0)
+        return values.to(dtype).mul_(1.0 / 255.0)  # a division takes a CPU twice as long
     return values.to(dtype) if values.is_floating_point() else values
 
 
