@@ -10,6 +10,7 @@ from fairmesh.algorithms.base import Algorithm
 from fairmesh.errors import BadInput
 from fairmesh.problems.base import Problem
 from fairmesh.problems.losses import as_floats
+from fairmesh.problems.oracle import AS_FLOATS_UP_TO
 
 _COPIES = 12  # of all models at the peak of a round (tests/contracts/test_memory.py holds this)
 _DUAL_COPIES = 8  # of all dual weights
@@ -41,6 +42,8 @@ def footprint(problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_c
         _DUAL_COPIES * n * n * dtype.itemsize if "dual_step" in algorithm.steps() and not algorithm.needs_server else 0
     )
     data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in problem.sites) if data_counts else 0
+    floats = sum(s.train.inputs.numel() for s in problem.sites) * dtype.itemsize
+    data += floats if data_counts and floats <= AS_FLOATS_UP_TO else 0
     description = (f"data ({data / _GIB:.2f} GiB), " if data > 0.01 * _GIB else "") + (
         f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {samples} ({n * batch / _GIB:.2f} GiB)"
         + (f", {n:,} x {n:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")

@@ -194,7 +194,7 @@ def _blocks(step: Callable[[], None], loop: Callable[[], None] | None) -> tuple[
             function()
             function()
     each = (time.perf_counter() - start) / 2
-    rounds = max(1, min(20, round(0.2 / each)))
+    rounds = max(1, min(100, round(1.0 / each)))  # many in a row: the first after the other function find cold caches
     return rounds, max(5, min(40, round(2 * _SECONDS / (each * rounds))))
 
 

@@ -13,6 +13,8 @@ from fairmesh.problems.base import Problem
 from fairmesh.problems.losses import as_floats, batch_loss, weighted_loss
 from fairmesh.tracing import Recorded
 
+AS_FLOATS_UP_TO = 1 << 28  # bytes: so much data a CPU holds as the model sees it, and need not convert in every round
+
 
 class Oracle:
     """Answers f_i and its gradient at each hosted node's row. A replica has a seed and a placement: node i holds the
@@ -44,7 +46,9 @@ class Oracle:
         sites = placements.index_select(1, hosted)  # (replicas, nodes)
         self._sizes, self._starts = sizes[sites].unsqueeze(-1), starts[sites].unsqueeze(-1)
         self._largest, self._even = int(sizes.max()), bool((sizes == sizes[0]).all())
-        self._inputs = torch.cat([site.train.inputs for site in problem.sites]).to(self._data_device)
+        inputs = torch.cat([site.train.inputs for site in problem.sites])
+        floats = device.type == "cpu" and inputs.numel() * dtype.itemsize <= AS_FLOATS_UP_TO
+        self._inputs = (as_floats(inputs, dtype) if floats else inputs).to(self._data_device)
         self._targets = torch.cat([site.train.targets for site in problem.sites]).to(self._data_device)
         self.model = problem.flat_model.to(device, dtype)
         draw_shape = (len(self.seeds), len(hosted))
