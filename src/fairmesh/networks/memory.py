@@ -1,6 +1,6 @@
 """All nodes in this process: mixing is a product with W."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -71,7 +71,8 @@ class MemoryNetwork(Network):
             now = (round_index % len(self._degrees)).to(self._degrees.device)
             degrees = self._degrees.index_select(0, now.reshape(1)).squeeze(0)
         everywhere = sum(part.nominal_bits for part in parts.values() if part.followed)
-        bits = everywhere * self._reach + (sum(part.nominal_bits for part in parts.values()) - everywhere) * degrees
+        here = sum(part.nominal_bits for part in parts.values()) - everywhere
+        bits = (everywhere + here) * degrees if self._fixed else everywhere * self._reach + here * degrees
         sent = self._by_nodes(bits, self._bytes_sent(parts, degrees))
         return _MemoryDelivery(parts, partial(self._product, round_index=round_index), self._fixed, sent)
 
@@ -106,11 +107,19 @@ class MemoryNetwork(Network):
         if not self._count_bytes:
             return self._nobody
         sizes = {name: part_sizes(part.code) for name, part in parts.items()}
-        sent = degrees * (sum(sizes.values()) + HEADER_BYTES)
+        sent = degrees * _together(sizes.values())
         followed = [sizes[name] for name, part in parts.items() if part.followed]
         if self._fixed or not followed:
             return sent
-        return sent + (self._reach - degrees) * (sum(followed) + HEADER_BYTES)
+        return sent + (self._reach - degrees) * _together(followed)
 
     def gather(self, rows: Tensor) -> Tensor:
         return torch.empty_like(rows).index_copy_(-2, self.hosted, rows)
+
+
+def _together(sizes: Iterable[Tensor | int]) -> Tensor | int:
+    """The bytes of a message with parts of these sizes, numbers first: every operation on a tensor costs."""
+    total: Tensor | int = HEADER_BYTES
+    for size in sorted(sizes, key=lambda size: not isinstance(size, int)):
+        total = total + size
+    return total
