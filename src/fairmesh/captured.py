@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fairmesh.checkpoint import flattened, refilled
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, in_a_line
 from fairmesh.tracing import recorded
 
 Step = Callable[[Any, Tensor], Any]  # (state, number of the round) -> the state after it
@@ -49,8 +49,7 @@ def captured_rounds(step: Step, state: Any, done: int, device: torch.device, fus
             raise
         except Exception as error:  # whatever a compiler or a user's module raises
             what = "compiled into fewer kernels" if fused else "captured as a CUDA graph, and run more slowly"
-            line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            warnings.warn(f"rounds cannot be {what}: {type(error).__name__}: {line}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"rounds cannot be {what}: {in_a_line(error)}", RuntimeWarning, stacklevel=2)
     return None
 
 

@@ -84,7 +84,7 @@ def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
     def norms_of(blocks: Tensor) -> Tensor:
         if may_look(blocks) and blocks.dtype == torch.float32:  # a look is cheap, a cast of all is not
             norms = torch.linalg.vector_norm(blocks, ord=order, dim=-1)
-            if norms.numpy().min() > _SMALL and norms.numpy().max() < _LARGE:
+            if _ordinary(norms):
                 return norms
             return torch.where((norms > _SMALL) & (norms < _LARGE), norms, in_doubles(blocks))  # each row on its own
         return in_doubles(blocks)

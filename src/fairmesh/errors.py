@@ -19,3 +19,9 @@ class CheckpointError(FairmeshError):
 
 class Interrupted(FairmeshError):
     """Training was asked to stop; its checkpoint is kept."""
+
+
+def in_a_line(error: Exception) -> str:
+    """Kind and first line of whatever somebody else's code raised."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

@@ -20,13 +20,11 @@ from fairmesh.replicas import Replica, replicas_of, stacked
 from fairmesh.result import Result, summary_of
 from fairmesh.runfolder import RunFolder
 from fairmesh.settings import nearest, to_table
-from fairmesh.splitting import merged, on_host, portions, that_fit
+from fairmesh.splitting import Watch, merged, on_host, portions, that_fit
 from fairmesh.topology import Topology
 from fairmesh.training import Best, Options, Training, TrainingState
 
 _LOOK_EVERY = 50  # rounds between looks for divergence, at most
-
-Watch = Callable[[int, list[Record]], None]  # after each round: how many are done, what was measured (often nothing)
 
 
 def train(
@@ -134,11 +132,9 @@ class _Recorder:
             folder.write_settings(self.settings)
         started, sound, saved = time.perf_counter(), done, done if folder and folder.resuming else None
         pace = options.checkpoint_every or max(1, self.rounds // 10)
-        look = options.measure_every  # a GPU is not made to wait more often than it is measured
-        if training.device.type == "cpu":
-            look = min(look, _LOOK_EVERY)
+        on_cpu = training.device.type == "cpu"  # a GPU is not made to wait more often than it is measured
+        look = min(options.measure_every, _LOOK_EVERY) if on_cpu else options.measure_every
         best = state.best  # found by measuring, so the round loop does not carry it
-        on_cpu = training.device.type == "cpu"
         with heap.reused() if on_cpu else nullcontext(), _stop_requests(folder is not None) as stop:
             for now, current in training.states(state, done, self.rounds):
                 state = current._replace(best=best)

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from fairmesh.checkpoint import flattened, refilled
 from fairmesh.footprint import footprint, replicas_that_fit
+from fairmesh.metrics import Record
 from fairmesh.problems.base import Problem
 from fairmesh.replicas import Replica
 from fairmesh.result import Result
 from fairmesh.runfolder import portion_name
 from fairmesh.training import DTYPES, Options, device_of, home_of_data
 
-Watch = Callable[[int, list[Any]], None]
+Watch = Callable[[int, list[Record]], None]  # after each round: how many are done, what was measured (often nothing)
 
 
 def that_fit(problem: Problem, replicas: Sequence[Replica], options: Options) -> tuple[int, str]:
@@ -41,9 +42,8 @@ class Portion(NamedTuple):
         if watch is None:
             return None
 
-        def watched(done: int, records: list[Any]) -> None:
-            records = [record | {"replica": self.first + record["replica"]} for record in records]
-            watch((self.first * rounds + len(self.replicas) * done) // self.all, records)
+        def watched(done: int, records: list[Record]) -> None:
+            watch((self.first * rounds + len(self.replicas) * done) // self.all, _numbered(records, self.first))
 
         return watched
 
@@ -51,6 +51,11 @@ class Portion(NamedTuple):
 def portions(replicas: Sequence[Replica], at_once: int) -> Iterator[Portion]:
     for first in range(0, len(replicas), at_once):
         yield Portion(first, list(replicas[first : first + at_once]), len(replicas))
+
+
+def _numbered(records: Sequence[Record], first: int) -> list[Record]:
+    """A portion's records with its replicas numbered as in the whole run."""
+    return [record | {"replica": first + record["replica"]} for record in records]
 
 
 def on_host(state: Any) -> Any:
@@ -61,7 +66,7 @@ def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
     """One result of all replicas in their order."""
     records, diverged, first = [], [], 0
     for result in results:
-        records += [record | {"replica": first + record["replica"]} for record in result.records]
+        records += _numbered(result.records, first)
         diverged += [first + r for r in result.diverged]
         first += len(result.replicas)
     records.sort(key=lambda record: (record["round"], record["replica"]))

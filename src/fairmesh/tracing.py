@@ -11,6 +11,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
+from fairmesh.errors import in_a_line
+
 _recording: list[None] = []  # one entry for every recording under way
 
 
@@ -57,7 +59,7 @@ class Recorded:
                 return replay
             reason = "it does not give the same twice: does it keep something in Python between its calls?"
         except Exception as error:  # whatever a user's module does that vmap allows
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            reason = in_a_line(error)
         warnings.warn(
             f"model and loss run more slowly, as they cannot be recorded: {reason}", RuntimeWarning, stacklevel=3
         )

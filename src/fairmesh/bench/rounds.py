@@ -104,12 +104,8 @@ def timings(device: str, names: list[str] | None = None, replicas: list[int] | N
             yield timing(name, problem, count, device_of(device))
 
 
+@heap.reused()
 def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> Timing:
-    with heap.reused():
-        return _timed(name, problem, replicas, device)
-
-
-def _timed(name: str, problem: Problem, replicas: int, device: torch.device) -> Timing:
     setting = _setting(name)
     step = stack(problem, setting, replicas, device)
     loop = _loop(problem, setting, device) if replicas == 1 and name in SETTINGS else None

@@ -12,7 +12,7 @@ from fairmesh.compression import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.mixing import Mixing, union_of
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
-from fairmesh.networks.product import Product
+from fairmesh.networks.product import Product, current
 
 
 class _MemoryDelivery(Delivery):
@@ -66,10 +66,7 @@ class MemoryNetwork(Network):
         self._count_bytes = count_bytes
 
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
-        degrees = self._degrees[0]
-        if not self._fixed:
-            now = (round_index % len(self._degrees)).to(self._degrees.device)
-            degrees = self._degrees.index_select(0, now.reshape(1)).squeeze(0)
+        degrees = current(self._degrees, round_index)
         everywhere = sum(part.nominal_bits for part in parts.values() if part.followed)
         here = sum(part.nominal_bits for part in parts.values()) - everywhere
         bits = (everywhere + here) * degrees if self._fixed else everywhere * self._reach + here * degrees

@@ -84,13 +84,13 @@ class _Slots:
         self.neighbours = torch.as_tensor(np.stack([t[0] for t in tables]), device=device)  # (cycle, slots, n)
         self.weights = torch.as_tensor(np.stack([t[1] for t in tables]), dtype=dtype, device=device).unsqueeze(-1)
 
-    def __call__(self, rows: Tensor, now: Tensor | None) -> Tensor:
-        neighbours, weights = _current(self.neighbours, now), _current(self.weights, now)
+    def __call__(self, rows: Tensor, round_index: Tensor) -> Tensor:
+        neighbours, weights = current(self.neighbours, round_index), current(self.weights, round_index)
         total = rows.index_select(-2, neighbours[0]) * weights[0]
         for neighbour, weight in zip(neighbours[1:], weights[1:]):
             total.addcmul_(rows.index_select(-2, neighbour), weight)
         if self.hubs is not None:
-            total.index_copy_(-2, self.hubs, _current(self.hub_rows, now) @ rows)
+            total.index_copy_(-2, self.hubs, current(self.hub_rows, round_index) @ rows)
         return total
 
 
@@ -104,9 +104,12 @@ def _slots(matrix: scipy.sparse.csr_array, slots: int) -> tuple[np.ndarray, np.n
     return neighbours, weights
 
 
-def _current(tables: Tensor, now: Tensor | None) -> Tensor:
-    """The table of this round."""
-    return tables[0] if now is None else tables.index_select(0, now.reshape(1)).squeeze(0)
+def current(tables: Tensor, round_index: Tensor) -> Tensor:
+    """This round's table of those (cycle, ...) that are taken in turn."""
+    if len(tables) == 1:
+        return tables[0]
+    now = (round_index % len(tables)).to(tables.device)
+    return tables.index_select(0, now.reshape(1)).squeeze(0)
 
 
 class Product:
@@ -114,11 +117,11 @@ class Product:
 
     def __init__(self, cycle: Sequence[Mixing], order: np.ndarray, device: torch.device, dtype: torch.dtype):
         matrices = [mixing.matrix[order][:, order].tocsr() for mixing in cycle]
-        self._cycle, n = len(cycle), cycle[0].n
+        n = cycle[0].n
         filled = max(matrix.nnz for matrix in matrices) / n**2
         self.way, self._rolled = "dense", None
         if device.type == "cpu" and n > _DENSE_UP_TO:
-            self._rolled = _Rolled.of(matrices[0]) if self._cycle == 1 and filled <= _ROLLED_BELOW else None
+            self._rolled = _Rolled.of(matrices[0]) if len(cycle) == 1 and filled <= _ROLLED_BELOW else None
             self.way = "rolled" if self._rolled else "neighbours" if filled <= _SPARSE_BELOW else "dense"
         elif device.type != "cpu" and filled <= _SPARSE_BELOW_ON_GPU:
             self.way = "neighbours"
@@ -131,13 +134,12 @@ class Product:
 
     def __call__(self, rows: Tensor, round_index: Tensor, onto: Tensor | None = None) -> Tensor:
         """W_t rows, added to `onto` where that is given."""
-        now = None if self._cycle == 1 else (round_index % self._cycle).to(rows.device)
         if self._rolled:
             return self._rolled(rows, onto)
         if self.way == "dense":
             stack = rows.flatten(0, -3) if rows.ndim != 3 else rows
-            matrix = _current(self._dense, now).expand(len(stack), -1, -1)
+            matrix = current(self._dense, round_index).expand(len(stack), -1, -1)
             mixed = torch.bmm(matrix, stack) if onto is None else torch.baddbmm(onto.view_as(stack), matrix, stack)
             return mixed.view_as(rows)
-        mixed = self._slots(rows, now)
+        mixed = self._slots(rows, round_index)
         return mixed if onto is None else mixed.add_(onto)
