@@ -292,6 +292,11 @@ class Worker:
             gradient = gradient * min(1.0, self.problem.clip_norm / math.sqrt(float((gradient**2).sum())))
         return sum(losses) / len(batches), gradient
 
+    def error(self, row: np.ndarray, t: int, call: int) -> float:
+        self.numbers.copy_(torch.from_numpy(row))
+        wrong = [self.module(inputs).argmax(dim=1) != targets for inputs, targets in self.batches(t, call)]
+        return float(torch.stack([share.double().mean() for share in wrong]).mean())
+
 
 @functools.lru_cache(maxsize=64)
 def workers(problem: fm.Problem, seed: int, calls: int) -> list[Worker]:
@@ -510,11 +515,17 @@ def drfa(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
 
         chances = uniforms(seed, "probe", t, SERVER, n)
         estimates = np.zeros(n)
-        for i in sorted(range(n), key=lambda i: (chances[i], i))[:many]:
+        probes = n if algorithm.probed == "everyone" else many
+        for i in sorted(range(n), key=lambda i: (chances[i], i))[:probes]:
             trace.bits_of_server += FLOAT * len(model)
-            estimates[i] = n / many * clients[i].loss_and_gradient(snapshot, t, tau_)[0]
+            by_loss = algorithm.ascends == "loss"
+            value = (
+                clients[i].loss_and_gradient(snapshot, t, tau_)[0] if by_loss else clients[i].error(snapshot, t, tau_)
+            )
+            estimates[i] = n / probes * value
             bits[i] += FLOAT
-        weights = projected(weights + ascent * tau_ * estimates)
+        weights = np.maximum(projected(weights + ascent * tau_ * estimates), algorithm.floor)
+        weights = weights / weights.sum()
         trace.models.append(model[None])
         trace.duals.append(weights[None])
     trace.bits_of_nodes = bits

@@ -70,6 +70,10 @@ class Round:
         """f_i at each node's row on its batch: (..., nodes, 1)."""
         return self._oracle.losses(models, self.index, call)
 
+    def errors(self, models: Tensor, call: int = 0) -> Tensor:
+        """The 0-1 error at each node's row on its batch: (..., nodes, 1)."""
+        return self._oracle.errors(models, self.index, call)
+
     def step_size(self, schedule: Schedule | float) -> Tensor:
         """The schedule's value in this round, in the models' dtype: a scalar, or (replicas, 1, 1)."""
         what = id(schedule) if isinstance(schedule, Schedule) else float(schedule)

@@ -4,7 +4,7 @@ Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +26,18 @@ class DRFAState(NamedTuple):
 class DRFA(Algorithm):
     """A round: clients drawn by lambda take local steps from the server's model and return it with a snapshot taken at
     a random step; both are averaged; the averaged snapshot is probed at clients drawn uniformly, and lambda ascends
-    their losses. One round is `local_steps` iterations of the decentralized algorithms."""
+    their losses. One round is `local_steps` iterations of the decentralized algorithms.
+
+    The AD-GDA paper's published runs ascended the 0-1 error (`ascends = "error"`), probed everyone (`probed =
+    "everyone"`) and let no weight fall below 1e-5 (`floor`)."""
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.02, 0.998))  # eta
     dual_step: Schedule | float = 8e-3  # gamma in the paper, per local step
     participation: float = field(default=0.5, metadata=STRUCTURAL)  # the share of clients drawn, twice a round
     local_steps: int = 10  # tau
+    ascends: Literal["loss", "error"] = "loss"  # what is probed
+    probed: Literal["drawn", "everyone"] = "drawn"
+    floor: float = 0.0  # of every weight, before all are scaled to sum to one
 
     needs_server: ClassVar[bool] = True
 
@@ -42,6 +48,8 @@ class DRFA(Algorithm):
             raise BadInput(f"participation is a share in (0, 1], got {self.participation}")
         if self.local_steps < 1:
             raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
+        if not 0 <= self.floor < 1:
+            raise BadInput(f"floor, the least weight of a client, lies in [0, 1), got {self.floor}")
 
     def check(self, prior: Tensor, dim: int) -> None:
         """Nothing depends on the nodes."""
@@ -70,13 +78,16 @@ class DRFA(Algorithm):
             snapshots = torch.where(snapshot_step == call, models, snapshots)
         model, snapshot = round.average(models, weights), round.average(snapshots, weights)
 
-        chosen = _without_replacement(round.server_draws("probe").uniforms(round.n), count)
+        probes = round.n if self.probed == "everyone" else count
+        chosen = _without_replacement(round.server_draws("probe").uniforms(round.n), probes)
         probed = _by_position(chosen, order)  # (..., 1, n)
         asked = round.hosted(probed)
-        losses = round.losses(round.broadcast(snapshot, asked > 0), self.local_steps)
-        estimates = round.report(losses, asked > 0) * probed * (round.n / count)  # unbiased for all clients' losses
+        at = round.broadcast(snapshot, asked > 0)
+        values = (round.losses if self.ascends == "loss" else round.errors)(at, self.local_steps)
+        estimates = round.report(values, asked > 0) * probed * (round.n / probes)  # unbiased for all clients' values
         ascent = round.step_size(self.dual_step) * self.local_steps
-        return DRFAState(model, project_onto_simplex(state.duals + ascent * estimates))
+        duals = project_onto_simplex(state.duals + ascent * estimates).clamp(min=self.floor)
+        return DRFAState(model, duals / duals.sum(dim=-1, keepdim=True))
 
 
 def _by_position(row: Tensor, order: Tensor) -> Tensor:

@@ -53,6 +53,16 @@ def batch_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Ca
     return function
 
 
+def batch_error(model: FlatModel, augment: Augmentation | None) -> Callable[..., Tensor]:
+    """(row, inputs, targets, key, ...) -> the share of samples given another class than their own, in training mode."""
+
+    def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, *weights: Tensor) -> Tensor:
+        wrong = (model(row, _augmented(augment, inputs, key), key).argmax(dim=-1) != targets).to(row.dtype)
+        return (wrong * weights[0]).sum() if weights else wrong.mean()
+
+    return function
+
+
 def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of every sample on its own: (samples,)."""
     return vmap(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)))(outputs, targets)

@@ -7,10 +7,11 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fairmesh import randomness
+from fairmesh.errors import BadInput
 from fairmesh.lookahead import Lookahead
 from fairmesh.problems import convolutions
 from fairmesh.problems.base import Problem
-from fairmesh.problems.losses import as_floats, batch_loss, weighted_loss
+from fairmesh.problems.losses import as_floats, batch_error, batch_loss, weighted_loss
 from fairmesh.tracing import Recorded
 
 AS_FLOATS_UP_TO = 1 << 28  # bytes: so much data a CPU holds as the model sees it, and need not convert in every round
@@ -58,6 +59,7 @@ class Oracle:
         loss = (weighted_loss if full else batch_loss)(self.model, problem.loss, problem.augment)
         loss = convolutions.of_many(loss, draw_shape[0] * draw_shape[1], device)
         self._values = vmap(loss)
+        self._errors = vmap(batch_error(self.model, problem.augment))
         self._gradients = Recorded(vmap(grad_and_value(loss)))
 
     def initial_models(self) -> Tensor:
@@ -78,10 +80,19 @@ class Oracle:
 
     def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """(replicas, nodes, 1)."""
+        return self._measured(self._values, models, round_index, call)
+
+    def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+        """The share of each node's batch that its row puts in a wrong class: (replicas, nodes, 1)."""
+        if self.problem.classes is None:
+            raise BadInput("the 0-1 error needs class labels; the targets of this problem are not; ascend the loss")
+        return self._measured(self._errors, models, round_index, call)
+
+    def _measured(self, function: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         rows = models.reshape(-1, models.shape[-1])
         with torch.no_grad():
-            (losses,) = self._over_batches(lambda *a: (self._values(*a),), rows, round_index, call)
-        return losses.view(*self._shape[:-1], 1)
+            (values,) = self._over_batches(lambda *a: (function(*a),), rows, round_index, call)
+        return values.view(*self._shape[:-1], 1)
 
     def _over_batches(self, function: Callable, rows: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, ...]:
         """The mean over the step's batches of what `function` returns for one."""
