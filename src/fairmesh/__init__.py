@@ -19,7 +19,12 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     **dict.fromkeys(["Experiment", "load_experiment", "run"], "experiment"),
     "Options": "training",
     **dict.fromkeys(["Problem", "Samples", "Sampling", "Site"], "problems.base"),
-    **dict.fromkeys(["Digits", "FashionMNIST", "ImportedData"], "problems.datasets"),
+    **dict.fromkeys(
+        ["CIFAR10", "COOS7", "Data", "Digits", "FashionMNIST", "HeldOut", "ImportedData", "MNIST"], "problems.datasets"
+    ),
+    **dict.fromkeys(
+        ["BySite", "Contrast", "Even", "Instrument", "OneClass", "Partition", "Pool"], "problems.partitions"
+    ),
     **dict.fromkeys(["FullyConnected", "ImportedModel", "Logistic", "PaperCNN"], "problems.models"),
     "plot": "report",
     **dict.fromkeys(

@@ -36,8 +36,19 @@ FAMILIES = {
     Data: {
         "digits": fm.Digits(),
         "digits by class": fm.Digits(nodes=20, split="class", seed=3, test_share=0.5),
-        "fashion-mnist": fm.FashionMNIST(nodes=20, folder="somewhere"),
+        "fashion-mnist": fm.FashionMNIST(fm.OneClass(20), folder="somewhere"),
+        "mnist": fm.MNIST(fm.Even(20, seed=3)),
+        "cifar-10": fm.CIFAR10(fm.Contrast(8, (0.5, 2.0), tests="share", transform="formula")),
+        "coos7": fm.COOS7(fm.BySite((3, 1)), per_node=50),
+        "held-out": fm.HeldOut(fm.FashionMNIST(), share=0.1),
         "import": fm.ImportedData("tests.toys:sites", {"n": 4, "sizes": [3, 4, 5, 6]}),
+    },
+    fm.Partition: {
+        "one-class": fm.OneClass(20),
+        "contrast": fm.Contrast(),
+        "instrument": fm.Instrument(4, 1, "camera", "share"),
+        "by-site": fm.BySite((8, 2)),
+        "even": fm.Even(3),
     },
     Model: {
         "logistic": fm.Logistic(),

@@ -18,6 +18,7 @@ from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.problems.base import Sampling
 from fairmesh.problems.datasets import Data, Digits, FashionMNIST
+from fairmesh.problems.datasets.sources import SOURCES, found
 from fairmesh.problems.models import FullyConnected
 from fairmesh.randomness import Draw
 from fairmesh.replicas import replicas_of
@@ -156,8 +157,8 @@ def _messages(data: Data, hidden: int, compressor: Compressor, rate: float) -> I
 def codec_cases() -> Iterator[Case]:
     """Real messages of digits and, where it is found, Fashion-MNIST, and large synthetic ones, on one thread."""
     sources: dict[str, tuple[Data, int]] = {"digits, FC-200": (Digits(split="class"), 200)}
-    if FashionMNIST.found() is not None:
-        sources["Fashion-MNIST, FC-25"] = (FashionMNIST(nodes=10), 25)
+    if found(SOURCES["fashion-mnist"]) is not None:
+        sources["Fashion-MNIST, FC-25"] = (FashionMNIST(), 25)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,0 +1,34 @@
+"""Where sites come from: published datasets, a user's own files, or a user's own function."""
+
+from fairmesh.problems.datasets.base import Data, HeldOut, ImportedData
+from fairmesh.problems.datasets.coos7 import COOS7
+from fairmesh.problems.datasets.digits import Digits
+from fairmesh.problems.datasets.published import CIFAR10, MNIST, FashionMNIST
+from fairmesh.problems.partitions import Partition, Pool
+from fairmesh.settings import family
+
+__all__ = [
+    "CIFAR10",
+    "COOS7",
+    "MNIST",
+    "Data",
+    "Digits",
+    "FashionMNIST",
+    "HeldOut",
+    "ImportedData",
+    "Partition",
+    "Pool",
+]
+
+family(
+    Data,
+    {
+        "digits": Digits,
+        "fashion-mnist": FashionMNIST,
+        "mnist": MNIST,
+        "cifar-10": CIFAR10,
+        "coos7": COOS7,
+        "held-out": HeldOut,
+        "import": ImportedData,
+    },
+)

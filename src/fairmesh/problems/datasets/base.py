@@ -1,0 +1,72 @@
+"""What every source of sites is; sites from a user's function; sites with part of their training samples held out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairmesh.errors import BadInput
+from fairmesh.problems.base import Samples, Site
+from fairmesh.settings import called
+
+
+class Data(ABC):
+    """Gives every node its site."""
+
+    @abstractmethod
+    def sites(self) -> list[Site]:
+        """One site per node, in the order of the nodes."""
+
+
+@dataclass(frozen=True)
+class ImportedData(Data):
+    """A function that returns the list of sites, at 'package.module:name' or 'file.py:name'."""
+
+    path: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def sites(self) -> list[Site]:
+        made = called(self.path, self.arguments, "data")
+        if not isinstance(made, list | tuple) or not all(isinstance(site, Site) for site in made):
+            raise BadInput(f"data.path: {self.path} must return a list of fairmesh.Site, got {type(made).__name__}")
+        return list(made)
+
+
+@dataclass(frozen=True)
+class HeldOut(Data):
+    """The sites of `data` with a `share` of their own training samples, drawn at random, held out to judge them by; the
+    real test samples are out of reach. For tuning. Sites of one group share what all of them hold out."""
+
+    data: Data
+    share: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self):
+        if not 0 < self.share < 1:
+            raise BadInput(f"share lies in (0, 1), got {self.share}")
+        if self.seed < 0:
+            raise BadInput(f"seed must be >= 0, got {self.seed}")
+
+    def sites(self) -> list[Site]:
+        kept, held = [], {}
+        given = self.data.sites()
+        groups = [site.group or site.name or f"node {i}" for i, site in enumerate(given)]
+        for i, (site, group) in enumerate(zip(given, groups)):
+            samples = Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")
+            count = max(1, round(self.share * len(samples)))
+            if count >= len(samples):
+                raise BadInput(
+                    f"site {i} ({site.name or 'unnamed'}) has {len(samples)} training samples: too few to hold some out"
+                )
+            order = torch.from_numpy(np.random.default_rng((self.seed, i)).permutation(len(samples)))
+            out, rest = order[:count].sort().values, order[count:].sort().values
+            kept.append((samples.inputs[rest], samples.targets[rest]))
+            held.setdefault(group, []).append((samples.inputs[out], samples.targets[out]))
+        judges = {group: tuple(torch.cat(parts) for parts in zip(*pairs)) for group, pairs in held.items()}
+        return [
+            replace(site, train=train, test=judges[group], validation=None)
+            for site, train, group in zip(given, kept, groups)
+        ]

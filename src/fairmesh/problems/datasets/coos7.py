@@ -1,0 +1,93 @@
+"""COOS7: cells seen through two microscopes, from its HDF5 files (Lu et al., NeurIPS 2019)."""
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairmesh.errors import BadInput
+from fairmesh.problems.base import Site
+from fairmesh.problems.datasets.base import Data
+from fairmesh.problems.datasets.sources import SOURCES, folder_of, stamp
+from fairmesh.problems.partitions import BySite, Partition, Pool
+
+_MICROSCOPES = ("microscope 1", "microscope 2")  # COOS7_v1.1_test4.hdf5, COOS7_v1.1_test3.hdf5
+_BLOCK = 1024  # images looked at together for the maximum of a file
+
+
+@dataclass(frozen=True)
+class COOS7(Data):
+    """COOS7's cells, 2 x 64 x 64 pixels, 7 classes: 8 nodes from COOS7_v1.1_test4.hdf5 and 2, of another microscope,
+    from COOS7_v1.1_test3.hdf5, unless the partition says otherwise.
+
+    The first `per_node` images for each node of a file are trained on; as many that follow are the test images of all
+    its nodes. Pixels are float16, divided by the maximum of their file, which takes one pass over it."""
+
+    partition: Partition = field(default_factory=lambda: BySite((8, 2)))
+    folder: str | None = None
+    per_node: int = 1000
+
+    def __post_init__(self):
+        if not isinstance(self.partition, BySite) or len(self.partition.nodes) != 2:
+            raise BadInput("coos7 is dealt by-site: give the nodes of each of its two files, as in nodes = [8, 2]")
+        if self.per_node < 1:
+            raise BadInput(f"per_node must be >= 1, got {self.per_node}")
+
+    def sites(self) -> list[Site]:
+        return self.partition.sites(self.pool())
+
+    def pool(self) -> Pool:
+        """The images that the nodes need, and no others."""
+        source = SOURCES["coos7"]
+        place = folder_of(source, self.folder).resolve()
+        counts = tuple(n * self.per_node for n in self.partition.nodes)  # type: ignore[attr-defined]
+        return _read(place, counts, stamp(source, place))
+
+
+@functools.lru_cache(maxsize=2)
+def _read(place: Path, counts: tuple[int, ...], stamped: tuple[int, ...]) -> Pool:
+    parts = [_slices(place / file.name, count) for file, count in zip(SOURCES["coos7"].files, counts)]
+    inputs, targets = (torch.cat([part[k][:count] for part, count in zip(parts, counts)]) for k in (0, 1))
+    judges = tuple(torch.cat([part[k][count:] for part, count in zip(parts, counts)]) for k in (0, 1))
+    sites = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return Pool((inputs, targets), (judges[0], judges[1]), sites, sites, _MICROSCOPES)
+
+
+def _slices(path: Path, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first 2 * count images and labels of a file."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise BadInput("COOS7's files are HDF5: install h5py with pip install 'fairmesh[coos7]'") from error
+    try:
+        with h5py.File(path, "r") as file:
+            data, labels = _checked(file, path, 2 * count)
+            top = max(float(data[k : k + _BLOCK].max()) for k in range(0, len(data), _BLOCK))
+            if not top > 0:
+                raise BadInput(f"{path}: no pixel is above zero; the file is damaged")
+            images = np.empty((2 * count, *data.shape[1:]), np.float16)
+            for k in range(0, 2 * count, _BLOCK):
+                images[k : k + _BLOCK] = data[k : min(k + _BLOCK, 2 * count)] / top
+            taken = np.asarray(labels[: 2 * count]).reshape(-1).astype(np.int64)
+    except OSError as error:
+        raise BadInput(f"{path} is missing or damaged: {error}") from error
+    return torch.from_numpy(images), torch.from_numpy(taken)
+
+
+def _checked(file: Any, path: Path, needed: int) -> tuple[Any, Any]:
+    """The file's images and labels, of the layout that COOS7's files have."""
+    missing = [key for key in ("data", "labels") if key not in file]
+    if missing:
+        raise BadInput(f"{path} has no {missing[0]!r}: it is damaged, or not a file of COOS7")
+    data, labels = file["data"], file["labels"]
+    if data.ndim != 4 or data.shape[1:] != (2, 64, 64) or len(labels) != len(data):
+        raise BadInput(f"{path}: images {data.shape} and labels {labels.shape}, expected (N, 2, 64, 64) and (N,)")
+    if len(data) < needed:
+        raise BadInput(
+            f"{path} holds {len(data)} images, but {needed} are needed, as many to test as to train on; "
+            "use a smaller per_node"
+        )
+    return data, labels

@@ -1,0 +1,228 @@
+"""Who holds what: a pool of samples dealt to sites."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.errors import BadInput
+from fairmesh.problems import instruments
+from fairmesh.problems.base import Site
+from fairmesh.settings import family
+
+Pair = tuple[Tensor, Tensor]  # inputs (samples, ...), targets (samples, ...)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All samples of a dataset before they are dealt; where each comes from, if that is known."""
+
+    train: Pair
+    test: Pair
+    sites: Tensor | None = None  # (training samples,) where each was taken, as an index into site_names
+    test_sites: Tensor | None = None
+    site_names: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        for what, samples, sites in (("training", self.train, self.sites), ("test", self.test, self.test_sites)):
+            sizes = [len(t) for t in (*samples, sites) if t is not None]
+            if len(set(sizes)) > 1:
+                raise BadInput(f"{what} samples do not go together: inputs, targets and sites number {sizes}")
+
+    @property
+    def classes(self) -> int:
+        """How many classes the labels name."""
+        targets = self.train[1]
+        if targets.is_floating_point() or targets.ndim != 1:
+            raise BadInput(
+                "this partition deals by label, but the targets are not labels; use even, quantity or by-site"
+            )
+        return 1 + int(max(targets.max(), self.test[1].max()))
+
+
+class Partition(ABC):
+    """Deals a pool to sites."""
+
+    @abstractmethod
+    def sites(self, pool: Pool) -> list[Site]:
+        """One site per node, in the order of the nodes."""
+
+
+def _check_nodes(nodes: int, seed: int = 0) -> None:
+    if nodes < 1:
+        raise BadInput(f"nodes must be >= 1, got {nodes}")
+    if seed < 0:
+        raise BadInput(f"seed must be >= 0, got {seed}")
+
+
+def dealt(samples: Pair, hands: int, least: int = 2) -> list[Pair]:
+    """Equal shares of the samples, in order; what does not go round is left."""
+    each = len(samples[0]) // hands
+    if each < least:
+        raise BadInput(f"{len(samples[0])} samples do not go round {hands} sites; use fewer nodes")
+    return [(samples[0][k * each : (k + 1) * each], samples[1][k * each : (k + 1) * each]) for k in range(hands)]
+
+
+def _chosen(samples: Pair, which: Tensor) -> Pair:
+    return samples[0][which], samples[1][which]
+
+
+def by_class(pool: Pool, nodes: int, noun: str) -> list[Site]:
+    """Site i holds a share of class i modulo the number of classes, judged by all test samples of that class."""
+    classes, parts = pool.classes, {}
+    for c in range(min(classes, nodes)):
+        mine, judge = (_chosen(samples, samples[1] == c) for samples in (pool.train, pool.test))
+        parts[c] = dealt(mine, len(range(c, nodes, classes))), judge
+    kinds = [f"{noun} {i % classes}" for i in range(nodes)]
+    return [
+        Site(parts[i % classes][0][i // classes], parts[i % classes][1], group=kind, name=f"site {i} ({kind})")
+        for i, kind in enumerate(kinds)
+    ]
+
+
+@dataclass(frozen=True)
+class OneClass(Partition):
+    """Site i holds an equal share of class i modulo the number of classes, and is judged by all test samples of it."""
+
+    nodes: int = 10
+
+    def __post_init__(self):
+        _check_nodes(self.nodes)
+
+    def sites(self, pool: Pool) -> list[Site]:
+        return by_class(pool, self.nodes, "class")
+
+
+Tests = Literal["kind", "share"]
+
+
+def _altered(pool: Pool, kinds: Sequence[str], views: Sequence, tests: Tests) -> list[Site]:
+    """Equal shares in order, each seen through its node's view (a function of images; None leaves them), and judged by
+    the whole test set seen so, one object for each view, or by an equal share of it."""
+    nodes, judges = len(kinds), {}
+    shares = dealt(pool.test, nodes, least=1) if tests == "share" else None
+    made = []
+    for i, ((inputs, targets), kind, view) in enumerate(zip(dealt(pool.train, nodes), kinds, views)):
+        if shares is None and view not in judges:
+            judges[view] = (view(pool.test[0]), pool.test[1]) if view else pool.test
+        judge = judges[view] if shares is None else (view(shares[i][0]) if view else shares[i][0], shares[i][1])
+        made.append(Site((view(inputs) if view else inputs, targets), judge, group=kind, name=f"site {i} ({kind})"))
+    return made
+
+
+@dataclass(frozen=True)
+class _AtContrast:
+    factor: float
+    transform: instruments.Transform
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return instruments.with_contrast(images, self.factor, self.transform)
+
+
+@dataclass(frozen=True)
+class Contrast(Partition):
+    """Samples dealt equally in their order; node i sees them at contrast `factors[i]`, the nodes after those at 1.
+
+    The two readings of the transform are in `instruments.contrast_table`. `tests = "kind"`: a node is judged by the
+    whole test set at its own contrast; "share": by an equal share of it."""
+
+    nodes: int = 20
+    factors: tuple[float, ...] = (0.5, 0.5, 1.5, 1.5)
+    tests: Tests = "kind"
+    transform: instruments.Transform = "published"
+
+    def __post_init__(self):
+        _check_nodes(self.nodes)
+        if len(self.factors) > self.nodes:
+            raise BadInput(f"{len(self.factors)} contrast factors for {self.nodes} nodes; give at most one a node")
+        bad = [factor for factor in self.factors if not (math.isfinite(factor) and factor > 0)]
+        if bad:
+            raise BadInput(f"a contrast factor must be a finite number > 0, got {bad[0]}")
+
+    def sites(self, pool: Pool) -> list[Site]:
+        factors = (*self.factors, *(1.0,) * (self.nodes - len(self.factors)))
+        kinds = [f"{'low' if c < 1 else 'high' if c > 1 else 'original'} contrast" for c in factors]
+        untouched = self.transform == "published"
+        views = [None if untouched and c == 1 else _AtContrast(c, self.transform) for c in factors]
+        return _altered(pool, kinds, views, self.tests)
+
+
+@dataclass(frozen=True)
+class Instrument(Partition):
+    """Samples dealt equally in their order; the last `odd` nodes see them through a second instrument: a "mirror", or a
+    "camera" with its own focus, colours and contrast."""
+
+    nodes: int = 10
+    odd: int = 2
+    transform: Literal["mirror", "camera"] = "mirror"
+    tests: Tests = "kind"
+
+    def __post_init__(self):
+        _check_nodes(self.nodes)
+        if not 0 <= self.odd <= self.nodes:
+            raise BadInput(f"need 0 <= odd <= nodes, got nodes = {self.nodes}, odd = {self.odd}")
+
+    def sites(self, pool: Pool) -> list[Site]:
+        view = instruments.mirrored if self.transform == "mirror" else instruments.through_second_camera
+        second = [i >= self.nodes - self.odd for i in range(self.nodes)]
+        kinds = [f"{'second' if odd else 'first'} instrument" for odd in second]
+        return _altered(pool, kinds, [view if odd else None for odd in second], self.tests)
+
+
+@dataclass(frozen=True)
+class BySite(Partition):
+    """One node for each site that the data name, judged by all test samples of it; with `nodes = (8, 2)`, the first
+    site's samples are shared equally by 8 nodes and the second's by 2."""
+
+    nodes: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for count in self.nodes:
+            _check_nodes(count)
+
+    def sites(self, pool: Pool) -> list[Site]:
+        if pool.sites is None or pool.test_sites is None:
+            raise BadInput(
+                "by-site needs data that say where each sample was taken; name a site column, or use another partition"
+            )
+        counts = self.nodes or (1,) * len(pool.site_names)
+        if len(counts) != len(pool.site_names):
+            known = ", ".join(pool.site_names)
+            raise BadInput(f"nodes names {len(counts)} counts for {len(pool.site_names)} sites: {known}")
+        made: list[Site] = []
+        for k, (name, count) in enumerate(zip(pool.site_names, counts)):
+            judge = _chosen(pool.test, pool.test_sites == k)
+            if not len(judge[0]):
+                raise BadInput(f"site {name!r} has no test sample; give it some, or leave the site out")
+            for share in dealt(_chosen(pool.train, pool.sites == k), count, least=1):
+                label = f"site {len(made)} ({name})" if self.nodes else name
+                made.append(Site(share, judge, group=name, name=label))
+        return made
+
+
+@dataclass(frozen=True)
+class Even(Partition):
+    """Samples dealt equally at random; every node is judged by the whole test set."""
+
+    nodes: int = 10
+    seed: int = 0  # of the deal, not of training
+
+    def __post_init__(self):
+        _check_nodes(self.nodes, self.seed)
+
+    def sites(self, pool: Pool) -> list[Site]:
+        order = torch.from_numpy(np.random.default_rng(self.seed).permutation(len(pool.train[0])))
+        each = len(dealt(pool.train, self.nodes)[0][0])
+        parts = [order[k * each : (k + 1) * each] for k in range(self.nodes)]
+        return [Site(_chosen(pool.train, part), pool.test, name=f"site {i}") for i, part in enumerate(parts)]
+
+
+family(
+    Partition,
+    {"one-class": OneClass, "contrast": Contrast, "instrument": Instrument, "by-site": BySite, "even": Even},
+)
