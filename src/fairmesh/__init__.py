@@ -20,10 +20,18 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     "Options": "training",
     **dict.fromkeys(["Problem", "Samples", "Sampling", "Site"], "problems.base"),
     **dict.fromkeys(
-        ["CIFAR10", "COOS7", "Data", "Digits", "FashionMNIST", "HeldOut", "ImportedData", "MNIST"], "problems.datasets"
+        [
+            "CIFAR10", "COOS7", "Data", "Digits", "FashionMNIST", "HeldOut", "ImageFolder", "ImportedData", "MNIST",
+            "Npz", "Table",
+        ],
+        "problems.datasets",
     ),
     **dict.fromkeys(
-        ["BySite", "Contrast", "Even", "Instrument", "OneClass", "Partition", "Pool"], "problems.partitions"
+        [
+            "BySite", "Contrast", "Dirichlet", "Even", "Instrument", "OneClass", "Partition", "Pool", "Quantity",
+            "Shards",
+        ],
+        "problems.partitions",
     ),
     **dict.fromkeys(["FullyConnected", "ImportedModel", "Logistic", "PaperCNN"], "problems.models"),
     "plot": "report",

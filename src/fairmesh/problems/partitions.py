@@ -205,6 +205,131 @@ class BySite(Partition):
         return made
 
 
+def _sites_of(pool: Pool, train: Sequence[np.ndarray], test: Sequence[np.ndarray] | None = None) -> list[Site]:
+    """A site for each list of training samples, judged by its own list of test samples or by all of them."""
+    pairs = [_chosen(pool.train, torch.from_numpy(part)) for part in train]
+    judges = [_chosen(pool.test, torch.from_numpy(part)) for part in test] if test else [pool.test] * len(pairs)
+    return [Site(pair, judge, name=f"site {i}") for i, (pair, judge) in enumerate(zip(pairs, judges))]
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Label skew: the samples of each class, training and test, are dealt in proportions drawn from a symmetric
+    Dirichlet distribution; the smaller its `concentration`, the more a class sits at few nodes. A node left with less
+    than two training samples or no test sample is given some of the class that most of its own are of, or of any, by
+    whoever has most."""
+
+    nodes: int = 10
+    concentration: float = 0.5
+    seed: int = 0  # of the deal, not of training
+
+    def __post_init__(self):
+        _check_nodes(self.nodes, self.seed)
+        _check_concentration(self.concentration)
+
+    def sites(self, pool: Pool) -> list[Site]:
+        generator = np.random.default_rng(self.seed)
+        proportions = generator.dirichlet([self.concentration] * self.nodes, pool.classes)  # (classes, nodes)
+        labels = [samples[1].numpy() for samples in (pool.train, pool.test)]
+        train, test = (_by_proportions(of, proportions, generator) for of in labels)
+        _even_out(train, labels[0], 2, train, labels[0])
+        _even_out(test, labels[1], 1, train, labels[0])
+        return _sites_of(pool, [np.sort(part) for part in train], [np.sort(part) for part in test])
+
+
+def _check_concentration(concentration: float) -> None:
+    if not (math.isfinite(concentration) and concentration >= 0.001):
+        raise BadInput(f"concentration must be a finite number >= 0.001, got {concentration}")
+
+
+def _by_proportions(labels: np.ndarray, proportions: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+    hands: list[list[np.ndarray]] = [[] for _ in range(proportions.shape[1])]
+    for c, shares in enumerate(proportions):
+        mine = generator.permutation(np.flatnonzero(labels == c))
+        cuts = np.round(np.cumsum(shares)[:-1] * len(mine)).astype(int)
+        for hand, part in zip(hands, np.split(mine, cuts)):
+            hand.append(part)
+    return [np.concatenate(hand) for hand in hands]
+
+
+def _even_out(
+    hands: list[np.ndarray], labels: np.ndarray, least: int, own: list[np.ndarray], own_labels: np.ndarray
+) -> None:
+    """Moves samples, in place, to the nodes with less than `least`."""
+    if len(labels) < least * len(hands):
+        raise BadInput(f"{len(labels)} samples do not go round {len(hands)} sites; use fewer nodes")
+    for i in range(len(hands)):
+        while len(hands[i]) < least:
+            wanted = np.bincount(own_labels[own[i]]).argmax() if len(own[i]) else -1
+            givers = [j for j, hand in enumerate(hands) if len(hand) > least]
+            giver = max(givers, key=lambda j: (np.count_nonzero(labels[hands[j]] == wanted), len(hands[j])))
+            fitting = np.flatnonzero(labels[hands[giver]] == wanted)
+            k = int(fitting[-1]) if len(fitting) else len(hands[giver]) - 1
+            hands[i] = np.append(hands[i], hands[giver][k])
+            hands[giver] = np.delete(hands[giver], k)
+
+
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Training samples sorted by label and cut into equal shards, of which each node is dealt `per_node` at random; it
+    is judged by the test samples of the same shards: of each class, the same stretch."""
+
+    nodes: int = 10
+    per_node: int = 2
+    seed: int = 0  # of the deal, not of training
+
+    def __post_init__(self):
+        _check_nodes(self.nodes, self.seed)
+        if self.per_node < 1:
+            raise BadInput(f"per_node must be >= 1, got {self.per_node}")
+
+    def sites(self, pool: Pool) -> list[Site]:
+        count = self.nodes * self.per_node
+        (order, ends), (test_order, test_ends) = (
+            _sorted(samples[1].numpy(), pool.classes) for samples in (pool.train, pool.test)
+        )
+        each = len(order) // count
+        if each < 1 or each * self.per_node < 2:
+            raise BadInput(f"{len(order)} samples do not go round {count} shards; use fewer nodes")
+        cuts = each * np.arange(count + 1)
+        test_cuts = np.round(np.interp(cuts, ends, test_ends)).astype(int)
+        hands = np.random.default_rng(self.seed).permutation(count).reshape(self.nodes, self.per_node)
+        train = [np.concatenate([order[cuts[k] : cuts[k + 1]] for k in hand]) for hand in hands]
+        test = [np.concatenate([test_order[test_cuts[k] : test_cuts[k + 1]] for k in hand]) for hand in hands]
+        if not all(map(len, test)):
+            raise BadInput(f"{len(test_order)} test samples do not go round {count} shards; use fewer nodes")
+        return _sites_of(pool, train, test)
+
+
+def _sorted(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The samples in the order of their labels, and where each class begins; the last ends there."""
+    ends = np.cumsum(np.bincount(labels, minlength=classes))
+    return np.argsort(labels, kind="stable"), np.concatenate([[0], ends])
+
+
+@dataclass(frozen=True)
+class Quantity(Partition):
+    """Sizes skewed, labels not: samples dealt at random in proportions drawn from a symmetric Dirichlet distribution,
+    at least two to a node; every node is judged by the whole test set."""
+
+    nodes: int = 10
+    concentration: float = 0.5
+    seed: int = 0  # of the deal, not of training
+
+    def __post_init__(self):
+        _check_nodes(self.nodes, self.seed)
+        _check_concentration(self.concentration)
+
+    def sites(self, pool: Pool) -> list[Site]:
+        generator = np.random.default_rng(self.seed)
+        free = len(pool.train[0]) - 2 * self.nodes
+        if free < 0:
+            raise BadInput(f"{len(pool.train[0])} samples do not go round {self.nodes} sites; use fewer nodes")
+        shares = np.cumsum(generator.dirichlet([self.concentration] * self.nodes))[:-1]
+        cuts = np.round(shares * free).astype(int) + 2 * np.arange(1, self.nodes)
+        return _sites_of(pool, np.split(generator.permutation(len(pool.train[0])), cuts))
+
+
 @dataclass(frozen=True)
 class Even(Partition):
     """Samples dealt equally at random; every node is judged by the whole test set."""
@@ -216,13 +341,21 @@ class Even(Partition):
         _check_nodes(self.nodes, self.seed)
 
     def sites(self, pool: Pool) -> list[Site]:
-        order = torch.from_numpy(np.random.default_rng(self.seed).permutation(len(pool.train[0])))
         each = len(dealt(pool.train, self.nodes)[0][0])
-        parts = [order[k * each : (k + 1) * each] for k in range(self.nodes)]
-        return [Site(_chosen(pool.train, part), pool.test, name=f"site {i}") for i, part in enumerate(parts)]
+        order = np.random.default_rng(self.seed).permutation(len(pool.train[0]))
+        return _sites_of(pool, np.split(order[: each * self.nodes], self.nodes))
 
 
 family(
     Partition,
-    {"one-class": OneClass, "contrast": Contrast, "instrument": Instrument, "by-site": BySite, "even": Even},
+    {
+        "one-class": OneClass,
+        "contrast": Contrast,
+        "instrument": Instrument,
+        "by-site": BySite,
+        "dirichlet": Dirichlet,
+        "shards": Shards,
+        "quantity": Quantity,
+        "even": Even,
+    },
 )

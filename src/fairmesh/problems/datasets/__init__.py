@@ -3,6 +3,7 @@
 from fairmesh.problems.datasets.base import Data, HeldOut, ImportedData
 from fairmesh.problems.datasets.coos7 import COOS7
 from fairmesh.problems.datasets.digits import Digits
+from fairmesh.problems.datasets.own import ImageFolder, Npz, Table
 from fairmesh.problems.datasets.published import CIFAR10, MNIST, FashionMNIST
 from fairmesh.problems.partitions import Partition, Pool
 from fairmesh.settings import family
@@ -15,9 +16,12 @@ __all__ = [
     "Digits",
     "FashionMNIST",
     "HeldOut",
+    "ImageFolder",
     "ImportedData",
+    "Npz",
     "Partition",
     "Pool",
+    "Table",
 ]
 
 family(
@@ -28,6 +32,9 @@ family(
         "mnist": MNIST,
         "cifar-10": CIFAR10,
         "coos7": COOS7,
+        "image-folder": ImageFolder,
+        "table": Table,
+        "npz": Npz,
         "held-out": HeldOut,
         "import": ImportedData,
     },

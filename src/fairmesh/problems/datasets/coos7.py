@@ -1,6 +1,9 @@
 """COOS7: cells seen through two microscopes, from its HDF5 files (Lu et al., NeurIPS 2019)."""
 
 import functools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,8 @@ import torch
 from fairmesh.errors import BadInput
 from fairmesh.problems.base import Site
 from fairmesh.problems.datasets.base import Data
-from fairmesh.problems.datasets.sources import SOURCES, folder_of, stamp
+from fairmesh.problems.datasets.download import folder_of
+from fairmesh.problems.datasets.sources import SOURCES, damaged, stamp
 from fairmesh.problems.partitions import BySite, Partition, Pool
 
 _MICROSCOPES = ("microscope 1", "microscope 2")  # COOS7_v1.1_test4.hdf5, COOS7_v1.1_test3.hdf5
@@ -58,36 +62,37 @@ def _read(place: Path, counts: tuple[int, ...], stamped: tuple[int, ...]) -> Poo
 
 def _slices(path: Path, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first 2 * count images and labels of a file."""
+    with opened(path) as (data, labels):
+        if len(data) < 2 * count:
+            raise BadInput(
+                f"{path} holds {len(data)} images, but {2 * count} are needed, as many to test as to train on; "
+                "use a smaller per_node"
+            )
+        top = max(float(data[k : k + _BLOCK].max()) for k in range(0, len(data), _BLOCK))
+        if not (math.isfinite(top) and top > 0):
+            raise damaged(path, f"its brightest pixel is {top}")
+        images = np.empty((2 * count, *data.shape[1:]), np.float16)
+        for k in range(0, 2 * count, _BLOCK):
+            images[k : k + _BLOCK] = data[k : min(k + _BLOCK, 2 * count)] / top
+        return torch.from_numpy(images), torch.from_numpy(labels[: 2 * count].reshape(-1).astype(np.int64))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    """The images and labels of an HDF5 file of COOS7's layout, to be read slice by slice."""
     try:
         import h5py
     except ImportError as error:
         raise BadInput("COOS7's files are HDF5: install h5py with pip install 'fairmesh[coos7]'") from error
     try:
         with h5py.File(path, "r") as file:
-            data, labels = _checked(file, path, 2 * count)
-            top = max(float(data[k : k + _BLOCK].max()) for k in range(0, len(data), _BLOCK))
-            if not top > 0:
-                raise BadInput(f"{path}: no pixel is above zero; the file is damaged")
-            images = np.empty((2 * count, *data.shape[1:]), np.float16)
-            for k in range(0, 2 * count, _BLOCK):
-                images[k : k + _BLOCK] = data[k : min(k + _BLOCK, 2 * count)] / top
-            taken = np.asarray(labels[: 2 * count]).reshape(-1).astype(np.int64)
+            missing = [key for key in ("data", "labels") if key not in file]
+            if missing:
+                raise damaged(path, f"it has no {missing[0]!r}")
+            data: Any = file["data"]
+            labels: Any = file["labels"]
+            if data.ndim != 4 or data.shape[1:] != (2, 64, 64) or labels.size != len(data):
+                raise damaged(path, f"images {data.shape} and labels {labels.shape} are not (N, 2, 64, 64) and (N,)")
+            yield data, labels
     except OSError as error:
-        raise BadInput(f"{path} is missing or damaged: {error}") from error
-    return torch.from_numpy(images), torch.from_numpy(taken)
-
-
-def _checked(file: Any, path: Path, needed: int) -> tuple[Any, Any]:
-    """The file's images and labels, of the layout that COOS7's files have."""
-    missing = [key for key in ("data", "labels") if key not in file]
-    if missing:
-        raise BadInput(f"{path} has no {missing[0]!r}: it is damaged, or not a file of COOS7")
-    data, labels = file["data"], file["labels"]
-    if data.ndim != 4 or data.shape[1:] != (2, 64, 64) or len(labels) != len(data):
-        raise BadInput(f"{path}: images {data.shape} and labels {labels.shape}, expected (N, 2, 64, 64) and (N,)")
-    if len(data) < needed:
-        raise BadInput(
-            f"{path} holds {len(data)} images, but {needed} are needed, as many to test as to train on; "
-            "use a smaller per_node"
-        )
-    return data, labels
+        raise damaged(path, error) from error

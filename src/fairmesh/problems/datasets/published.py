@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.errors import BadInput
 from fairmesh.problems.base import Site
 from fairmesh.problems.datasets.base import Data
-from fairmesh.problems.datasets.sources import SOURCES, File, Source, content, folder_of, path_of, stamp
+from fairmesh.problems.datasets.download import folder_of
+from fairmesh.problems.datasets.sources import SOURCES, contents, damaged, path_of, stamp
 from fairmesh.problems.partitions import Contrast, OneClass, Pair, Partition, Pool
 
 
@@ -58,39 +58,36 @@ def pool_of(name: str, folder: str | None = None) -> Pool:
 @functools.lru_cache(maxsize=4)  # recipes load the same set many times
 def _read(name: str, place: Path, stamped: tuple[int, ...]) -> Pool:
     source = SOURCES[name]
+    paths = [path_of(source, file, place) or place / file.name for file in source.files]
+    raw = zip(paths, contents(source, place))
     if name == "cifar-10":
-        batches = [_cifar(source, file, place) for file in source.files]
+        batches = [_cifar(path, content) for path, content in raw]
         train = tuple(torch.cat(parts) for parts in zip(*batches[:-1]))
         return Pool((train[0], train[1]), batches[-1])
-    images, labels, test_images, test_labels = (_idx(source, file, place) for file in source.files)
+    images, labels, test_images, test_labels = (_idx(path, content) for path, content in raw)
     for inputs, targets in ((images, labels), (test_images, test_labels)):
         if inputs.ndim != 3 or targets.ndim != 1 or len(inputs) != len(targets):
-            raise BadInput(
-                f"{place}: {tuple(inputs.shape)} images do not go with {tuple(targets.shape)} labels; "
-                f"a file is damaged or of another dataset"
-            )
+            raise damaged(place, f"{tuple(inputs.shape)} images do not go with {tuple(targets.shape)} labels")
     return Pool((images, labels.long()), (test_images, test_labels.long()))
 
 
-def _idx(source: Source, file: File, place: Path) -> Tensor:
+def _idx(path: Path, content: bytes) -> Tensor:
     """The bytes of an IDX file with the shape that its header gives."""
-    raw = content(source, file, place)
     try:
-        if raw[:3] != b"\0\0\x08":
+        if content[:3] != b"\0\0\x08":
             raise ValueError("not an IDX file of bytes")
-        shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4).astype(int)
-        return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy())
+        axes = content[3]
+        shape = np.frombuffer(content, ">u4", count=axes, offset=4).astype(int)
+        return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy())
     except (ValueError, IndexError) as error:
-        raise BadInput(f"{path_of(source, file, place)} is missing or damaged: {error}") from error
+        raise damaged(path, error) from error
 
 
-def _cifar(source: Source, file: File, place: Path) -> Pair:
+def _cifar(path: Path, content: bytes) -> Pair:
     """Rows of a label and the red, green and blue planes of an image."""
-    raw = np.frombuffer(content(source, file, place), np.uint8)
-    if not len(raw) or len(raw) % 3073 or raw[::3073].max() > 9:
-        raise BadInput(
-            f"{path_of(source, file, place)} is missing or damaged: {len(raw)} bytes are not rows of a label 0 to 9 "
-            f"and 3,072 pixels"
-        )
-    rows = torch.from_numpy(raw.reshape(-1, 3073).copy())
+    row = 1 + 3 * 32 * 32
+    raw = np.frombuffer(content, np.uint8)
+    if not len(raw) or len(raw) % row or raw[::row].max() > 9:
+        raise damaged(path, f"{len(raw)} bytes are not rows of a label 0 to 9 and 3,072 pixels")
+    rows = torch.from_numpy(raw.reshape(-1, row).copy())
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].long()

@@ -32,6 +32,7 @@ class Source:
     folders: tuple[str, ...] = ()  # names its folder also goes by
     system: tuple[str, ...] = ()  # where operating systems put it
     archive: File | None = None  # a .tar.gz that holds all files, with the checksum of the archive itself
+    record: str | None = None  # where Zenodo is asked for the files' addresses and checksums
 
 
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"  # this bucket's website answers no https
@@ -108,10 +109,12 @@ SOURCES = {
         Source(
             "coos7",
             "COOS7",
-            # No checksum of these could be established: they are checked by their layout.
+            # No checksum of these is known here: fetched, they are held against the one in their record, and afterwards
+            # they are checked by their layout.
             (File("COOS7_v1.1_test4.hdf5", None, None), File("COOS7_v1.1_test3.hdf5", None, None)),
-            licence="see its record",
-            home="https://zenodo.org (search for COOS7)",
+            licence="stated in its Zenodo record",
+            home="https://arxiv.org/abs/1906.07282",
+            record="https://zenodo.org/api/records?q=COOS7",
         ),
     )
 }
@@ -127,13 +130,14 @@ def places(source: Source, folder: str | os.PathLike | None = None) -> list[Path
     """Where the files are looked for, in order: the folder given and no other, else $FAIRMESH_DATA, the cache, the
     system's folder."""
     own = os.environ.get("FAIRMESH_DATA")
-    roots = [Path(folder)] if folder else [Path(own)] if own else []
-    named = [root / name for root in roots for name in (source.name, *source.folders, "")]
-    named = named[-1:] + named[:-1] if folder else named
     if folder:
-        return named
-    cache = cache_of(source)
-    return [*named, cache, *(cache / name for name in source.folders), *map(Path, source.system)]
+        return [Path(folder), *_named_folders(source, Path(folder))]
+    first = [*_named_folders(source, Path(own)), Path(own)] if own else []
+    return [*first, cache_of(source), *map(Path, source.system)]
+
+
+def _named_folders(source: Source, root: Path) -> list[Path]:
+    return [root / name for name in (source.name, *source.folders)]
 
 
 def found(source: Source, folder: str | os.PathLike | None = None) -> Path | None:
@@ -147,35 +151,43 @@ def path_of(source: Source, file: File, place: Path) -> Path | None:
     return next((place / name for name in names if (place / name).is_file()), None)
 
 
-def folder_of(source: Source, folder: str | os.PathLike | None = None) -> Path:
-    """The folder that holds the files."""
-    place = found(source, folder)
-    if place is None:
-        where = str(folder) if folder else " or ".join(map(str, places(source)))
-        raise BadInput(f"{source.title} is not in {where}: put {_named(source)} there")
-    return place
+def contents(source: Source, place: Path) -> list[bytes]:
+    """The unpacked bytes of every official file, in order."""
+    paths = [path_of(source, file, place) for file in source.files]
+    if source.archive and any(path == place / source.archive.name for path in paths):
+        return _from_archive(source, place / source.archive.name)
+    return [unpacked(path or place / file.name) for file, path in zip(source.files, paths)]
 
 
-def _named(source: Source) -> str:
-    return f"its {len(source.files)} files ({', '.join(file.name for file in source.files)})"
-
-
-def content(source: Source, file: File, place: Path) -> bytes:
-    """The unpacked bytes of one official file."""
-    path = path_of(source, file, place)
-    if path is None:
-        raise BadInput(f"{place / file.name} is missing or damaged: no such file, nor {file.name}.gz")
+def unpacked(path: Path) -> bytes:
+    """A file's bytes, those inside where its name ends in .gz."""
     try:
-        if source.archive and path.name == source.archive.name:
-            with tarfile.open(path) as archive:
-                member = next((m for m in archive if Path(m.name).name == file.name), None)
-                taken = archive.extractfile(member) if member else None
-                if taken is None:
-                    raise BadInput(f"{path} is missing or damaged: it holds no {file.name}")
-                return taken.read()
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, error) from error
+
+
+def _from_archive(source: Source, path: Path) -> list[bytes]:
+    wanted = {file.name: b"" for file in source.files}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:  # once through: seeking in a packed archive unpacks it again
+                name = Path(member.name).name
+                taken = archive.extractfile(member) if name in wanted else None
+                if taken is not None:
+                    wanted[name] = taken.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise BadInput(f"{path} is missing or damaged: {error}") from error
+        raise damaged(path, error) from error
+    for name, content in wanted.items():
+        if not content:
+            raise damaged(path, f"it holds no {name}")
+    return list(wanted.values())
+
+
+def damaged(path: Path, reason: object) -> BadInput:
+    """What to raise about a file that cannot be used."""
+    return BadInput(f"{path} is missing or damaged: {reason}; `fairmesh data check` looks at all of them")
 
 
 def stamp(source: Source, place: Path) -> tuple[int, ...]:

@@ -1,0 +1,241 @@
+"""A user's own files: images by site and class, tables by a site column, arrays; and what is wrong with them."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fairmesh as fm
+
+
+def write_images(folder, mode: str = "L", sizes=((8, 6),)) -> None:
+    for s, site in enumerate(("lyon", "oslo")):
+        for c, kind in enumerate(("benign", "tumour")):
+            (folder / site / kind).mkdir(parents=True)
+            for k in range(10):
+                height, width = sizes[k % len(sizes)]
+                value = 100 * s + 50 * c + k
+                colour = value if mode == "L" else (value, 0, 255 - value)
+                Image.new(mode, (width, height), colour).save(folder / site / kind / f"{k}.png")
+
+
+def test_images_by_site_and_class_become_one_node_a_site(tmp_path):
+    write_images(tmp_path)
+    made = fm.ImageFolder(str(tmp_path)).sites()
+    assert [(site.name, site.group, len(site.train[0]), len(site.test[0])) for site in made] == [
+        ("lyon", "lyon", 16, 4),
+        ("oslo", "oslo", 16, 4),
+    ]
+    for s, site in enumerate(made):
+        for images, labels in (site.train, site.test):
+            assert (images.shape[1:], images.dtype) == ((8, 6), torch.uint8)
+            assert torch.equal(labels, (images[:, 0, 0].long() - 100 * s) // 50)
+    every = torch.cat([part[0][:, 0, 0] for site in made for part in (site.train, site.test)])
+    assert len(set(every.tolist())) == 40
+
+
+def test_colour_images_have_three_planes_and_a_grey_one_among_them_too(tmp_path):
+    write_images(tmp_path, "RGB")
+    Image.new("L", (6, 8), 7).save(tmp_path / "oslo" / "tumour" / "grey.png")
+    made = fm.ImageFolder(str(tmp_path)).sites()
+    assert made[0].train[0].shape[1:] == (3, 8, 6)
+    image, label = made[0].train[0][0], int(made[0].train[1][0])
+    assert label == int(image[0, 0, 0]) // 50
+    assert int(image[0, 0, 0]) + int(image[2, 0, 0]) == 255
+
+
+def test_images_of_many_sizes_are_brought_to_one(tmp_path):
+    write_images(tmp_path, sizes=((8, 6), (16, 12)))
+    with pytest.raises(fm.BadInput, match=r"1\.png is 16 x 12, but .*0\.png is 8 x 6; give size"):
+        fm.ImageFolder(str(tmp_path)).sites()
+    assert fm.ImageFolder(str(tmp_path), size=(4, 5)).sites()[0].train[0].shape[1:] == (4, 5)
+
+
+def test_images_can_be_dealt_otherwise_than_by_site(tmp_path):
+    write_images(tmp_path)
+    made = fm.ImageFolder(str(tmp_path), fm.OneClass(4)).sites()
+    assert [site.train[1].unique().tolist() for site in made] == [[0], [1], [0], [1]]
+
+
+def test_a_folder_of_images_trains_from_an_experiment_file(tmp_path):
+    write_images(tmp_path / "scans")
+    (tmp_path / "e.toml").write_text(
+        f'rounds = 2\ntopology = "ring"\nalgorithm = "dsgd"\n[data]\nname = "image-folder"\n'
+        f'folder = "{tmp_path / "scans"}"\npartition = {{name = "even", nodes = 3}}\n'
+    )
+    result = fm.run(fm.load_experiment(tmp_path / "e.toml"))
+    assert len(result.final[0]["accuracy"]["sites"]) == 3
+
+
+ROWS = [
+    {"age": 20 + i, "weight": 50.5 + i, "ward": ("north", "south", "10")[i % 3], "ill": ("no", "yes")[i % 2]}
+    for i in range(30)
+]
+
+
+def write_csv(path, rows=ROWS) -> str:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def write_parquet(path, rows=ROWS) -> str:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def test_csv_and_parquet_give_the_same_sites_by_the_site_column(tmp_path):
+    files = write_csv(tmp_path / "rows.csv"), write_parquet(tmp_path / "rows.parquet")
+    a, b = (fm.Table(file, "ill", site="ward", standardize=False).sites() for file in files)
+    assert [site.name for site in a] == [site.name for site in b] == ["10", "north", "south"]
+    for left, right in zip(a, b):
+        assert torch.equal(left.train[0], right.train[0])
+        assert torch.equal(left.train[1], right.train[1])
+        assert (len(left.train[0]), len(left.test[0])) == (8, 2)
+    inputs, labels = a[1].train
+    assert (inputs.dtype, inputs.shape[1]) == (torch.float32, 2)
+    assert torch.equal(labels, (inputs[:, 0].long() - 20) % 2)
+    assert torch.equal(inputs[:, 1], inputs[:, 0] + 30.5)
+
+
+def test_sites_and_labels_that_are_whole_numbers_are_in_the_order_of_their_size(tmp_path):
+    rows = [{"x": i, "site": (9, 10, 100)[i % 3], "y": (2, 11)[i % 2]} for i in range(18)]
+    made = fm.Table(write_csv(tmp_path / "t.csv", rows), "y", site="site").sites()
+    assert [site.name for site in made] == ["9", "10", "100"]
+    assert {int(y) for site in made for y in site.train[1]} == {0, 1}
+
+
+def test_columns_are_standardized_over_the_training_rows(tmp_path):
+    made = fm.Table(write_csv(tmp_path / "t.csv"), "ill", site="ward").sites()
+    inputs = torch.cat([site.train[0] for site in made])
+    assert torch.allclose(inputs.mean(0), torch.zeros(2), atol=1e-5)
+    assert torch.allclose(inputs.std(0, correction=0), torch.ones(2), atol=1e-5)
+
+
+def test_a_table_of_numbers_to_predict_with_chosen_columns_and_no_site_column(tmp_path):
+    file = write_csv(tmp_path / "t.csv")
+    data = fm.Table(file, "weight", inputs=("age",), predict="numbers", partition=fm.Even(4), standardize=False)
+    made = data.sites()
+    assert len(made) == 4
+    assert torch.equal(made[0].train[1], made[0].train[0][:, 0] + 30.5)
+    options = {"topology": fm.Ring(), "algorithm": fm.DSGD(), "rounds": 1, "loss": "squared-error"}
+    assert "loss" in fm.run(fm.Experiment(data=data, **options)).final[0]
+
+
+def test_arrays_are_dealt_by_their_sites(tmp_path):
+    x, y, site = np.arange(40.0, dtype=np.float32)[:, None], np.arange(40) % 3, np.array(["b", "a"])[np.arange(40) % 2]
+    np.savez(tmp_path / "a.npz", x=x, y=y, site=site)
+    made = fm.Npz(str(tmp_path / "a.npz")).sites()
+    assert [(s.name, len(s.train[0]), len(s.test[0])) for s in made] == [("a", 16, 4), ("b", 16, 4)]
+    assert torch.equal(made[0].train[1], made[0].train[0][:, 0].long() % 3)
+    assert (made[0].train[0] % 2 == 1).all()
+
+
+def test_arrays_may_bring_their_own_test_samples(tmp_path):
+    x, y, site = np.arange(12, dtype=np.uint8).reshape(6, 2), np.arange(6) % 2, np.array([0, 0, 0, 1, 1, 1])
+    np.savez(tmp_path / "a.npz", x=x, y=y, site=site, x_test=x[:4], y_test=y[:4], site_test=np.array([1, 1, 0, 0]))
+    made = fm.Npz(str(tmp_path / "a.npz")).sites()
+    assert made[0].train[0].tolist() == x[:3].tolist()
+    assert made[0].test[0].tolist() == x[2:4].tolist()
+    np.savez(tmp_path / "b.npz", x=x, y=y, x_test=x, y_test=y)
+    assert len(fm.Npz(str(tmp_path / "b.npz"), fm.Even(2)).sites()) == 2
+
+
+def image_of_16_bits(folder) -> None:
+    write_images(folder)
+    Image.fromarray(np.zeros((8, 6), np.uint16)).save(folder / "lyon" / "benign" / "deep.png")
+
+
+def broken_image(folder) -> None:
+    write_images(folder)
+    (folder / "lyon" / "benign" / "broken.png").write_bytes(b"no image")
+
+
+def lonely_site(folder) -> None:
+    write_images(folder)
+    (folder / "rome" / "benign").mkdir(parents=True)
+    Image.new("L", (6, 8)).save(folder / "rome" / "benign" / "one.png")
+
+
+def table(rows, **fields):
+    return lambda folder: fm.Table(write_csv(folder / "t.csv", rows), "y", **({"site": "s"} | fields)).sites()
+
+
+def npz(**arrays):
+    def call(folder):
+        np.savez(folder / "a.npz", **arrays)
+        fm.Npz(str(folder / "a.npz")).sites()
+
+    return call
+
+
+def images(prepare):
+    def call(folder):
+        prepare(folder)
+        fm.ImageFolder(str(folder)).sites()
+
+    return call
+
+
+def ragged(folder):
+    (folder / "t.csv").write_text("y,s,x\n1,2,3\n1,2\n")
+    fm.Table(str(folder / "t.csv"), "y", site="s").sites()
+
+
+def file_of(name: str, content: bytes, data):
+    def call(folder):
+        (folder / name).write_bytes(content)
+        data(str(folder / name)).sites()
+
+    return call
+
+
+GOOD = [{"x": i, "s": i % 2, "y": i % 2} for i in range(8)]
+SPOILT = {
+    "no folder": (lambda folder: fm.ImageFolder(str(folder / "no")).sites(), "there is no folder"),
+    "no image": (lambda folder: fm.ImageFolder(str(folder)).sites(), "holds no image at site/class/file"),
+    "16 bits": (images(image_of_16_bits), r"deep\.png has more than 8 bits"),
+    "broken image": (images(broken_image), r"cannot read the image .*broken\.png"),
+    "one image": (images(lonely_site), "site 'rome' has 1 samples: too few"),
+    "size": (lambda folder: fm.ImageFolder("x", size=(3,)), "size is a height and a width"),
+    "share": (lambda folder: fm.ImageFolder("x", test_share=1.0), r"test_share lies in \(0, 1\), got 1.0"),
+    "no site column": (lambda folder: fm.Table("t.csv", "y"), "name the site column"),
+    "no such column": (table(GOOD, site="where"), "no column 'where'; it has x, s, y"),
+    "text column": (
+        table([*GOOD, {"x": "tall", "s": 0, "y": 1}]),
+        "row 9 of column 'x' is 'tall', not a finite number",
+    ),
+    "missing number": (table([*GOOD, {"x": "", "s": 0, "y": 1}]), "row 9 of column 'x' is ''"),
+    "nan": (table([*GOOD, {"x": "nan", "s": 0, "y": 1}]), "row 9 of column 'x' is 'nan'"),
+    "missing site": (table([*GOOD, {"x": 1, "s": "", "y": 1}]), "row 9 of column 's' is empty"),
+    "ragged": (ragged, "row 2 has 2 values, but the header names 3 columns"),
+    "no rows": (file_of("t.csv", b"x,y\n", lambda f: fm.Table(f, "y", site="x")), "needs a header and rows"),
+    "empty": (file_of("t.csv", b"", lambda f: fm.Table(f, "y", site="x")), "needs a header and rows"),
+    "other table": (file_of("t.xls", b"", lambda f: fm.Table(f, "y", site="x")), r"a \.csv or a \.parquet file"),
+    "no table": (lambda folder: fm.Table(str(folder / "t.csv"), "y", site="s").sites(), "cannot read .*FileNotFound"),
+    "bad parquet": (file_of("t.parquet", b"no", lambda f: fm.Table(f, "y", site="x")), "cannot read .*t.parquet"),
+    "only target": (table([{"s": i % 2, "y": i} for i in range(8)]), "no column beside target and site"),
+    "no y": (npz(x=np.zeros((4, 2))), "has no array 'y'; it has x"),
+    "lengths": (npz(x=np.zeros((4, 2)), y=np.zeros(3)), "not of one length: 4, 3"),
+    "no site": (npz(x=np.zeros((4, 2)), y=np.zeros(4)), "by-site needs data that say where"),
+    "site of test": (
+        npz(x=np.zeros((4, 2)), y=np.zeros(4), site=np.zeros(4), x_test=np.zeros((4, 2)), y_test=np.zeros(4)),
+        "add site_test",
+    ),
+    "no npz": (file_of("a.npz", b"no", fm.Npz), r"cannot read .*a\.npz as \.npz"),
+    "pickle": (npz(x=np.array([{}, {}]), y=np.zeros(2)), "cannot read .*Object arrays cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_what_is_wrong_with_a_users_files_is_said_with_the_place(case, tmp_path):
+    call, reason = SPOILT[case]
+    with pytest.raises(fm.BadInput, match=reason):
+        call(tmp_path)

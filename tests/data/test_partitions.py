@@ -1,0 +1,273 @@
+"""Partitions: who is dealt what, in which order, and by which test samples each is judged."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fairmesh as fm
+from fairmesh.problems.instruments import contrast_table, through_second_camera
+from fairmesh.settings import from_table
+
+COUNTS = st.integers(1, 12)
+SEEDS = st.integers(0, 1000)
+
+
+def pool(train: int = 240, test: int = 120, classes: int = 4, sites: int = 0, seed: int = 0) -> fm.Pool:
+    """Images whose first pixels are the sample's number; labels in no order."""
+    generator = np.random.default_rng(seed)
+
+    def made(count: int):
+        labels = generator.permutation(np.arange(count) % classes)
+        images = torch.zeros(count, 4, 4, dtype=torch.uint8)
+        images[:, 0, 0], images[:, 0, 1] = torch.arange(count) // 256, torch.arange(count) % 256
+        return images, torch.from_numpy(labels)
+
+    if not sites:
+        return fm.Pool(made(train), made(test))
+    names = tuple(f"ward {k}" for k in range(sites))
+    return fm.Pool(made(train), made(test), torch.arange(train) % sites, torch.arange(test) % sites, names)
+
+
+def numbers(samples) -> list[int]:
+    """Which samples of the pool these are."""
+    return (samples[0][:, 0, 0].long() * 256 + samples[0][:, 0, 1]).tolist()
+
+
+def held(sites: list[fm.Site]) -> list[int]:
+    return [number for site in sites for number in numbers(site.train)]
+
+
+PARTITIONS = {
+    "one-class": st.builds(fm.OneClass, COUNTS),
+    "dirichlet": st.builds(fm.Dirichlet, COUNTS, st.floats(0.001, 100), SEEDS),
+    "shards": st.builds(fm.Shards, COUNTS, st.integers(1, 4), SEEDS),
+    "quantity": st.builds(fm.Quantity, COUNTS, st.floats(0.001, 100), SEEDS),
+    "even": st.builds(fm.Even, COUNTS, SEEDS),
+    "instrument": st.builds(lambda n: fm.Instrument(n, 0), COUNTS),
+    "contrast": st.builds(lambda n: fm.Contrast(n, ()), COUNTS),
+    "by-site": st.builds(lambda a, b: fm.BySite((a, b)), COUNTS, COUNTS),
+}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@given(data=st.data())
+def test_no_training_sample_is_dealt_twice_and_every_node_can_train_and_be_judged(name, data):
+    partition = data.draw(PARTITIONS[name])
+    given_pool = pool(sites=2)
+    made = partition.sites(given_pool)
+    nodes = partition.nodes
+    assert len(made) == (sum(nodes) if isinstance(nodes, tuple) else nodes)
+    dealt = held(made)
+    assert len(dealt) == len(set(dealt))
+    assert set(dealt) <= set(range(240))
+    assert all(len(site.train[0]) >= 2 and len(site.test[0]) >= 1 for site in made)
+    for site in made:
+        assert torch.equal(site.train[1], given_pool.train[1][numbers(site.train)])
+        assert torch.equal(site.test[1], given_pool.test[1][numbers(site.test)])
+    assert len({site.name for site in made}) == len(made)
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "quantity"])
+@given(data=st.data())
+def test_skewed_deals_leave_no_sample_over(name, data):
+    assert sorted(held(data.draw(PARTITIONS[name]).sites(pool()))) == list(range(240))
+
+
+@given(data=st.data())
+def test_a_dirichlet_deal_gives_every_test_sample_to_one_node(data):
+    made = data.draw(PARTITIONS["dirichlet"]).sites(pool())
+    assert sorted(number for site in made for number in numbers(site.test)) == list(range(120))
+
+
+@pytest.mark.parametrize("name", ["one-class", "shards", "even", "instrument", "contrast"])
+@given(data=st.data())
+def test_shares_are_equal_where_that_is_promised(name, data):
+    made = data.draw(PARTITIONS[name]).sites(pool())
+    sizes = [len(site.train[0]) for site in made]
+    if name == "one-class":  # equal among the nodes of a class
+        assert all(len({sizes[i] for i in range(c, len(sizes), 4)}) == 1 for c in range(min(4, len(sizes))))
+    else:
+        assert len(set(sizes)) == 1
+
+
+@given(nodes=st.integers(1, 30))
+def test_one_class_deals_class_i_modulo_the_classes_in_file_order_and_judges_by_all_of_it(nodes):
+    given_pool = pool()
+    made = fm.OneClass(nodes).sites(given_pool)
+    for i, site in enumerate(made):
+        c = i % 4
+        in_file = (given_pool.train[1] == c).nonzero().flatten().tolist()
+        each = len(in_file) // len(range(c, nodes, 4))
+        assert numbers(site.train) == in_file[i // 4 * each : (i // 4 + 1) * each]
+        assert numbers(site.test) == (given_pool.test[1] == c).nonzero().flatten().tolist()
+        assert (site.group, site.name) == (f"class {c}", f"site {i} (class {c})")
+        assert site.test is made[c].test
+
+
+def test_contrast_is_the_formula_as_printed():
+    # (128 + c(P - 128))^1.1 by hand: 64^1.1 = 97.006, 128^1.1 = 207.94, 1^1.1 = 1; (128 - 192) < 0 counts as 0
+    half, same, high = (contrast_table(c, "formula") for c in (0.5, 1.0, 1.5))
+    assert [half[0], half[128], half[255]] == [97, 208, 255]
+    assert [same[0], same[1], same[100], same[128], same[255]] == [0, 1, 158, 208, 255]
+    assert [high[0], high[42], high[44], high[128], high[255]] == [0, 0, 2, 208, 255]
+
+
+def test_contrast_as_published_truncates_and_leaves_the_original_alone():
+    half, same, high = (contrast_table(c, "published") for c in (0.5, 1.0, 1.5))
+    assert [half[0], half[128], half[255]] == [97, 207, 255]
+    assert same.tolist() == list(range(256))
+    assert [high[0], high[42], high[44], high[128], high[255]] == [0, 0, 2, 207, 255]
+
+
+def test_both_readings_of_contrast_stay_within_a_byte_of_each_other_and_never_fall():
+    for c in (0.1, 0.5, 0.9, 1.1, 1.5, 3.0):
+        formula, published = (contrast_table(c, kind).astype(int) for kind in ("formula", "published"))
+        assert np.abs(formula - published).max() <= 1
+        assert (np.diff(formula) >= 0).all()
+        assert (np.diff(published) >= 0).all()
+
+
+def test_contrast_deals_in_file_order_and_shares_one_test_set_for_each_contrast():
+    given_pool = pool()
+    made = fm.Contrast(8, (0.5, 0.5, 1.5)).sites(given_pool)
+    assert [site.group for site in made] == ["low contrast"] * 2 + ["high contrast"] + ["original contrast"] * 5
+    assert len({id(site.test) for site in made}) == 3
+    assert made[0].test is made[1].test
+    assert made[7].test is given_pool.test
+    for i, (site, c) in enumerate(zip(made, (0.5, 0.5, 1.5, 1, 1, 1, 1, 1))):
+        expected = contrast_table(c, "published")[given_pool.train[0][30 * i : 30 * (i + 1)].numpy()]
+        assert np.array_equal(site.train[0].numpy(), expected)
+        assert torch.equal(site.train[1], given_pool.train[1][30 * i : 30 * (i + 1)])
+    assert np.array_equal(made[2].test[0].numpy(), contrast_table(1.5, "published")[given_pool.test[0].numpy()])
+
+
+def test_contrast_by_the_formula_also_changes_the_nodes_of_factor_one():
+    made = fm.Contrast(4, (0.5,), transform="formula").sites(pool())
+    images = pool().train[0][60:120].numpy()
+    assert np.array_equal(made[1].train[0].numpy(), contrast_table(1.0, "formula")[images])
+    assert made[1].test is made[3].test
+
+
+def test_contrast_can_judge_each_node_by_its_own_share_of_the_test_images():
+    given_pool = pool()
+    made = fm.Contrast(8, (0.5,), tests="share").sites(given_pool)
+    assert [len(site.test[0]) for site in made] == [15] * 8
+    assert numbers(made[3].test) == list(range(45, 60))
+    assert np.array_equal(made[0].test[0].numpy(), contrast_table(0.5, "published")[given_pool.test[0][:15].numpy()])
+
+
+def test_the_last_nodes_have_the_second_instrument_and_are_judged_by_its_images():
+    given_pool = pool()
+    made = fm.Instrument(6, odd=2).sites(given_pool)
+    assert [site.group for site in made] == ["first instrument"] * 4 + ["second instrument"] * 2
+    assert torch.equal(made[5].train[0], given_pool.train[0][200:240].flip(-1))
+    assert torch.equal(made[4].test[0], given_pool.test[0].flip(-1))
+    assert made[4].test is made[5].test
+    assert made[0].test is given_pool.test
+
+
+@pytest.mark.parametrize("shape", [(5, 8, 9), (5, 1, 8, 9), (5, 3, 8, 9)])
+def test_the_second_camera_keeps_shape_kind_and_range_and_treats_bytes_and_floats_alike(shape):
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    seen = through_second_camera(images)
+    assert (seen.shape, seen.dtype) == (images.shape, torch.uint8)
+    as_floats = through_second_camera(images.float() / 255)
+    assert 0 <= float(as_floats.min()) <= float(as_floats.max()) <= 1
+    assert torch.allclose(as_floats * 255, seen.float(), atol=0.51)
+    assert (seen.float() - images.float()).abs().mean() > 30
+    assert torch.equal(seen[2:3], through_second_camera(images[2:3]))  # an image does not depend on the others
+
+
+def test_by_site_makes_one_node_a_site_or_as_many_as_asked_for():
+    given_pool = pool(sites=2)
+    plain = fm.BySite().sites(given_pool)
+    assert [(site.name, site.group, len(site.train[0]), len(site.test[0])) for site in plain] == [
+        ("ward 0", "ward 0", 120, 60),
+        ("ward 1", "ward 1", 120, 60),
+    ]
+    assert numbers(plain[1].train) == list(range(1, 240, 2))
+    several = fm.BySite((8, 2)).sites(given_pool)
+    assert [len(site.train[0]) for site in several] == [15] * 8 + [60] * 2
+    assert several[0].test is several[7].test
+    assert several[9].name == "site 9 (ward 1)"
+    assert [site.group for site in several] == ["ward 0"] * 8 + ["ward 1"] * 2
+
+
+def test_a_small_concentration_gathers_a_class_at_few_nodes_and_a_large_one_spreads_it():
+    def largest_share(concentration: float) -> float:
+        made = fm.Dirichlet(10, concentration).sites(pool(2000, 400))
+        table = np.array([np.bincount(site.train[1], minlength=4) for site in made])
+        return float((table.max(axis=0) / table.sum(axis=0)).mean())
+
+    assert largest_share(0.05) > 0.6
+    assert largest_share(1000.0) < 0.13
+
+
+def test_a_dirichlet_node_is_tested_on_the_labels_it_trains_on():
+    for site in fm.Dirichlet(8, 0.1).sites(pool(4000, 800)):
+        trained, tested = (
+            np.bincount(samples[1], minlength=4) / len(samples[1]) for samples in (site.train, site.test)
+        )
+        assert np.abs(trained - tested).max() < 0.1
+
+
+def test_a_shard_holds_few_labels_and_its_test_samples_the_same():
+    made = fm.Shards(10, per_node=2).sites(pool(2000, 401))
+    for site in made:
+        assert len(set(site.train[1].tolist())) <= 4
+        assert set(site.test[1].tolist()) <= set(site.train[1].tolist())
+
+
+def test_quantity_skews_sizes_but_not_labels():
+    given_pool = pool(4000, 100)
+    made = fm.Quantity(6, 0.5).sites(given_pool)
+    sizes = [len(site.train[0]) for site in made]
+    assert max(sizes) > 5 * min(sizes)
+    largest = made[int(np.argmax(sizes))]
+    assert np.abs(np.bincount(largest.train[1]) / len(largest.train[1]) - 0.25).max() < 0.05
+    assert all(site.test is given_pool.test for site in made)
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "shards", "quantity", "even"])
+def test_a_seed_gives_the_same_deal_again_and_another_seed_another(name):
+    first, again, other = (
+        held(from_table(fm.Partition, {"name": name, "nodes": 5, "seed": seed}).sites(pool())) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+REFUSED = {
+    "no site column": (lambda: fm.BySite().sites(pool()), "by-site needs data that say where"),
+    "another number of sites": (lambda: fm.BySite((1, 2, 3)).sites(pool(sites=2)), "3 counts for 2 sites: ward 0"),
+    "too many nodes": (lambda: fm.OneClass(1000).sites(pool()), "do not go round"),
+    "too many for dirichlet": (lambda: fm.Dirichlet(121).sites(pool()), "do not go round"),
+    "too many for quantity": (lambda: fm.Quantity(121).sites(pool()), "do not go round"),
+    "too many shards": (lambda: fm.Shards(200).sites(pool()), "do not go round"),
+    "factors": (lambda: fm.Contrast(2, (1.0, 2.0, 3.0)), "3 contrast factors for 2 nodes"),
+    "factor": (lambda: fm.Contrast(2, (-1.0,)), "finite number > 0, got -1.0"),
+    "odd": (lambda: fm.Instrument(2, 3), "0 <= odd <= nodes"),
+    "concentration": (lambda: fm.Dirichlet(2, 0.0), "concentration must be"),
+    "nodes": (lambda: fm.Even(0), "nodes must be >= 1"),
+    "floats": (
+        lambda: fm.Contrast(2, (0.5,)).sites(fm.Pool(*[(torch.rand(9, 4, 4), torch.zeros(9).long())] * 2)),
+        "store them as uint8",
+    ),
+    "numbers as targets": (
+        lambda: fm.OneClass(2).sites(fm.Pool(*[(torch.rand(9, 4), torch.rand(9))] * 2)),
+        "targets are not labels",
+    ),
+    "rows as images": (
+        lambda: fm.Instrument(2, 1).sites(fm.Pool(*[(torch.rand(9, 4), torch.rand(9))] * 2)),
+        "an instrument takes images",
+    ),
+    "lengths": (lambda: fm.Pool(*[(torch.rand(9, 4), torch.rand(8))] * 2), "do not go together"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_dealt_is_refused_with_the_reason(case):
+    call, reason = REFUSED[case]
+    with pytest.raises(fm.BadInput, match=reason):
+        call()
