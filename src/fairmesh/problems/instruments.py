@@ -12,7 +12,7 @@ from fairmesh.errors import BadInput
 Transform = Literal["published", "formula"]
 
 _CAST = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.3, 0.6], [0.6, 0.1, 0.3]])  # a second camera's red, green, blue of ours
-_BLACK, _GAIN = 0.35, 0.5
+_BLACK, _GAIN = 0.1, 0.5
 
 
 def contrast_table(c: float, transform: Transform) -> np.ndarray:
