@@ -34,6 +34,7 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
         "problems.partitions",
     ),
     **dict.fromkeys(["FullyConnected", "ImportedModel", "Logistic", "PaperCNN"], "problems.models"),
+    "picture": "holdings",
     "plot": "report",
     **dict.fromkeys(
         ["Constant", "Geometric", "Schedule", "Staircase", "Theorem1", "Theorem2Dual", "Theorem2Primal"], "schedules"

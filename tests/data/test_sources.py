@@ -97,6 +97,17 @@ def test_a_file_that_is_there_is_not_fetched_again():
         assert len(asked) == 1
 
 
+def test_a_damaged_file_is_fetched_anew_and_a_right_one_left():
+    with served({"/numbers.gz": gzip.compress(CONTENT)}) as (base, asked):
+        folder = cache_of(source(base))
+        folder.mkdir(parents=True)
+        (folder / "numbers").write_bytes(b"damaged")
+        fetch(source(base))
+        assert dict(check(source(base), folder)) == {"numbers": "right"}
+        fetch(source(base))
+        assert len(asked) == 1
+
+
 def test_after_a_cut_only_the_rest_is_asked_for():
     with served({"/numbers": CONTENT}, cut=100_000) as (base, asked):
         folder = fetch(source(base, packed=False))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fairmesh.errors import BadInput
-from fairmesh.problems.datasets.sources import File, Source, cache_of, contents, found, path_of, places
+from fairmesh.problems.datasets.sources import File, Source, cache_of, found, from_archive, path_of, places
 
 Progress = Callable[[str, int, int | None], None]  # (file, bytes so far, bytes in all where known)
 
@@ -36,24 +36,30 @@ def folder_of(source: Source, folder: str | os.PathLike | None = None) -> Path:
 
 
 def fetch(source: Source, folder: str | os.PathLike | None = None, progress: Progress | None = None) -> Path:
-    """Brings what is missing of the official files into `folder`/<name>, by default the cache, and checks it."""
+    """Brings the official files that are missing or damaged into `folder`/<name>, by default the cache, and checks
+    them."""
     target = Path(folder) / source.name if folder else cache_of(source)
     progress = progress or (lambda name, done, total: None)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        missing = [file for file in source.files if path_of(source, file, target) is None]
-        if source.archive and missing:
-            _download(source.archive, target / source.archive.name, progress)
-        if source.archive and (target / source.archive.name).is_file():
+        verdicts = dict(check(source, target))
+        if source.archive and verdicts != {file.name: "right" for file in source.files}:
+            if verdicts.get(source.archive.name) != "right":
+                _download(source.archive, target / source.archive.name, progress)
             _unpack(source, target)
         elif source.archive is None:
-            for file in _addressed(source, missing):
+            wrong = [
+                f for f in source.files if verdicts[f.name] == "missing" or (f.md5 and verdicts[f.name] != "right")
+            ]
+            for file in _addressed(source, wrong):
                 packed = urllib.parse.urlsplit(file.url or "").path.endswith(".gz")
                 _download(file, target / f"{file.name}{'.gz' * packed}", progress)
+                if packed:
+                    (target / file.name).unlink(missing_ok=True)  # a damaged one would be read before the .gz
     except (OSError, http.client.HTTPException) as error:
         looked = ", ".join(map(str, places(source)))
         raise BadInput(
-            f"cannot fetch {source.title}: {_reason(error)}. Run it again to go on from there, or put "
+            f"cannot fetch {source.title}: {_reason(error)}. Run it again, which goes on from there, or put "
             f"{_named(source)} into {target} by hand (they were looked for in {looked}); about them: {source.home}"
         ) from error
     return target
@@ -149,7 +155,7 @@ def _md5(content: bytes = b"") -> "hashlib._Hash":
 def _unpack(source: Source, target: Path) -> None:
     """The archive's files beside it; then it is no longer needed."""
     archive = target / source.archive.name  # type: ignore[union-attr]
-    for file, content in zip(source.files, contents(source, target)):
+    for file, content in zip(source.files, from_archive(source, archive)):
         (target / f"{file.name}.part").write_bytes(content)
         (target / f"{file.name}.part").replace(target / file.name)
     archive.unlink()

@@ -155,7 +155,7 @@ def contents(source: Source, place: Path) -> list[bytes]:
     """The unpacked bytes of every official file, in order."""
     paths = [path_of(source, file, place) for file in source.files]
     if source.archive and any(path == place / source.archive.name for path in paths):
-        return _from_archive(source, place / source.archive.name)
+        return from_archive(source, place / source.archive.name)
     return [unpacked(path or place / file.name) for file, path in zip(source.files, paths)]
 
 
@@ -168,7 +168,8 @@ def unpacked(path: Path) -> bytes:
         raise damaged(path, error) from error
 
 
-def _from_archive(source: Source, path: Path) -> list[bytes]:
+def from_archive(source: Source, path: Path) -> list[bytes]:
+    """The bytes of every official file that the archive holds, in order."""
     wanted = {file.name: b"" for file in source.files}
     try:
         with tarfile.open(path) as archive:
