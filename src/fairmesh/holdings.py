@@ -109,6 +109,8 @@ def _drawn(held: list[Holding], title: str) -> Any:
     grid.set_xlim(-0.7, n - 0.3)
     grid.set_xticks(range(0, n, 1 if n <= 30 else 5 if n <= 100 else max(10, n // 20)))
     grid.set_xlabel("node")
+    if n <= 12 and all(len(one.name) <= 10 and not one.name.startswith("site ") for one in held):
+        grid.set_xticks(range(n), [one.name for one in held], rotation=35 * (n > 4))
     grid.set_axisbelow(True)
     grid.grid(alpha=0.2)
     if told:
