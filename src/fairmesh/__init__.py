@@ -21,8 +21,8 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     **dict.fromkeys(["Problem", "Samples", "Sampling", "Site"], "problems.base"),
     **dict.fromkeys(
         [
-            "CIFAR10", "COOS7", "Data", "Digits", "FashionMNIST", "HeldOut", "ImageFolder", "ImportedData", "MNIST",
-            "Npz", "Table",
+            "CIFAR10", "COOS7", "Data", "Digits", "FashionMNIST", "Fewer", "HeldOut", "ImageFolder", "ImportedData",
+            "MNIST", "Npz", "Table",
         ],
         "problems.datasets",
     ),

@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, report, topology. Heavy imports wait until a command needs them."""
+"""The command line: demo, run, compare, report, reproduce, topology. Heavy imports wait until a command needs them."""
 
 import sys
 import time
@@ -6,11 +6,14 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from fairmesh.cli_data import data
+from fairmesh.cli_reproduce import reproduce
 from fairmesh.errors import FairmeshError, Interrupted
+from fairmesh.terminal import console, print_json, say, show_table
 
 app = typer.Typer(
     help="One model that works for every site: robust decentralized learning with compressed messages, no server.",
@@ -28,27 +31,12 @@ def main() -> None:
     try:
         app()
     except Interrupted as stopped:
-        _say(f"{stopped}; `fairmesh run ... --resume` goes on" if "run" in sys.argv[1:2] else str(stopped))
+        again = {"run": "`fairmesh run ... --resume` goes on", "reproduce": "the same command goes on"}
+        say("; ".join([str(stopped), *(again[name] for name in sys.argv[1:2] if name in again)]))
         sys.exit(130)
     except FairmeshError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         sys.exit(2)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _print_json(value: Any) -> None:
-    from fairmesh.runfolder import as_json
-
-    print(as_json(value))
-
-
-def _console(stderr: bool = False) -> Any:
-    from rich.console import Console
-
-    return Console(stderr=stderr, soft_wrap=not sys.stdout.isatty(), highlight=False)
 
 
 @contextmanager
@@ -73,7 +61,7 @@ def _progress(quiet: bool):
         TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[status]}"),
     )  # fmt: skip
-    with Progress(*columns, console=_console(stderr=True)) as bars:
+    with Progress(*columns, console=console(stderr=True)) as bars:
 
         def watcher(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
             task = bars.add_task(name, total=rounds, status="")
@@ -97,7 +85,7 @@ def _plain_progress(name: str, rounds: int) -> Callable[[int, list[dict]], None]
     def watch(done: int, records: list[dict]) -> None:
         if records and (done // tenth > said[0] or done == rounds):
             said[0] = done // tenth
-            _say(f"{name}: round {done}/{rounds}, {time.monotonic() - started:.1f} s, {_status(records)}")
+            say(f"{name}: round {done}/{rounds}, {time.monotonic() - started:.1f} s, {_status(records)}")
 
     return watch
 
@@ -108,22 +96,6 @@ def _status(records: list[dict]) -> str:
     if metric == "loss":
         return f"worst site's loss {worst:.4g}, mean {mean:.4g}"
     return f"worst site {100 * worst:.1f} %, mean {100 * mean:.1f} %"
-
-
-def _show_table(rows: list[list[str]], title: str | None = None, marked: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-    """A rich table on a terminal, tab-separated lines elsewhere."""
-    if not sys.stdout.isatty():
-        for row in rows:
-            print("\t".join(row))
-        return
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for i, name in enumerate(rows[0]):
-        table.add_column(name, justify="left" if i == 0 else "right")
-    for i, row in enumerate(rows[1:]):
-        table.add_row(*row, style="bold red" if i in marked else None)
-    _console().print(table)
 
 
 @app.command()
@@ -141,7 +113,7 @@ def demo(
 
     folder = _fresh(out)
     if not json_:
-        _console().print(
+        console().print(
             "Ten sites hold scikit-learn's digits; sites 8 and 9 use a scanner that stores images mirrored.\n"
             "They train one logistic model over a ring with 4-bit messages, first for the average (CHOCO-SGD),\n"
             "then for the worst mixture of sites (AD-GDA).\n"
@@ -149,13 +121,13 @@ def demo(
     with _progress(json_) as watcher:
         outcome = run_demo(seed, folder, lambda name: watcher(name, ROUNDS))
     if json_:
-        _print_json(outcome.as_json() | {"folder": str(folder)})
+        print_json(outcome.as_json() | {"folder": str(folder)})
         return
     sites = site_table(outcome.runs)
-    _show_table(sites, "Accuracy site by site", worst_sites(outcome.runs))
+    show_table(sites, "Accuracy site by site", worst_sites(outcome.runs))
     rows = rows_of(outcome.runs)
-    _show_table([list(rows[0])[1:], *(list(row.values())[1:] for row in rows)], "Overall")
-    _console().print(f"\n{outcome.sentence}\n\nPlots and the full page: {folder / 'report.html'}")
+    show_table([list(rows[0])[1:], *(list(row.values())[1:] for row in rows)], "Overall")
+    console().print(f"\n{outcome.sentence}\n\nPlots and the full page: {folder / 'report.html'}")
 
 
 def _fresh(out: Path) -> Path:
@@ -189,16 +161,16 @@ def run(
     folder = out or Path("runs") / experiment.stem
     with _progress(json_) as watcher:
         watch = watcher(experiment.stem, loaded.rounds)
-        result = run_experiment(loaded, out=folder, resume=resume, watch=watch, announce=None if json_ else _say)
+        result = run_experiment(loaded, out=folder, resume=resume, watch=watch, announce=None if json_ else say)
     summary = Run.from_folder(folder)
     if json_:
-        _print_json(summary.summary | {"folder": str(folder)})
+        print_json(summary.summary | {"folder": str(folder)})
         return
     rows = rows_of(summary.variants())
-    _show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+    show_table([list(rows[0]), *(list(row.values()) for row in rows)])
     if result.diverged:
-        _say(f"diverged replicas: {result.diverged}")
-    _say(f"written to {folder}; look at it with: fairmesh report {folder}")
+        say(f"diverged replicas: {result.diverged}")
+    say(f"written to {folder}; look at it with: fairmesh report {folder}")
 
 
 @app.command()
@@ -219,11 +191,11 @@ def compare(
     check_comparable(runs)
     draw(runs, plot)
     if json_:
-        _print_json({"runs": {run.label: run.summary for run in runs}, "plot": str(plot)})
+        print_json({"runs": {run.label: run.summary for run in runs}, "plot": str(plot)})
         return
     rows = rows_of(runs)
-    _show_table([list(rows[0]), *(list(row.values()) for row in rows)])
-    _say(f"picture: {plot}")
+    show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+    say(f"picture: {plot}")
 
 
 @app.command()
@@ -241,13 +213,14 @@ def report(
     path = folder / "report.html"
     path.write_text(page(finished.variants(), f"Run {finished.label}", settings=text), encoding="utf-8")
     if json_:
-        _print_json({"report": str(path)})
+        print_json({"report": str(path)})
         return
     print(f"written: {path}")
 
 
 bench = typer.Typer(help="Measurements of fairmesh itself.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.add_typer(data, name="data")
 
 
 @bench.command("codec")
@@ -273,12 +246,12 @@ def bench_codec(
         ]  # fmt: skip
         rows.append(row)
         if not json_:
-            _say(f"{row[0]}: {row[2]} bytes, {row[4]} bits a parameter")
+            say(f"{row[0]}: {row[2]} bytes, {row[4]} bits a parameter")
     counting = counting_cost(device)
     if json_:
-        _print_json({"cases": cases, "counting": counting})
+        print_json({"cases": cases, "counting": counting})
         return
-    _show_table(rows)
+    show_table(rows)
     print(f"counting bytes slows a simulated round by {100 * counting['slowdown']:.1f} % on {device}")
 
 
@@ -300,7 +273,7 @@ def bench_rounds(
         for name in case or SETTINGS:
             table = profiled(device, name, replicas[0] if replicas else 1)
             rows = [[key[:80], f"{ms:.4f}", f"{calls:.1f}"] for key, ms, calls in table[:25]]
-            _show_table([[f"{name} on {device}", "ms a round", "calls"], *rows])
+            show_table([[f"{name} on {device}", "ms a round", "calls"], *rows])
         return
     rows = [["case", "replicas", "ms a round", "8 in 10 between", "a replica", "floor", "over floor", "loop", "faster"]]
     found = []
@@ -315,11 +288,14 @@ def bench_rounds(
         ]  # fmt: skip
         rows.append(row)
         if not json_:
-            _say(f"{row[0]}, {row[1]} replicas: {row[2]} ms a round")
+            say(f"{row[0]}, {row[1]} replicas: {row[2]} ms a round")
     if json_:
-        _print_json({"device": device, "cases": found})
+        print_json({"device": device, "cases": found})
         return
-    _show_table(rows)
+    show_table(rows)
+
+
+app.command()(reproduce)
 
 
 @app.command()
@@ -352,12 +328,12 @@ def topology(
     path = plot or Path(f"{name}-{nodes}.png")
     draw_graph(mixing, f"{name}, {nodes} nodes, ρ = {mixing.gap:.3g}", path)
     if json_:
-        _print_json(facts | {"plot": str(path)})
+        print_json(facts | {"plot": str(path)})
         return
     if len(cycle) > 1:
-        _say(f"a schedule of {len(cycle)} graphs; the numbers are those of their mean")
-    _show_table(
+        say(f"a schedule of {len(cycle)} graphs; the numbers are those of their mean")
+    show_table(
         [["", name]]
         + [[key, f"{value:.4g}" if isinstance(value, float) else str(value)] for key, value in facts.items()]
     )
-    _say(f"picture: {path}")
+    say(f"picture: {path}")

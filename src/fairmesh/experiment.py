@@ -49,7 +49,7 @@ class Experiment:
     loss: Literal["cross-entropy", "squared-error"] | Callable[[Tensor, Tensor], Tensor] = "cross-entropy"
     sampling: Sampling = field(default_factory=Sampling)
     seeds: tuple[int, ...] = (0,)
-    placements: int | tuple[tuple[int, ...], ...] | None = None
+    placements: int | tuple[tuple[int, ...], ...] | Literal["by-seed"] | None = None
     sweep: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # 'rate' or 'regularizer.strength' -> values
     prior: tuple[float, ...] | None = None
     weight_decay: float = 0.0

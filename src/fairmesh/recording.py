@@ -16,7 +16,7 @@ from fairmesh.checkpoint import load_checkpoint, save_checkpoint
 from fairmesh.errors import BadInput, Diverged, Interrupted
 from fairmesh.metrics import Meter, Record
 from fairmesh.problems.base import Problem
-from fairmesh.replicas import Replica, replicas_of, stacked
+from fairmesh.replicas import Placements, Replica, replicas_of, stacked
 from fairmesh.result import Result, summary_of
 from fairmesh.runfolder import RunFolder
 from fairmesh.settings import nearest, to_table
@@ -34,7 +34,7 @@ def train(
     rounds: int,
     *,
     seeds: Sequence[int] = (0,),
-    placements: int | Sequence[Sequence[int]] | None = None,
+    placements: Placements = None,
     out: Any = None,
     resume: bool = False,
     settings: dict[str, Any] | None = None,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,6 +12,8 @@ from fairmesh.algorithms.base import Algorithm
 from fairmesh.compression import Compressor
 from fairmesh.errors import BadInput
 from fairmesh.schedules import Schedule
+
+Placements = int | Sequence[Sequence[int]] | Literal["by-seed"] | None
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,9 @@ class Replica:
     algorithm: Algorithm
 
 
-def replicas_of(
-    algorithms: Sequence[Algorithm], seeds: Sequence[int], placements: int | Sequence[Sequence[int]] | None, n: int
-) -> list[Replica]:
+def replicas_of(algorithms: Sequence[Algorithm], seeds: Sequence[int], placements: Placements, n: int) -> list[Replica]:
     """Every algorithm with every placement and every seed. A number of placements means random ones, of which placement
-    k is the same in every experiment over n nodes."""
+    k is the same in every experiment over n nodes; "by-seed" gives seed k the random placement k and no other."""
     try:
         seeds = [int(seed) for seed in seeds]
     except (TypeError, ValueError) as error:
@@ -40,6 +40,8 @@ def replicas_of(
         raise BadInput("a run needs at least one algorithm and one seed")
     if len(set(seeds)) != len(seeds):
         raise BadInput(f"seeds repeat: {seeds}")
+    if placements == "by-seed":
+        return [Replica(seed, random_placement(seed, n), a) for a in algorithms for seed in seeds]
     if placements is None:
         chosen = [tuple(range(n))]
     elif isinstance(placements, int):

@@ -1,6 +1,6 @@
 """Where sites come from: published datasets, a user's own files, or a user's own function."""
 
-from fairmesh.problems.datasets.base import Data, HeldOut, ImportedData
+from fairmesh.problems.datasets.base import Data, Fewer, HeldOut, ImportedData
 from fairmesh.problems.datasets.coos7 import COOS7
 from fairmesh.problems.datasets.digits import Digits
 from fairmesh.problems.datasets.own import ImageFolder, Npz, Table
@@ -15,6 +15,7 @@ __all__ = [
     "Data",
     "Digits",
     "FashionMNIST",
+    "Fewer",
     "HeldOut",
     "ImageFolder",
     "ImportedData",
@@ -36,6 +37,7 @@ family(
         "table": Table,
         "npz": Npz,
         "held-out": HeldOut,
+        "fewer": Fewer,
         "import": ImportedData,
     },
 )

@@ -70,3 +70,32 @@ class HeldOut(Data):
             replace(site, train=train, test=judges[group], validation=None)
             for site, train, group in zip(given, kept, groups)
         ]
+
+
+@dataclass(frozen=True)
+class Fewer(Data):
+    """The sites of `data` with the first so many of their training and of their test samples: for a trial."""
+
+    data: Data
+    train: int = 100
+    test: int = 50
+
+    def __post_init__(self):
+        if self.train < 2 or self.test < 1:
+            raise BadInput(f"need train >= 2 and test >= 1, got train = {self.train}, test = {self.test}")
+
+    def sites(self) -> list[Site]:
+        judges: dict[int, Any] = {}  # sites that share a test set still do
+
+        def first(samples: Any, count: int, what: str) -> tuple[torch.Tensor, torch.Tensor]:
+            read = Samples.of(samples, what)
+            return read.inputs[:count], read.targets[:count]
+
+        given = self.data.sites()
+        for i, site in enumerate(given):
+            if site.test is not None and id(site.test) not in judges:
+                judges[id(site.test)] = first(site.test, self.test, f"test set of site {i}")
+        return [
+            replace(site, train=first(site.train, self.train, f"site {i}"), test=judges.get(id(site.test)))
+            for i, site in enumerate(given)
+        ]

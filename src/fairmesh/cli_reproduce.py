@@ -1,0 +1,133 @@
+"""`fairmesh reproduce`: the paper's tables, figures and theorems, run again; the page and verdicts made from them."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairmesh.errors import BadInput
+from fairmesh.terminal import print_json, say, show_table
+
+TABLES = ("table2", "table3", "table4a", "table4b", "table4c", "table5")
+FIGURES = ("figure1", "figure2", "figure3", "figure4")
+_OTHERS = ("all", "theory", "verdicts", "page")
+
+
+def reproduce(
+    what: Annotated[
+        list[str],
+        typer.Argument(help=f"all, theory, verdicts, page, or some of {', '.join((*TABLES, *FIGURES))}."),
+    ],
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    data: Annotated[Path | None, typer.Option(help="The folder of the datasets, in place of $FAIRMESH_DATA.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results, figures and REPRODUCTION.md; what it holds is not run again."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes that share the device; 4 on a GPU, else 1.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Everything in miniature: to see that it runs.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Runs the paper's experiments again. Stop it at any time: the same command goes on where it was.
+
+    `verdicts` shows what is recorded beside the paper's numbers, `page` writes REPRODUCTION.md from it; both read the
+    results that come with fairmesh unless --out names others."""
+    known = (*_OTHERS, *TABLES, *FIGURES)
+    for name in what:
+        if name not in known:
+            raise BadInput(f"reproduce knows no {name!r}: choose from {', '.join(known)}")
+    alone = [name for name in what if name in _OTHERS]
+    if alone and len(what) > 1:
+        raise BadInput(f"{alone[0]!r} stands alone, got {' '.join(what)}")
+    if data is not None:
+        os.environ["FAIRMESH_DATA"] = str(data)
+    if what == ["verdicts"]:
+        return _verdicts(out, json_)
+    if what == ["page"]:
+        return _page(out)
+    folder = out or Path("reproduction-quick" if quick else "reproduction")
+    if what == ["theory"]:
+        return _theory(folder / "results", quick, json_)
+    recipes = [*TABLES, *FIGURES] if what == ["all"] else what
+    _run(recipes, folder, device, jobs, quick, json_)
+    if what == ["all"] and not (folder / "results" / "theory.jsonl").exists():
+        _theory(folder / "results", quick, True, shown=False)
+    _page(folder, quiet=json_)
+    if json_:
+        _verdicts(folder, True)
+    return None
+
+
+def _results(out: Path | None) -> Path:
+    from fairmesh.reproduce.verdicts import RECORDED
+
+    if out is None:
+        return RECORDED
+    if not (out / "results").is_dir():
+        raise BadInput(f"{out} holds no folder 'results'; `fairmesh reproduce all --out {out}` makes it")
+    return out / "results"
+
+
+def _run(recipes: list[str], folder: Path, device: str, jobs: int | None, quick: bool, quiet: bool) -> None:
+    from fairmesh.reproduce.recipes import miniature
+    from fairmesh.reproduce.running import reproduce as run
+    from fairmesh.training import device_of
+
+    on_cpu = device_of(device).type == "cpu"
+    started = time.monotonic()
+    left_out = run(
+        recipes,
+        folder / "results",
+        device,
+        jobs=jobs or (1 if on_cpu else 4),
+        work=folder / "in-progress" if on_cpu and not quick else None,
+        change=miniature if quick else lambda row: row,
+        say=(lambda text: None) if quiet else say,
+    )
+    if not quiet:
+        say(f"done in {(time.monotonic() - started) / 60:.1f} min")
+        if left_out:
+            where = "`fairmesh data` says where to put them"
+            say(f"{len(left_out)} rows not run, since COOS7's files are not here ({where})")
+
+
+def _theory(results: Path, quick: bool, json_: bool, shown: bool = True) -> None:
+    from fairmesh.reproduce.theory import theory, theory_sentences
+    from fairmesh.runfolder import as_json
+
+    lines = theory(quick, announce=None if json_ else say)
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "theory.jsonl").write_text("".join(as_json(line) + "\n" for line in lines), encoding="utf-8")
+    if shown:
+        print(as_json({"checks": lines}) if json_ else theory_sentences(lines))
+
+
+def _verdicts(out: Path | None, json_: bool) -> None:
+    from fairmesh.reproduce.page import shown
+    from fairmesh.reproduce.verdicts import factors, orderings, verdicts
+
+    results = _results(out)
+    cells = verdicts(results)
+    if json_:
+        print_json({"cells": cells, "orderings": orderings(results), "factors": factors(results)})
+        return
+
+    show_table(
+        [["cell", "paper", "formula", "published", "verdict"]]
+        + [[c["cell"], shown(c["paper"]), shown(c["formula"]), shown(c["published"]), c["verdict"]] for c in cells]
+    )
+    for one in orderings(results):
+        answer = {True: "holds", False: "does not hold", None: "not known"}[one["holds"]]
+        print(f"{one['protocol']}: {one['ordering']}: {answer}")
+
+
+def _page(out: Path | None, quiet: bool = False) -> None:
+    """Beside the results, or at the top of a checkout for those that come with fairmesh."""
+    from fairmesh.reproduce.page import write
+
+    path, figures = (out or Path()) / "REPRODUCTION.md", (out / "figures") if out else Path("docs/reproduction")
+    write(_results(out), path, figures)
+    if not quiet:
+        say(f"written: {path}")

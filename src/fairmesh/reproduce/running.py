@@ -1,0 +1,373 @@
+"""Runs recipes: searches on held-out training data, trains rows that can be stacked as one batched run, and writes one
+line a row, so that what was stopped goes on where it was."""
+
+import json
+import multiprocessing
+import platform
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairmesh.algorithms import Algorithm
+from fairmesh.errors import BadInput
+from fairmesh.experiment import Experiment
+from fairmesh.metrics import Record
+from fairmesh.problems.base import Problem
+from fairmesh.problems.datasets import COOS7, Data, Fewer, HeldOut
+from fairmesh.problems.datasets.sources import SOURCES, found
+from fairmesh.problems.models import Logistic, PaperCNN
+from fairmesh.recording import train
+from fairmesh.replicas import stacked
+from fairmesh.reproduce.recipes import Row, rows_of
+from fairmesh.result import Result
+from fairmesh.runfolder import as_json
+from fairmesh.settings import flat_table, to_table
+
+HELD_OUT = 0.2  # the share of the training data that searches are judged by
+Line = dict[str, Any]
+
+
+def lines_of(results: Path, recipe: str) -> list[Line]:
+    """The lines recorded for a recipe; none where it was not run."""
+    path = results / f"{recipe}.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path} is not a file of JSON lines: {error}; delete it to run {recipe} again") from error
+
+
+def described(row: Row) -> dict[str, Any]:
+    """What determines a row's numbers, before anything is searched."""
+    table = json.loads(as_json(to_table(row.experiment)))
+    table["options"] = {"measure_every": row.experiment.options.measure_every}
+    search = {name: list(values) for name, values in row.search.items()}
+    return table | {
+        "search": search,
+        "search_rounds": row.search_rounds,
+        "search_seeds": row.search_seeds,
+        "as_row": row.as_row,
+    }
+
+
+def reproduce(
+    recipes: Sequence[str],
+    results: Path,
+    device: str = "cpu",
+    *,
+    jobs: int = 1,
+    work: Path | None = None,
+    change: Callable[[Row], Row] = lambda row: row,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[str]:
+    """Runs what is missing of the recipes, each row changed by `change`, in so many processes; returns the labels of
+    rows left out because their data is not here. `work` is where the checkpoint of a run in progress is kept."""
+    rows = [change(row) for recipe in recipes for row in rows_of(recipe)]
+    done = {(line["protocol"], f"{r}: {line['row']}"): line for r in recipes for line in lines_of(results, r)}
+    missing = [row for row in rows if _differs(row, done.get((row.protocol, row.label)))]
+    absent = {row.experiment.data for row in missing if _cannot_be_fetched(row.experiment.data)}
+    groups = grouped([row for row in missing if row.experiment.data not in absent])
+    clock = _Clock(groups, say)
+    for dependent in (False, True):  # those that take another's settings wait for it
+        wave = [group for group in groups if (group[0].as_row is not None) == dependent]
+        tasks = [(group, {row.label: _found_for(row, done) for row in group if row.as_row}) for group in wave]
+        with _workers(jobs, device, work) as carried_out:
+            for group, lines in carried_out(tasks):
+                for line in lines:
+                    done[line["protocol"], f"{line['recipe']}: {line['row']}"] = line
+                    _append(results, line)
+                clock.passed(group)
+    return [row.label for row in missing if row.experiment.data in absent]
+
+
+def _found_for(row: Row, done: dict[tuple[str, str], Line]) -> dict[str, Any]:
+    like = done.get((row.protocol, str(row.as_row)))
+    if like is None:
+        raise BadInput(f"{row.label} takes its settings from '{row.as_row}': run that recipe with it")
+    return {"as": row.as_row, "chosen": like["search"]["chosen"]}
+
+
+Task = tuple[list[Row], dict[str, Any]]  # rows that run as one; what was found for those that take another's settings
+
+
+@contextmanager
+def _workers(jobs: int, device: str, work: Path | None) -> Iterator[Callable[[list[Task]], Iterable]]:
+    """Carries out tasks here, or in other processes: a GPU that waits for one is busy with another."""
+    if jobs == 1:
+        runner = Runner(device, work=work)
+        yield lambda tasks: ((group, runner.lines(group, found)) for group, found in tasks)
+        return
+    memory = _share_of_memory(device, jobs)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(device, work, memory)) as pool:
+
+        def carried_out(tasks: list[Task]) -> Iterable:
+            futures = {pool.submit(_lines_in_worker, *task): task[0] for task in tasks}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+        yield carried_out
+
+
+def _share_of_memory(device: str, jobs: int) -> float | None:
+    if not device.startswith("cuda"):
+        return None
+    return 0.8 * torch.cuda.mem_get_info()[0] / 2**30 / jobs
+
+
+_of_this_process: list["Runner"] = []  # a worker's own
+
+
+def _begin(device: str, work: Path | None, memory_gib: float | None) -> None:
+    _of_this_process[:] = [Runner(device, work=work, memory_gib=memory_gib)]
+
+
+def _lines_in_worker(group: list[Row], found: dict[str, Any]) -> list[Line]:
+    return _of_this_process[0].lines(group, found)
+
+
+class _Clock:
+    """Says what is done and how long the rest may take."""
+
+    def __init__(self, groups: Sequence[list[Row]], say: Callable[[str], None]):
+        self._say, self._started, self._count = say, time.perf_counter(), len(groups)
+        self._left, self._passed, self._number = sum(map(_cost, groups)), 0.0, 0
+        if groups:
+            say(f"{sum(map(len, groups))} rows in {self._count} batched runs")
+
+    def passed(self, group: list[Row]) -> None:
+        self._passed, self._left, self._number = (
+            self._passed + _cost(group),
+            self._left - _cost(group),
+            self._number + 1,
+        )
+        elapsed = time.perf_counter() - self._started
+        left = elapsed * self._left / self._passed / 60
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        self._say(
+            f"[{self._number}/{self._count}] {group[0].label}{more}, {group[0].protocol} protocol; "
+            f"{elapsed / 60:.1f} min so far, about {left:.1f} min left"
+        )
+
+
+class Runner:
+    """Carries out rows on a device, in at most so much memory; keeps the checkpoint of the run in progress in `work`,
+    where given: a GPU's runs take seconds and need none."""
+
+    def __init__(self, device: str = "cpu", *, work: Path | None = None, memory_gib: float | None = None):
+        self._device, self._work, self._memory = device, work, memory_gib
+        self._known: dict[Any, Problem] = {}  # the last two: a search and what it is for
+
+    def lines(self, group: list[Row], found: dict[str, Any]) -> list[Line]:
+        """Searches and trains rows that run as one; `found` holds what another row's search gave."""
+        started = time.perf_counter()
+        searches = self._searched(group) | found
+        algorithms = [_with(row.experiment, searches[row.label]["chosen"]) for row in group]
+        result = self._trained(group[0], group[0].experiment, algorithms, group[0].experiment.rounds)
+        seconds = (time.perf_counter() - started) / len(group)
+        each = len(group[0].experiment.seeds)
+        return [
+            {
+                "recipe": row.recipe,
+                "row": row.name,
+                "protocol": row.protocol,
+                "settings": described(row),
+                "search": searches[row.label],
+                "seeds": list(row.experiment.seeds),
+                "nodes": result.problem.n,
+                "parameters": result.problem.flat_model.dim,
+                "final": _final([r for r in result.final if r["replica"] in range(k * each, (k + 1) * each)]),
+                "curve": _curve([r for r in result.records if r["replica"] in range(k * each, (k + 1) * each)]),
+                "diverged": [r - k * each for r in result.diverged if r in range(k * each, (k + 1) * each)],
+                "seconds": round(seconds, 2),
+                "machine": machine(self._device),
+            }
+            for k, row in enumerate(group)
+        ]
+
+    def _searched(self, group: list[Row]) -> dict[str, Any]:
+        """For every row that is searched for: the candidates with their worst group's held-out accuracy, the best."""
+        first = group[0]
+        found: dict[str, Any] = {row.label: {"over": {}, "tried": [], "chosen": {}} for row in group}
+        candidates = {row.label: _candidates(row) for row in group if row.search}
+        if not candidates:
+            return found
+        rounds, seeds = first.search_rounds or first.experiment.rounds, first.experiment.seeds[: first.search_seeds]
+        judged = replace(
+            first.experiment,
+            data=HeldOut(first.experiment.data, HELD_OUT),
+            seeds=seeds,
+            options=replace(first.experiment.options, measure_every=rounds, count_bytes=False),
+        )
+        every = [algorithm for algorithms in candidates.values() for algorithm in algorithms]
+        result = self._trained(first, judged, every, rounds)
+        ends = iter(zip(*[iter(_sound(result))] * len(seeds)))
+        for row in group:
+            if not row.search:
+                continue
+            tried = [_tried(row, algorithm, next(ends)) for algorithm in candidates[row.label]]
+            best = max(tried, key=lambda one: (one["worst"], one["mean"]))
+            if best["worst"] < 0:
+                raise BadInput(f"{row.label} ({row.protocol}): every candidate of the search diverged")
+            over = {name: list(values) for name, values in row.search.items()}
+            chosen = {name: best[name] for name in row.search}
+            found[row.label] = {"over": over, "rounds": rounds, "seeds": len(seeds), "tried": tried, "chosen": chosen}
+        return found
+
+    def _trained(self, row: Row, experiment: Experiment, algorithms: list[Algorithm], rounds: int) -> Result:
+        name = re.sub(r"\W+", "-", f"{row.protocol} {row.label} {type(experiment.data).__name__}")
+        folder = self._work / name if self._work else None
+        return train(
+            self._problem(experiment),
+            experiment.topology,
+            algorithms,
+            rounds,
+            seeds=experiment.seeds,
+            placements=experiment.placements,
+            out=folder,
+            resume=bool(folder and (folder / "checkpoint.safetensors").exists()),
+            **to_table(replace(experiment.options, device=self._device, memory_gib=self._memory, on_divergence="mark")),
+        )
+
+    def _problem(self, experiment: Experiment) -> Problem:
+        """The experiment's problem, made once for rows that follow each other."""
+        key = experiment.data, experiment.model, experiment.sampling
+        while key not in self._known and len(self._known) > 1:
+            self._known.pop(next(iter(self._known)))
+        if key not in self._known:
+            self._known[key] = experiment.problem()
+        return self._known[key]
+
+
+def _cannot_be_fetched(data: Data) -> bool:
+    """COOS7 has to be supplied by hand."""
+    data = data.data if isinstance(data, Fewer) else data
+    return isinstance(data, COOS7) and found(SOURCES["coos7"], data.folder) is None
+
+
+def _differs(row: Row, line: Line | None) -> bool:
+    """Whether a recorded line is not of this row as it stands."""
+    return line is None or line["settings"] != described(row)
+
+
+def grouped(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that differ in numbers of the algorithm only run as one; those that take another's settings come last."""
+    groups: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: row.as_row is not None):
+        fitting = (g for g in groups if _likeness(g[0]) == _likeness(row) and _stackable(g[0], row))
+        group = next(fitting, None)
+        if group is None:
+            groups.append([row])
+        else:
+            group.append(row)
+    return groups
+
+
+def _likeness(row: Row) -> Any:
+    """What rows of one batched run have in common, but for their algorithms."""
+    e = row.experiment
+    ours = e.data, e.topology, e.model, e.sampling, e.rounds, e.seeds, e.options
+    return *ours, row.protocol, row.search_rounds, row.search_seeds, bool(row.search)
+
+
+def _stackable(a: Row, b: Row) -> bool:
+    try:
+        stacked([a.experiment.algorithm, b.experiment.algorithm], torch.float64, torch.device("cpu"))
+    except BadInput:
+        return False
+    return True
+
+
+def _candidates(row: Row) -> list[Algorithm]:
+    return replace(row.experiment, sweep=row.search).algorithms()
+
+
+def _with(experiment: Experiment, changes: dict[str, float]) -> Algorithm:
+    (algorithm,) = replace(experiment, sweep={name: (value,) for name, value in changes.items()}).algorithms()
+    return algorithm
+
+
+def _sound(result: Result) -> list[Record | None]:
+    """The last record of every replica; None of one that diverged."""
+    return [None if r in result.diverged else record for r, record in enumerate(result.final)]
+
+
+def _tried(row: Row, algorithm: Algorithm, ends: Sequence[Record | None]) -> dict[str, float]:
+    """A candidate and how it ended, averaged over seeds: -1 where one diverged."""
+    table = flat_table(to_table(algorithm))
+    entries = [None if end is None else end["accuracy"] for end in ends]
+
+    def mean(what: str) -> float:
+        return round(sum(-len(entries) if e is None else e[what] for e in entries) / len(entries), 4)
+
+    return {name: table[name] for name in row.search} | {"worst": mean("worst_group"), "mean": mean("mean")}
+
+
+def _final(records: Sequence[Record]) -> dict[str, Any]:
+    """The numbers of the last round by seed, in percent."""
+
+    def percent(value: float) -> float:
+        return round(100 * value, 3)
+
+    accuracies = [record["accuracy"] for record in records]
+    numbers = {name: [percent(a[name]) for a in accuracies] for name in ("worst", "worst_group", "mean", "best")}
+    numbers["mean_of_groups"] = [percent(a["over_groups"]["mean"]) for a in accuracies]
+    groups = {name: [percent(a["groups"][name]) for a in accuracies] for name in accuracies[0]["groups"]}
+    return numbers | {"groups": groups}
+
+
+def _curve(records: Sequence[Record]) -> dict[str, Any]:
+    """Every measured round, averaged over seeds: accuracies in percent, the worst node's loss, what was sent."""
+    rounds = sorted({record["round"] for record in records})
+    at = {t: [record for record in records if record["round"] == t] for t in rounds}
+
+    def mean(number: Callable[[Record], float], digits: int | None) -> list[float]:
+        return [round(sum(map(number, at[t])) / len(at[t]), digits) for t in rounds]
+
+    curve: dict[str, Any] = {"round": rounds}
+    for name in ("worst", "worst_group", "mean"):
+        curve[name] = mean(lambda record: 100 * record["accuracy"][name], 3)  # noqa: B023
+    curve["worst_loss"] = mean(lambda record: record["loss"]["worst"], 5)
+    groups = records[0]["accuracy"]["groups"]
+    if len(groups) <= 3:  # instruments and contrasts have curves of their own, classes do not
+        curve["groups"] = {g: mean(lambda record: 100 * record["accuracy"]["groups"][g], 3) for g in groups}  # noqa: B023
+    for name in ("nominal_bits_busiest", "bytes_busiest_node"):
+        curve[name] = mean(lambda record: record[name], None)  # noqa: B023
+    return curve
+
+
+def _append(results: Path, line: Line) -> None:
+    """Puts a line in its recipe's file, in place of the one it had."""
+    results.mkdir(parents=True, exist_ok=True)
+    known = lines_of(results, line["recipe"])
+    others = [one for one in known if (one["row"], one["protocol"]) != (line["row"], line["protocol"])]
+    path = results / f"{line['recipe']}.jsonl"
+    fresh = path.with_suffix(".new")
+    fresh.write_text("".join(as_json(one) + "\n" for one in [*others, line]), encoding="utf-8")
+    fresh.replace(path)
+
+
+def machine(device: str) -> str:
+    """The processor in a few words."""
+    return torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, {platform.machine()}"
+
+
+def _cost(group: Sequence[Row]) -> float:
+    """Roughly how long a group takes, in any unit: for the time left."""
+    e = group[0].experiment
+    nodes = len(e.seeds) and (50 if e.rounds > 2000 else 10)
+    a_round = 1.0 if isinstance(e.model, Logistic) else 40.0 if isinstance(e.model, PaperCNN) else 2.0
+    searched = sum(len(_candidates(row)) for row in group if row.search) * group[0].search_seeds
+    rounds = e.rounds * len(group) * len(e.seeds) + (group[0].search_rounds or e.rounds) * searched
+    return a_round * nodes * rounds + 2e6
