@@ -40,7 +40,8 @@ _RATES = (1.0, 0.5, 0.25, 0.1)  # gamma, those tried
 _NO_GOSSIP = 1e-9  # a gamma at which nodes never meet: what the check says where the law cannot hold
 _BATCH, _SEEDS = 4, 2
 _LOOKS = 250  # moments of a run at which the gradient of Phi is looked at
-_MOMENTS = 50  # and those at which the bounds' constants are
+_MOMENTS = 50  # and those at which the bounds' constants are, after the first rounds, in which weights leap
+_FIRST = 20
 
 
 def theory(quick: bool = False, announce: Callable[[str], None] | None = None) -> list[Line]:
@@ -220,14 +221,17 @@ def bound_lines(name: str, topology: Topology, rounds: int) -> Iterator[Line]:
     delta, rho = compressor.delta(len(saddle.model)) or 0.0, mixing.gap
     rate, step, c = mixing.consensus_rate(delta), _number(Theorem1(rounds)), rho**2 * delta / 82
     algorithm = ADGDA(step, step, rate, compressor, saddle.regularizer)
-    seen, last = [], None
+    seen, apart, last = [], (0.0, 0.0), None
     for done, last in _states(saddle.problem, topology, [algorithm], rounds, _SEEDS):
-        if done % (rounds // _MOMENTS) == 0:
-            seen.append((last.algorithm.models, last.algorithm.duals))
+        models, duals = last.algorithm.models, last.algorithm.duals
+        apart = max(apart[0], _apart(models)), max(apart[1], _apart(duals))  # in every round
+        if done < _FIRST or done % (rounds // _MOMENTS) == 0:
+            seen.append((models, duals))
     if last is None or last.average_dual is None:
         raise TypeError("a run of AD-GDA has no duals")
     answer = saddle.best_response(last.average_dual)
     k = _constants(sites, seen, answer, [sites.worst_weights(last.average_model)] * len(seen))
+    k = k._replace(apart_models=apart[0], apart_duals=apart[1])
     gap = sites.worst_case(last.average_model).mean() - sites.worst_case(saddle.model.unsqueeze(0))[0]
     L, G, H, root = k.smoothness, k.gradient, k.dual_gradient, math.sqrt(rounds)
     whole = 4 * L / rounds * (H**2 / rho**2 + 3 * G**2 / c**2)
