@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -78,6 +78,7 @@ def reproduce(
     clock = _Clock(groups, say)
     for dependent in (False, True):  # those that take another's settings wait for it
         wave = [group for group in groups if (group[0].as_row is not None) == dependent]
+        wave = sorted(wave, key=_cost, reverse=True) if jobs > 1 else wave  # so that all processes end together
         tasks = [(group, {row.label: _found_for(row, done) for row in group if row.as_row}) for group in wave]
         with _workers(jobs, device, work) as carried_out:
             for group, lines in carried_out(tasks):
@@ -111,11 +112,18 @@ def _workers(jobs: int, device: str, work: Path | None) -> Iterator[Callable[[li
 
         def carried_out(tasks: list[Task]) -> Iterable:
             futures = {pool.submit(_lines_in_worker, *task): task[0] for task in tasks}
+            failed: list[BaseException] = []
             try:
                 for future in as_completed(futures):
-                    yield futures[future], future.result()
+                    error = future.exception()
+                    if error is None:
+                        yield futures[future], future.result()
+                    else:
+                        failed.append(error)  # the others go on: what they find is kept
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
+            if failed:
+                raise failed[0]
 
         yield carried_out
 
@@ -170,13 +178,11 @@ class Runner:
         self._known: dict[Any, Problem] = {}  # the last two: a search and what it is for
 
     def lines(self, group: list[Row], found: dict[str, Any]) -> list[Line]:
-        """Searches and trains rows that run as one; `found` holds what another row's search gave."""
+        """Searches and trains rows that run as one; `found` holds searches that need not be made."""
         started = time.perf_counter()
-        searches = self._searched(group) | found
-        algorithms = [_with(row.experiment, searches[row.label]["chosen"]) for row in group]
-        result = self._trained(group[0], group[0].experiment, algorithms, group[0].experiment.rounds)
+        searches = self._searched([row for row in group if row.label not in found]) | found
+        runs = self._sound(group, searches)
         seconds = (time.perf_counter() - started) / len(group)
-        each = len(group[0].experiment.seeds)
         return [
             {
                 "recipe": row.recipe,
@@ -185,24 +191,35 @@ class Runner:
                 "settings": described(row),
                 "search": searches[row.label],
                 "seeds": list(row.experiment.seeds),
-                "nodes": result.problem.n,
-                "parameters": result.problem.flat_model.dim,
-                "final": _final([r for r in result.final if r["replica"] in range(k * each, (k + 1) * each)]),
-                "curve": _curve([r for r in result.records if r["replica"] in range(k * each, (k + 1) * each)]),
-                "diverged": [r - k * each for r in result.diverged if r in range(k * each, (k + 1) * each)],
+                "nodes": problem.n,
+                "parameters": problem.flat_model.dim,
+                "final": _final([record for record in records if record["round"] == row.experiment.rounds]),
+                "curve": _curve(records),
+                "diverged": diverged,
                 "seconds": round(seconds, 2),
                 "machine": machine(self._device),
             }
-            for k, row in enumerate(group)
+            for row, (problem, records, diverged) in zip(group, runs)
         ]
+
+    def _sound(self, group: list[Row], searches: dict[str, Any]) -> list["_Run"]:
+        """Trains every row with what was chosen for it. Where a seed diverges, which shows without a test set, the next
+        best candidate takes its place."""
+        rows, runs = list(group), {}
+        while rows:
+            algorithms = [_with(row.experiment, searches[row.label]["chosen"]) for row in rows]
+            result = self._trained(rows[0], rows[0].experiment, algorithms, rows[0].experiment.rounds)
+            runs |= {row.label: run for row, run in zip(rows, _by_row(result, len(rows[0].experiment.seeds)))}
+            rows = [row for row in rows if runs[row.label].diverged and _passed_over(searches[row.label])]
+        return [runs[row.label] for row in group]
 
     def _searched(self, group: list[Row]) -> dict[str, Any]:
         """For every row that is searched for: the candidates with their worst group's held-out accuracy, the best."""
-        first = group[0]
         found: dict[str, Any] = {row.label: {"over": {}, "tried": [], "chosen": {}} for row in group}
         candidates = {row.label: _candidates(row) for row in group if row.search}
         if not candidates:
             return found
+        first = group[0]
         rounds, seeds = first.search_rounds or first.experiment.rounds, first.experiment.seeds[: first.search_seeds]
         judged = replace(
             first.experiment,
@@ -248,6 +265,43 @@ class Runner:
         if key not in self._known:
             self._known[key] = experiment.problem()
         return self._known[key]
+
+
+class _Run(NamedTuple):
+    """A row's share of a batched run."""
+
+    problem: Problem
+    records: list[Record]
+    diverged: list[int]  # seeds
+
+
+def _by_row(result: Result, seeds: int) -> list[_Run]:
+    """A batched run cut into rows of so many seeds."""
+    cuts = [range(start, start + seeds) for start in range(0, len(result.replicas), seeds)]
+    return [
+        _Run(
+            result.problem,
+            [record for record in result.records if record["replica"] in cut],
+            [r - cut.start for r in result.diverged if r in cut],
+        )
+        for cut in cuts
+    ]
+
+
+def _passed_over(search: dict[str, Any]) -> bool:
+    """Puts the next best candidate that is sound in the place of the chosen one; False where there is none."""
+    over = search.setdefault("passed_over", [])
+    over.append(search["chosen"])
+    names = list(search["chosen"])
+    left = [
+        one for one in search.get("tried", []) if one["worst"] >= 0 and {name: one[name] for name in names} not in over
+    ]
+    if not left:
+        search["chosen"] = over.pop(0)
+        return False
+    best = max(left, key=lambda one: (one["worst"], one["mean"]))
+    search["chosen"] = {name: best[name] for name in names}
+    return True
 
 
 def _cannot_be_fetched(data: Data) -> bool:
