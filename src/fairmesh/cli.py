@@ -1,5 +1,6 @@
 """The command line: demo, run, compare, report, reproduce, topology. Heavy imports wait until a command needs them."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -142,6 +143,7 @@ def run(
     experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
     set_: Annotated[list[str], typer.Option("--set", help="key=value, e.g. algorithm.rate=0.5; may be repeated.")] = [],  # noqa: B006
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The folder of the datasets, in place of $FAIRMESH_DATA.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Train N seeds, 0 to N - 1, in one batched run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<name of the file> by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's checkpoint.")] = False,
@@ -155,6 +157,8 @@ def run(
 
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds must be >= 1, got {seeds}")
+    if data is not None:
+        os.environ["FAIRMESH_DATA"] = str(data)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
     loaded = load_experiment(experiment, assignments)

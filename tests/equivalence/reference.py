@@ -499,7 +499,11 @@ def drfa(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
     many = max(1, math.floor(algorithm.participation * n + 0.5))
     for t in range(rounds):
         eta, ascent = step_size(algorithm.primal_step, t), step_size(algorithm.dual_step, t)
-        drawn = [drawn_by(weights, u) for u in uniforms(seed, "clients", t, SERVER, many)]
+        if algorithm.repeats:
+            drawn = [drawn_by(weights, u) for u in uniforms(seed, "clients", t, SERVER, many)]
+        else:
+            clocks = -np.log(np.maximum(uniforms(seed, "clients", t, SERVER, n), 1e-12)) / np.maximum(weights, 1e-30)
+            drawn = sorted(range(n), key=lambda i: (clocks[i], i))[:many]
         moment = math.floor(uniforms(seed, "snapshot", t, SERVER, 1)[0] * tau_)
         returned = {}
         for i in sorted(set(drawn)):

@@ -126,7 +126,7 @@ def test_drfa_is_its_loop_for_any_share_of_clients_and_number_of_local_steps(pro
     _compared(problem, fm.Star(), algorithm)
 
 
-@pytest.mark.parametrize("options", [{"ascends": "error"}, {"probed": "everyone"}, {"floor": 0.05}])
+@pytest.mark.parametrize("options", [{"ascends": "error"}, {"probed": "everyone"}, {"floor": 0.05}, {"repeats": False}])
 def test_drfa_with_what_the_published_runs_did_is_its_loop(problem, options):
     stack = _compared(problem, fm.Star(), fm.DRFA(0.1, dual_step=0.2, local_steps=2, **options))
     if "floor" in options:

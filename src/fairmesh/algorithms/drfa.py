@@ -29,7 +29,8 @@ class DRFA(Algorithm):
     their losses. One round is `local_steps` iterations of the decentralized algorithms.
 
     The AD-GDA paper's published runs ascended the 0-1 error (`ascends = "error"`), probed everyone (`probed =
-    "everyone"`) and let no weight fall below 1e-5 (`floor`)."""
+    "everyone"`) and let no weight fall below 1e-5 (`floor`). With `repeats = False` a client is drawn at most once a
+    round: then the worst clients, few among many drawn, count little."""
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.02, 0.998))  # eta
     dual_step: Schedule | float = 8e-3  # gamma in the paper, per local step
@@ -38,6 +39,7 @@ class DRFA(Algorithm):
     ascends: Literal["loss", "error"] = "loss"  # what is probed
     probed: Literal["drawn", "everyone"] = "drawn"
     floor: float = 0.0  # of every weight, before all are scaled to sum to one
+    repeats: bool = True  # a client may be drawn several times, each counting
 
     needs_server: ClassVar[bool] = True
 
@@ -66,7 +68,11 @@ class DRFA(Algorithm):
     def step(self, state: DRFAState, round: Round) -> DRFAState:
         count = max(1, int(self.participation * round.n + 0.5))
         order = round.by_identity
-        drawn = _drawn_by(state.duals.index_select(-1, order), round.server_draws("clients").uniforms(count))
+        duals, draws = state.duals.index_select(-1, order), round.server_draws("clients")
+        if self.repeats:
+            drawn = _drawn_by(duals, draws.uniforms(count))
+        else:
+            drawn = _drawn_once_by(duals, draws.uniforms(round.n), count)
         shares = _by_position(drawn, order) / count  # (..., 1, n)
         snapshot_step = (round.server_draws("snapshot").uniforms(1) * self.local_steps).floor()  # (..., 1, 1)
         weights = round.hosted(shares)  # (..., nodes)
@@ -102,6 +108,13 @@ def _drawn_by(weights: Tensor, uniforms: Tensor) -> Tensor:
     drawn = torch.searchsorted(cumulative.contiguous(), uniforms.contiguous(), right=True)
     drawn = drawn.clamp(max=weights.shape[-1] - 1)
     return torch.zeros_like(weights).scatter_add(-1, drawn, torch.ones_like(uniforms))
+
+
+def _drawn_once_by(weights: Tensor, uniforms: Tensor, count: int) -> Tensor:
+    """1 at `count` entries drawn one after another by weight, none twice: those whose exponential clocks, which run at
+    the speed of their weights, ring first."""
+    clocks = -uniforms.clamp(min=1e-12).log() / weights.clamp(min=1e-30)
+    return torch.zeros_like(weights).scatter(-1, clocks.argsort(dim=-1, stable=True)[..., :count], 1.0)
 
 
 def _without_replacement(uniforms: Tensor, count: int) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy
 
+from fairmesh.reproduce.lines import Line
 from fairmesh.reproduce.paper import COMPRESSIONS, FACTORS, PROTOCOLS
-from fairmesh.reproduce.running import Line
 from fairmesh.reproduce.verdicts import RECORDED, Lines
 from fairmesh.topology import Circulant
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.reproduce.figures import figures, recorded
+from fairmesh.reproduce.lines import Line, lines_of
 from fairmesh.reproduce.paper import PROTOCOLS
 from fairmesh.reproduce.recipes import RECIPES
-from fairmesh.reproduce.running import Line, lines_of
 from fairmesh.reproduce.verdicts import (
     LEAD,
     NEAR,
@@ -47,7 +47,7 @@ FIGURES = {
     "figure4": ("Figure 4: accuracy against traffic", "AD-GDA and CHOCO-SGD send 4 bits a parameter, their rivals 32."),
 }
 _FITTED = " The legend's power is that of loss(t) = floor + c t^-a fitted by least squares."
-_SYMBOLS = {"rate": "γ", "dual_step.value": "η_λ", "primal_step.start": "η_θ"}
+_SYMBOLS = {"rate": "γ", "regularizer.strength": "α", "dual_step.value": "η_λ", "primal_step.start": "η_θ"}
 _BILLINGS = {"nominal": "nominal bits", "bytes": "real bytes", "published": "as the published plots bill it"}
 _IN = {"nominal": "in nominal bits", "bytes": "in real bytes", "published": "as the published plots bill it"}
 _DIFFERENCES = Path(__file__).with_name("differences.md")
@@ -304,7 +304,7 @@ def _searches(lines: Lines) -> str:
     return "\n\n".join(parts) or "Nothing was searched."
 
 
-def _time(lines: Lines) -> str:
+def _time(results: Path, lines: Lines) -> str:
     rows, total = [], 0.0
     for recipe in RECIPES:
         found = lines.of(recipe)
@@ -318,7 +318,22 @@ def _time(lines: Lines) -> str:
         return "Nothing was run."
     rows.append(["**all**", *(str(sum(int(row[k]) for row in rows)) for k in (1, 2)), f"**{total / 60:.1f}**", ""])
     table = _table(["recipe", "rows", "runs", "minutes, searches included", "machine"], rows)
-    return f"Summed over rows; rows that share a machine at the same time (`--jobs`) overlap.\n\n{table}"
+    return (
+        f"{_sittings(results)}By recipe, summed over rows: those that share a machine at the same time (`--jobs`) "
+        f"overlap, and each takes the longer for it.\n\n{table}"
+    )
+
+
+def _sittings(results: Path) -> str:
+    """How long the runs took by the clock."""
+    found = lines_of(results, "sittings")
+    if not found:
+        return ""
+    goes = "; ".join(
+        f"{one['runs']} batched runs in {one['minutes']:.1f} min ({one['jobs']} at a time, {one['machine']})"
+        for one in found
+    )
+    return f"By the clock **{sum(one['minutes'] for one in found):.1f} minutes**: {goes}.\n\n"
 
 
 def _theory(results: Path) -> str:
@@ -349,7 +364,7 @@ def page(results: Path = RECORDED, figures_folder: str = "docs/reproduction") ->
         "## What was searched\n\nCandidates are judged by their worst group's accuracy on a fifth of the training data "
         "held out; what was chosen is then trained on all of it. The result files hold every candidate's accuracy.",
         _searches(lines),
-        f"## Time\n\n{_time(lines)}",
+        f"## Time\n\n{_time(results, lines)}",
         f"## Where we differ and why\n\n{_DIFFERENCES.read_text(encoding='utf-8').strip()}",
         f"## How to run it again\n\n{_AGAIN}",
     ]

@@ -279,7 +279,9 @@ def _drfa(protocol: Protocol, setup: str) -> Row:
     s = SETUPS[setup]
     schedule = Geometric(s.steps["DRFA"], _RATIO**_LOCAL)
     if _published(protocol):
-        algorithm = DRFA(schedule, 8e-3, local_steps=_LOCAL, ascends="error", probed="everyone", floor=1e-5)
+        algorithm = DRFA(
+            schedule, 8e-3, local_steps=_LOCAL, ascends="error", probed="everyone", floor=1e-5, repeats=False
+        )
     else:
         algorithm = DRFA(schedule, 1e-3, local_steps=_LOCAL)
     steps = tuple(5 * step / s.nodes for step in _STEPS)

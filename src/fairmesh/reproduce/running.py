@@ -1,9 +1,7 @@
 """Runs recipes: searches on held-out training data, trains rows that can be stacked as one batched run, and writes one
 line a row, so that what was stopped goes on where it was."""
 
-import json
 import multiprocessing
-import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,37 +23,12 @@ from fairmesh.problems.datasets.sources import SOURCES, found
 from fairmesh.problems.models import Logistic, PaperCNN
 from fairmesh.recording import train
 from fairmesh.replicas import stacked
+from fairmesh.reproduce.lines import Line, curve_of, described, final_numbers, lines_of, machine, record
 from fairmesh.reproduce.recipes import Row, rows_of
 from fairmesh.result import Result
-from fairmesh.runfolder import as_json
 from fairmesh.settings import flat_table, to_table
 
 HELD_OUT = 0.2  # the share of the training data that searches are judged by
-Line = dict[str, Any]
-
-
-def lines_of(results: Path, recipe: str) -> list[Line]:
-    """The lines recorded for a recipe; none where it was not run."""
-    path = results / f"{recipe}.jsonl"
-    if not path.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path} is not a file of JSON lines: {error}; delete it to run {recipe} again") from error
-
-
-def described(row: Row) -> dict[str, Any]:
-    """What determines a row's numbers, before anything is searched."""
-    table = json.loads(as_json(to_table(row.experiment)))
-    table["options"] = {"measure_every": row.experiment.options.measure_every}
-    search = {name: list(values) for name, values in row.search.items()}
-    return table | {
-        "search": search,
-        "search_rounds": row.search_rounds,
-        "search_seeds": row.search_seeds,
-        "as_row": row.as_row,
-    }
 
 
 def reproduce(
@@ -76,6 +49,23 @@ def reproduce(
     absent = {row.experiment.data for row in missing if _cannot_be_fetched(row.experiment.data)}
     groups = grouped([row for row in missing if row.experiment.data not in absent])
     clock = _Clock(groups, say)
+    try:
+        _carry_out(groups, done, results, device, jobs, work, clock)
+    finally:
+        if clock.number:
+            record(results, clock.sitting(device, jobs))
+    return [row.label for row in missing if row.experiment.data in absent]
+
+
+def _carry_out(
+    groups: list[list[Row]],
+    done: dict[tuple[str, str], Line],
+    results: Path,
+    device: str,
+    jobs: int,
+    work: Path | None,
+    clock: "_Clock",
+) -> None:
     for dependent in (False, True):  # those that take another's settings wait for it
         wave = [group for group in groups if (group[0].as_row is not None) == dependent]
         wave = sorted(wave, key=_cost, reverse=True) if jobs > 1 else wave  # so that all processes end together
@@ -84,9 +74,8 @@ def reproduce(
             for group, lines in carried_out(tasks):
                 for line in lines:
                     done[line["protocol"], f"{line['recipe']}: {line['row']}"] = line
-                    _append(results, line)
+                    record(results, line)
                 clock.passed(group)
-    return [row.label for row in missing if row.experiment.data in absent]
 
 
 def _found_for(row: Row, done: dict[tuple[str, str], Line]) -> dict[str, Any]:
@@ -150,23 +139,30 @@ class _Clock:
 
     def __init__(self, groups: Sequence[list[Row]], say: Callable[[str], None]):
         self._say, self._started, self._count = say, time.perf_counter(), len(groups)
-        self._left, self._passed, self._number = sum(map(_cost, groups)), 0.0, 0
+        self._left, self._passed, self.number = sum(map(_cost, groups)), 0.0, 0
         if groups:
             say(f"{sum(map(len, groups))} rows in {self._count} batched runs")
 
     def passed(self, group: list[Row]) -> None:
-        self._passed, self._left, self._number = (
+        self._passed, self._left, self.number = (
             self._passed + _cost(group),
             self._left - _cost(group),
-            self._number + 1,
+            self.number + 1,
         )
         elapsed = time.perf_counter() - self._started
         left = elapsed * self._left / self._passed / 60
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         self._say(
-            f"[{self._number}/{self._count}] {group[0].label}{more}, {group[0].protocol} protocol; "
+            f"[{self.number}/{self._count}] {group[0].label}{more}, {group[0].protocol} protocol; "
             f"{elapsed / 60:.1f} min so far, about {left:.1f} min left"
         )
+
+    def sitting(self, device: str, jobs: int) -> Line:
+        """How much was done at one go, and how long it took."""
+        minutes = (time.perf_counter() - self._started) / 60
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        done = {"runs": self.number, "minutes": round(minutes, 2), "jobs": jobs, "machine": machine(device)}
+        return {"recipe": "sittings", "row": when, "protocol": "", **done}
 
 
 class Runner:
@@ -193,8 +189,8 @@ class Runner:
                 "seeds": list(row.experiment.seeds),
                 "nodes": problem.n,
                 "parameters": problem.flat_model.dim,
-                "final": _final([record for record in records if record["round"] == row.experiment.rounds]),
-                "curve": _curve(records),
+                "final": final_numbers([record for record in records if record["round"] == row.experiment.rounds]),
+                "curve": curve_of(records),
                 "diverged": diverged,
                 "seconds": round(seconds, 2),
                 "machine": machine(self._device),
@@ -366,55 +362,6 @@ def _tried(row: Row, algorithm: Algorithm, ends: Sequence[Record | None]) -> dic
         return round(sum(-len(entries) if e is None else e[what] for e in entries) / len(entries), 4)
 
     return {name: table[name] for name in row.search} | {"worst": mean("worst_group"), "mean": mean("mean")}
-
-
-def _final(records: Sequence[Record]) -> dict[str, Any]:
-    """The numbers of the last round by seed, in percent."""
-
-    def percent(value: float) -> float:
-        return round(100 * value, 3)
-
-    accuracies = [record["accuracy"] for record in records]
-    numbers = {name: [percent(a[name]) for a in accuracies] for name in ("worst", "worst_group", "mean", "best")}
-    numbers["mean_of_groups"] = [percent(a["over_groups"]["mean"]) for a in accuracies]
-    groups = {name: [percent(a["groups"][name]) for a in accuracies] for name in accuracies[0]["groups"]}
-    return numbers | {"groups": groups}
-
-
-def _curve(records: Sequence[Record]) -> dict[str, Any]:
-    """Every measured round, averaged over seeds: accuracies in percent, the worst node's loss, what was sent."""
-    rounds = sorted({record["round"] for record in records})
-    at = {t: [record for record in records if record["round"] == t] for t in rounds}
-
-    def mean(number: Callable[[Record], float], digits: int | None) -> list[float]:
-        return [round(sum(map(number, at[t])) / len(at[t]), digits) for t in rounds]
-
-    curve: dict[str, Any] = {"round": rounds}
-    for name in ("worst", "worst_group", "mean"):
-        curve[name] = mean(lambda record: 100 * record["accuracy"][name], 3)  # noqa: B023
-    curve["worst_loss"] = mean(lambda record: record["loss"]["worst"], 5)
-    groups = records[0]["accuracy"]["groups"]
-    if len(groups) <= 3:  # instruments and contrasts have curves of their own, classes do not
-        curve["groups"] = {g: mean(lambda record: 100 * record["accuracy"]["groups"][g], 3) for g in groups}  # noqa: B023
-    for name in ("nominal_bits_busiest", "bytes_busiest_node"):
-        curve[name] = mean(lambda record: record[name], None)  # noqa: B023
-    return curve
-
-
-def _append(results: Path, line: Line) -> None:
-    """Puts a line in its recipe's file, in place of the one it had."""
-    results.mkdir(parents=True, exist_ok=True)
-    known = lines_of(results, line["recipe"])
-    others = [one for one in known if (one["row"], one["protocol"]) != (line["row"], line["protocol"])]
-    path = results / f"{line['recipe']}.jsonl"
-    fresh = path.with_suffix(".new")
-    fresh.write_text("".join(as_json(one) + "\n" for one in [*others, line]), encoding="utf-8")
-    fresh.replace(path)
-
-
-def machine(device: str) -> str:
-    """The processor in a few words."""
-    return torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, {platform.machine()}"
 
 
 def _cost(group: Sequence[Row]) -> float:

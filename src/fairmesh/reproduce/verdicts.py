@@ -4,8 +4,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from fairmesh.reproduce.lines import Line, lines_of
 from fairmesh.reproduce.paper import CELLS, COMPRESSIONS, FACTORS, MODELS, NETWORKS, PROTOCOLS, Cell
-from fairmesh.reproduce.running import Line, lines_of
 
 RECORDED = Path(__file__).parent / "results"
 NEAR = 3.0  # points within which a mean counts as the paper's
