@@ -123,7 +123,7 @@ def _short(recipe: str) -> str:
 # In short
 
 
-def _counts(cells: Sequence[dict]) -> str:
+def counts(cells: Sequence[dict]) -> str:
     kinds = (f"within {NEAR:g} points", "above", "below", "not run")
     rows = []
     for recipe in [*TABLES, ""]:
@@ -352,7 +352,7 @@ def page(results: Path = RECORDED, figures_folder: str = "docs/reproduction") ->
     sections = [
         "# The paper's experiments, run again",
         _INTRODUCTION.format(cells=len(cells)),
-        f"## In short\n\n{_counts(cells)}\n\n{_formula_in_short(cells)}",
+        f"## In short\n\n{counts(cells)}\n\n{_formula_in_short(cells)}",
         f"The paper's orderings:\n\n{_orderings(ordered)}",
         f"Traffic saved by AD-GDA in 4 bits, `published`, worst node:\n\n{_savings_in_short(saved)}",
         "## Tables",

@@ -356,10 +356,10 @@ def _sound(result: Result) -> list[Record | None]:
 def _tried(row: Row, algorithm: Algorithm, ends: Sequence[Record | None]) -> dict[str, float]:
     """A candidate and how it ended, averaged over seeds: -1 where one diverged."""
     table = flat_table(to_table(algorithm))
-    entries = [None if end is None else end["accuracy"] for end in ends]
+    sound = [end["accuracy"] for end in ends if end is not None]
 
     def mean(what: str) -> float:
-        return round(sum(-len(entries) if e is None else e[what] for e in entries) / len(entries), 4)
+        return round(sum(one[what] for one in sound) / len(ends), 4) if len(sound) == len(ends) else -1.0
 
     return {name: table[name] for name in row.search} | {"worst": mean("worst_group"), "mean": mean("mean")}
 
