@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from fairmesh.reproduce.figures import figures
-from fairmesh.reproduce.page import page
+from fairmesh.reproduce.page import counts, page
 from fairmesh.reproduce.paper import CELLS
 from fairmesh.reproduce.verdicts import RECORDED, factors, orderings, verdicts
 
@@ -28,7 +28,9 @@ PLACEMENTS = {"table2": 20, "table3": 20, "table4a": 3, "table4c": 3, "table5": 
 
 
 def line_of(recipe, row, protocol):
-    found = [one for one in LINES if (one["recipe"], one["row"], one["protocol"]) == (recipe, row, protocol)]
+    found = [
+        one for one in LINES if (one.get("recipe"), one.get("row"), one.get("protocol")) == (recipe, row, protocol)
+    ]
     assert len(found) <= 1, "a row has one line"
     if not found:
         pytest.skip(f"{recipe}: {row} is not recorded in the {protocol} protocol")
@@ -102,6 +104,14 @@ def test_a_cell_and_its_verdict_are_as_the_raw_lines_have_them(cell):
 def test_a_cell_is_measured_over_the_papers_number_of_placements(cell):
     for protocol in ("formula", "published"):
         assert len(values_of(cell, protocol)) >= (5 if "DRFA" in cell.row else PLACEMENTS[cell.recipe])
+
+
+@recorded
+def test_the_readme_counts_the_verdicts_as_they_are():
+    readme = (PAGE.parent / "README.md").read_text(encoding="utf-8")
+    table = re.search(r"<!-- verdicts -->\n(.*?)\n<!-- /verdicts -->", readme, re.DOTALL)
+    assert table is not None
+    assert table.group(1) == counts(verdicts(RECORDED))
 
 
 @recorded

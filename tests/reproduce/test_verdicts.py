@@ -234,7 +234,7 @@ def test_a_page_of_nothing_and_a_page_of_a_little_can_be_made(record, tmp_path):
     assert [path.name for path in paths] == ["figure4.svg", "PAGE.md"]
     text = (tmp_path / "PAGE.md").read_text()
     assert text == page(results, "figures")
-    assert "59.00 ± 1.41 (1 of 2 diverged) | within 3 points (−0.2)" in text
+    assert "59.00 ± 1.41 (1 of 2 diverged) † | within 3 points (−0.2)" in text
     assert "](figures/figure4.svg)" in text
 
 

@@ -1,5 +1,6 @@
 """The lines that results are made of: one for each row of a recipe, one for each sitting."""
 
+import functools
 import json
 import platform
 from collections.abc import Callable, Sequence
@@ -39,6 +40,16 @@ def described(row: Row) -> dict[str, Any]:
         "search_seeds": row.search_seeds,
         "as_row": row.as_row,
     }
+
+
+def is_as_its_recipe(line: Line) -> bool:
+    """Whether a line was run with the settings that its recipe has now."""
+    return line["settings"] == _settings_of(line["recipe"]).get((line["protocol"], line["row"]))
+
+
+@functools.cache
+def _settings_of(recipe: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row.protocol, row.name): described(row) for row in rows_of(recipe)}
 
 
 def final_numbers(records: Sequence[Record]) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def shown(value: dict[str, Any] | None) -> str:
         return "–"
     spread = "" if value["std"] is None else f" ± {value['std']:.2f}"
     diverged = f" ({value['diverged']} of {value['placements']} diverged)" if value.get("diverged") else ""
-    return f"{value['mean']:.2f}{spread}{diverged}"
+    other = " †" if value.get("as_its_recipe") is False else ""
+    return f"{value['mean']:.2f}{spread}{diverged}{other}"
 
 
 def _points(value: float) -> str:
@@ -184,7 +185,8 @@ def _cells(recipe: str, cells: Sequence[dict]) -> str:
     table = _table(["", "paper", "ours (formula)", "ours (published)", "verdict"], rows)
     counted = sorted({c["published"]["placements"] for c in cells if c["cell"].startswith(recipe) and c["published"]})
     placements = f"Placements: {' or '.join(map(str, counted))}." if counted else "Not run."
-    return f"### {title}\n\n{words} {placements}\n\n{table}"
+    note = "\n\n† run with other settings than the recipe has now (see below)." if "†" in table else ""
+    return f"### {title}\n\n{words} {placements}\n\n{table}{note}"
 
 
 def _both_definitions(lines: Lines) -> str:

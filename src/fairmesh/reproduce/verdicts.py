@@ -4,7 +4,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fairmesh.reproduce.lines import Line, lines_of
+from fairmesh.reproduce.lines import Line, is_as_its_recipe, lines_of
 from fairmesh.reproduce.paper import CELLS, COMPRESSIONS, FACTORS, MODELS, NETWORKS, PROTOCOLS, Cell
 
 RECORDED = Path(__file__).parent / "results"
@@ -54,12 +54,16 @@ def verdict_on(difference: float) -> str:
     return "above" if difference > 0 else "below"
 
 
+def _facts(line: Line) -> dict[str, Any]:
+    facts = {"placements": len(line["seeds"]), "diverged": len(line["diverged"])}
+    return facts | {"as_its_recipe": is_as_its_recipe(line)}
+
+
 def _judged(cell: Cell, lines: Lines) -> dict[str, Any]:
     found = {protocol: lines.line(cell.recipe, cell.row, protocol) for protocol in PROTOCOLS}
     judged: dict[str, Any] = {"cell": cell.name, "paper": {"mean": cell.mean, "std": cell.std}}
     for protocol, line in found.items():
-        counts = {} if line is None else {"placements": len(line["seeds"]), "diverged": len(line["diverged"])}
-        judged[protocol] = None if line is None else number(line, cell.number) | counts
+        judged[protocol] = None if line is None else number(line, cell.number) | _facts(line)
     published = found["published"]
     if published is None:
         judged |= {"verdict": "not run" if found["formula"] is None else "published not run", "difference": None}
