@@ -1,6 +1,5 @@
 """The command line: demo, run, compare, report, reproduce, topology. Heavy imports wait until a command needs them."""
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fairmesh.cli_data import data
-from fairmesh.cli_reproduce import reproduce
+from fairmesh.cli_reproduce import reproduce, use_data
 from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.terminal import console, print_json, say, show_table
 
@@ -157,8 +156,7 @@ def run(
 
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds must be >= 1, got {seeds}")
-    if data is not None:
-        os.environ["FAIRMESH_DATA"] = str(data)
+    use_data(data)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
     loaded = load_experiment(experiment, assignments)

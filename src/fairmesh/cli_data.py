@@ -54,6 +54,9 @@ def listing(context: typer.Context, folder: Folder = None, json_: Json = False) 
     missing = [row["name"] for row in rows if not row["found"]]
     if missing:
         say(f"to fetch what is missing: fairmesh data fetch {' '.join(missing)}")
+        for source in (SOURCES[name] for name in missing):
+            files = ", ".join(file.name for file in source.files)
+            say(f"or put {files} into {places(source, folder)[0]}")
 
 
 @data.command()

@@ -1,13 +1,17 @@
 """`fairmesh reproduce`: the paper's tables, figures and theorems, run again; the page and verdicts made from them."""
 
+import multiprocessing
 import os
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.terminal import print_json, say, show_table
 
 TABLES = ("table2", "table3", "table4a", "table4b", "table4c", "table5")
@@ -26,7 +30,9 @@ def reproduce(
         Path | None,
         typer.Option(help="Folder for results, figures and REPRODUCTION.md; what it holds is not run again."),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes that share the device; 4 on a GPU, else 1.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the device; 4 on a GPU, else 1.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Everything in miniature: to see that it runs.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -41,23 +47,83 @@ def reproduce(
     alone = [name for name in what if name in _OTHERS]
     if alone and len(what) > 1:
         raise BadInput(f"{alone[0]!r} stands alone, got {' '.join(what)}")
-    if data is not None:
-        os.environ["FAIRMESH_DATA"] = str(data)
+    use_data(data)
     if what == ["verdicts"]:
         return _verdicts(out, json_)
     if what == ["page"]:
         return _page(out)
     folder = out or Path("reproduction-quick" if quick else "reproduction")
+    _keep_apart(folder / "results", quick)
     if what == ["theory"]:
         return _theory(folder / "results", quick, json_)
     recipes = [*TABLES, *FIGURES] if what == ["all"] else what
-    _run(recipes, folder, device, jobs, quick, json_)
-    if what == ["all"] and not (folder / "results" / "theory.jsonl").exists():
-        _theory(folder / "results", quick, True, shown=False)
-    _page(folder, quiet=json_)
+    failed = None
+    with _theory_beside(folder / "results", quick, device, wanted=what == ["all"]):
+        try:
+            _run(recipes, folder, device, jobs, quick, json_)
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            say("stopped; the same command goes on")
+            raise typer.Exit(130) from None
+        except FairmeshError as error:  # what the others gave is shown all the same
+            failed = error
+    if (folder / "results").is_dir():
+        _page(folder, quiet=json_)
+    if failed:
+        raise failed
     if json_:
         _verdicts(folder, True)
     return None
+
+
+def use_data(folder: Path | None) -> None:
+    """--data stands for $FAIRMESH_DATA."""
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise BadInput(f"--data {folder}: no such folder")
+    os.environ["FAIRMESH_DATA"] = str(folder)
+
+
+def _keep_apart(results: Path, quick: bool) -> None:
+    """Miniature results and real ones do not share a folder."""
+    from fairmesh.reproduce.lines import MINIATURE
+
+    marked, begun = (results / MINIATURE).exists(), results.is_dir() and any(results.glob("*.jsonl"))
+    if begun and marked != quick:
+        kind = "results in miniature" if marked else "results of full runs"
+        raise BadInput(f"{results} holds {kind}; give another --out")
+    if quick:
+        results.mkdir(parents=True, exist_ok=True)
+        (results / MINIATURE).touch()
+
+
+@contextmanager
+def _theory_beside(results: Path, quick: bool, device: str, wanted: bool) -> Iterator[None]:
+    """The theorems' check with `all`, where it is not yet recorded: on the CPU beside a GPU's work, else after it."""
+    from fairmesh.reproduce.theory import theory
+
+    path = results / "theory.jsonl"
+    if not wanted or path.exists():
+        yield
+        return
+    if device == "cpu":
+        yield
+        _record_theory(results, theory(quick, announce=say))
+        return
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        checked = pool.submit(theory, quick)
+        yield
+        _record_theory(results, checked.result())
+
+
+def _record_theory(results: Path, lines: list[dict]) -> None:
+    from fairmesh.checkpoint import write_atomically
+    from fairmesh.runfolder import as_json
+
+    results.mkdir(parents=True, exist_ok=True)
+    write_atomically(results / "theory.jsonl", "".join(as_json(line) + "\n" for line in lines).encode())
 
 
 def _results(out: Path | None) -> Path:
@@ -88,25 +154,24 @@ def _run(recipes: list[str], folder: Path, device: str, jobs: int | None, quick:
     )
     if not quiet:
         say(f"done in {(time.monotonic() - started) / 60:.1f} min")
-        if left_out:
-            where = "`fairmesh data` says where to put them"
-            say(f"{len(left_out)} rows not run, since COOS7's files are not here ({where})")
+        for reason in dict.fromkeys(left_out.values()):
+            say(f"{list(left_out.values()).count(reason)} rows not run: {reason}")
 
 
-def _theory(results: Path, quick: bool, json_: bool, shown: bool = True) -> None:
+def _theory(results: Path, quick: bool, json_: bool) -> None:
     from fairmesh.reproduce.theory import theory, theory_sentences
-    from fairmesh.runfolder import as_json
 
     lines = theory(quick, announce=None if json_ else say)
-    results.mkdir(parents=True, exist_ok=True)
-    (results / "theory.jsonl").write_text("".join(as_json(line) + "\n" for line in lines), encoding="utf-8")
-    if shown:
-        print(as_json({"checks": lines}) if json_ else theory_sentences(lines))
+    _record_theory(results, lines)
+    if json_:
+        print_json({"checks": lines})
+    else:
+        print(theory_sentences(lines))
 
 
 def _verdicts(out: Path | None, json_: bool) -> None:
-    from fairmesh.reproduce.page import shown
     from fairmesh.reproduce.verdicts import factors, orderings, verdicts
+    from fairmesh.reproduce.wording import shown
 
     results = _results(out)
     cells = verdicts(results)

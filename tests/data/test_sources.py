@@ -140,7 +140,9 @@ def test_a_server_that_cannot_go_on_sends_all_of_it_again():
     assert (folder / "numbers").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"something else"), b"not packed at all"])
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"something else"), b"not packed at all"], ids=["other", "not packed"]
+)
 def test_a_wrong_checksum_is_refused_and_nothing_is_kept(content):
     with (
         served({"/numbers.gz": content}) as (base, _),

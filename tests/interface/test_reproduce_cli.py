@@ -41,6 +41,7 @@ def test_verdicts_are_also_a_table_with_the_orderings_under_it():
         (["all", "table2"], "'all' stands alone"),
         (["verdicts", "--out", "nowhere"], "nowhere holds no folder 'results'"),
         (["table2", "--device", "tpu"], "unknown device 'tpu'"),
+        (["table2", "--data", "nowhere"], "--data nowhere: no such folder"),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused_with_the_reason(arguments, reason, tmp_path, monkeypatch):
@@ -61,5 +62,16 @@ def test_a_recipe_in_miniature_leaves_results_figures_and_a_page_and_goes_on_whe
     assert "6 rows in 2 batched runs" in first.stderr
     assert "rows in" not in again.stderr
     page = (tmp_path / "out" / "REPRODUCTION.md").read_text(encoding="utf-8")
-    assert "Table 4a" in page
+    assert "**In miniature**" in page
     assert len((tmp_path / "out" / "results" / "table4a.jsonl").read_text().splitlines()) == 6
+
+
+def test_miniature_and_full_results_do_not_share_a_folder(tmp_path):
+    results = tmp_path / "out" / "results"
+    results.mkdir(parents=True)
+    (results / "table4a.jsonl").write_text("")
+    with pytest.raises(BadInput, match="holds results of full runs; give another --out"):
+        _called("table4a", "--quick", "--out", str(tmp_path / "out"))
+    (results / "MINIATURE").touch()
+    with pytest.raises(BadInput, match="holds results in miniature; give another --out"):
+        _called("table4a", "--out", str(tmp_path / "out"))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import fairmesh as fm
-from fairmesh.reproduce import running
+from fairmesh.reproduce.batched import Runner, grouped
 from fairmesh.reproduce.lines import described, is_as_its_recipe, lines_of, record
 from fairmesh.reproduce.recipes import RECIPES, Row, miniature, rows_of
-from fairmesh.reproduce.running import grouped, reproduce
+from fairmesh.reproduce.running import reproduce
 from fairmesh.reproduce.verdicts import RECORDED
 from tests.data.test_sources import cifar_row, write_mnist
 
@@ -19,7 +19,7 @@ NOT_HERE = {"table4b"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _data(tmp_path_factory):
+def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     (folder / "fashion-mnist").mkdir()
     write_mnist(folder / "fashion-mnist", train=1000, test=100)
@@ -61,7 +61,7 @@ def test_every_row_of_a_recipe_runs_and_is_recorded(tmp_path, recipe):
 
 def test_convergence_curves_take_the_rate_found_for_the_tables(tmp_path):
     recipes = ["table2", "table3", "figure2", "figure3"]
-    assert reproduce(recipes, tmp_path, change=tiny) == []
+    assert reproduce(recipes, tmp_path, change=tiny) == {}
     for recipe in recipes:
         _recorded(recipe, tmp_path)
     found = {(line["protocol"], line["row"]): line["search"]["chosen"] for line in lines_of(tmp_path, "table2")}
@@ -75,7 +75,7 @@ def test_what_is_recorded_is_not_run_again_and_what_is_missing_is(tmp_path, monk
     reproduce(["table4a"], tmp_path, change=tiny)
     before = (tmp_path / "table4a.jsonl").read_text()
     said = []
-    monkeypatch.setattr(running.Runner, "lines", lambda *a: said.append("ran") or [])
+    monkeypatch.setattr(Runner, "lines", lambda *a: said.append("ran") or [])
     reproduce(["table4a"], tmp_path, change=tiny)
     assert not said
     assert (tmp_path / "table4a.jsonl").read_text() == before
@@ -95,6 +95,72 @@ def test_a_row_that_was_changed_is_run_again(tmp_path):
     reproduce(["table4a"], tmp_path, change=tiny)
     reproduce(["table4a"], tmp_path, change=other)
     assert all(line["curve"]["round"][-1] == 3 for line in lines_of(tmp_path, "table4a"))
+
+
+def test_runs_in_progress_are_kept_and_gone_on_with_and_cleared_when_recorded(tmp_path, monkeypatch):
+    work = tmp_path / "work"
+    stopped = fm.train
+
+    def cut(*arguments, **options):
+        """As if the machine went off in the middle of the second run of the group."""
+        if len(list(work.glob("*"))) == 1 and not (tmp_path / "cut").exists():
+            (tmp_path / "cut").touch()
+            raise KeyboardInterrupt
+        return stopped(*arguments, **options)
+
+    monkeypatch.setattr("fairmesh.reproduce.batched.train", cut)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(["table4a"], tmp_path / "cut-off", change=tiny, work=work)
+    assert any(work.rglob("checkpoint.safetensors"))
+    reproduce(["table4a"], tmp_path / "cut-off", change=tiny, work=work)
+    assert not any(work.iterdir())
+    reproduce(["table4a"], tmp_path / "whole", change=tiny)
+    ends = [[line["final"] for line in lines_of(tmp_path / name, "table4a")] for name in ("cut-off", "whole")]
+    assert ends[0] == ends[1]
+
+
+def test_curves_alone_take_what_was_recorded_before_and_are_run_again_when_that_changes(tmp_path):
+    def other(row: Row) -> Row:
+        return replace(tiny(row), search={"rate": (0.2,)}) if row.recipe == "table2" else tiny(row)
+
+    def few(rows):
+        return lambda recipe: [
+            row for row in rows_of(recipe) if row.protocol == "formula" and "quantization 8" in row.name
+        ]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairmesh.reproduce.running.rows_of", few(rows_of))
+        reproduce(["table2"], tmp_path, change=tiny)
+        reproduce(["figure2"], tmp_path, change=tiny)
+        before = lines_of(tmp_path, "figure2")
+        reproduce(["table2", "figure2"], tmp_path, change=other)
+    (after,) = lines_of(tmp_path, "figure2")
+    assert before[0]["search"]["chosen"]["rate"] != 0.2
+    assert after["search"]["chosen"] == {"rate": 0.2}
+
+
+def test_data_that_is_missing_leaves_its_rows_out_and_the_others_run(tmp_path, data, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "fashion-mnist").symlink_to(data / "fashion-mnist")
+    monkeypatch.setenv("FAIRMESH_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: (_ for _ in ()).throw(OSError("no network")))
+    left_out = reproduce(["table5"], tmp_path / "results", change=tiny)
+    assert {label.split(",")[0] for label in left_out} == {"table5: CIFAR-10", "table5: COOS7"}
+    assert "cannot fetch CIFAR-10" in left_out["table5: CIFAR-10, DRFA"]
+    assert len(lines_of(tmp_path / "results", "table5")) == 4
+
+
+def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    def failing(self, group, found, original=Runner.lines):
+        if group[0].protocol == "formula":
+            raise fm.BadInput("no such luck")
+        return original(self, group, found)
+
+    monkeypatch.setattr(Runner, "lines", failing)
+    with pytest.raises(fm.BadInput, match="no such luck"):
+        reproduce(["table4a"], tmp_path, change=tiny)
+    assert {line["protocol"] for line in lines_of(tmp_path, "table4a")} == {"published"}
 
 
 @pytest.mark.slow  # two processes import torch
@@ -119,7 +185,7 @@ def test_coos7_rows_run_where_its_files_are(tmp_path, monkeypatch):
         data = fm.COOS7(per_node=4)
         return replace(tiny(row), experiment=replace(tiny(row).experiment, data=data))
 
-    assert reproduce(["table4b"], tmp_path / "results", change=smaller) == []
+    assert reproduce(["table4b"], tmp_path / "results", change=smaller) == {}
     lines = lines_of(tmp_path / "results", "table4b")
     assert len(lines) == 6
     assert set(lines[0]["final"]["groups"]) == {"microscope 1", "microscope 2"}
@@ -128,24 +194,26 @@ def test_coos7_rows_run_where_its_files_are(tmp_path, monkeypatch):
 
 def test_without_its_files_coos7_is_left_out_and_named(tmp_path):
     left_out = reproduce(["table4b"], tmp_path, change=tiny)
-    assert left_out == [row.label for row in rows_of("table4b")]
+    assert list(left_out) == list(dict.fromkeys(row.label for row in rows_of("table4b")))
+    assert all("put COOS7_v1.1_test4.hdf5 and COOS7_v1.1_test3.hdf5 into" in reason for reason in left_out.values())
     assert lines_of(tmp_path, "table4b") == []
 
 
-def test_a_row_of_which_a_seed_diverges_goes_to_the_next_best_candidate(tmp_path):
+@pytest.mark.parametrize("kept", [True, False], ids=["with checkpoints", "without"])
+def test_a_row_of_which_a_seed_diverges_goes_to_the_next_best_candidate(tmp_path, kept):
     """A step of 1e30 does no harm in the search, which has one round, and shows only in the full run."""
     row = tiny(rows_of("table4a")[0])
     steps = (1e30, 0.5)
     row = replace(row, search={"primal_step.start": steps}, search_rounds=1)
     searches = []
 
-    class Fooled(running.Runner):
+    class Fooled(Runner):
         def _searched(self, group):
             tried = [{"primal_step.start": step, "worst": 0.9 - k / 10, "mean": 0.9} for k, step in enumerate(steps)]
             searches.append(group)
             return {row.label: {"over": {}, "tried": tried, "chosen": {"primal_step.start": steps[0]}}}
 
-    (line,) = Fooled().lines([row], {})
+    (line,) = Fooled(work=tmp_path / "work" if kept else None).lines([row], {})
     assert searches
     assert line["search"]["chosen"] == {"primal_step.start": 0.5}
     assert line["search"]["passed_over"] == [{"primal_step.start": 1e30}]
@@ -168,8 +236,8 @@ def test_recorded_lines_are_of_the_recipes_as_they_stand_or_marked_on_the_page()
                 assert is_as_its_recipe(recorded) == (recorded["settings"] == described(row))
                 others += [] if is_as_its_recipe(recorded) else [row.name]
     page = (Path(__file__).parents[2] / "REPRODUCTION.md").read_text(encoding="utf-8")
-    marked = [line for line in page.splitlines() if line.startswith("| ") and "†" in line]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in marked] == others
+    marked = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ") and "†" in line]
+    assert {name.removeprefix("| ").split(": ")[-1] for name in marked} == set(others)
 
 
 def test_a_line_takes_the_place_of_the_one_it_had(tmp_path):
@@ -177,9 +245,10 @@ def test_a_line_takes_the_place_of_the_one_it_had(tmp_path):
         record(tmp_path, {"recipe": "table4a", "row": "alpha = 1", "protocol": "formula", "value": value})
     record(tmp_path, {"recipe": "table4a", "row": "alpha = 10", "protocol": "formula", "value": 3})
     assert [line["value"] for line in lines_of(tmp_path, "table4a")] == [3, 2]  # in the order of the recipe
-    (tmp_path / "table4a.jsonl").write_text("{")
-    with pytest.raises(fm.BadInput, match=r"table4a.jsonl is not a file of JSON lines"):
-        lines_of(tmp_path, "table4a")
+    for damage in (b"{", b"{}", b"[1]", b"\xff"):
+        (tmp_path / "table4a.jsonl").write_bytes(b'{"recipe": "table4a", "row": "", "protocol": ""}\n' + damage)
+        with pytest.raises(fm.BadInput, match=r"table4a.jsonl, line 2: .*; remove the line"):
+            lines_of(tmp_path, "table4a")
 
 
 def test_published_settings_are_those_of_the_published_runs():
@@ -201,12 +270,12 @@ def test_published_settings_are_those_of_the_published_runs():
 def test_nothing_is_searched_on_test_data(tmp_path, monkeypatch):
     """Candidates are judged on sites whose test sets are cut from their training data."""
     seen = []
-    trained = running.Runner._trained
+    trained = Runner._trained
 
     def watched(self, row, experiment, algorithms, rounds):
         seen.append((type(experiment.data), len(algorithms)))
         return trained(self, row, experiment, algorithms, rounds)
 
-    monkeypatch.setattr(running.Runner, "_trained", watched)
-    running.Runner().lines([tiny(rows_of("table5")[0])], {})
+    monkeypatch.setattr(Runner, "_trained", watched)
+    Runner().lines([tiny(rows_of("table5")[0])], {})
     assert seen == [(fm.HeldOut, 2), (fm.Fewer, 1)]

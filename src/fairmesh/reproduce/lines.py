@@ -16,6 +16,7 @@ from fairmesh.runfolder import as_json
 from fairmesh.settings import to_table
 
 Line = dict[str, Any]
+MINIATURE = "MINIATURE"  # a file beside results that mean nothing
 
 
 def lines_of(results: Path, recipe: str) -> list[Line]:
@@ -23,10 +24,15 @@ def lines_of(results: Path, recipe: str) -> list[Line]:
     path = results / f"{recipe}.jsonl"
     if not path.is_file():
         return []
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path} is not a file of JSON lines: {error}; delete it to run {recipe} again") from error
+    lines = []
+    for k, text in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            lines.append(json.loads(text))
+            if not (recipe == "theory" or {"recipe", "row", "protocol"} <= lines[-1].keys()):
+                raise ValueError("it is not of a row")
+        except (ValueError, AttributeError) as error:
+            raise BadInput(f"{path}, line {k}: {error}; remove the line, and its row is run again") from error
+    return lines
 
 
 def described(row: Row) -> dict[str, Any]:
@@ -103,4 +109,5 @@ def _name(line: Line) -> tuple[str, str]:
 
 def machine(device: str) -> str:
     """The processor in a few words."""
-    return torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, {platform.machine()}"
+    chosen = torch.device(device)
+    return torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"CPU, {platform.machine()}"

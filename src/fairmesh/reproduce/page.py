@@ -7,9 +7,9 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.reproduce.figures import figures, recorded
-from fairmesh.reproduce.lines import Line, lines_of
+from fairmesh.reproduce.lines import MINIATURE, lines_of
 from fairmesh.reproduce.paper import PROTOCOLS
-from fairmesh.reproduce.recipes import RECIPES
+from fairmesh.reproduce.searches import searches_of, time_of
 from fairmesh.reproduce.verdicts import (
     LEAD,
     NEAR,
@@ -17,37 +17,15 @@ from fairmesh.reproduce.verdicts import (
     WORST,
     Lines,
     factors,
+    facts,
     number,
     orderings,
     verdict_on,
     verdicts,
 )
+from fairmesh.reproduce.wording import FIGURES, TABLES, markdown, named, short, shown
 
-TABLES = {
-    "table2": ("Table 2: compression", "Worst-node accuracy in %, ten nodes on a ring, Fashion-MNIST, one class each."),
-    "table3": ("Table 3: networks", "Worst-node accuracy in %, ten nodes; `2D torus` is the lattice i ± 1, i ± 2."),
-    "table4a": ("Table 4a: regularization, Fashion-MNIST", "Accuracy in %, 50 nodes, no compression."),
-    "table4b": ("Table 4b: regularization, COOS7", "Accuracy in % by microscope, 10 nodes, no compression."),
-    "table4c": ("Table 4c: regularization, CIFAR-10", "Accuracy in % by contrast, 20 nodes, no compression."),
-    "table5": ("Table 5: robust algorithms", "Worst accuracy in %; AD-GDA is Table 4's run at alpha = 0.01."),
-}
-FIGURES = {
-    "figure1": (
-        "Figure 1: two of ten nodes use another instrument",
-        "CIFAR-10 with two nodes' images passed through a second camera, 4-bit messages. This is our own stand-in for "
-        "the paper's two microscopes (COOS7), whose data has to be supplied by hand: no number of the paper is set "
-        "beside it.",
-    ),
-    "figure2a": ("Figure 2a: convergence under quantization", "AD-GDA at a fixed step of 0.1, logistic model, ring."),
-    "figure2b": ("Figure 2b: convergence under sparsification", "AD-GDA at a fixed step of 0.1, logistic model, ring."),
-    "figure3": (
-        "Figure 3: convergence over networks",
-        "AD-GDA at a fixed step of 0.1, logistic model, 4-bit messages.",
-    ),
-    "figure4": ("Figure 4: accuracy against traffic", "AD-GDA and CHOCO-SGD send 4 bits a parameter, their rivals 32."),
-}
 _FITTED = " The legend's power is that of loss(t) = floor + c t^-a fitted by least squares."
-_SYMBOLS = {"rate": "γ", "regularizer.strength": "α", "dual_step.value": "η_λ", "primal_step.start": "η_θ"}
 _BILLINGS = {"nominal": "nominal bits", "bytes": "real bytes", "published": "as the published plots bill it"}
 _IN = {"nominal": "in nominal bits", "bytes": "in real bytes", "published": "as the published plots bill it"}
 _DIFFERENCES = Path(__file__).with_name("differences.md")
@@ -58,7 +36,7 @@ prints {{cells}} accuracies in its Tables 2 to 5. Each stands here beside ours, 
 
 - `formula`: the algorithm as the paper prints it; what the text leaves open is searched for on held-out training data.
 - `published`: what the published runs did, as far as it is known. For Tables 2 and 3 no scripts are public: there the
-  settings of `published` are **inferred** from the other runs.
+  settings of `published` are **inferred** from the other runs; so is that DRFA draws a client at most once a round.
 
 A verdict is about `published`: *within {NEAR:g} points* of the paper's mean, *above* or *below* it by more. Means and
 standard deviations are over placements of the data on the nodes, on the test data, after the last round. Whatever needs
@@ -67,6 +45,9 @@ run those rows.
 
 This page is made from the files in `src/fairmesh/reproduce/results/` by `fairmesh reproduce page`; a test holds the two
 equal."""
+
+_OF_A_TRIAL = """\
+**In miniature** (`--quick`): a few rounds over a few samples, to see that everything runs. The numbers mean nothing."""
 
 _AGAIN = """\
 ```sh
@@ -80,20 +61,6 @@ fairmesh reproduce page                   # this page and its figures
 Datasets are fetched from their official sources and checked by their digests; `fairmesh data` says where COOS7 goes. A
 line of a result file holds the row's settings, all that its search tried, every placement's final numbers and the curve
 averaged over placements."""
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
-
-
-def shown(value: dict[str, Any] | None) -> str:
-    """A mean and its spread as the tables print them."""
-    if value is None:
-        return "–"
-    spread = "" if value["std"] is None else f" ± {value['std']:.2f}"
-    diverged = f" ({value['diverged']} of {value['placements']} diverged)" if value.get("diverged") else ""
-    other = " †" if value.get("as_its_recipe") is False else ""
-    return f"{value['mean']:.2f}{spread}{diverged}{other}"
 
 
 def _points(value: float) -> str:
@@ -111,16 +78,6 @@ def stated(cell: dict[str, Any]) -> str:
     return f"{cell['verdict']} ({_points(cell['difference'])})"
 
 
-def _named(text: str) -> str:
-    """A cell or row as readers see it."""
-    return text.split(": ", 1)[-1].replace("fc, ", "fully connected, ")
-
-
-def _short(recipe: str) -> str:
-    """'Table 2' of 'table2'."""
-    return {**TABLES, **FIGURES}[recipe][0].split(":")[0]
-
-
 # In short
 
 
@@ -129,8 +86,8 @@ def counts(cells: Sequence[dict]) -> str:
     rows = []
     for recipe in [*TABLES, ""]:
         found = Counter(cell["verdict"] for cell in cells if cell["cell"].startswith(recipe))
-        rows.append([_short(recipe) if recipe else "**all**", *(str(found[kind]) for kind in kinds)])
-    return _table(["cells, `published`", *kinds], rows)
+        rows.append([short(recipe) if recipe else "**all**", *(str(found[kind]) for kind in kinds)])
+    return markdown(["cells, `published`", *kinds], rows)
 
 
 def _formula_in_short(cells: Sequence[dict]) -> str:
@@ -145,7 +102,7 @@ def _leads(found: Sequence[dict]) -> str:
     if not measured:
         return "not run"
     least = min(measured, key=lambda o: o["measured"])
-    name = _named(least["ordering"].rsplit(": ", 1)[0])
+    name = named(least["ordering"].rsplit(": ", 1)[0])
     return f"{sum(o['holds'] for o in measured)} of {len(measured)} (least {least['measured']:.1f}: {name})"
 
 
@@ -162,8 +119,8 @@ def _orderings(found: Sequence[dict]) -> str:
         table, text = o["ordering"].split(": ", 1)
         if o["required"] == LEAD:
             text = f"AD-GDA above CHOCO-SGD by {LEAD:g} points or more"
-        rows.setdefault(f"{_short(table)}: {text}", {}).setdefault(o["protocol"], []).append(o)
-    return _table(
+        rows.setdefault(f"{short(table)}: {text}", {}).setdefault(o["protocol"], []).append(o)
+    return markdown(
         ["", *PROTOCOLS],
         [
             [name, *(_leads(of[p]) if of[p][0]["required"] == LEAD else _answer(of[p][0]) for p in PROTOCOLS)]
@@ -178,11 +135,11 @@ def _orderings(found: Sequence[dict]) -> str:
 def _cells(recipe: str, cells: Sequence[dict]) -> str:
     title, words = TABLES[recipe]
     rows = [
-        [_named(c["cell"]), shown(c["paper"]), shown(c["formula"]), shown(c["published"]), stated(c)]
+        [named(c["cell"]), shown(c["paper"]), shown(c["formula"]), shown(c["published"]), stated(c)]
         for c in cells
         if c["cell"].startswith(f"{recipe}:")
     ]
-    table = _table(["", "paper", "ours (formula)", "ours (published)", "verdict"], rows)
+    table = markdown(["", "paper", "ours (formula)", "ours (published)", "verdict"], rows)
     counted = sorted({c["published"]["placements"] for c in cells if c["cell"].startswith(recipe) and c["published"]})
     placements = f"Placements: {' or '.join(map(str, counted))}." if counted else "Not run."
     note = "\n\n† run with other settings than the recipe has now (see below)." if "†" in table else ""
@@ -195,9 +152,9 @@ def _both_definitions(lines: Lines) -> str:
     for recipe in ("table4a", "table4b", "table4c", "table5", "figure4"):
         for name in dict.fromkeys(line["row"] for line in lines.of(recipe)):
             found = [lines.line(recipe, name, protocol) for protocol in PROTOCOLS]
-            values = [shown(number(line, w) if line else None) for line in found for w in WORST.values()]
+            values = [shown(number(line, w) | facts(line) if line else None) for line in found for w in WORST.values()]
             label = f"AD-GDA, {name}" if recipe.startswith("table4") else name
-            rows.append([f"{_short(recipe)}: {label}", *values])
+            rows.append([f"{short(recipe)}: {label}", *values])
     if not rows:
         return ""
     small = [line for recipe in ("table2", "table3") for line in lines.of(recipe)]
@@ -210,7 +167,7 @@ def _both_definitions(lines: Lines) -> str:
         "and 38.00 are minima over nodes; above, each is set beside ours by its own definition."
         + (f" In Tables 2 and 3, where every node is a class, {same}." if small else "")
         + "\n\n"
-        + _table(["run", *(f"{protocol}, worst {which}" for protocol in PROTOCOLS for which in WORST)], rows)
+        + markdown(["run", *(f"{protocol}, worst {which}" for protocol in PROTOCOLS for which in WORST)], rows)
     )
 
 
@@ -223,8 +180,22 @@ def _figures(lines: Lines, folder: str) -> str:
     for name, (title, words) in FIGURES.items():
         picture = f"![{title}]({folder.rstrip('/')}/{name}.svg)" if name in present else "Not run."
         fit = _FITTED if name.startswith(("figure2", "figure3")) else ""
-        parts.append(f"### {title}\n\n{words}{fit}\n\n{picture}")
+        parts.append(f"### {title}\n\n{words}{fit}\n\n{picture}{_instruments(lines) if name == 'figure1' else ''}")
     return "\n\n".join(parts)
+
+
+def _instruments(lines: Lines) -> str:
+    """Figure 1's last round in numbers."""
+    found = lines.of("figure1")
+    if not found:
+        return ""
+    groups = list(found[0]["final"]["groups"])
+    rows = [
+        [f"{named(line['row'])}, {line['protocol']}"]
+        + [shown(number(line, name)) for name in (*groups, "mean_of_groups")]
+        for line in found
+    ]
+    return "\n\n" + markdown(["", *groups, "half and half"], rows)
 
 
 def _saved(factor: dict | None) -> str:
@@ -253,7 +224,7 @@ def _traffic(found: Sequence[dict]) -> str:
         "that is. For DRFA the busiest node is the server. Real bytes are those of encoded messages, headers included. "
         "The published plots bill DRFA for model and snapshot of half the clients; our nominal bits are what the "
         "server sends: the model to the clients drawn, the averaged snapshot to those probed (half of them; everyone "
-        "in `published`).\n\n" + (_table(header, rows) if rows else "Not run.")
+        "in `published`).\n\n" + (markdown(header, rows) if rows else "Not run.")
     )
 
 
@@ -268,74 +239,6 @@ def _savings_in_short(found: Sequence[dict]) -> str:
         missed = f" **Missed** {' and '.join(short)}." if short else ""
         sentences.append(f"- {setup}, against {rival}: {counted}; the paper says {required:g}x.{missed}")
     return "\n".join(sentences) or "Not run."
-
-
-# Searches and time
-
-
-def _chosen(line: Line | None) -> str:
-    if line is None:
-        return "–"
-    search = line["search"]
-    if "as" in search:
-        return f"as {_named(search['as'])}"
-    picked = search["chosen"].items()
-    return ", ".join(f"{_SYMBOLS.get(name, name)} {value:g}" for name, value in picked) or "nothing searched"
-
-
-def _searches(lines: Lines) -> str:
-    parts = []
-    for recipe in RECIPES:
-        found = lines.of(recipe)
-        if not any(line["search"].get("over") for line in found):
-            continue
-        grids: dict[str, set[float]] = {}
-        for line in found:
-            for name, values in line["search"].get("over", {}).items():
-                grids.setdefault(name, set()).update(values)
-        over = "; ".join(
-            f"{_SYMBOLS.get(name, name)}: {', '.join(f'{v:g}' for v in sorted(values))}"
-            for name, values in grids.items()
-        )
-        names = dict.fromkeys(line["row"] for line in found)
-        rows = [[_named(name), *(_chosen(lines.line(recipe, name, p)) for p in PROTOCOLS)] for name in names]
-        table = _table(["row", *PROTOCOLS], rows)
-        parts.append(
-            f"<details><summary>{_short(recipe)}. Values tried in any row: {over}</summary>\n\n{table}\n\n</details>"
-        )
-    return "\n\n".join(parts) or "Nothing was searched."
-
-
-def _time(results: Path, lines: Lines) -> str:
-    rows, total = [], 0.0
-    for recipe in RECIPES:
-        found = lines.of(recipe)
-        if found:
-            seconds = sum(line["seconds"] for line in found)
-            total += seconds
-            runs = sum(len(line["seeds"]) for line in found)
-            machines = ", ".join(sorted({line["machine"] for line in found}))
-            rows.append([recipe, str(len(found)), str(runs), f"{seconds / 60:.1f}", machines])
-    if not rows:
-        return "Nothing was run."
-    rows.append(["**all**", *(str(sum(int(row[k]) for row in rows)) for k in (1, 2)), f"**{total / 60:.1f}**", ""])
-    table = _table(["recipe", "rows", "runs", "minutes, searches included", "machine"], rows)
-    return (
-        f"{_sittings(results)}By recipe, summed over rows: those that share a machine at the same time (`--jobs`) "
-        f"overlap, and each takes the longer for it.\n\n{table}"
-    )
-
-
-def _sittings(results: Path) -> str:
-    """How long the runs took by the clock."""
-    found = lines_of(results, "sittings")
-    if not found:
-        return ""
-    goes = "; ".join(
-        f"{one['runs']} batched runs in {one['minutes']:.1f} min ({one['jobs']} at a time, {one['machine']})"
-        for one in found
-    )
-    return f"By the clock **{sum(one['minutes'] for one in found):.1f} minutes**: {goes}.\n\n"
 
 
 def _theory(results: Path) -> str:
@@ -353,6 +256,7 @@ def page(results: Path = RECORDED, figures_folder: str = "docs/reproduction") ->
     ordered, saved = orderings(results), factors(results)
     sections = [
         "# The paper's experiments, run again",
+        _OF_A_TRIAL if (results / MINIATURE).exists() else "",
         _INTRODUCTION.format(cells=len(cells)),
         f"## In short\n\n{counts(cells)}\n\n{_formula_in_short(cells)}",
         f"The paper's orderings:\n\n{_orderings(ordered)}",
@@ -364,9 +268,11 @@ def page(results: Path = RECORDED, figures_folder: str = "docs/reproduction") ->
         f"## Traffic saved\n\n{_traffic(saved)}",
         _theory(results),
         "## What was searched\n\nCandidates are judged by their worst group's accuracy on a fifth of the training data "
-        "held out; what was chosen is then trained on all of it. The result files hold every candidate's accuracy.",
-        _searches(lines),
-        f"## Time\n\n{_time(results, lines)}",
+        "held out; what was chosen is then trained on all of it. A candidate of which a seed then diverges is passed "
+        "over for the next best. * marks a value at the end of its range: a larger range might hold a better one. "
+        "The result files hold every candidate's accuracy.",
+        searches_of(lines),
+        f"## Time\n\n{time_of(results, lines)}",
         f"## Where we differ and why\n\n{_DIFFERENCES.read_text(encoding='utf-8').strip()}",
         f"## How to run it again\n\n{_AGAIN}",
     ]

@@ -352,11 +352,16 @@ def rows_of(recipe: str) -> list[Row]:
 
 
 def miniature(row: Row) -> Row:
-    """The row over a hundredth of its samples, for a few rounds and one placement, with two candidates searched."""
+    """The row over few samples and small batches, for a few rounds and one placement, with two candidates searched."""
     e = row.experiment
-    rounds = 5 if isinstance(e.model, PaperCNN) else 10
+    rounds = 2 if isinstance(e.model, PaperCNN) else 10
     search = {name: (values[0], values[-1]) for name, values in list(row.search.items())[:1]}
     small = replace(
-        e, data=Fewer(e.data), rounds=rounds, seeds=(0,), options=replace(e.options, measure_every=rounds // 2)
+        e,
+        data=Fewer(e.data),
+        rounds=rounds,
+        seeds=(0,),
+        sampling=replace(e.sampling, batch=8),
+        options=replace(e.options, measure_every=rounds // 2),
     )
     return replace(row, experiment=small, search=search, search_rounds=rounds, search_seeds=1)

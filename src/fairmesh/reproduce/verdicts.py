@@ -54,16 +54,17 @@ def verdict_on(difference: float) -> str:
     return "above" if difference > 0 else "below"
 
 
-def _facts(line: Line) -> dict[str, Any]:
-    facts = {"placements": len(line["seeds"]), "diverged": len(line["diverged"])}
-    return facts | {"as_its_recipe": is_as_its_recipe(line)}
+def facts(line: Line) -> dict[str, Any]:
+    """Over how many placements a line is, how many diverged, and whether it was run as its recipe stands."""
+    found = {"placements": len(line["seeds"]), "diverged": len(line["diverged"])}
+    return found | {"as_its_recipe": is_as_its_recipe(line)}
 
 
 def _judged(cell: Cell, lines: Lines) -> dict[str, Any]:
     found = {protocol: lines.line(cell.recipe, cell.row, protocol) for protocol in PROTOCOLS}
     judged: dict[str, Any] = {"cell": cell.name, "paper": {"mean": cell.mean, "std": cell.std}}
     for protocol, line in found.items():
-        judged[protocol] = None if line is None else number(line, cell.number) | _facts(line)
+        judged[protocol] = None if line is None else number(line, cell.number) | facts(line)
     published = found["published"]
     if published is None:
         judged |= {"verdict": "not run" if found["formula"] is None else "published not run", "difference": None}

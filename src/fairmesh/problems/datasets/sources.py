@@ -141,8 +141,19 @@ def _named_folders(source: Source, root: Path) -> list[Path]:
 
 
 def found(source: Source, folder: str | os.PathLike | None = None) -> Path | None:
-    """The first place that holds the first of the files, packed or not."""
-    return next((place for place in places(source, folder) if path_of(source, source.files[0], place)), None)
+    """The first place that holds all files, packed or not; else the first that holds any."""
+    looked = places(source, folder)
+    whole = (place for place in looked if is_whole(source, place))
+    return next(whole, next((place for place in looked if any(_held(source, place))), None))
+
+
+def is_whole(source: Source, place: Path) -> bool:
+    """Whether a folder holds all files, packed or not."""
+    return all(_held(source, place))
+
+
+def _held(source: Source, place: Path) -> list[bool]:
+    return [path_of(source, file, place) is not None for file in source.files]
 
 
 def path_of(source: Source, file: File, place: Path) -> Path | None:
