@@ -44,6 +44,7 @@ FAMILIES = {
         "table": fm.Table("patients.csv", "outcome", site="hospital", inputs=("age", "weight"), predict="numbers"),
         "npz": fm.Npz("arrays.npz", fm.Dirichlet(5, 0.1), test_share=0.5),
         "held-out": fm.HeldOut(fm.FashionMNIST(), share=0.1),
+        "fewer": fm.Fewer(fm.Digits(), train=20, test=10),
         "import": fm.ImportedData("tests.toys:sites", {"n": 4, "sizes": [3, 4, 5, 6]}),
     },
     fm.Partition: {

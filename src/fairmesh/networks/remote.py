@@ -1,0 +1,233 @@
+"""Nodes hosted here among others hosted elsewhere: messages are encoded, carried by a transport, decoded and mixed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.codec import decode, encode, plain_size
+from fairmesh.compression import FLOAT_BITS, Code
+from fairmesh.errors import BadInput
+from fairmesh.mixing import Mixing, union_of
+from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.networks.product import current
+
+Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
+
+
+class Transport(ABC):
+    """Carries bytes between the hosts of a network. Every host calls the same methods in the same order."""
+
+    @abstractmethod
+    def exchange(self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge]) -> dict[Edge, bytes]:
+        """Hands over the messages of nodes hosted here to nodes elsewhere, and returns the expected ones."""
+
+    @abstractmethod
+    def everywhere(self, payload: bytes) -> list[bytes]:
+        """Every host's payload at every host, in the order of the hosts."""
+
+
+class RemoteNetwork(Network):
+    """The nodes at positions `hosted`, which talk to those elsewhere through a transport; messages between nodes hosted
+    here never leave. While W is fixed a node keeps the mixed copy of its neighbours as one row, else, or with
+    `each_copy`, a copy of each neighbour of any round: (..., nodes, slots, dim)."""
+
+    def __init__(
+        self,
+        cycle: Sequence[Mixing],
+        hosted: Sequence[int],
+        transport: Transport,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        identities: Sequence[int] | None = None,  # of all nodes
+        each_copy: bool = False,
+    ):
+        self.n, self._transport, self._dtype = cycle[0].n, transport, dtype
+        self._here = list(hosted)
+        if not self._here or len(set(self._here)) != len(self._here) or not set(self._here) <= set(range(self.n)):
+            raise BadInput(f"hosted must name some of the {self.n} nodes once each, got {self._here}")
+        names = np.arange(self.n) if identities is None else np.asarray(identities)
+        if len(set(names.tolist())) != self.n:
+            raise BadInput(f"identities must be {self.n} different whole numbers, got {names.tolist()}")
+        self.device = torch.device(device)
+        self.hosted = torch.tensor(self._here, device=self.device)
+        self.identities = torch.as_tensor(names[self._here], dtype=torch.int64, device=self.device)
+        self.own = torch.eye(self.n, dtype=dtype, device=self.device)[self.hosted]
+        self.by_identity = torch.as_tensor(names.argsort(), device=self.device)
+        self._one_row = len(cycle) == 1 and not each_copy
+        self._neighbours = [[_neighbours(mixing, i) for i in self._here] for mixing in cycle]  # of each round
+        self._reached = [_neighbours(union_of(cycle), i) for i in self._here]  # of any round
+        # Whose rows are at hand once messages have come, by position: so that sums run in the simulator's order.
+        self._known = sorted({j for reached in self._reached for j in reached} | set(self._here))
+        weights = np.stack([mixing.matrix[self._here][:, self._known].toarray() for mixing in cycle])
+        self._weights = torch.as_tensor(weights, dtype=dtype, device=self.device)  # (cycle, nodes, known)
+        self._slots = self._slots_of_neighbours()  # (nodes, slots) positions among the known
+        taken = self._weights.gather(-1, self._slots.expand(len(cycle), -1, -1))
+        self._slot_weights = torch.where(self._filled, taken, torch.zeros_like(taken)).unsqueeze(-1)
+
+    def _slots_of_neighbours(self) -> Tensor:
+        """Each node's own place and its neighbours' among the known, padded with its own."""
+        at = {j: k for k, j in enumerate(self._known)}
+        width = 1 + max(map(len, self._reached))
+        rows = [[at[i], *(at[j] for j in reached)] for i, reached in zip(self._here, self._reached)]
+        self._filled = torch.tensor([[k < len(row) for k in range(width)] for row in rows], device=self.device)
+        return torch.tensor([row + [row[0]] * (width - len(row)) for row in rows], device=self.device)
+
+    def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
+        now = int(round_index)
+        messages = self._encoded(parts, now)
+        outgoing, expected, bits, size = {}, [], [], []
+        neighbours = self._neighbours[now % len(self._neighbours)]
+        followed = sum(part.nominal_bits for part in parts.values() if part.followed)
+        every = sum(part.nominal_bits for part in parts.values())
+        for k, (i, reached) in enumerate(zip(self._here, self._reached)):
+            whole, short = messages[k]
+            near = set(neighbours[k])
+            sent = {j: whole if j in near else short for j in reached}
+            outgoing |= {(i, j): _joined(texts) for j, texts in sent.items() if j not in self._here and any(texts)}
+            expected += [(j, i) for j in reached if j not in self._here and (j in near or any(short))]
+            bits.append(len(near) * every + (len(reached) - len(near)) * followed)
+            size.append([sum(len(texts[r]) for texts in sent.values()) for r in range(len(whole))])
+        arrived = self._transport.exchange(now, outgoing, expected)
+        rows = self._decoded(parts, arrived, now)
+        nominal = torch.tensor(bits, dtype=torch.float64, device=self.device)
+        real = torch.tensor(size, dtype=torch.float64, device=self.device).mT  # (replicas, nodes)
+        nobody = torch.zeros((), dtype=torch.float64, device=self.device)
+        return _RemoteDelivery(self, rows, round_index, Traffic(nominal, nobody, real, nobody))
+
+    def _encoded(self, parts: Mapping[str, Part], now: int) -> list[tuple[list[bytes], list[bytes]]]:
+        """Of every hosted node, for each replica: its message, and what neighbours of other rounds get of it."""
+        replicas = _replicas(next(iter(parts.values())).code)
+        followed = {name for name, part in parts.items() if part.followed}
+        made = []
+        for k in range(len(self._here)):
+            codes = [{name: _row(part.code, r, k) for name, part in parts.items()} for r in range(replicas)]
+            whole = [encode(one, now) for one in codes]
+            some = [encode({n: c for n, c in one.items() if n in followed}, now) if followed else b"" for one in codes]
+            made.append((whole, some))
+        return made
+
+    def _decoded(self, parts: Mapping[str, Part], arrived: Mapping[Edge, bytes], now: int) -> dict[str, Tensor]:
+        """Every known node's rows of each part: (..., known, dim); zero where none came."""
+        templates = {name: _row(part.code, 0, 0) for name, part in parts.items()}
+        followed = {name: template for name, template in templates.items() if parts[name].followed}
+        of_sender: dict[int, bytes] = {}
+        for (sender, receiver), message in sorted(arrived.items()):
+            near = sender in self._neighbours[now % len(self._neighbours)][self._here.index(receiver)]
+            if near or sender not in of_sender:  # a whole message says all that a short one does
+                of_sender[sender] = b"\1" * near + b"\0" * (not near) + message
+        replicas = _replicas(next(iter(parts.values())).code)
+        decoded = {}
+        for sender, message in of_sender.items():
+            kept = templates if message[0] else followed
+            decoded[sender] = [decode(text, kept, now) for text in _parted(message[1:], replicas)]
+        at = {node: k for k, node in enumerate(self._known)}
+        places = torch.tensor([at[node] for node in self._here], device=self.device)
+        rows = {}
+        for name, part in parts.items():
+            own = part.rows
+            every = own.new_zeros(*own.shape[:-2], len(self._known), own.shape[-1]).index_copy_(-2, places, own)
+            for sender, texts in decoded.items():
+                for r, codes in enumerate(texts):
+                    if name in codes:
+                        every[r, at[sender]] = codes[name].decode()[0].to(every)
+            rows[name] = every
+        return rows
+
+    def mixed(self, rows: Tensor, round_index: Tensor, onto: Tensor | None = None) -> Tensor:
+        """sum_j W[i, j] rows_j of the known nodes' rows (replicas, known, dim), for each hosted node i, added to `onto`
+        where that is given."""
+        matrix = current(self._weights, round_index).expand(len(rows), -1, -1)
+        return torch.bmm(matrix, rows) if onto is None else torch.baddbmm(onto, matrix, rows)
+
+    def added_to(self, kept: Tensor, rows: Tensor, round_index: Tensor) -> Tensor:
+        """What nodes keep of their neighbours' public copies with rows (replicas, known, dim) added."""
+        return self.mixed(rows, round_index, kept) if self._one_row else kept + rows[..., self._slots, :]
+
+    def copies(self, models: Tensor) -> Tensor:
+        if self._one_row:
+            return torch.zeros_like(models)
+        return models.new_zeros(*models.shape[:-1], self._slots.shape[-1], models.shape[-1])
+
+    def mixed_copies(self, kept: Tensor, round_index: Tensor) -> Tensor:
+        return kept if self._one_row else (current(self._slot_weights, round_index) * kept).sum(dim=-2)
+
+    def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
+        total = self._summed(receivers.double().sum(dim=-1, keepdim=True)).squeeze(-1)
+        sent = self._by_server(total * (FLOAT_BITS * row.shape[-1]), total * plain_size(row))
+        return row.expand(*row.shape[:-2], len(self._here), row.shape[-1]), sent
+
+    def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
+        sent = (weights != 0).double()
+        traffic = self._by_nodes(sent * (FLOAT_BITS * rows.shape[-1]), sent * plain_size(rows))
+        return self._summed(weights.unsqueeze(-2) @ rows), traffic
+
+    def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
+        asked = senders.double()
+        return self.gather(values).mT, self._by_nodes(asked * FLOAT_BITS, asked * plain_size(values))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        placed = rows.new_zeros(*rows.shape[:-2], self.n, rows.shape[-1]).index_copy_(-2, self.hosted, rows)
+        return self._summed(placed)
+
+    def _summed(self, tensor: Tensor) -> Tensor:
+        """The sum over all hosts, in their order, at every host."""
+        payload = tensor.detach().cpu().contiguous().numpy()
+        parts = [np.frombuffer(one, payload.dtype) for one in self._transport.everywhere(payload.tobytes())]
+        total = np.add.reduce(parts) if len(parts) > 1 else parts[0].copy()
+        return torch.from_numpy(total.reshape(payload.shape)).to(self.device)
+
+    def _by_nodes(self, bits: Tensor, size: Tensor) -> Traffic:
+        nobody = torch.zeros((), dtype=torch.float64, device=self.device)
+        return Traffic(bits, nobody, size, nobody)
+
+    def _by_server(self, bits: Tensor, size: Tensor) -> Traffic:
+        nobody = torch.zeros((), dtype=torch.float64, device=self.device)
+        return Traffic(nobody, bits, nobody, size)
+
+
+class _RemoteDelivery(Delivery):
+    def __init__(self, network: RemoteNetwork, rows: Mapping[str, Tensor], round_index: Tensor, sent: Traffic):
+        self._network, self._rows, self._round, self.sent = network, rows, round_index, sent
+
+    def mix(self, name: str) -> Tensor:
+        return self._network.mixed(self._rows[name], self._round)
+
+    def follow(self, name: str, kept: Tensor) -> Tensor:
+        return self._network.added_to(kept, self._rows[name], self._round)
+
+
+def _neighbours(mixing: Mixing, node: int) -> list[int]:
+    row = mixing.matrix[[node]].tocoo()
+    return sorted(int(j) for j, weight in zip(row.col, row.data) if weight != 0 and j != node)
+
+
+def _replicas(code: Code) -> int:
+    return len(next(t for t in code if isinstance(t, Tensor)))
+
+
+def _row(code: Code, replica: int, node: int) -> Any:
+    """One node's code of one replica, each tensor of one row."""
+    taken: list[Any] = [t[replica, node].unsqueeze(0) if isinstance(t, Tensor) else t for t in code]
+    return type(code)(*taken)
+
+
+def _joined(texts: Iterable[bytes]) -> bytes:
+    """Messages one after the other, each after its length."""
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+def _parted(data: bytes, count: int) -> list[bytes]:
+    """The messages that were joined; refused where there are not so many."""
+    texts, at = [], 0
+    for _ in range(count):
+        length = int.from_bytes(data[at : at + 4], "little")
+        texts.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    if at != len(data):
+        raise BadInput(f"{len(data)} bytes arrived where {count} messages take {at}")
+    return texts
