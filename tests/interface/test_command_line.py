@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import fairmesh as fm
-from fairmesh.cli import main
 
 QUICK = """
 rounds = 30
@@ -31,19 +30,10 @@ measure_every = 10
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
+def cli(monkeypatch, called, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quick.toml").write_text(QUICK)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fairmesh", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return call
+    return called
 
 
 def test_run_writes_a_folder_and_prints_its_summary_as_json(cli, tmp_path):

@@ -1,32 +1,22 @@
 """`fairmesh data` as a person and as a machine use it."""
 
 import json
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
 
-from fairmesh.cli import main
 from fairmesh.problems.datasets import download
 from tests.data.test_sources import served, write_mnist
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
+def cli(monkeypatch, called, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FAIRMESH_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_mnist(tmp_path / "data" / "mnist", train=400, test=200)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fairmesh", "data", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return call
+    return partial(called, "data")
 
 
 def test_it_lists_what_is_here_and_what_is_missing(cli, tmp_path):
