@@ -203,3 +203,10 @@ def test_a_resumed_run_does_not_start_over(validated, tmp_path):
         **SAVED,
     )
     assert seen == list(range(6, 13))
+
+
+def test_by_seed_every_seed_has_a_random_placement_of_its_own_and_no_other():
+    replicas = replicas_of([fm.DSGD(), fm.DSGD(0.2)], [0, 3], "by-seed", 8)
+    assert [replica.seed for replica in replicas] == [0, 3, 0, 3]
+    assert [replica.placement for replica in replicas] == [random_placement(k, 8) for k in (0, 3)] * 2
+    assert replicas[0].placement != replicas[1].placement
