@@ -101,14 +101,16 @@ def replicas_that_fit(need: Footprint, replicas: int, limit: float | None, devic
     whole = need.of(replicas)
     if usable is None:
         return replicas, f"memory: about {whole / _GIB:.2f} GiB"
-    fit = min(replicas, int((usable - need.fixed) // need.per_replica))
+    fit, waiting = min(replicas, int((usable - need.fixed) // need.per_replica)), 0
     if fit < replicas and device.type == "cpu":  # what has run waits in the same memory
-        fit = int((usable - need.fixed - replicas * need.kept) // need.per_replica)
+        waiting = replicas * need.kept
+        fit = int((usable - need.fixed - waiting) // need.per_replica)
     if fit < 1:
         there = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
         raise BadInput(
-            f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description}), but {there}; use "
-            "fewer nodes, a smaller model or batch, or a machine with more memory"
+            f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description})"
+            + (f" and the ends of {replicas} keep {waiting / _GIB:.2f} GiB" if waiting else "")
+            + f", but {there}; use fewer nodes or replicas, a smaller model or batch, or a machine with more memory"
         )
     text = f"memory: about {need.of(fit) / _GIB:.2f} GiB of {usable / _GIB:.2f} GiB"
     return fit, text if fit == replicas else f"{text}; {replicas} replicas run {fit} at a time"
