@@ -13,7 +13,7 @@ import typer
 from fairmesh.cli_data import data
 from fairmesh.cli_reproduce import reproduce, use_data
 from fairmesh.errors import FairmeshError, Interrupted
-from fairmesh.terminal import console, print_json, say, show_table
+from fairmesh.terminal import Json, console, print_json, say, show_table
 
 app = typer.Typer(
     help="One model that works for every site: robust decentralized learning with compressed messages, no server.",
@@ -22,8 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def main() -> None:

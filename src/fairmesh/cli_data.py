@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from fairmesh.errors import BadInput
-from fairmesh.terminal import print_json, say, show_table
+from fairmesh.terminal import Json, print_json, say, show_table
 
 data = typer.Typer(help="Datasets: list them, fetch and check their official files, see who holds what.")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Folder = Annotated[
     Path | None, typer.Option("--data", help="The folder of the datasets, in place of $FAIRMESH_DATA and the cache.")
 ]

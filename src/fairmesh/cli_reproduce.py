@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
-from fairmesh.terminal import print_json, say, show_table
+from fairmesh.terminal import Json, print_json, say, show_table
 
 TABLES = ("table2", "table3", "table4a", "table4b", "table4c", "table5")
 FIGURES = ("figure1", "figure2", "figure3", "figure4")
@@ -34,7 +34,7 @@ def reproduce(
         int | None, typer.Option(min=1, help="Processes that share the device; 4 on a GPU, else 1.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Everything in miniature: to see that it runs.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json_: Json = False,
 ) -> None:
     """Runs the paper's experiments again. Stop it at any time: the same command goes on where it was.
 
@@ -102,6 +102,7 @@ def _keep_apart(results: Path, quick: bool) -> None:
 @contextmanager
 def _theory_beside(results: Path, quick: bool, device: str, wanted: bool) -> Iterator[None]:
     """The theorems' check with `all`, where it is not yet recorded: on the CPU beside a GPU's work, else after it."""
+    from fairmesh.reproduce.lines import write_lines
     from fairmesh.reproduce.theory import theory
 
     path = results / "theory.jsonl"
@@ -110,20 +111,12 @@ def _theory_beside(results: Path, quick: bool, device: str, wanted: bool) -> Ite
         return
     if device == "cpu":
         yield
-        _record_theory(results, theory(quick, announce=say))
+        write_lines(results, "theory", theory(quick, announce=say))
         return
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         checked = pool.submit(theory, quick)
         yield
-        _record_theory(results, checked.result())
-
-
-def _record_theory(results: Path, lines: list[dict]) -> None:
-    from fairmesh.checkpoint import write_atomically
-    from fairmesh.runfolder import as_json
-
-    results.mkdir(parents=True, exist_ok=True)
-    write_atomically(results / "theory.jsonl", "".join(as_json(line) + "\n" for line in lines).encode())
+        write_lines(results, "theory", checked.result())
 
 
 def _results(out: Path | None) -> Path:
@@ -159,10 +152,11 @@ def _run(recipes: list[str], folder: Path, device: str, jobs: int | None, quick:
 
 
 def _theory(results: Path, quick: bool, json_: bool) -> None:
+    from fairmesh.reproduce.lines import write_lines
     from fairmesh.reproduce.theory import theory, theory_sentences
 
     lines = theory(quick, announce=None if json_ else say)
-    _record_theory(results, lines)
+    write_lines(results, "theory", lines)
     if json_:
         print_json({"checks": lines})
     else:

@@ -1,7 +1,11 @@
 """What every command says to a person or a machine: lines, tables, JSON."""
 
 import sys
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def say(text: str) -> None:

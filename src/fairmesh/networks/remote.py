@@ -46,7 +46,7 @@ class RemoteNetwork(Network):
         identities: Sequence[int] | None = None,  # of all nodes
         each_copy: bool = False,
     ):
-        self.n, self._transport, self._dtype = cycle[0].n, transport, dtype
+        self.n, self._transport = cycle[0].n, transport
         self._here = list(hosted)
         if not self._here or len(set(self._here)) != len(self._here) or not set(self._here) <= set(range(self.n)):
             raise BadInput(f"hosted must name some of the {self.n} nodes once each, got {self._here}")
@@ -65,17 +65,15 @@ class RemoteNetwork(Network):
         self._known = sorted({j for reached in self._reached for j in reached} | set(self._here))
         weights = np.stack([mixing.matrix[self._here][:, self._known].toarray() for mixing in cycle])
         self._weights = torch.as_tensor(weights, dtype=dtype, device=self.device)  # (cycle, nodes, known)
-        self._slots = self._slots_of_neighbours()  # (nodes, slots) positions among the known
-        taken = self._weights.gather(-1, self._slots.expand(len(cycle), -1, -1))
-        self._slot_weights = torch.where(self._filled, taken, torch.zeros_like(taken)).unsqueeze(-1)
-
-    def _slots_of_neighbours(self) -> Tensor:
-        """Each node's own place and its neighbours' among the known, padded with its own."""
-        at = {j: k for k, j in enumerate(self._known)}
-        width = 1 + max(map(len, self._reached))
-        rows = [[at[i], *(at[j] for j in reached)] for i, reached in zip(self._here, self._reached)]
-        self._filled = torch.tensor([[k < len(row) for k in range(width)] for row in rows], device=self.device)
-        return torch.tensor([row + [row[0]] * (width - len(row)) for row in rows], device=self.device)
+        self._at = {node: k for k, node in enumerate(self._known)}
+        self._own_places = torch.tensor([self._at[i] for i in self._here], device=self.device)
+        # Each node's own place and its neighbours' among the known, padded with its own: (nodes, slots).
+        slots = [[self._at[j] for j in (i, *reached)] for i, reached in zip(self._here, self._reached)]
+        width = max(map(len, slots))
+        self._slots = torch.tensor([row + [row[0]] * (width - len(row)) for row in slots], device=self.device)
+        filled = torch.tensor([[k < len(row) for k in range(width)] for row in slots], device=self.device)
+        self._slot_weights = (self._weights.gather(-1, self._slots.expand(len(cycle), -1, -1)) * filled).unsqueeze(-1)
+        self._nobody = torch.zeros((), dtype=torch.float64, device=self.device)
 
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
         now = int(round_index)
@@ -96,13 +94,12 @@ class RemoteNetwork(Network):
         rows = self._decoded(parts, arrived, now)
         nominal = torch.tensor(bits, dtype=torch.float64, device=self.device)
         real = torch.tensor(size, dtype=torch.float64, device=self.device).mT  # (replicas, nodes)
-        nobody = torch.zeros((), dtype=torch.float64, device=self.device)
-        return _RemoteDelivery(self, rows, round_index, Traffic(nominal, nobody, real, nobody))
+        return _RemoteDelivery(self, rows, round_index, self._by_nodes(nominal, real))
 
     def _encoded(self, parts: Mapping[str, Part], now: int) -> list[tuple[list[bytes], list[bytes]]]:
         """Of every hosted node, for each replica: its message, and what neighbours of other rounds get of it."""
         replicas = _replicas(next(iter(parts.values())).code)
-        followed = {name for name, part in parts.items() if part.followed}
+        followed = {name for name, part in parts.items() if part.followed} if len(self._neighbours) > 1 else set()
         made = []
         for k in range(len(self._here)):
             codes = [{name: _row(part.code, r, k) for name, part in parts.items()} for r in range(replicas)]
@@ -115,26 +112,26 @@ class RemoteNetwork(Network):
         """Every known node's rows of each part: (..., known, dim); zero where none came."""
         templates = {name: _row(part.code, 0, 0) for name, part in parts.items()}
         followed = {name: template for name, template in templates.items() if parts[name].followed}
-        of_sender: dict[int, bytes] = {}
+        neighbours = dict(zip(self._here, self._neighbours[now % len(self._neighbours)]))
+        of_sender: dict[int, tuple[bytes, Mapping[str, Code]]] = {}
         for (sender, receiver), message in sorted(arrived.items()):
-            near = sender in self._neighbours[now % len(self._neighbours)][self._here.index(receiver)]
+            near = sender in neighbours[receiver]
             if near or sender not in of_sender:  # a whole message says all that a short one does
-                of_sender[sender] = b"\1" * near + b"\0" * (not near) + message
+                of_sender[sender] = message, templates if near else followed
         replicas = _replicas(next(iter(parts.values())).code)
-        decoded = {}
-        for sender, message in of_sender.items():
-            kept = templates if message[0] else followed
-            decoded[sender] = [decode(text, kept, now) for text in _parted(message[1:], replicas)]
-        at = {node: k for k, node in enumerate(self._known)}
-        places = torch.tensor([at[node] for node in self._here], device=self.device)
+        decoded = {
+            sender: [decode(text, expected, now) for text in _parted(message, replicas)]
+            for sender, (message, expected) in of_sender.items()
+        }
         rows = {}
         for name, part in parts.items():
             own = part.rows
-            every = own.new_zeros(*own.shape[:-2], len(self._known), own.shape[-1]).index_copy_(-2, places, own)
+            every = own.new_zeros(*own.shape[:-2], len(self._known), own.shape[-1])
+            every.index_copy_(-2, self._own_places, own)
             for sender, texts in decoded.items():
                 for r, codes in enumerate(texts):
                     if name in codes:
-                        every[r, at[sender]] = codes[name].decode()[0].to(every)
+                        every[r, self._at[sender]] = codes[name].decode()[0].to(every)
             rows[name] = every
         return rows
 
@@ -182,12 +179,10 @@ class RemoteNetwork(Network):
         return torch.from_numpy(total.reshape(payload.shape)).to(self.device)
 
     def _by_nodes(self, bits: Tensor, size: Tensor) -> Traffic:
-        nobody = torch.zeros((), dtype=torch.float64, device=self.device)
-        return Traffic(bits, nobody, size, nobody)
+        return Traffic(bits, self._nobody, size, self._nobody)
 
     def _by_server(self, bits: Tensor, size: Tensor) -> Traffic:
-        nobody = torch.zeros((), dtype=torch.float64, device=self.device)
-        return Traffic(nobody, bits, nobody, size)
+        return Traffic(self._nobody, bits, self._nobody, size)
 
 
 class _RemoteDelivery(Delivery):

@@ -22,6 +22,7 @@ from fairmesh.replicas import stacked
 from fairmesh.reproduce.lines import Line, curve_of, described, final_numbers, machine
 from fairmesh.reproduce.recipes import Row
 from fairmesh.result import Result
+from fairmesh.runfolder import CHECKPOINT
 from fairmesh.settings import flat_table, to_table
 
 HELD_OUT = 0.2  # the share of the training data that searches are judged by
@@ -86,7 +87,7 @@ class Runner:
     def _searched(self, group: list[Row]) -> dict[str, Any]:
         """For every row that is searched for: the candidates with their worst group's held-out accuracy, the best."""
         found: dict[str, Any] = {row.label: {"over": {}, "tried": [], "chosen": {}} for row in group}
-        candidates = {row.label: candidates_of(row) for row in group if row.search}
+        candidates = {row.label: _candidates(row) for row in group if row.search}
         if not candidates:
             return found
         first = group[0]
@@ -104,11 +105,10 @@ class Runner:
             if not row.search:
                 continue
             tried = [_tried(row, algorithm, next(ends)) for algorithm in candidates[row.label]]
-            best = max(tried, key=lambda one: (one["worst"], one["mean"]))
-            if best["worst"] < 0:
+            chosen = _best(tried, list(row.search), ())
+            if chosen is None:
                 raise BadInput(f"{row.label} ({row.protocol}): every candidate of the search diverged")
             over = {name: list(values) for name, values in row.search.items()}
-            chosen = {name: best[name] for name in row.search}
             found[row.label] = {"over": over, "rounds": rounds, "seeds": len(seeds), "tried": tried, "chosen": chosen}
         return found
 
@@ -135,7 +135,7 @@ class Runner:
         what = repr((experiment.data, experiment.sampling, experiment.seeds, algorithms, rounds))
         digest = hashlib.sha256(what.encode()).hexdigest()[:12]
         folder = self._work / f"{re.sub(r'[^a-z0-9]+', '-', f'{row.protocol} {row.label}'.lower())}-{digest}"
-        if folder.exists() and not any(folder.rglob("checkpoint.safetensors")):
+        if folder.exists() and not any(folder.rglob(CHECKPOINT)):
             shutil.rmtree(folder)
         self._folders.append(folder)
         return folder
@@ -187,16 +187,16 @@ def _passed_over(search: dict[str, Any]) -> bool:
     """Puts the next best candidate that is sound in the place of the chosen one; False where there is none."""
     over = search.setdefault("passed_over", [])
     over.append(search["chosen"])
-    names = list(search["chosen"])
-    left = [
-        one for one in search.get("tried", []) if one["worst"] >= 0 and {name: one[name] for name in names} not in over
-    ]
-    if not left:
-        search["chosen"] = over.pop(0)
-        return False
-    best = max(left, key=lambda one: (one["worst"], one["mean"]))
-    search["chosen"] = {name: best[name] for name in names}
-    return True
+    best = _best(search.get("tried", []), list(search["chosen"]), over)
+    search["chosen"] = over.pop(0) if best is None else best
+    return best is not None
+
+
+def _best(tried: Sequence[dict], names: Sequence[str], but: Sequence[dict]) -> dict[str, float] | None:
+    """What is searched for, of the sound candidate that ended best and is not among `but`; None where there is none."""
+    sound = [one for one in tried if one["worst"] >= 0 and {name: one[name] for name in names} not in but]
+    best = max(sound, key=lambda one: (one["worst"], one["mean"]), default=None)
+    return None if best is None else {name: best[name] for name in names}
 
 
 def grouped(rows: Sequence[Row]) -> list[list[Row]]:
@@ -227,7 +227,7 @@ def _stackable(a: Row, b: Row) -> bool:
     return True
 
 
-def candidates_of(row: Row) -> list[Algorithm]:
+def _candidates(row: Row) -> list[Algorithm]:
     return replace(row.experiment, sweep=row.search).algorithms()
 
 

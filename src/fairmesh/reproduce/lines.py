@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fairmesh.checkpoint import write_atomically
 from fairmesh.errors import BadInput
 from fairmesh.metrics import Record
 from fairmesh.reproduce.recipes import RECIPES, Row, rows_of
@@ -93,14 +94,16 @@ def curve_of(records: Sequence[Record]) -> dict[str, Any]:
 
 def record(results: Path, line: Line) -> None:
     """Puts a line in its recipe's file, in place of the one it had, in the order of the recipe."""
-    results.mkdir(parents=True, exist_ok=True)
     lines = {_name(one): one for one in [*lines_of(results, line["recipe"]), line]}
     order = [(row.protocol, row.name) for row in rows_of(line["recipe"])] if line["recipe"] in RECIPES else []
     names = sorted(lines, key=lambda name: order.index(name) if name in order else len(order))
-    path = results / f"{line['recipe']}.jsonl"
-    fresh = path.with_suffix(".new")
-    fresh.write_text("".join(as_json(lines[name]) + "\n" for name in names), encoding="utf-8")
-    fresh.replace(path)
+    write_lines(results, line["recipe"], [lines[name] for name in names])
+
+
+def write_lines(results: Path, recipe: str, lines: Sequence[Line]) -> None:
+    """A recipe's file as a whole; the one that was there stays until this one is."""
+    results.mkdir(parents=True, exist_ok=True)
+    write_atomically(results / f"{recipe}.jsonl", "".join(as_json(line) + "\n" for line in lines).encode())
 
 
 def _name(line: Line) -> tuple[str, str]:

@@ -316,8 +316,7 @@ def _in_four_bits(recipe: str, protocol: Protocol, setup: str, which: str) -> Ro
             search = {"primal_step.start": tuple(step / s.nodes for step in _STEPS), "rate": (0.3, 0.15, 0.08)}
     if _published(protocol):
         algorithm = replace(algorithm, rate=s.rate)  # type: ignore[type-var]
-    name = which if recipe == "figure1" and setup == "COOS7" else f"{setup}, {which}"
-    return Row(recipe, name, protocol, _large(protocol, setup, which, algorithm), search, _SEARCHED)
+    return Row(recipe, f"{setup}, {which}", protocol, _large(protocol, setup, which, algorithm), search, _SEARCHED)
 
 
 def figure4(protocol: Protocol) -> list[Row]:

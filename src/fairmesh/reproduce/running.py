@@ -1,6 +1,7 @@
 """Runs recipes: what is missing of them, group by group, here or in several processes; every line is kept at once, so
 that what was stopped goes on where it was."""
 
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from fairmesh.problems.datasets import COOS7, Data, Fewer
 from fairmesh.problems.datasets.download import folder_of
 from fairmesh.problems.datasets.sources import SOURCES, is_whole, places
 from fairmesh.problems.models import Logistic, PaperCNN
-from fairmesh.reproduce.batched import Runner, candidates_of, grouped
+from fairmesh.reproduce.batched import Runner, grouped
 from fairmesh.reproduce.lines import Line, described, lines_of, machine, record
 from fairmesh.reproduce.recipes import RECIPES, Row, rows_of
 from fairmesh.settings import name_of
@@ -39,7 +40,7 @@ def reproduce(
     kept. A row that fails does not stop the others; the first such error is raised when they are done."""
     rows = [change(row) for recipe in recipes for row in rows_of(recipe)]
     known = [line for recipe in RECIPES for line in lines_of(results, recipe)]
-    done = {(line["protocol"], f"{line['recipe']}: {line['row']}"): line for line in known}
+    done = {_key(line): line for line in known}
     missing = _missing(rows, done)
     reasons = {data: _absence(data) for data in dict.fromkeys(row.experiment.data for row in missing)}
     groups = grouped([row for row in missing if reasons[row.experiment.data] is None])
@@ -50,6 +51,10 @@ def reproduce(
         if clock.number:
             record(results, clock.sitting(device, jobs))
     return {row.label: str(reason) for row in missing if (reason := reasons[row.experiment.data]) is not None}
+
+
+def _key(line: Line) -> tuple[str, str]:
+    return line["protocol"], f"{line['recipe']}: {line['row']}"
 
 
 def _missing(rows: Sequence[Row], done: Done) -> list[Row]:
@@ -67,9 +72,8 @@ def _differs(row: Row, done: Done) -> bool:
 
 def _absence(data: Data) -> str | None:
     """Why a dataset cannot be had; official files are fetched now, before several processes would."""
-    data = data.data if isinstance(data, Fewer) else data
-    name = name_of(data)
-    source = SOURCES.get(name)
+    data = _whole(data)
+    source = SOURCES.get(name_of(data))
     if isinstance(data, COOS7) and source and not any(is_whole(source, place) for place in places(source, data.folder)):
         files = " and ".join(file.name for file in source.files)
         return f"COOS7 has to be supplied by hand: put {files} into {places(source, data.folder)[0]}"
@@ -79,6 +83,10 @@ def _absence(data: Data) -> str | None:
     except BadInput as error:
         return str(error)
     return None
+
+
+def _whole(data: Data) -> Data:
+    return data.data if isinstance(data, Fewer) else data
 
 
 def _carry_out(
@@ -108,7 +116,7 @@ def _carry_out(
                     failed.append(outcome)
                     continue
                 for line in outcome:
-                    done[line["protocol"], f"{line['recipe']}: {line['row']}"] = line
+                    done[_key(line)] = line
                     record(results, line)
                 clock.passed(group)
     if failed:
@@ -210,10 +218,9 @@ class _Clock:
 def _cost(group: Sequence[Row]) -> float:
     """Roughly how long a group takes, in any unit: for the order and the time left."""
     e = group[0].experiment
-    data = e.data.data if isinstance(e.data, Fewer) else e.data
-    nodes = getattr(getattr(data, "partition", None), "nodes", 10)
+    nodes = getattr(getattr(_whole(e.data), "partition", None), "nodes", 10)
     a_node = 1.0 if isinstance(e.model, Logistic) else 40.0 if isinstance(e.model, PaperCNN) else 2.0
-    searched = sum(len(candidates_of(row)) for row in group if row.search) * group[0].search_seeds
+    searched = sum(math.prod(map(len, row.search.values())) for row in group if row.search) * group[0].search_seeds
     rounds = e.rounds * len(group) * len(e.seeds) + (group[0].search_rounds or e.rounds) * searched
     steps = rounds * getattr(e.algorithm, "local_steps", 1)
     return a_node * (nodes if isinstance(nodes, int) else 10) * steps + 2e6

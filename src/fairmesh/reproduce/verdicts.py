@@ -35,16 +35,20 @@ class Lines:
         return self._known[recipe].get((row, protocol))
 
 
+def _values(line: Line, name: str) -> list[float]:
+    """One of a line's final numbers by placement, or a group's."""
+    final = line["final"]
+    return final[name] if name in final else final["groups"][name]
+
+
 def number(line: Line, name: str) -> dict[str, float | None]:
     """Mean and sample standard deviation over placements of one of a line's final numbers, or of a group's."""
-    final = line["final"]
-    values = final[name] if name in final else final["groups"][name]
+    values = _values(line, name)
     return {"mean": round(fmean(values), 3), "std": round(stdev(values), 3) if len(values) > 1 else None}
 
 
 def _mean(line: Line, name: str) -> float:
-    final = line["final"]
-    return fmean(final[name] if name in final else final["groups"][name])
+    return fmean(_values(line, name))
 
 
 def verdict_on(difference: float) -> str:
