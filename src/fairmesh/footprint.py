@@ -41,8 +41,9 @@ def footprint(problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_c
     duals = (
         _DUAL_COPIES * n * n * dtype.itemsize if "dual_step" in algorithm.steps() and not algorithm.needs_server else 0
     )
-    data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in problem.sites) if data_counts else 0
-    floats = sum(s.train.inputs.numel() for s in problem.sites) * dtype.itemsize
+    held = [problem.sites[i] for i in problem.here]
+    data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in held) if data_counts else 0
+    floats = sum(s.train.inputs.numel() for s in held) * dtype.itemsize
     data += floats if data_counts and floats <= AS_FLOATS_UP_TO else 0
     description = (f"data ({data / _GIB:.2f} GiB), " if data > 0.01 * _GIB else "") + (
         f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {samples} ({n * batch / _GIB:.2f} GiB)"
@@ -55,7 +56,7 @@ def footprint(problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_c
 
 def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:
     """What a node's batch needs with all that a pass keeps for its gradient, found by one pass; and its samples."""
-    train = max((site.train for site in problem.sites), key=len)
+    train = max((problem.sites[i].train for i in problem.here), key=len)
     samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
     inputs = as_floats(train.inputs[torch.arange(min(samples, 8)) % len(train)], torch.float32)
     row = problem.initial_row(0).float().requires_grad_()

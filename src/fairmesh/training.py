@@ -13,7 +13,7 @@ from fairmesh.captured import CapturedRounds, captured_rounds
 from fairmesh.compression import Compressor, Identity
 from fairmesh.errors import BadInput
 from fairmesh.lookahead import Lookahead
-from fairmesh.networks.base import Traffic
+from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.base import Problem
 from fairmesh.problems.oracle import Oracle
@@ -35,7 +35,7 @@ class Best(NamedTuple):
 
 
 class TrainingState(NamedTuple):
-    """Everything a run is after some rounds."""
+    """Everything a run is after some rounds. Averages are over the nodes hosted here."""
 
     algorithm: Any
     average_model: Tensor  # theta_o, the mean over time of the network averages (replicas, dim)
@@ -90,12 +90,18 @@ class Training:
     """A batched run: replicas over one graph and one problem, advanced round by round."""
 
     def __init__(
-        self, problem: Problem, topology: Topology, replicas: Sequence[Replica], options: Options, first: int = 0
+        self,
+        problem: Problem,
+        topology: Topology,
+        replicas: Sequence[Replica],
+        options: Options,
+        first: int = 0,
+        network: Network | None = None,  # where not all nodes are hosted here
     ):
         self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
         self._first = first  # the number of the first replica in the whole run
         self.device, self.dtype = device_of(options.device), DTYPES[options.dtype]
-        self.network = MemoryNetwork(
+        self.network = network or MemoryNetwork(
             topology.build(problem.n), device=self.device, dtype=self.dtype, count_bytes=options.count_bytes
         )
         for replica in self.replicas:
@@ -136,7 +142,7 @@ class Training:
         count, dim = len(self.replicas), state.models.shape[-1]
         duals = getattr(state, "duals", None)
         rows = torch.zeros(count, dim, dtype=self.dtype, device=self.device)
-        of_nodes = torch.zeros(count, self.network.n, dtype=torch.float64, device=self.device)
+        of_nodes = torch.zeros(count, len(self.network.hosted), dtype=torch.float64, device=self.device)
         of_server = torch.zeros(count, dtype=torch.float64, device=self.device)
         sent = Traffic(of_nodes, of_server, of_nodes.clone(), of_server.clone())
         best = Best(torch.full((count,), -torch.inf, dtype=torch.float64), torch.zeros(count, dtype=torch.int64), rows)
@@ -194,7 +200,8 @@ class Training:
 
     def _captured(self, state: TrainingState, done: int, rounds: int) -> CapturedRounds | None:
         """The rounds as a CUDA graph, where there is a GPU that holds the data and more than a round to do."""
-        if self.device.type != "cuda" or self.data_home.type != "cuda" or rounds - done < 2:
+        on_gpu = self.device.type == "cuda" and self.data_home.type == "cuda"
+        if not on_gpu or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
         fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= _FUSED_FROM)
         return captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
@@ -208,10 +215,11 @@ class Training:
 
     def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
         """Who diverged between two rounds, in which quantity, and what to lower."""
-        replica, node = (int(i) for i in self.unsound(state).nonzero()[0])
-        norm = float(torch.linalg.vector_norm(state.algorithm.models[replica, node]))
+        replica, row = (int(i) for i in self.unsound(state).nonzero()[0])
+        norm = float(torch.linalg.vector_norm(state.algorithm.models[replica, row]))
         duals = getattr(state.algorithm, "duals", None)
-        finite_duals = duals is None or bool(torch.isfinite(duals[replica, node]).all())
+        finite_duals = duals is None or bool(torch.isfinite(duals[replica, row]).all())
+        node = int(self.network.hosted[row])
         what = (
             "non-finite dual weights"
             if not finite_duals
@@ -253,6 +261,7 @@ def home_of_data(problem: Problem, device: torch.device, wish: str) -> torch.dev
     """Where the training data lives: on the device where it fits beside the models, else on the host."""
     if device.type == "cpu" or wish == "host":
         return torch.device("cpu")
-    size = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in problem.sites)
+    held = [problem.sites[i].train for i in problem.here]
+    size = sum(samples.inputs.nbytes + samples.targets.nbytes for samples in held)
     free, _ = torch.cuda.mem_get_info(device)
     return device if wish == "device" or size < free // 2 else torch.device("cpu")

@@ -38,7 +38,7 @@ class InProcess(Transport):
                 self.post.letters[round_index, edge] = message
                 self.post.bytes_carried += len(message)
             self.post.arrived.notify_all()
-        return {edge: self.post.fetch(self.post.letters, (round_index, edge)) for edge in expected}
+        return lambda: {edge: self.post.fetch(self.post.letters, (round_index, edge)) for edge in expected}
 
     def everywhere(self, payload):
         call, self.calls = self.calls, self.calls + 1

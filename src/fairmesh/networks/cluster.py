@@ -3,14 +3,14 @@
 Its connections are neither encrypted nor authenticated: for networks whose members trust each other."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fairmesh.errors import BadInput
-from fairmesh.networks.remote import Edge, Transport
+from fairmesh.networks.remote import Arrivals, Edge, Transport
 
 
 def blocks_of(nodes: int, ranks: int) -> list[range]:
@@ -34,25 +34,29 @@ class ClusterTransport(Transport):
         on_gpu = dist.get_backend() == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
-    def exchange(self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge]) -> dict[Edge, bytes]:
+    def exchange(self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge]) -> Arrivals:
         out, due = self._by_rank(outgoing), self._by_rank([(receiver, sender) for sender, receiver in expected])
         parcels = {rank: _packed([outgoing[edge] for edge in edges]) for rank, edges in out.items()}
         ranks = sorted(out.keys() | due.keys())
-        lengths = self._swapped(
+        lengths = self._swap(
             {rank: torch.tensor([len(parcels.get(rank, b""))]) for rank in ranks},
             dict.fromkeys(ranks, 1),
             torch.int64,
-        )
-        arrived = self._swapped(
+        )()
+        arrive = self._swap(
             {rank: _bytes(parcel) for rank, parcel in parcels.items()},
             {rank: int(length) for rank, length in lengths.items() if int(length)},
             torch.uint8,
         )
-        incoming: dict[Edge, bytes] = {}
-        for rank, edges in due.items():
-            texts = _unpacked(arrived[rank].cpu().numpy().tobytes())
-            incoming |= {(sender, receiver): text for (receiver, sender), text in zip(edges, texts, strict=True)}
-        return incoming
+
+        def arrivals() -> dict[Edge, bytes]:
+            arrived, incoming = arrive(), {}
+            for rank, edges in due.items():
+                texts = _unpacked(arrived[rank].cpu().numpy().tobytes())
+                incoming |= {(sender, receiver): text for (receiver, sender), text in zip(edges, texts, strict=True)}
+            return incoming
+
+        return arrivals
 
     def _by_rank(self, edges: Mapping[Edge, bytes] | Sequence[Edge]) -> dict[int, list[Edge]]:
         """Edges to or from other ranks, by rank, in an order that both ends know: by sender, then by receiver."""
@@ -62,18 +66,23 @@ class ClusterTransport(Transport):
             of.setdefault(self._rank_of[edge[1]], []).append(edge)
         return of
 
-    def _swapped(
+    def _swap(
         self, tensors: Mapping[int, Tensor], sizes: Mapping[int, int], dtype: torch.dtype
-    ) -> dict[int, Tensor]:
-        """Sends a tensor to some ranks and receives one of a known size from some, all at once."""
+    ) -> Callable[[], dict[int, Tensor]]:
+        """Sends a tensor to some ranks and receives one of a known size from some, all at once; what is returned waits
+        for them."""
         mine = {rank: tensor.to(self._device) for rank, tensor in tensors.items()}
         theirs = {rank: torch.empty(size, dtype=dtype, device=self._device) for rank, size in sizes.items()}
         operations = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in mine.items()]
         operations += [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in theirs.items()]
-        if operations:
-            for pending in dist.batch_isend_irecv(operations):
-                pending.wait()
-        return theirs
+        pending = dist.batch_isend_irecv(operations) if operations else []
+
+        def arrived(sending: Mapping[int, Tensor] = mine) -> dict[int, Tensor]:  # which must live until it was sent
+            for one in pending:
+                one.wait()
+            return theirs
+
+        return arrived
 
     def everywhere(self, payload: bytes) -> list[bytes]:
         length = torch.tensor([len(payload)], device=self._device)

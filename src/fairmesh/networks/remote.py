@@ -1,7 +1,7 @@
 """Nodes hosted here among others hosted elsewhere: messages are encoded, carried by a transport, decoded and mixed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,16 @@ from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.product import current
 
 Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
+Arrivals = Callable[[], Mapping[Edge, bytes]]  # waits for the expected messages
 
 
 class Transport(ABC):
     """Carries bytes between the hosts of a network. Every host calls the same methods in the same order."""
 
     @abstractmethod
-    def exchange(self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge]) -> dict[Edge, bytes]:
-        """Hands over the messages of nodes hosted here to nodes elsewhere, and returns the expected ones."""
+    def exchange(self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge]) -> Arrivals:
+        """Hands over the messages of nodes hosted here to nodes elsewhere, and does not wait for the expected ones
+        until they are asked for, so that sending overlaps with computing."""
 
     @abstractmethod
     def everywhere(self, payload: bytes) -> list[bytes]:
@@ -90,11 +92,11 @@ class RemoteNetwork(Network):
             expected += [(j, i) for j in reached if j not in self._here and (j in near or any(short))]
             bits.append(len(near) * every + (len(reached) - len(near)) * followed)
             size.append([sum(len(texts[r]) for texts in sent.values()) for r in range(len(whole))])
-        arrived = self._transport.exchange(now, outgoing, expected)
-        rows = self._decoded(parts, arrived, now)
+        arrivals = self._transport.exchange(now, outgoing, expected)
         nominal = torch.tensor(bits, dtype=torch.float64, device=self.device)
         real = torch.tensor(size, dtype=torch.float64, device=self.device).mT  # (replicas, nodes)
-        return _RemoteDelivery(self, rows, round_index, self._by_nodes(nominal, real))
+        sent = self._by_nodes(nominal, real)
+        return _RemoteDelivery(self, lambda: self._decoded(parts, arrivals(), now), round_index, sent)
 
     def _encoded(self, parts: Mapping[str, Part], now: int) -> list[tuple[list[bytes], list[bytes]]]:
         """Of every hosted node, for each replica: its message, and what neighbours of other rounds get of it."""
@@ -186,14 +188,23 @@ class RemoteNetwork(Network):
 
 
 class _RemoteDelivery(Delivery):
-    def __init__(self, network: RemoteNetwork, rows: Mapping[str, Tensor], round_index: Tensor, sent: Traffic):
-        self._network, self._rows, self._round, self.sent = network, rows, round_index, sent
+    def __init__(
+        self, network: RemoteNetwork, arrive: Callable[[], Mapping[str, Tensor]], round_index: Tensor, sent: Traffic
+    ):
+        self._network, self._arrive, self._round, self.sent = network, arrive, round_index, sent
+        self._rows: Mapping[str, Tensor] | None = (
+            None  # not a cached_property: in Python 3.11 all of a class share a lock
+        )
+
+    def _arrived(self, name: str) -> Tensor:
+        self._rows = self._arrive() if self._rows is None else self._rows
+        return self._rows[name]
 
     def mix(self, name: str) -> Tensor:
-        return self._network.mixed(self._rows[name], self._round)
+        return self._network.mixed(self._arrived(name), self._round)
 
     def follow(self, name: str, kept: Tensor) -> Tensor:
-        return self._network.added_to(kept, self._rows[name], self._round)
+        return self._network.added_to(kept, self._arrived(name), self._round)
 
 
 def _neighbours(mixing: Mixing, node: int) -> list[int]:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -89,6 +89,8 @@ class Problem:
         for name in self.metrics:
             if name in _RESERVED:
                 raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
+        if not self.here:
+            raise BadInput("none of the sites' data is here; a host needs that of one site at least")
         first = sites[0].train
         for i, site in enumerate(sites):
             for what in ("inputs", "targets"):
@@ -120,6 +122,28 @@ class Problem:
     @property
     def n(self) -> int:
         return len(self.sites)
+
+    @cached_property
+    def here(self) -> list[int]:
+        """The sites whose data this host holds: all of them in a simulation."""
+        return [i for i, site in enumerate(self.sites) if site.train.here]
+
+    def keeping(self, sites: Collection[int]) -> "Problem":
+        """The same problem on a host that holds only these sites' data; of the others it knows how many samples."""
+
+        def kept(i: int, site: Site, split: str) -> Samples | None:
+            samples = getattr(site, split)
+            if samples is None:
+                return None
+            return alone(samples) if i in sites else Samples.elsewhere(len(samples), samples)
+
+        @functools.cache
+        def alone(samples: Samples) -> Samples:  # a set that sites share stays one
+            return samples.alone()
+
+        splits = ("train", "test", "validation")
+        held = [dataclasses.replace(s, **{w: kept(i, s, w) for w in splits}) for i, s in enumerate(self.sites)]
+        return dataclasses.replace(self, sites=held, test=None, validation=None)
 
     @cached_property
     def prior_of_sites(self) -> Tensor:
@@ -158,7 +182,7 @@ class Problem:
     @cached_property
     def classes(self) -> int | None:
         """How many classes the model tells apart, or None where targets are not labels."""
-        targets = self.sites[0].train.targets
+        targets = self.sites[0].train.targets  # its form is the same at all sites
         if targets.is_floating_point() or targets.ndim != 1:
             return None
         outputs = self._outputs_of_probe()
@@ -169,7 +193,9 @@ class Problem:
     def _outputs_of_probe(self) -> Tensor:
         model = self.flat_model.to(torch.device("cpu"), torch.float32)
         with torch.no_grad():
-            return model(self.initial_row(0).float(), as_floats(self.sites[0].train.inputs[:2], torch.float32))
+            return model(
+                self.initial_row(0).float(), as_floats(self.sites[self.here[0]].train.inputs[:2], torch.float32)
+            )
 
     @property
     def primary(self) -> str:
@@ -177,7 +203,8 @@ class Problem:
         return "accuracy" if self.classes or "accuracy" in self.metrics else "loss"
 
     def held_out(self, split: Literal["test", "validation", "train"]) -> tuple[list[Samples], list[int]]:
-        """The different sets of a split, and which of them each site is judged by."""
+        """The different sets of a split that are here, and which of them each site is judged by; -1 where another host
+        holds it."""
         found: dict[int, int] = {}
         sets: list[Samples] = []
         of_site = []
@@ -190,6 +217,9 @@ class Problem:
                     "give each one, or a shared one"
                 )
             if samples is None:
+                continue
+            if not samples.here:
+                of_site.append(-1)
                 continue
             if id(samples) not in found:
                 found[id(samples)] = len(sets)
@@ -206,7 +236,7 @@ class Problem:
                     f"{what}: {part} are {tuple(here.shape[1:])} {here.dtype}, but training {part} are "
                     f"{tuple(there.shape[1:])} {there.dtype}"
                 )
-        if self.classes is not None:
+        if self.classes is not None and samples.here:
             lowest, highest = int(samples.targets.min()), int(samples.targets.max())
             if lowest < 0 or highest >= self.classes:
                 raise BadInput(
@@ -228,7 +258,7 @@ class Problem:
             self._checked(site.train, f"site {i} ({site.name})")
         for split in ("test", "validation"):
             self.held_out(split)
-        some = [site.train for site in self.sites[:8]]  # of several sites: one alone may hold a single class
+        some = [self.sites[i].train for i in self.here[:8]]  # of several sites: one alone may hold a single class
         two = torch.arange(2)
         inputs, targets = (
             torch.cat([getattr(samples, what)[two % len(samples)] for samples in some])
@@ -237,13 +267,15 @@ class Problem:
         batch = as_floats(inputs, torch.float32), as_floats(targets, torch.float32)
         check_loss(model, self.initial_row(0).float(), self.loss, self.augment, batch)
 
-    def digest(self) -> str:
-        """A fingerprint of data and model, so that a checkpoint is not continued on others."""
+    def digests_here(self) -> dict[int, str]:
+        """A fingerprint of the training data of every site that is here."""
+        return {i: _fingerprint(self.sites[i].train) for i in self.here}
+
+    def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
+        """A fingerprint of data and model, so that a checkpoint is not continued on others; of the sites that are here,
+        or of those whose fingerprints are given."""
         hasher = hashlib.sha256()
-        for site in self.sites:
-            for tensor in (site.train.inputs, site.train.targets):
-                hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-                hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
+        hasher.update(repr(sorted((self.digests_here() if of_sites is None else of_sites).items())).encode())
         hasher.update(self.prior_of_sites.numpy().tobytes())
         hasher.update(self.initial_row(0).numpy().tobytes())
         for tensor in self.flat_model.fixed():
@@ -251,6 +283,14 @@ class Problem:
         described = (self._module(0), self.sampling, self.weight_decay, self.clip_norm)
         hasher.update(f"{described} {_named(self.loss)} {_named(self.augment)}".encode())
         return hasher.hexdigest()[:16]
+
+
+def _fingerprint(samples: Samples) -> str:
+    hasher = hashlib.sha256()
+    for tensor in (samples.inputs, samples.targets):
+        hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def _named(function: Any) -> str:

@@ -47,9 +47,11 @@ class Evaluator:
         return list(dict.fromkeys([*self._problem.metrics, *built_in]))
 
     def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
-        """Each metric of rows (replicas, dim) at every site: (replicas, sites), float64 on the CPU."""
+        """Each metric of rows (replicas, dim) at every site: (replicas, sites), float64 on the CPU; NaN at sites that
+        another host holds."""
         per_set = self._on_sets(rows, 0, len(self._sizes))
-        return {name: values[:, self._of_site] for name, values in per_set.items()}
+        there = (self._of_site < 0).expand(len(rows), -1)
+        return {name: values[:, self._of_site].masked_fill(there, torch.nan) for name, values in per_set.items()}
 
     def of_own_models(self, models: Tensor, placements: Tensor) -> dict[str, Tensor]:
         """Each metric of every node's own row (replicas, n, dim) on the data of the site it holds: (replicas, n)."""

@@ -42,15 +42,20 @@ class Oracle:
         everywhere = torch.arange(problem.n).expand(len(self.seeds), -1)
         placements = (everywhere if placements is None else placements).to(device)
         self.prior = problem.prior_of_sites.to(device)[placements].unsqueeze(1).to(dtype)  # p (replicas, 1, n)
-        sizes = torch.tensor([len(site.train) for site in problem.sites], device=device)
-        starts = sizes.cumsum(0) - sizes
         sites = placements.index_select(1, hosted)  # (replicas, nodes)
+        absent = set(sites.flatten().tolist()) - set(problem.here)
+        if absent:
+            raise BadInput(f"nodes hosted here hold the data of sites {sorted(absent)}, which is at another host")
+        sizes = torch.tensor([len(site.train) for site in problem.sites], device=device)
+        within = torch.zeros_like(sizes).index_fill_(0, torch.tensor(problem.here, device=device), 1) * sizes
+        starts = within.cumsum(0) - within  # among the samples that are here
         self._sizes, self._starts = sizes[sites].unsqueeze(-1), starts[sites].unsqueeze(-1)
-        self._largest, self._even = int(sizes.max()), bool((sizes == sizes[0]).all())
-        inputs = torch.cat([site.train.inputs for site in problem.sites])
+        self._largest, self._even = int(self._sizes.max()), bool((self._sizes == self._sizes.min()).all())
+        held = [problem.sites[i].train for i in problem.here]
+        inputs = torch.cat([samples.inputs for samples in held])
         floats = device.type == "cpu" and inputs.numel() * dtype.itemsize <= AS_FLOATS_UP_TO
         self._inputs = (as_floats(inputs, dtype) if floats else inputs).to(self._data_device)
-        self._targets = torch.cat([site.train.targets for site in problem.sites]).to(self._data_device)
+        self._targets = torch.cat([samples.targets for samples in held]).to(self._data_device)
         self.model = problem.flat_model.to(device, dtype)
         draw_shape = (len(self.seeds), len(hosted))
         self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)

@@ -12,15 +12,34 @@ from fairmesh.errors import BadInput
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs (samples, ...) and their targets, on the host."""
+    """Inputs (samples, ...) and their targets, on the host; of what another host holds only their number and form."""
 
     inputs: Tensor
     targets: Tensor
 
     @staticmethod
+    def elsewhere(count: int, like: "Samples") -> "Samples":
+        """So many samples of the form of others, held by another host."""
+        return Samples(
+            *(torch.empty(count, *t.shape[1:], dtype=t.dtype, device="meta") for t in (like.inputs, like.targets))
+        )
+
+    @property
+    def here(self) -> bool:
+        return self.inputs.device.type != "meta"
+
+    def alone(self) -> "Samples":
+        """The same samples in memory of their own, so that what they were cut out of can be freed."""
+        return Samples(
+            *(t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for t in (self.inputs, self.targets))
+        )
+
+    @staticmethod
     def of(source: Any, what: str) -> "Samples":
         """From Samples, a pair of tensors or arrays, or a torch Dataset of (input, target) items."""
         if isinstance(source, Samples):
+            if not source.here:
+                return source
             source = source.inputs, source.targets
         try:
             if isinstance(source, TensorDataset) and len(source.tensors) == 2:
