@@ -31,14 +31,14 @@ class InProcess(Transport):
     def __init__(self, post: Post, host: int):
         self.post, self.host, self.calls = post, host, 0
 
-    def exchange(self, round_index, outgoing, expected):
+    def exchange(self, round_index, outgoing, expected, read):
         with self.post.arrived:
             for edge, message in outgoing.items():
                 assert (round_index, edge) not in self.post.letters, "a message is sent once"
                 self.post.letters[round_index, edge] = message
                 self.post.bytes_carried += len(message)
             self.post.arrived.notify_all()
-        return lambda: {edge: self.post.fetch(self.post.letters, (round_index, edge)) for edge in expected}
+        return lambda: {edge: read(edge, self.post.fetch(self.post.letters, (round_index, edge))) for edge in expected}
 
     def everywhere(self, payload):
         call, self.calls = self.calls, self.calls + 1

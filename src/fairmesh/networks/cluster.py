@@ -4,13 +4,14 @@ Its connections are neither encrypted nor authenticated: for networks whose memb
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fairmesh.errors import BadInput
-from fairmesh.networks.remote import Arrivals, Edge, Transport
+from fairmesh.networks.remote import Arrivals, Edge, Read, Transport
 
 
 def blocks_of(nodes: int, ranks: int) -> list[range]:
@@ -34,7 +35,9 @@ class ClusterTransport(Transport):
         on_gpu = dist.get_backend() == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
-    def exchange(self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge]) -> Arrivals:
+    def exchange(
+        self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
+    ) -> Arrivals:
         out, due = self._by_rank(outgoing), self._by_rank([(receiver, sender) for sender, receiver in expected])
         parcels = {rank: _packed([outgoing[edge] for edge in edges]) for rank, edges in out.items()}
         ranks = sorted(out.keys() | due.keys())
@@ -49,11 +52,12 @@ class ClusterTransport(Transport):
             torch.uint8,
         )
 
-        def arrivals() -> dict[Edge, bytes]:
+        def arrivals() -> dict[Edge, Any]:
             arrived, incoming = arrive(), {}
             for rank, edges in due.items():
                 texts = _unpacked(arrived[rank].cpu().numpy().tobytes())
-                incoming |= {(sender, receiver): text for (receiver, sender), text in zip(edges, texts, strict=True)}
+                for (receiver, sender), text in zip(edges, texts, strict=True):
+                    incoming[sender, receiver] = read((sender, receiver), text)
             return incoming
 
         return arrivals

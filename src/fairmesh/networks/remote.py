@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.codec import decode, encode, plain_size
+from fairmesh.codec import DecodeError, decode, encode, plain_size
 from fairmesh.compression import FLOAT_BITS, Code
 from fairmesh.errors import BadInput
 from fairmesh.mixing import Mixing, union_of
@@ -16,14 +16,17 @@ from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.product import current
 
 Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
-Arrivals = Callable[[], Mapping[Edge, bytes]]  # waits for the expected messages
+Read = Callable[[Edge, bytes], Any]  # a message as its receiver uses it; DecodeError where it must be refused
+Arrivals = Callable[[], Mapping[Edge, Any]]  # waits for the expected messages, and gives them as read
 
 
 class Transport(ABC):
     """Carries bytes between the hosts of a network. Every host calls the same methods in the same order."""
 
     @abstractmethod
-    def exchange(self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge]) -> Arrivals:
+    def exchange(
+        self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
+    ) -> Arrivals:
         """Hands over the messages of nodes hosted here to nodes elsewhere, and does not wait for the expected ones
         until they are asked for, so that sending overlaps with computing."""
 
@@ -92,11 +95,11 @@ class RemoteNetwork(Network):
             expected += [(j, i) for j in reached if j not in self._here and (j in near or any(short))]
             bits.append(len(near) * every + (len(reached) - len(near)) * followed)
             size.append([sum(len(texts[r]) for texts in sent.values()) for r in range(len(whole))])
-        arrivals = self._transport.exchange(now, outgoing, expected)
+        arrivals = self._transport.exchange(now, outgoing, expected, self._reader(parts, now))
         nominal = torch.tensor(bits, dtype=torch.float64, device=self.device)
         real = torch.tensor(size, dtype=torch.float64, device=self.device).mT  # (replicas, nodes)
         sent = self._by_nodes(nominal, real)
-        return _RemoteDelivery(self, lambda: self._decoded(parts, arrivals(), now), round_index, sent)
+        return _RemoteDelivery(self, lambda: self._known_rows(parts, arrivals()), round_index, sent)
 
     def _encoded(self, parts: Mapping[str, Part], now: int) -> list[tuple[list[bytes], list[bytes]]]:
         """Of every hosted node, for each replica: its message, and what neighbours of other rounds get of it."""
@@ -110,21 +113,30 @@ class RemoteNetwork(Network):
             made.append((whole, some))
         return made
 
-    def _decoded(self, parts: Mapping[str, Part], arrived: Mapping[Edge, bytes], now: int) -> dict[str, Tensor]:
-        """Every known node's rows of each part: (..., known, dim); zero where none came."""
+    def _reader(self, parts: Mapping[str, Part], now: int) -> Read:
+        """Decodes a message, of each replica; what one sender sends to several nodes of this host, once."""
         templates = {name: _row(part.code, 0, 0) for name, part in parts.items()}
         followed = {name: template for name, template in templates.items() if parts[name].followed}
         neighbours = dict(zip(self._here, self._neighbours[now % len(self._neighbours)]))
-        of_sender: dict[int, tuple[bytes, Mapping[str, Code]]] = {}
-        for (sender, receiver), message in sorted(arrived.items()):
-            near = sender in neighbours[receiver]
-            if near or sender not in of_sender:  # a whole message says all that a short one does
-                of_sender[sender] = message, templates if near else followed
         replicas = _replicas(next(iter(parts.values())).code)
-        decoded = {
-            sender: [decode(text, expected, now) for text in _parted(message, replicas)]
-            for sender, (message, expected) in of_sender.items()
-        }
+        known: dict[bytes, list[dict[str, Code]]] = {}
+
+        def read(edge: Edge, message: bytes) -> list[dict[str, Code]]:
+            if message not in known:
+                expected = templates if edge[0] in neighbours[edge[1]] else followed
+                known[message] = [decode(text, expected, now) for text in _parted(message, replicas)]
+            return known[message]
+
+        return read
+
+    def _known_rows(
+        self, parts: Mapping[str, Part], arrived: Mapping[Edge, list[dict[str, Code]]]
+    ) -> dict[str, Tensor]:
+        """Every known node's rows of each part: (..., known, dim); zero where none came."""
+        decoded: dict[int, list[dict[str, Code]]] = {}
+        for (sender, _), codes in arrived.items():
+            if sender not in decoded or len(codes[0]) > len(decoded[sender][0]):
+                decoded[sender] = codes  # a whole message says all that a short one does
         rows = {}
         for name, part in parts.items():
             own = part.rows
@@ -235,5 +247,5 @@ def _parted(data: bytes, count: int) -> list[bytes]:
         texts.append(data[at + 4 : at + 4 + length])
         at += 4 + length
     if at != len(data):
-        raise BadInput(f"{len(data)} bytes arrived where {count} messages take {at}")
+        raise DecodeError(f"{len(data)} bytes arrived where {count} messages take {at}")
     return texts
