@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fairmesh.errors import BadInput, CheckpointError
+from fairmesh.errors import CheckpointError
+from fairmesh.files import write_atomically
 
 FORMAT = 1
 
@@ -56,24 +56,6 @@ def _fingerprint(tensors: Mapping[str, Tensor], round_index: str, identity: str)
         hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         hasher.update(tensor.flatten().view(torch.uint8).numpy().data)
     return hasher.hexdigest()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of the content or what was there before, even if the machine stops in between."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from fairmesh.problems.datasets import Data
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.recording import Watch, train
 from fairmesh.result import Result
-from fairmesh.settings import checked, flat_table, from_table, to_table
+from fairmesh.settings import checked, flat_table, from_table, read_toml, to_table
 from fairmesh.topology import Topology
 from fairmesh.training import Options
 
@@ -132,15 +132,10 @@ def run(
 def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **fields: Any) -> Experiment:
     """The experiment in a TOML file, with 'dotted.key=value' assignments and whole fields put in its place."""
     path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not valid TOML: {error}") from error
+    table = read_toml(path)
     for key, value in map(_assignment, assignments):
         _put(table, key, value, f"--set {key}")
-    table = _files_beside(table, path.parent.resolve())
+    table = files_beside(table, path.parent.resolve())
     if isinstance(table.get("sweep"), dict):
         table["sweep"] = flat_table(table["sweep"])  # regularizer.strength = [...] may stand without quotes
     return replace(from_table(Experiment, table), **fields)
@@ -169,12 +164,12 @@ def _put(table: dict[str, Any], path: str, value: Any, what: str) -> None:
     table[leaf] = value
 
 
-def _files_beside(value: Any, folder: Path) -> Any:
+def files_beside(value: Any, folder: Path) -> Any:
     """'file.py:name' in an experiment file means the file beside it."""
     if isinstance(value, dict):
-        return {key: _files_beside(item, folder) for key, item in value.items()}
+        return {key: files_beside(item, folder) for key, item in value.items()}
     if isinstance(value, list):
-        return [_files_beside(item, folder) for item in value]
+        return [files_beside(item, folder) for item in value]
     if isinstance(value, str) and re.fullmatch(r"[^:]+\.py:[\w.]+", value):
         file, name = value.split(":")
         return f"{folder / file}:{name}"

@@ -11,8 +11,8 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from fairmesh.checkpoint import write_atomically
 from fairmesh.errors import BadInput
+from fairmesh.files import write_atomically
 from fairmesh.metrics import Record
 
 CHECKPOINT = "checkpoint.safetensors"

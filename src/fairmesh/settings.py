@@ -9,6 +9,7 @@ import inspect
 import numbers
 import os
 import sys
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -143,6 +144,16 @@ def _module_from_file(path: str) -> types.ModuleType:
         raise
     module._fairmesh_written = written  # type: ignore[attr-defined]
     return module
+
+
+def read_toml(source: Path | str, where: str = "") -> dict[str, Any]:
+    """The table in a TOML file, or in the text of one that came from `where`."""
+    try:
+        return tomllib.loads(source if isinstance(source, str) else source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read {source}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{where or source} is not valid TOML: {error}") from error
 
 
 def to_table(thing: Any) -> Any:

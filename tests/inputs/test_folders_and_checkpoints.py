@@ -10,7 +10,8 @@ from safetensors.torch import load, save
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.checkpoint import load_checkpoint, write_atomically
+from fairmesh.checkpoint import load_checkpoint
+from fairmesh.files import write_atomically
 from fairmesh.replicas import replicas_of
 from fairmesh.runfolder import CHECKPOINT, read_records, read_summary
 from fairmesh.training import Options, Training
@@ -226,7 +227,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_says_so(tmp_path, monkeypatc
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fairmesh.checkpoint.os.replace", full)
+    monkeypatch.setattr("fairmesh.files.os.replace", full)
     with pytest.raises(fm.BadInput, match=r"cannot write .*checkpoint: No space left"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
@@ -238,13 +239,13 @@ def test_the_new_content_is_on_disk_before_it_takes_the_old_ones_place(tmp_path,
     import os
 
     replace, fsync = os.replace, os.fsync
-    monkeypatch.setattr("fairmesh.checkpoint.os.fsync", lambda file: (seen.append("flushed"), fsync(file)))
+    monkeypatch.setattr("fairmesh.files.os.fsync", lambda file: (seen.append("flushed"), fsync(file)))
 
     def observed(source, target):
         seen.append((Path(source).read_bytes(), Path(target).read_bytes()))
         replace(source, target)
 
-    monkeypatch.setattr("fairmesh.checkpoint.os.replace", observed)
+    monkeypatch.setattr("fairmesh.files.os.replace", observed)
     write_atomically(path, b"new")
     assert seen[:2] == ["flushed", (b"new", b"old")]
     assert path.read_bytes() == b"new"
@@ -260,7 +261,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_keeps_the_last_on
             raise OSError(28, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr("fairmesh.checkpoint.os.replace", full_after_round_0)
+    monkeypatch.setattr("fairmesh.files.os.replace", full_after_round_0)
     with pytest.raises(fm.BadInput, match=f"cannot write .*{CHECKPOINT}: No space left"):
         run(tmp_path / "run", checkpoint_every=2)
     monkeypatch.undo()

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fairmesh.checkpoint import write_atomically
 from fairmesh.errors import BadInput
+from fairmesh.files import write_atomically
 from fairmesh.metrics import Record
 from fairmesh.reproduce.recipes import RECIPES, Row, rows_of
 from fairmesh.runfolder import as_json

@@ -1,0 +1,24 @@
+"""Files written whole or not at all."""
+
+import os
+from pathlib import Path
+
+from fairmesh.errors import BadInput
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of the content or what was there before, even if the machine stops in between."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
