@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fairmesh.cli_data import data
+from fairmesh.cli_mesh import mesh
 from fairmesh.cli_reproduce import reproduce, use_data
 from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.terminal import Json, console, print_json, say, show_table
@@ -221,6 +222,7 @@ def report(
 bench = typer.Typer(help="Measurements of fairmesh itself.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
+app.add_typer(mesh, name="mesh")
 
 
 @bench.command("codec")

@@ -185,6 +185,10 @@ def fingerprint(pem: bytes) -> str:
     return " ".join(digits[i : i + 4] for i in range(0, 24, 4))
 
 
+def valid_from(certificate: bytes) -> datetime:
+    return _loaded(x509.load_pem_x509_certificate, certificate, "the certificate").not_valid_before_utc
+
+
 def valid_until(certificate: bytes) -> datetime:
     return _loaded(x509.load_pem_x509_certificate, certificate, "the certificate").not_valid_after_utc
 

@@ -286,8 +286,8 @@ class SiteFile:
     key: Path  # the private key; never leaves the site
     certificate: Path
     authority: Path  # the certificate of the consortium's authority
+    state: Path  # folder of checkpoint and journal
     listen: str | None = None  # host:port; none: outgoing connections only
-    state: Path = Path("state")  # folder of checkpoint and journal
     data: str | Mapping[str, Any] | None = None  # none: the experiment's own data at this site's position
 
     def __post_init__(self):
@@ -306,9 +306,9 @@ class SiteFile:
         return self.path.parent
 
     @staticmethod
-    def read(path: str | os.PathLike) -> "SiteFile":
+    def of(path: str | os.PathLike, table: Mapping[str, Any]) -> "SiteFile":
+        """What a table at this path says; files it does not name lie beside it under their usual names."""
         path = Path(path).absolute()
-        table = read_toml(path)
         try:
             given = from_table(_SiteTable, table)
             folder = path.parent
@@ -320,19 +320,22 @@ class SiteFile:
                 key=folder / (given.key or f"{given.name}.key"),
                 certificate=folder / (given.certificate or f"{given.name}.pem"),
                 authority=folder / given.authority,
-                listen=given.listen,
                 state=folder / given.state,
+                listen=given.listen,
                 data=given.data,
             )
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
 
+    @staticmethod
+    def read(path: str | os.PathLike) -> "SiteFile":
+        return SiteFile.of(path, read_toml(Path(path)))
+
     def table(self) -> dict[str, Any]:
         """The content of site.toml, its paths relative to the file where they lie beside or below it."""
 
         def beside(path: Path) -> str:
-            inside = self.folder / path
-            return str(inside.relative_to(self.folder) if inside.is_relative_to(self.folder) else inside)
+            return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
 
         paths = ("mesh", "experiment", "key", "certificate", "authority", "state")
         table = {"name": self.name} | {name: beside(getattr(self, name)) for name in paths}
