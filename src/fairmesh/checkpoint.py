@@ -66,8 +66,23 @@ def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[
     write_atomically(path, save(tensors, metadata))
 
 
+def round_of(path: Path) -> int:
+    """The round of a checkpoint that is whole; refuses a damaged one."""
+    return int(_read(path)[0]["round"])
+
+
 def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
     """The stored state and its round. Refuses a damaged file, another format, and another experiment by name."""
+    metadata, tensors = _read(path)
+    stored = json.loads(metadata["identity"])
+    wanted = json.loads(json.dumps(identity))
+    differing = _differences(stored, wanted, "")
+    if differing:
+        raise CheckpointError(f"{path} belongs to another experiment: {'; '.join(differing[:4])}; use another folder")
+    return refilled(like, _checked(like, tensors)), int(metadata["round"])
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -82,12 +97,7 @@ def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple
         raise CheckpointError(
             f"{path} is damaged: its content does not match its fingerprint; delete the folder to start anew"
         )
-    stored = json.loads(metadata["identity"])
-    wanted = json.loads(json.dumps(identity))
-    differing = _differences(stored, wanted, "")
-    if differing:
-        raise CheckpointError(f"{path} belongs to another experiment: {'; '.join(differing[:4])}; use another folder")
-    return refilled(like, _checked(like, tensors)), int(metadata["round"])
+    return metadata, tensors
 
 
 def _differences(stored: Any, wanted: Any, where: str) -> list[str]:

@@ -12,6 +12,7 @@ import typer
 
 from fairmesh.cli_data import data
 from fairmesh.cli_mesh import mesh
+from fairmesh.cli_node import node, status
 from fairmesh.cli_reproduce import reproduce, use_data
 from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.terminal import Json, console, print_json, say, show_table
@@ -298,6 +299,8 @@ def bench_rounds(
 
 
 app.command()(reproduce)
+app.command()(node)
+app.command()(status)
 
 
 @app.command()

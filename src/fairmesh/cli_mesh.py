@@ -186,3 +186,23 @@ def check(
         say(f"{len(wrong)} of {len(done)} checks failed" if wrong else "all is well")
     if wrong:
         raise typer.Exit(1)
+
+
+@mesh.command()
+def remove(
+    gone: Annotated[str, typer.Argument(help="The site that is gone for good.")],
+    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    json_: Json = False,
+) -> None:
+    """At every remaining site: go on without a site that will not come back. When all have said so, all go on."""
+    from fairmesh.networks.peers.mesh import Mesh, SiteFile
+    from fairmesh.node.leaving import wish
+
+    site = SiteFile.read(site_file)
+    remaining = wish(site.state, Mesh.read(site.mesh), site.name, gone)
+    others = [member.name for member in remaining.present if member.name != site.name]
+    if json_:
+        print_json({"without": gone, "generation": remaining.generation, "mesh": remaining.digest(), "others": others})
+        return
+    say(f"noted: {site.name} goes on without {gone}, as soon as {', '.join(others)} have said so too")
+    say("the node tells the others; it need not be stopped. `fairmesh status` shows who has said so")

@@ -76,10 +76,12 @@ class Experiment:
             tables.append(table)
         return [from_table(Algorithm, table, "algorithm") for table in tables]
 
-    def problem(self) -> Problem:
-        """Loads the data and checks it with the model and the loss."""
-        sites = self.data.sites()
-        shape, outputs = _shape_of(sites)
+    def problem(self, sites: Sequence[Site] | None = None, outputs: int | None = None) -> Problem:
+        """Loads the data, where no sites are given, and checks it with the model and the loss. A model has as many
+        outputs as the labels that are here need, unless their number is given."""
+        sites = self.data.sites() if sites is None else sites
+        shape, needed = shape_of(sites)
+        outputs = outputs or needed
         return Problem(
             model=partial(self.model.build, shape, outputs),
             sites=sites,
@@ -93,7 +95,7 @@ class Experiment:
         )
 
 
-def _shape_of(sites: Sequence[Site]) -> tuple[torch.Size, int]:
+def shape_of(sites: Sequence[Site]) -> tuple[torch.Size, int]:
     """The shape of one input, and how many outputs a model needs: classes, or numbers to predict."""
     if not sites:
         raise BadInput("data: no site")
@@ -101,7 +103,7 @@ def _shape_of(sites: Sequence[Site]) -> tuple[torch.Size, int]:
     shape, targets = every[0].inputs.shape[1:], every[0].targets
     if targets.is_floating_point():
         return shape, max(1, targets.shape[1:].numel())
-    return shape, 1 + max(int(samples.targets.max()) for samples in every)
+    return shape, 1 + max(int(samples.targets.max()) for samples in every if samples.here)
 
 
 def run(

@@ -21,4 +21,5 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
+        partial.unlink(missing_ok=True)  # what is left of it may be what fills the disk
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error

@@ -39,7 +39,6 @@ class Meter:
         needs_train = regularizer is not None or not self._test
         self._train = Evaluator(problem, "train", device, dtype, home) if needs_train else None
         self._own_models, self._regularizer = own_models, regularizer
-        self._groups = [str(site.group) for site in problem.sites]
 
     @property
     def judged_on(self) -> str:
@@ -60,12 +59,14 @@ class Meter:
         """One record per replica of the network-average model; `models` (replicas, n, dim) in the order of nodes."""
         average = models.mean(dim=-2)
         columns: list[dict[str, Any]] = [{"round": round_index, "replica": r} for r in range(len(average))]
-        self._add(columns, self.by_site(average, "test"), None)
+        with_spread(columns, self.by_site(average, "test"), self._problem, None)
         if self._validation:
-            self._add(columns, self.by_site(average, "validation"), "validation")
+            with_spread(columns, self.by_site(average, "validation"), self._problem, "validation")
         if self._own_models and models.shape[-2] > 1:
             own = (self._test or self._train).of_own_models(models, self._placements)  # type: ignore[union-attr]
-            self._add(columns, {k: v.gather(-1, self._node_of_site) for k, v in own.items()}, "own_models")
+            with_spread(
+                columns, {k: v.gather(-1, self._node_of_site) for k, v in own.items()}, self._problem, "own_models"
+            )
         nodes, server, node_bytes, server_bytes = (t.cpu() for t in sent)
         disagreement = consensus_error(models).cpu()
         for r, column in enumerate(columns):
@@ -93,17 +94,19 @@ class Meter:
         prior = self._problem.prior_of_sites.expand_as(losses)
         return worst_case(self._regularizer, losses, prior).flatten()
 
-    def _add(self, columns: list[dict[str, Any]], values: dict[str, Tensor], under: str | None) -> None:
-        """Each metric's numbers by site, by group, and their worst, mean, best and gap."""
-        for metric, by_site in values.items():
-            higher, own = metric != "loss", metric in self._problem.metrics
-            numbers = spread(by_site, higher, own)
-            groups = group_means(by_site, self._groups, own)
-            over_groups = spread(torch.stack(list(groups.values()), dim=-1), higher, own)
-            for r, column in enumerate(columns):
-                entry: Record = {name: float(value[r]) for name, value in numbers.items()}
-                entry["sites"] = by_site[r].tolist()
-                entry["groups"] = {name: float(value[r]) for name, value in groups.items()}
-                entry["over_groups"] = {name: float(value[r]) for name, value in over_groups.items()}
-                entry["worst_group"] = entry["over_groups"]["worst"]
-                (column if under is None else column.setdefault(under, {}))[metric] = entry
+
+def with_spread(columns: list[Record], values: dict[str, Tensor], problem: Problem, under: str | None) -> None:
+    """Adds to each replica's record each metric's numbers by site, by group, and their worst, mean, best and gap."""
+    names = [str(site.group) for site in problem.sites]
+    for metric, by_site in values.items():
+        higher, own = metric != "loss", metric in problem.metrics
+        numbers = spread(by_site, higher, own)
+        groups = group_means(by_site, names, own)
+        over_groups = spread(torch.stack(list(groups.values()), dim=-1), higher, own)
+        for r, column in enumerate(columns):
+            entry: Record = {name: float(value[r]) for name, value in numbers.items()}
+            entry["sites"] = by_site[r].tolist()
+            entry["groups"] = {name: float(value[r]) for name, value in groups.items()}
+            entry["over_groups"] = {name: float(value[r]) for name, value in over_groups.items()}
+            entry["worst_group"] = entry["over_groups"]["worst"]
+            (column if under is None else column.setdefault(under, {}))[metric] = entry

@@ -1,0 +1,95 @@
+"""What two neighbours say to each other over the stream of their edge: frames of a kind, checked when they are read."""
+
+import json
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from fairmesh.errors import FairmeshError
+
+PROTOCOL = 1
+_MAGIC = b"fairmesh"
+_HELLO = struct.Struct("<B8sH")  # kind, magic, protocol
+_STEP = struct.Struct("<BQ")  # kind, step
+MESSAGE_HEAD_BYTES = _STEP.size
+_HELLO_AT_MOST = 1 << 18
+
+
+class Refused(FairmeshError):
+    """What came over an edge cannot be taken; the text says why, and is told to whoever sent it."""
+
+
+class Kind(IntEnum):
+    """The first byte of a frame."""
+
+    HELLO = 1  # who I am, what we must have agreed on, and what of yours I hold
+    MESSAGE = 2  # a step's message
+    HELD = 3  # every message before this step is durable here
+    NEWS = 4  # announcements of sites
+    FINISHED = 5  # I need nothing more from you
+    REFUSED = 6  # why I close the stream
+
+
+class Frame(NamedTuple):
+    kind: Kind
+    step: int = 0
+    body: bytes = b""
+
+
+def hello(table: dict[str, Any], protocol: int = PROTOCOL) -> bytes:
+    return _HELLO.pack(Kind.HELLO, _MAGIC, protocol) + json.dumps(table).encode()
+
+
+def read_hello(data: bytes) -> dict[str, Any]:
+    """The table of a first frame. Another protocol is refused by its number, whatever follows it."""
+    if len(data) < _HELLO.size or len(data) > _HELLO_AT_MOST:
+        raise Refused(f"a first frame of {len(data)} bytes is no greeting")
+    kind, magic, protocol = _HELLO.unpack_from(data)
+    if kind != Kind.HELLO or magic != _MAGIC:
+        raise Refused("the first frame is no greeting of fairmesh")
+    if protocol != PROTOCOL:
+        raise Refused(f"protocol version {protocol}, this side speaks {PROTOCOL}; run the same version of fairmesh")
+    try:
+        table = json.loads(data[_HELLO.size :])
+    except ValueError as error:
+        raise Refused("the greeting is not JSON") from error
+    if not isinstance(table, dict):
+        raise Refused("the greeting is not a table")
+    return table
+
+
+def message(step: int, payload: bytes) -> bytes:
+    return _STEP.pack(Kind.MESSAGE, step) + payload
+
+
+def held(step: int) -> bytes:
+    return _STEP.pack(Kind.HELD, step)
+
+
+def news(entries: bytes) -> bytes:
+    return bytes([Kind.NEWS]) + entries
+
+
+def finished() -> bytes:
+    return bytes([Kind.FINISHED])
+
+
+def refused(reason: str) -> bytes:
+    return bytes([Kind.REFUSED]) + reason.encode()[:2000]
+
+
+def read_frame(data: bytes) -> Frame:
+    """A frame after the first."""
+    kind = data[0] if data else 0
+    if kind in (Kind.MESSAGE, Kind.HELD):
+        if len(data) < _STEP.size:
+            raise Refused(f"a frame of kind {Kind(kind).name} ends in its head")
+        _, step = _STEP.unpack_from(data)
+        if kind == Kind.HELD and len(data) > _STEP.size:
+            raise Refused("an acknowledgement carries no body")
+        return Frame(Kind(kind), step, data[_STEP.size :])
+    if kind in (Kind.NEWS, Kind.REFUSED):
+        return Frame(Kind(kind), body=data[1:])
+    if kind == Kind.FINISHED and len(data) == 1:
+        return Frame(Kind.FINISHED)
+    raise Refused(f"a frame of unknown kind {kind}")

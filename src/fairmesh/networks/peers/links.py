@@ -1,0 +1,391 @@
+"""The streams of a node: one to each neighbour, by gRPC with mutual TLS 1.3; one end dials, the other listens.
+
+A stranger without a certificate of the mesh's authority does not get past the handshake; whoever has one is known by
+the name in it, and only a neighbour is answered.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairmesh.errors import BadInput, FairmeshError
+from fairmesh.networks.peers import frames
+from fairmesh.networks.peers.bulletin import Bulletin
+from fairmesh.networks.peers.frames import Kind, Refused
+from fairmesh.networks.peers.mailroom import Holdings, Mailroom
+
+# A certificate of an elliptic key cannot be used with a cipher for RSA keys, so with this alone no handshake of TLS 1.2
+# succeeds; TLS 1.3, whose ciphers are not chosen this way, remains. gRPC reads it when it first makes a context.
+os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES256-GCM-SHA384"
+
+try:
+    import grpc
+    import grpc.aio
+except ImportError as error:  # pragma: no cover
+    raise BadInput("networks between organisations need gRPC: pip install 'fairmesh[peers]'") from error
+
+_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+METHOD = "/fairmesh.Mesh/Edge"
+_GREETING_S = 20.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
+_BESIDE = 1 << 20  # bytes a frame may have beyond the largest message: news of many sites
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """PEM texts of a site: its key, its certificate, and the authority's."""
+
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+    def of_server(self) -> Any:
+        return grpc.ssl_server_credentials(
+            [(self.key, self.certificate)], root_certificates=self.authority, require_client_auth=True
+        )
+
+    def of_client(self) -> Any:
+        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Somebody to talk to."""
+
+    name: str
+    position: int
+    address: str | None  # given where this side dials
+
+
+Report = Callable[..., None]  # report(level, what, **fields): structured, and names no data
+
+
+class _Stream:
+    """One conversation, which either side can end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.wake, self.ended, self._loop = asyncio.Event(), asyncio.Event(), loop
+        self.reason: str | None = None
+        self.news_told = 0
+        self.finished_told = False
+        self.only_news = False
+
+    def end(self, reason: str | None) -> None:
+        """From any thread."""
+        self.reason = self.reason or reason
+        self._loop.call_soon_threadsafe(self.ended.set)
+
+
+class Links:
+    """Runs in a thread of its own between `start` and `stop`."""
+
+    def __init__(
+        self,
+        neighbours: list[Neighbour],
+        credentials: Credentials,
+        listen: str | None,
+        mailroom: Mailroom,
+        bulletin: Bulletin,
+        greeting: Callable[[], dict[str, Any]],  # what both sides must have alike, and who this is
+        check: Callable[[str, Mapping[str, Any]], bool],  # refuses a neighbour's greeting, or says: for news only
+        report: Report,
+        largest: int,  # message, in bytes
+        observe: Callable[[str, int], None],
+    ):
+        self._neighbours = {one.name: one for one in neighbours}
+        self._credentials, self._listen, self._mailroom, self._bulletin = credentials, listen, mailroom, bulletin
+        self._greeting, self._check, self._report, self._observe = greeting, check, report, observe
+        self._options = [
+            ("grpc.max_receive_message_length", largest + _BESIDE),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 5_000),
+            ("grpc.http2.ping_timeout_ms", 5_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.so_reuseport", 0),
+            ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the pauses of the one that failed
+            ("grpc.enable_retries", 0),
+        ]
+        self._streams: dict[str, _Stream] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="links", daemon=True)
+        self._ready, self._failed, self._stopping = threading.Event(), None, None
+        self._finished, self._finished_there = False, set()
+        self._said: dict[tuple[str, str], float] = {}
+        self.all_finished = threading.Event()
+
+    # From the training thread
+
+    def start(self) -> None:
+        self._thread.start()
+        self._ready.wait()
+        if self._failed:
+            raise self._failed
+
+    def stop(self) -> None:
+        if self._loop is not None and self._stopping is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(10)
+
+    def finish(self) -> None:
+        """Tells every neighbour that nothing more is needed from it."""
+        self._finished = True
+        self._wake_all()
+
+    def _wake(self, position: int) -> None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+
+        def set_() -> None:
+            for name, one in self._neighbours.items():
+                if one.position == position and name in self._streams:
+                    self._streams[name].wake.set()
+
+        loop.call_soon_threadsafe(set_)
+
+    def _wake_all(self) -> None:
+        for one in self._neighbours.values():
+            self._wake(one.position)
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except FairmeshError as error:
+            self._failed = error
+        except Exception as error:
+            self._failed = FairmeshError(f"the links of this node failed: {type(error).__name__}: {error}")
+            self._mailroom.stop(self._failed)
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._mailroom.serve(self._wake, lambda stream, reason: stream.end(reason))  # type: ignore[attr-defined]
+        self._bulletin.serve(self._wake_all)
+        server = None
+        if self._listen is not None:
+            server = grpc.aio.server(
+                options=[*self._options, ("grpc.max_concurrent_streams", 4)],
+                maximum_concurrent_rpcs=4 * len(self._neighbours) + 8,
+            )
+            server.add_generic_rpc_handlers((_Edges(self._answer),))
+            try:
+                server.add_secure_port(self._listen, self._credentials.of_server())
+            except RuntimeError as error:
+                raise BadInput(f"cannot listen on {self._listen}: is another program using the port?") from error
+            await server.start()
+        dialling = [asyncio.create_task(self._dial(one)) for one in self._neighbours.values() if one.address]
+        self._ready.set()
+        await self._stopping.wait()
+        for task in dialling:
+            task.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
+        for stream in self._streams.values():
+            stream.ended.set()
+        if server is not None:
+            await server.stop(0.2)
+
+    async def _dial(self, neighbour: Neighbour) -> None:
+        lost = time.monotonic()
+        pause = _FIRST_PAUSE_S
+        options = [*self._options, ("grpc.ssl_target_name_override", neighbour.name)]
+        while True:
+            channel = grpc.aio.secure_channel(neighbour.address, self._credentials.of_client(), options=options)  # type: ignore[arg-type]
+            began = time.monotonic()
+            try:
+                call = channel.stream_stream(METHOD)()
+
+                async def read(call: Any = call) -> bytes | None:
+                    data = await call.read()
+                    return None if data is _END else data
+
+                await self._converse(neighbour, read, call.write)
+                code = await call.code()
+                if code != grpc.StatusCode.OK:
+                    self._say_once("warning", "connection lost", neighbour.name, await call.details())
+            except grpc.aio.AioRpcError as error:
+                self._say_once("warning", "cannot connect", neighbour.name, error.details() or error.code().name)
+            except Refused as error:
+                self._say_once("warning", "refused", neighbour.name, str(error))
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                self._say_once("warning", "connection lost", neighbour.name, f"{type(error).__name__}: {error}")
+            finally:
+                await channel.close()
+            if time.monotonic() - began > 5:  # it had worked
+                lost, pause = time.monotonic(), _FIRST_PAUSE_S
+            # Pauses grow with the time it has been away, so that a short absence costs little.
+            pause = min(max(1.5 * pause, _FIRST_PAUSE_S), 0.2 * (time.monotonic() - lost) + 0.2, _LONGEST_PAUSE_S)
+            await asyncio.sleep(pause)
+
+    async def _answer(self, requests: Any, context: Any) -> None:
+        """Serves a stream that a neighbour opened."""
+        names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
+        neighbour = self._neighbours.get(names[0]) if len(names) == 1 else None
+        if neighbour is None or neighbour.address is not None:
+            who = ", ".join(names) or "somebody without a name"
+            reason = "it is not a neighbour" if neighbour is None else "this side dials it"
+            self._say_once("warning", "refused", who, reason)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{who}: {reason}")
+            return
+
+        async def read() -> bytes | None:
+            data = await context.read()
+            return None if data is _END else data
+
+        try:
+            await self._converse(neighbour, read, context.write)
+        except Refused as error:
+            self._say_once("warning", "refused", neighbour.name, str(error))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error)[:1000])
+
+    async def _converse(
+        self,
+        neighbour: Neighbour,
+        read: Callable[[], Awaitable[bytes | None]],
+        write: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Greets, then carries frames both ways until one side ends it."""
+        loop = asyncio.get_running_loop()
+        mine = self._mailroom.holdings(neighbour.position)
+        greeting = frames.hello(self._greeting() | {"holds": list(mine), "clock": time.time()})
+        await write(greeting)
+        try:
+            first = await asyncio.wait_for(read(), _GREETING_S)
+        except TimeoutError:
+            raise Refused(f"no greeting within {_GREETING_S:.0f} s") from None
+        if first is None:
+            return
+        if first[:1] == bytes([Kind.REFUSED]):
+            raise Refused(f"it refuses: {first[1:].decode(errors='replace')}")
+        stream = _Stream(loop)
+        try:
+            table = frames.read_hello(first)
+            stream.only_news = not self._check(neighbour.name, table)
+            theirs = _holdings(table)
+            replaced = self._streams.get(neighbour.name)
+            if not stream.only_news:
+                self._mailroom.connected(neighbour.position, stream, theirs)
+        except Refused as error:
+            await write(frames.refused(str(error)))
+            raise
+        if replaced is not None:
+            replaced.ended.set()
+        self._streams[neighbour.name] = stream
+        self._mailroom.seen(neighbour.position, len(first), len(greeting))
+        self._said = {key: when for key, when in self._said.items() if key[1] != neighbour.name}
+        self._report("info", "connected", site=neighbour.name)
+        tasks = [
+            asyncio.create_task(self._reading(neighbour, stream, read)),
+            asyncio.create_task(self._writing(neighbour, stream, write)),
+            asyncio.create_task(stream.ended.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if stream.reason:
+                await write(frames.refused(stream.reason))
+                raise Refused(stream.reason)
+            for task in done:
+                task.result()
+        except Refused as error:
+            self._mailroom.refuse(neighbour.position, str(error))
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._mailroom.disconnected(neighbour.position, stream)
+            if self._streams.get(neighbour.name) is stream:
+                del self._streams[neighbour.name]
+                if not self._stopping.is_set():  # type: ignore[union-attr]
+                    self._report("info", "disconnected", site=neighbour.name)
+
+    async def _reading(
+        self, neighbour: Neighbour, stream: _Stream, read: Callable[[], Awaitable[bytes | None]]
+    ) -> None:
+        position = neighbour.position
+        while (data := await read()) is not None:
+            frame = frames.read_frame(data)
+            if stream.only_news and frame.kind not in (Kind.NEWS, Kind.REFUSED):
+                continue
+            if frame.kind == Kind.MESSAGE:
+                self._mailroom.arrived(position, stream, frame.step, frame.body)
+                continue
+            self._mailroom.seen(position, beside_in=len(data))
+            if frame.kind == Kind.HELD:
+                self._mailroom.held_there(position, stream, frame.step)
+                self._observe("held there", frame.step)
+            elif frame.kind == Kind.NEWS:
+                self._bulletin.heard(frame.body)
+            elif frame.kind == Kind.FINISHED:
+                self._finished_there.add(neighbour.name)
+                self._see_whether_finished()
+            elif frame.kind == Kind.REFUSED:
+                raise Refused(f"it refuses: {frame.body.decode(errors='replace')}")
+
+    async def _writing(self, neighbour: Neighbour, stream: _Stream, write: Callable[[bytes], Awaitable[None]]) -> None:
+        position = neighbour.position
+        while True:
+            stream.wake.clear()
+            for step, frame in self._mailroom.outgoing(position, stream):
+                await write(frame)
+                if step < 0:
+                    self._mailroom.seen(position, beside_out=len(frame))
+                    self._observe("told durable", -1)
+                else:
+                    self._observe("sent", step)
+            stream.news_told, entries = self._bulletin.news(stream.news_told)
+            if entries:
+                frame = frames.news(entries)
+                await write(frame)
+                self._mailroom.seen(position, beside_out=len(frame))
+            if self._finished and not stream.finished_told and not stream.only_news:
+                await write(frames.finished())
+                stream.finished_told = True
+                self._see_whether_finished()
+            if not stream.wake.is_set():
+                await stream.wake.wait()
+
+    def _see_whether_finished(self) -> None:
+        told = all(name in self._streams and self._streams[name].finished_told for name in self._neighbours)
+        if self._finished and told and self._finished_there >= self._neighbours.keys():
+            self.all_finished.set()
+
+    def _say_once(self, level: str, what: str, who: str, reason: str | None) -> None:
+        """At most once a minute for the same cause, so that strangers cannot fill the log."""
+        now, key = time.monotonic(), (f"{what}: {reason}"[:200], who)
+        if now - self._said.get(key, -1e9) > 60:
+            if len(self._said) > 1000:
+                self._said.clear()
+            self._said[key] = now
+            self._report(level, what, site=who, reason=reason)
+
+
+def _holdings(table: Mapping[str, Any]) -> Holdings:
+    given = table.get("holds")
+    if not isinstance(given, list) or len(given) != 2 or not all(isinstance(v, int) and v >= 0 for v in given):
+        raise Refused("the greeting does not say which steps it holds")
+    durable, here = given
+    if durable > here:
+        raise Refused(f"the greeting says that step {durable} is durable but {here} is due")
+    return Holdings(durable, here)
+
+
+class _Edges(grpc.GenericRpcHandler):
+    """Raw bytes in both directions, at one method and no other."""
+
+    def __init__(self, answer: Callable[[Any, Any], Awaitable[None]]):
+        self._handler = grpc.stream_stream_rpc_method_handler(answer)  # type: ignore[arg-type]
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._handler if handler_call_details.method == METHOD else None

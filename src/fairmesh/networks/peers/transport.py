@@ -1,0 +1,42 @@
+"""A node among organisations as one host of a network: the rounds of an algorithm as steps of its mailroom."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairmesh.errors import BadInput
+from fairmesh.networks.peers.mailroom import Mailroom
+from fairmesh.networks.remote import Arrivals, Edge, Read, Transport
+
+FIRST_ROUND = 1  # its step; in step 0 neighbours compare the models they start from
+
+
+class PeerTransport(Transport):
+    """One node, number `own` of the run; its neighbours have numbers in the run and positions in the mesh, which differ
+    once a site has left. Every neighbour of any round gets a message in every step, be it an empty one: so steps are
+    counted alike at both ends."""
+
+    def __init__(self, own: int, neighbours: Sequence[int], positions: Sequence[int], mailroom: Mailroom):
+        self._own, self._mailroom = own, mailroom
+        self._position_of = dict(zip(neighbours, positions))
+        self._number_at = dict(zip(positions, neighbours))
+
+    def exchange(
+        self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
+    ) -> Arrivals:
+        step, awaited = round_index + FIRST_ROUND, {sender for sender, _ in expected}
+        posted = {at: outgoing.get((self._own, other), b"") for other, at in self._position_of.items()}
+        self._mailroom.post(step, posted)
+
+        def read_at(position: int, text: bytes) -> Any:
+            other = self._number_at[position]
+            return read((other, self._own), text) if other in awaited else None
+
+        def arrivals() -> dict[Edge, Any]:
+            taken = self._mailroom.take(step, list(self._number_at), read_at)
+            found = {self._number_at[position]: message for position, message in taken.items()}
+            return {(other, self._own): found[other] for other in awaited}
+
+        return arrivals
+
+    def everywhere(self, payload: bytes) -> list[bytes]:
+        raise BadInput("between organisations there is no server and nothing goes to everybody; use ad-gda")

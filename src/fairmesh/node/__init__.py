@@ -1,0 +1,1 @@
+"""One site of a mesh, run unattended: `fairmesh node`."""

@@ -1,0 +1,123 @@
+"""The end of a run between organisations: every site holds the same average model, lambda and report."""
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.metrics import Record, with_spread
+from fairmesh.networks.base import Traffic
+from fairmesh.networks.peers.mailroom import Mailroom
+from fairmesh.networks.peers.transport import FIRST_ROUND
+from fairmesh.node.membership import Membership
+from fairmesh.node.reduction import summed
+from fairmesh.node.rounds import Rounds
+from fairmesh.node.store import put_in_place
+from fairmesh.problems.evaluation import Evaluator
+from fairmesh.result import Result, summary_of
+from fairmesh.runfolder import RunFolder
+from fairmesh.settings import to_table
+from fairmesh.training import TrainingState
+
+
+class _Averages(NamedTuple):
+    """What all nodes hold alike at the end, in the form of an algorithm's state with one node."""
+
+    models: Tensor  # (1, 1, dim)
+    duals: Tensor | None  # (1, 1, n)
+
+
+def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, folder: Path) -> None:
+    """Two sums over all sites: of the models, duals and traffic, then of each site's own judgement of the average.
+    Only partial sums travel. What is written is the same at every site."""
+    if folder.exists():
+        return
+    problem, training, state = rounds.problem, rounds.training, rounds.state
+    n, present = problem.n, membership.present
+    number = present.index(membership.position)
+    last = membership.experiment.rounds
+    step = last + FIRST_ROUND
+
+    def over_all(row: Tensor, step: int) -> Tensor:
+        return summed(row.detach().cpu(), step, rounds.branch, present, mailroom)
+
+    own = torch.eye(n, dtype=torch.float64)[number]
+    pieces = _pieces(state, own)
+    sums = over_all(torch.cat([piece.double().cpu() for piece in pieces.values()]), step)
+    totals = dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
+    means = {name: totals[name] / n for name in ("model", "time-average", "dual", "dual time-average")}
+    judged_on = "test" if problem.sites[number].test is not None else "train"
+    judge = Evaluator(problem, judged_on, training.device, training.dtype)
+    average = means["model"].to(training.device, training.dtype)
+    found = judge.of_sites(average.unsqueeze(0))
+    apart = (state.algorithm.models[0, 0].double().cpu() - means["model"]).square().sum()
+    duals = getattr(state.algorithm, "duals", None)
+    duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
+    judged = torch.cat([own * value[0, number] for value in found.values()])
+    judged = over_all(torch.cat([judged, apart.reshape(1), duals_apart.reshape(1)]), step + 1)
+    by_site = dict(zip(found, judged[:-2].reshape(-1, 1, n)))
+    record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0]}
+    with_spread([record], by_site, problem, None)
+    record |= _traffic(totals) | {"consensus_models": float(judged[-2] / n)}
+    if duals is not None:
+        record |= {"lambda": means["dual"].tolist(), "consensus_duals": float(judged[-1] / n)}
+    whole = _whole(state, means, training.dtype, duals is not None)
+    result = Result(problem, training.replicas, last, [record], whole, [], judged_on)
+    _write(result, membership, folder)
+
+
+def _pieces(state: TrainingState, own: Tensor) -> dict[str, Tensor]:
+    """What is summed: rows of the node, and its own entries of rows over all nodes."""
+    duals = getattr(state.algorithm, "duals", None)
+    nothing = torch.zeros_like(own)
+    return {
+        "model": state.algorithm.models[0, 0],
+        "time-average": state.average_model[0],
+        "dual": nothing if duals is None else duals[0, 0],
+        "dual time-average": nothing if state.average_dual is None else state.average_dual[0],
+        "bits": own * state.sent.nodes[0, 0].cpu(),
+        "bytes": own * state.sent.node_bytes[0, 0].cpu(),
+    }
+
+
+def _traffic(totals: dict[str, Tensor]) -> dict[str, Any]:
+    return {
+        "nominal_bits_busiest": float(totals["bits"].max()),
+        "nominal_bits_total": float(totals["bits"].sum()),
+        "bytes_busiest_node": int(totals["bytes"].max()),
+        "bytes_total": int(totals["bytes"].sum()),
+    }
+
+
+def _whole(state: TrainingState, means: dict[str, Tensor], dtype: torch.dtype, has_duals: bool) -> TrainingState:
+    models = means["model"].to(dtype).reshape(1, 1, -1)
+    duals = means["dual"].to(dtype).reshape(1, 1, -1) if has_duals else None
+    nobody = torch.zeros(1)
+    return TrainingState(
+        algorithm=_Averages(models, duals),
+        average_model=means["time-average"].to(dtype).unsqueeze(0),
+        average_dual=means["dual time-average"].to(dtype).unsqueeze(0) if has_duals else None,
+        iterate=None,
+        sent=Traffic(nobody, nobody, nobody, nobody),
+        best=None,
+    )
+
+
+def _write(result: Result, membership: Membership, folder: Path) -> None:
+    """The folder of a finished run, as a simulation leaves it, but for what differs between sites."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    into = RunFolder(partial, resume=False)
+    settings = to_table(membership.experiment)
+    for of_one_site in ("data", "options"):
+        settings.pop(of_one_site)
+    into.write_settings(settings)
+    into.replace_records(result.records)
+    into.write_model("model", result.state_dict())
+    into.write_model("model-time-average", result.state_dict(0, "time-average"))
+    summary = summary_of(result, 0.0)
+    del summary["seconds"]
+    into.write_summary(summary | {"sites": [member.name for member in membership.mesh.present]})
+    put_in_place(partial, folder)
