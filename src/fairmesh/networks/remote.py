@@ -1,7 +1,7 @@
 """Nodes hosted here among others hosted elsewhere: messages are encoded, carried by a transport, decoded and mixed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,13 +234,17 @@ def _row(code: Code, replica: int, node: int) -> Any:
     return type(code)(*taken)
 
 
-def _joined(texts: Iterable[bytes]) -> bytes:
-    """Messages one after the other, each after its length."""
+def _joined(texts: Sequence[bytes]) -> bytes:
+    """Messages one after the other, each after its length; one alone as it is."""
+    if len(texts) == 1:
+        return texts[0]
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
 def _parted(data: bytes, count: int) -> list[bytes]:
     """The messages that were joined; refused where there are not so many."""
+    if count == 1:
+        return [data]
     texts, at = [], 0
     for _ in range(count):
         length = int.from_bytes(data[at : at + 4], "little")

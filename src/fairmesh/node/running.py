@@ -74,6 +74,7 @@ class _Node(Watcher):
         self._metric: dict[str, Any] = {}
         self._weight: float | None = None
         self._rounds: Rounds
+        self._parting = False  # from a site that left, or at the end from all
         self._notices: dict[int, float] = {}  # position -> when the next notice is due
         self._measured_by = "loss"
 
@@ -99,6 +100,7 @@ class _Node(Watcher):
                     self._meet()
             problem = common_problem(membership, self._own, self._bulletin.of_all("facts"))
             mailroom.largest = _largest(problem.flat_model.dim, problem.n)
+            mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
             with self._linked(mailroom) as links:
                 self._rounds = Rounds(membership, problem, mailroom, store, self)
                 if not met:
@@ -106,7 +108,7 @@ class _Node(Watcher):
                 self._rounds.train(done)
                 self._activity = "summing up"
                 write_result(membership, self._rounds, mailroom, self._state_folder / "result")
-                self._activity = "finished"
+                self._activity, self._parting = "finished", True
                 self.log("info", "finished", rounds=membership.experiment.rounds, folder="result")
                 self._part(links, mailroom)
 
@@ -193,7 +195,7 @@ class _Node(Watcher):
 
     def _go_on_without(self, gone: str) -> None:
         """From the round that all remaining sites have done, in the next generation of the mesh."""
-        before, rounds = self._membership, self._rounds
+        before, rounds, self._parting = self._membership, self._rounds, True
         mesh, self._activity = before.mesh, f"going on without {gone}"
         leaving.frozen(self._bulletin, mesh, rounds.done)
         write_atomically(self._state_folder / "bulletin.json", self._bulletin.saved())
@@ -219,7 +221,7 @@ class _Node(Watcher):
         store.save(reduced, agreed, identity_of(after, problem), len(after.present))
         after.mesh.write(after.site.mesh)  # from here on, a restart goes on with the next generation
         shutil.rmtree(self._state_folder / f"generation-{mesh.generation}", ignore_errors=True)
-        self._membership = after
+        self._membership, self._parting = after, False
         self.log("info", "going on", without=gone, round=agreed, sites=len(after.present))
 
     @contextmanager
@@ -291,7 +293,7 @@ class _Node(Watcher):
         if gone is not None:
             leaving.vote(self._bulletin, mesh, gone)
         decided = leaving.decided(self._bulletin, mesh)
-        if decided is not None and self._mailroom is not None and self._activity != "finished":
+        if decided is not None and self._mailroom is not None and not self._parting:
             self._mailroom.stop(Leave(decided))
 
     def _notice_waiting(self) -> None:

@@ -116,6 +116,10 @@ class Journal:
         """What was sent in a step, by receiver; empty where it is not known any more."""
         return {p: self._at(place) or b"" for positions, place in self._sent.get(step, ()) for p in positions}
 
+    def receivers(self, step: int) -> list[int]:
+        """To whom something was sent in a step."""
+        return [position for positions, _ in self._sent.get(step, ()) for position in positions]
+
     def next_from(self, whom: int) -> int | None:
         """The first step of which nothing was received from a neighbour; none where nothing ever was."""
         return max((step + 1 for who, step in self._received if who == whom), default=None)

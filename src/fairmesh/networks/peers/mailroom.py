@@ -45,10 +45,20 @@ class Counters:
     messages_in: int = 0
     bytes_out: int = 0  # of the algorithm's messages, as the codec made them
     bytes_in: int = 0
-    beside_out: int = 0  # greetings, heads of messages, acknowledgements, news
+    beside_out: int = 0  # greetings, heads of messages, acknowledgements, news, sums at the end
     beside_in: int = 0
     connections: int = 0
     refused: int = 0
+
+    def sent(self, size: int, of_a_round: bool) -> None:
+        self.messages_out += of_a_round
+        self.bytes_out += size * of_a_round
+        self.beside_out += MESSAGE_HEAD_BYTES + size * (not of_a_round)
+
+    def received(self, size: int, of_a_round: bool) -> None:
+        self.messages_in += of_a_round
+        self.bytes_in += size * of_a_round
+        self.beside_in += MESSAGE_HEAD_BYTES + size * (not of_a_round)
 
 
 @dataclass
@@ -57,13 +67,16 @@ class _Edge:
 
     taken: int  # the next step to take from it
     durable: int  # every step before is durable here
-    outbox: dict[int, bytes] = field(default_factory=dict)  # by step, until durable there
+    outbox: dict[int, bytes | None] = field(default_factory=dict)  # by step, until durable there; None: in the journal
     inbox: dict[int, bytes] = field(default_factory=dict)  # arrived, not yet read
     cursor: int = 0  # the next step to put on the present stream
     told: int = -1  # the last `durable` told on the present stream
     stream: object | None = None
     last_seen: float | None = None  # seconds since the epoch
     counters: Counters = field(default_factory=Counters)
+
+    def has_room(self) -> bool:
+        return sum(payload is not None for payload in self.outbox.values()) < _WINDOW
 
     def due(self) -> int:
         """The next step that must arrive: after those in memory, or those read or logged."""
@@ -77,15 +90,16 @@ class Mailroom:
         """`first` is the step that this node will do next, as its checkpoint says."""
         self._journal, self._observe = journal, observe
         self.largest = _BEFORE_THE_MODEL_IS_KNOWN  # bytes of a message
+        self.rounds = range(0)  # the steps that are an algorithm's rounds
         self._changed = threading.Condition()
         self._edges = {}
         for position in neighbours:
             known = journal.next_from(position)
             self._edges[position] = _Edge(first, max(first, known or 0))
         for step in journal.steps_sent():
-            for position, payload in journal.sent(step).items():
+            for position in journal.receivers(step):
                 if position in self._edges and step >= journal.held.get(position, 0):
-                    self._edges[position].outbox[step] = payload
+                    self._edges[position].outbox[step] = None
         self._wake: Callable[[int], None] = lambda position: None
         self._close: Callable[[object, str], None] = lambda stream, reason: None
         self._stop: FairmeshError | None = None
@@ -115,7 +129,7 @@ class Mailroom:
                 )
         fresh = {position: payload for position, payload in payloads.items() if position not in before}
         with self._changed:
-            self._changed.wait_for(lambda: all(len(self._edges[p].outbox) < _WINDOW for p in fresh) or self._stopped())
+            self._changed.wait_for(lambda: all(self._edges[p].has_room() for p in fresh) or self._stopped())
             self._raise_if_stopped()
         if fresh:
             self._observe("computed", step)
@@ -231,13 +245,14 @@ class Mailroom:
         found: dict[int, dict[int, bytes]] = {}
         with self._changed:
             for position, edge in self._edges.items():
-                for step, payload in edge.outbox.items():
-                    found.setdefault(step, {})[position] = payload
+                for step in edge.outbox:
+                    found.setdefault(step, {})[position] = self._payload(position, step)
         return found
 
     def rotate(self, number: int, keep_from: int) -> None:
         """Begins a new segment of the journal at a checkpoint; what was received from step `keep_from` on stays."""
         self._journal.rotate(number, keep_from, self.unsettled())
+        self.owed_to()
 
     def journal_bytes(self) -> int:
         """Written since the last checkpoint."""
@@ -293,12 +308,10 @@ class Mailroom:
                 frames.append((-1, held(edge.durable)))
             for step in sorted(edge.outbox):
                 if step >= edge.cursor:
-                    payload = edge.outbox[step]
+                    payload = self._payload(position, step)
                     frames.append((step, message(step, payload)))
                     edge.cursor = step + 1
-                    edge.counters.messages_out += 1
-                    edge.counters.bytes_out += len(payload)
-                    edge.counters.beside_out += MESSAGE_HEAD_BYTES
+                    edge.counters.sent(len(payload), step in self.rounds)
         return frames
 
     def arrived(self, position: int, stream: object, step: int, payload: bytes) -> None:
@@ -316,9 +329,7 @@ class Mailroom:
             if len(payload) > self.largest:
                 raise Refused(f"a message of {len(payload)} bytes; the largest of this experiment has {self.largest}")
             edge.inbox[step] = payload
-            edge.counters.messages_in += 1
-            edge.counters.bytes_in += len(payload)
-            edge.counters.beside_in += MESSAGE_HEAD_BYTES
+            edge.counters.received(len(payload), step in self.rounds)
             self._changed.notify_all()
 
     def held_there(self, position: int, stream: object, step: int) -> None:
@@ -332,6 +343,10 @@ class Mailroom:
                 raise Refused(f"it tells step {step} durable, but was sent only those before {edge.cursor}")
             self._forget(edge, step)
             self._changed.notify_all()
+
+    def _payload(self, position: int, step: int) -> bytes:
+        kept = self._edges[position].outbox[step]
+        return self._journal.sent(step)[position] if kept is None else kept
 
     def _forget(self, edge: _Edge, before: int) -> None:
         edge.outbox = {step: payload for step, payload in edge.outbox.items() if step >= before}
