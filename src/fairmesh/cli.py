@@ -298,6 +298,25 @@ def bench_rounds(
     show_table(rows)
 
 
+@bench.command("peers")
+def bench_peers(
+    nodes: Annotated[int, typer.Option(min=2, help="How many, on a ring over the loopback interface.")] = 8,
+    parameters: Annotated[int, typer.Option(min=1, help="Of the model whose 4-bit message travels.")] = 20_000,
+    steps: Annotated[int, typer.Option(min=10)] = 500,
+    json_: Json = False,
+) -> None:
+    """The network's part of a round between organisations: logged, sent over mutual TLS, waited for, logged again."""
+    from dataclasses import asdict
+
+    from fairmesh.bench.peers import network_cost
+
+    cost = asdict(network_cost(nodes, parameters, steps))
+    if json_:
+        print_json(cost)
+        return
+    show_table([["", "network"], *([key.replace("_", " "), f"{value:,.4g}"] for key, value in cost.items())])
+
+
 app.command()(reproduce)
 app.command()(node)
 app.command()(status)

@@ -11,7 +11,8 @@ PROTOCOL = 1
 _MAGIC = b"fairmesh"
 _HELLO = struct.Struct("<B8sH")  # kind, magic, protocol
 _STEP = struct.Struct("<BQ")  # kind, step
-MESSAGE_HEAD_BYTES = _STEP.size
+_MESSAGE = struct.Struct("<BQQ")  # kind, step, the step before which the receiver's own messages are durable here
+MESSAGE_HEAD_BYTES = _MESSAGE.size
 _HELLO_AT_MOST = 1 << 18
 
 
@@ -24,7 +25,7 @@ class Kind(IntEnum):
 
     HELLO = 1  # who I am, what we must have agreed on, and what of yours I hold
     MESSAGE = 2  # a step's message
-    HELD = 3  # every message before this step is durable here
+    HELD = 3  # every message before this step is durable here; else told with the next message
     NEWS = 4  # announcements of sites
     FINISHED = 5  # I need nothing more from you
     REFUSED = 6  # why I close the stream
@@ -33,6 +34,7 @@ class Kind(IntEnum):
 class Frame(NamedTuple):
     kind: Kind
     step: int = 0
+    durable: int = 0
     body: bytes = b""
 
 
@@ -58,8 +60,8 @@ def read_hello(data: bytes) -> dict[str, Any]:
     return table
 
 
-def message(step: int, payload: bytes) -> bytes:
-    return _STEP.pack(Kind.MESSAGE, step) + payload
+def message(step: int, durable: int, payload: bytes) -> bytes:
+    return _MESSAGE.pack(Kind.MESSAGE, step, durable) + payload
 
 
 def held(step: int) -> bytes:
@@ -81,13 +83,15 @@ def refused(reason: str) -> bytes:
 def read_frame(data: bytes) -> Frame:
     """A frame after the first."""
     kind = data[0] if data else 0
-    if kind in (Kind.MESSAGE, Kind.HELD):
-        if len(data) < _STEP.size:
-            raise Refused(f"a frame of kind {Kind(kind).name} ends in its head")
-        _, step = _STEP.unpack_from(data)
-        if kind == Kind.HELD and len(data) > _STEP.size:
-            raise Refused("an acknowledgement carries no body")
-        return Frame(Kind(kind), step, data[_STEP.size :])
+    if kind == Kind.MESSAGE:
+        if len(data) < _MESSAGE.size:
+            raise Refused("a message ends in its head")
+        _, step, durable = _MESSAGE.unpack_from(data)
+        return Frame(Kind.MESSAGE, step, durable, data[_MESSAGE.size :])
+    if kind == Kind.HELD:
+        if len(data) != _STEP.size:
+            raise Refused(f"an acknowledgement of {len(data)} bytes; it has {_STEP.size}")
+        return Frame(Kind.HELD, durable=_STEP.unpack(data)[1])
     if kind in (Kind.NEWS, Kind.REFUSED):
         return Frame(Kind(kind), body=data[1:])
     if kind == Kind.FINISHED and len(data) == 1:

@@ -8,7 +8,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 METHOD = "/fairmesh.Mesh/Edge"
 _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
+_TELL_S = 0.05
 _BESIDE = 1 << 20  # bytes a frame may have beyond the largest message: news of many sites
 
 
@@ -73,6 +74,8 @@ class _Stream:
         self.news_told = 0
         self.finished_told = False
         self.only_news = False
+        self.tells = False  # what is durable is told with messages, or after a moment:
+        self.timer: asyncio.TimerHandle | None = None
 
     def end(self, reason: str | None) -> None:
         """From any thread."""
@@ -97,6 +100,7 @@ class Links:
         observe: Callable[[str, int], None],
     ):
         self._neighbours = {one.name: one for one in neighbours}
+        self._name_at = {one.position: one.name for one in neighbours}
         self._credentials, self._listen, self._mailroom, self._bulletin = credentials, listen, mailroom, bulletin
         self._greeting, self._check, self._report, self._observe = greeting, check, report, observe
         self._options = [
@@ -138,21 +142,21 @@ class Links:
         self._finished = True
         self._wake_all()
 
-    def _wake(self, position: int) -> None:
+    def _wake(self, positions: Iterable[int]) -> None:
         loop = self._loop
         if loop is None or loop.is_closed():
             return
 
         def set_() -> None:
-            for name, one in self._neighbours.items():
-                if one.position == position and name in self._streams:
-                    self._streams[name].wake.set()
+            for position in positions:
+                stream = self._streams.get(self._name_at[position])
+                if stream is not None:
+                    stream.wake.set()
 
         loop.call_soon_threadsafe(set_)
 
     def _wake_all(self) -> None:
-        for one in self._neighbours.values():
-            self._wake(one.position)
+        self._wake(list(self._name_at))
 
     # The thread
 
@@ -318,14 +322,16 @@ class Links:
             frame = frames.read_frame(data)
             if stream.only_news and frame.kind not in (Kind.NEWS, Kind.REFUSED):
                 continue
+            if frame.kind in (Kind.MESSAGE, Kind.HELD):
+                self._mailroom.held_there(position, stream, frame.durable)
+                self._observe("held there", frame.durable)
             if frame.kind == Kind.MESSAGE:
                 self._mailroom.arrived(position, stream, frame.step, frame.body)
                 continue
             self._mailroom.seen(position, beside_in=len(data))
             if frame.kind == Kind.HELD:
-                self._mailroom.held_there(position, stream, frame.step)
-                self._observe("held there", frame.step)
-            elif frame.kind == Kind.NEWS:
+                continue
+            if frame.kind == Kind.NEWS:
                 self._bulletin.heard(frame.body)
             elif frame.kind == Kind.FINISHED:
                 self._finished_there.add(neighbour.name)
@@ -334,10 +340,19 @@ class Links:
                 raise Refused(f"it refuses: {frame.body.decode(errors='replace')}")
 
     async def _writing(self, neighbour: Neighbour, stream: _Stream, write: Callable[[bytes], Awaitable[None]]) -> None:
-        position = neighbour.position
+        position, loop = neighbour.position, asyncio.get_running_loop()
+
+        def tell() -> None:
+            stream.tells, stream.timer = True, None
+            stream.wake.set()
+
         while True:
             stream.wake.clear()
-            for step, frame in self._mailroom.outgoing(position, stream):
+            going, untold = self._mailroom.outgoing(position, stream, stream.tells)
+            stream.tells = False
+            if untold and stream.timer is None:
+                stream.timer = loop.call_later(_TELL_S, tell)
+            for step, frame in going:
                 await write(frame)
                 if step < 0:
                     self._mailroom.seen(position, beside_out=len(frame))

@@ -9,7 +9,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -100,7 +100,7 @@ class Mailroom:
             for position in journal.receivers(step):
                 if position in self._edges and step >= journal.held.get(position, 0):
                     self._edges[position].outbox[step] = None
-        self._wake: Callable[[int], None] = lambda position: None
+        self._wake: Callable[[Iterable[int]], None] = lambda positions: None
         self._close: Callable[[object, str], None] = lambda stream, reason: None
         self._stop: FairmeshError | None = None
         self.waiting_for: dict[int, float] = {}  # position -> since when, while waiting
@@ -111,8 +111,8 @@ class Mailroom:
         self._settler = threading.Thread(target=self._settle, name="journal", daemon=True)
         self._settler.start()
 
-    def serve(self, wake: Callable[[int], None], close: Callable[[object, str], None]) -> None:
-        """Connects the streams: `wake(position)` when there is something to send, `close(stream, reason)`."""
+    def serve(self, wake: Callable[[Iterable[int]], None], close: Callable[[object, str], None]) -> None:
+        """Connects the streams: `wake(positions)` when there is something to send, `close(stream, reason)`."""
         self._wake, self._close = wake, close
 
     # The training thread
@@ -138,8 +138,7 @@ class Mailroom:
         with self._changed:
             for position, payload in fresh.items():
                 self._edges[position].outbox[step] = payload
-        for position in fresh:
-            self._wake(position)
+        self._wake(fresh)
         self._posting_s = time.perf_counter() - began
 
     def take(self, step: int, positions: Sequence[int], read: Callable[[int, bytes], Any]) -> dict[int, Any]:
@@ -227,8 +226,7 @@ class Mailroom:
             with self._changed:
                 for position, step in noted.items():
                     self._edges[position].durable = max(self._edges[position].durable, step)
-            for position in noted:
-                self._wake(position)
+            self._wake(noted)
 
     def owed_to(self) -> list[int]:
         """Neighbours that have not told everything durable yet; of the others that is noted on disk."""
@@ -296,23 +294,24 @@ class Mailroom:
             if self._edges[position].stream is stream:
                 self._edges[position].stream = None
 
-    def outgoing(self, position: int, stream: object) -> list[tuple[int, bytes]]:
-        """Frames to put on a stream now, with the step of a message and -1 for others."""
-        frames = []
+    def outgoing(self, position: int, stream: object, tell: bool) -> tuple[list[tuple[int, bytes]], bool]:
+        """Messages to put on a stream now, with their steps, and whether something durable is still to be told, which
+        is done by the next message, or with `tell` by a frame of its own (step -1)."""
+        frames: list[tuple[int, bytes]] = []
         with self._changed:
             edge = self._edges[position]
             if edge.stream is not stream:
-                return []
-            if edge.told < edge.durable:
-                edge.told = edge.durable
-                frames.append((-1, held(edge.durable)))
+                return [], False
             for step in sorted(edge.outbox):
                 if step >= edge.cursor:
                     payload = self._payload(position, step)
-                    frames.append((step, message(step, payload)))
-                    edge.cursor = step + 1
+                    frames.append((step, message(step, edge.durable, payload)))
+                    edge.cursor, edge.told = step + 1, edge.durable
                     edge.counters.sent(len(payload), step in self.rounds)
-        return frames
+            if tell and edge.told < edge.durable:
+                edge.told = edge.durable
+                frames.append((-1, held(edge.durable)))
+            return frames, edge.told < edge.durable
 
     def arrived(self, position: int, stream: object, step: int, payload: bytes) -> None:
         """A message came over a stream."""

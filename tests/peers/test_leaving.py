@@ -1,0 +1,230 @@
+"""A site that is gone for good: the others vote, go back to one round, and go on without it as a simulation would."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fairmesh as fm
+from fairmesh.algorithms.base import Round
+from fairmesh.checkpoint import flattened, refilled
+from fairmesh.experiment import load_experiment
+from fairmesh.networks.peers.mesh import Member, Mesh
+from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.node import leaving
+from fairmesh.problems.oracle import Oracle
+from tests.peers import fleet
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["a", "b", "c", "d", "e", "f"]
+GONE, DIES_AT = 2, 40
+EXPERIMENT = """
+rounds = 70
+data = { name = "digits", nodes = 6 }
+topology = { name = "circulant", offsets = [1, 2] }
+[algorithm]
+name = "ad-gda"
+primal_step = 1.0
+dual_step = 0.05
+rate = 0.4
+compressor = { name = "quantize", bits = 4 }
+dual_compressor = { name = "threshold", level = 1e-3 }
+[options]
+measure_every = 20
+checkpoint_every = 15
+dtype = "float64"
+"""
+
+
+def _scenario(folder: Path) -> None:
+    """c dies for good in the midst of a round; the others remove it; b is killed while they do, and restarted."""
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    mesh = fleet.provisioned(folder, folder / "experiment.toml", NAMES)
+
+    def dies(point: str, step: int) -> None:
+        if point == "sent" and step == DIES_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    running = {name: fleet.start(folder, name, **({"observe": dies} if name == "c" else {})) for name in NAMES}
+    if fleet.ended(running.pop("c"), 120) != -signal.SIGKILL:
+        sys.exit("c did not die as it should")
+    for name in running:
+        leaving.wish(folder / name / "state", mesh, name, "c")
+    time.sleep(0.7)
+    os.kill(running["b"], signal.SIGKILL)
+    fleet.ended(running["b"], 20)
+    running["b"] = fleet.start(folder, "b")
+    codes = {name: fleet.ended(process, 120) for name, process in running.items()}
+    if any(codes.values()):
+        sys.exit(f"{codes}\n" + "\n".join((folder / f"{name}.log").read_text() for name in running))
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("leaving")
+    subprocess.run([sys.executable, "-m", "tests.peers.test_leaving", str(folder)], cwd=ROOT, check=True, timeout=400)
+    return folder
+
+
+def _events(folder: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / name / "state" / "log.jsonl").read_text().splitlines()]
+
+
+def test_all_who_remain_go_on_from_one_round_and_end_alike(left):
+    rounds, models = set(), set()
+    for name in NAMES:
+        if name == "c":
+            assert not (left / "c" / "state" / "result").exists()
+            continue
+        rounds |= {event["round"] for event in _events(left, name) if event["what"] == "going on"}
+        models.add((left / name / "state" / "result" / "model.safetensors").read_bytes())
+        assert Mesh.read(left / name / "mesh.toml").removed == ("c",)
+        assert [p.name for p in (left / name / "state").glob("generation-*")] == ["generation-2"]
+    assert len(rounds) == len(models) == 1
+    assert rounds <= {DIES_AT - 2, DIES_AT - 1, DIES_AT}
+    summary = json.loads((left / "a" / "state" / "result" / "summary.json").read_text())
+    assert summary["sites"] == ["a", "b", "d", "e", "f"]
+    assert summary["nodes"] == 5
+
+
+def test_they_end_where_a_simulation_ends_that_drops_the_node_in_that_round(left):
+    (agreed,) = {event["round"] for event in _events(left, "a") if event["what"] == "going on"}
+    experiment = load_experiment(left / "experiment.toml")
+    mesh = Mesh.read(left / "mesh" / "mesh.toml")
+    state = _simulated(experiment, mesh, None, range(agreed))
+    after = mesh.without("c")
+    kept = [i for i in range(6) if i != GONE]
+    slots = {i: [i, *sorted(mesh.position(other) for other in mesh.neighbours(NAMES[i]))] for i in kept}
+    prior = torch.ones(5, dtype=torch.float64) / 5
+    mine = [_rows(state, i) for i in kept]
+    reduced = [leaving.without(one, GONE, slots[i], prior) for i, one in zip(kept, mine)]
+    end = _simulated(experiment, after, _stacked(reduced), range(agreed, experiment.rounds))
+    average = end.models.mean(dim=-2)[0]
+    problem = _problem(experiment, after)
+    found = load_file(left / "a" / "state" / "result" / "model.safetensors")
+    expected = problem.flat_model.state_dict(average)
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name].double(), tensor.double(), rtol=0, atol=1e-6), name  # stored as float32
+    record = json.loads((left / "a" / "state" / "result" / "metrics.jsonl").read_text())
+    assert torch.allclose(
+        torch.tensor(record["lambda"], dtype=torch.float64), end.duals.mean(dim=-2)[0], rtol=0, atol=1e-9
+    )
+    assert float(end.duals.sum(dim=-1).sub(1).abs().max()) < 1e-9
+
+
+def _problem(experiment, mesh):
+    sites = experiment.data.sites()
+    return experiment.problem([sites[mesh.position(member.name)] for member in mesh.present])
+
+
+def _simulated(experiment, mesh, state, rounds):
+    """All nodes in one process, each with a copy of every neighbour's."""
+    problem, algorithm = _problem(experiment, mesh), experiment.algorithm
+    identities = [mesh.position(member.name) for member in mesh.present]
+    network = RemoteNetwork(
+        leaving.cycle_of(experiment.topology, mesh), range(problem.n), _Nobody(), dtype=torch.float64,
+        identities=identities, each_copy=True,
+    )  # fmt: skip
+    oracle = Oracle(problem, network.hosted, network.identities, seeds=[0], dtype=torch.float64)
+    state = algorithm.init(oracle, network) if state is None else state
+    for t in rounds:
+        state = algorithm.step(state, Round(torch.tensor(t), oracle, network))
+    return state
+
+
+class _Nobody:
+    def exchange(self, round_index, outgoing, expected, read):
+        assert not outgoing
+        assert not expected
+        return dict
+
+
+def _rows(state, node):
+    return refilled(state, {name: tensor[:, node : node + 1] for name, tensor in flattened(state).items()})
+
+
+def _stacked(states):
+    """Nodes' states as one, copies padded to the most neighbours a node has."""
+    tables = [flattened(state) for state in states]
+    width = max(table["state.copies.kept"].shape[-2] for table in tables)
+    whole = {}
+    for name in tables[0]:
+        rows = [table[name] for table in tables]
+        if name.endswith(".kept"):
+            rows = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[-2])) for row in rows]
+        whole[name] = torch.cat(rows, dim=1)
+    return refilled(states[0], whole)
+
+
+def _mesh(**fields):
+    names = ["a", "b", "c", "d"]
+    members = [
+        Member(name, f"127.0.0.1:{7000 + i}", tuple(other for other in names if other != name))
+        for i, name in enumerate(names)
+    ]
+    return Mesh("four", "0" * 64, tuple(members), **fields)
+
+
+class _Votes:
+    def __init__(self, bodies):
+        self.bodies = bodies
+
+    def of_all(self, kind):
+        return self.bodies
+
+
+def _vote(mesh, gone):
+    remaining = mesh.without(gone)
+    return {"site": gone, "generation": remaining.generation, "mesh": remaining.digest()}
+
+
+def test_only_the_vote_of_all_who_remain_removes_a_site():
+    mesh = _mesh()
+    voted = {name: _vote(mesh, "d") for name in ("a", "b")}
+    assert leaving.decided(_Votes(voted), mesh) is None
+    assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "b")}), mesh) is None
+    assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "d")}), mesh) == "d"
+
+
+def test_votes_for_another_mesh_or_of_an_earlier_generation_do_not_count():
+    mesh = _mesh()
+    after = mesh.without("d")
+    old = {name: _vote(mesh, "d") for name in ("a", "b", "c")}
+    assert leaving.decided(_Votes(old), after) is None
+    forged = {name: _vote(mesh, "d") | {"mesh": "1" * 64} for name in ("a", "b", "c")}
+    assert leaving.decided(_Votes(forged), mesh) is None
+
+
+def test_a_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart(tmp_path):
+    with pytest.raises(fm.BadInput, match="this site itself"):
+        leaving.wish(tmp_path, _mesh(), "a", "a")
+    line = Mesh(
+        "line",
+        "0" * 64,
+        (
+            Member("a", "127.0.0.1:7001", ("b",)),
+            Member("b", "127.0.0.1:7002", ("a", "c")),
+            Member("c", "127.0.0.1:7003", ("b",)),
+        ),
+    )
+    with pytest.raises(fm.BadInput, match="falls apart"):
+        leaving.wish(tmp_path, line, "a", "b")
+    assert leaving.wished(tmp_path, line) is None
+
+
+def test_a_wish_holds_for_its_own_generation_only(tmp_path):
+    mesh = _mesh()
+    leaving.wish(tmp_path, mesh, "a", "d")
+    assert leaving.wished(tmp_path, mesh) == "d"
+    assert leaving.wished(tmp_path, mesh.without("d")) is None
+
+
+if __name__ == "__main__":
+    _scenario(Path(sys.argv[1]))
