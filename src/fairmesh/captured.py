@@ -19,6 +19,18 @@ Step = Callable[[Any, Tensor], Any]  # (state, number of the round) -> the state
 _WARM_UP = 3  # rounds before the capture, in which libraries choose and allocate
 
 
+@torch.library.custom_op("fairmesh::kept", mutates_args=())
+def kept(tensor: Tensor) -> Tensor:
+    """A copy that the compiler leaves alone: a plain clone it takes for superfluous, and reads what was cloned after it
+    has been overwritten."""
+    return tensor.clone()
+
+
+@kept.register_fake
+def _(tensor: Tensor) -> Tensor:
+    return tensor.clone()
+
+
 def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> tuple[GraphModule, list[Tensor]]:
     """A round as a function that changes the given tensors, of a state and of the round's number, into the next one's;
     and these tensors, copies of the state's."""
@@ -29,8 +41,9 @@ def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> t
         *parts, now = buffers
         after = [*flattened(step(refilled(state, dict(zip(names, parts))), now)).values(), now + 1]
         held = {old.untyped_storage().data_ptr() for old in buffers}  # what is handed on must not be overwritten first
-        after = [new.clone() if new.untyped_storage().data_ptr() in held else new for new in after]
-        for old, new in zip(buffers, after):
+        changed = [(old, new) for old, new in zip(buffers, after) if new is not old]
+        copied = [kept(new) if new.untyped_storage().data_ptr() in held else new for _, new in changed]
+        for (old, _), new in zip(changed, copied):
             old.copy_(new)
         return []
 

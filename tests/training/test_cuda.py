@@ -1,6 +1,7 @@
 """The same run on a GPU. Needs one: `python -m pytest tests/training/test_cuda.py` on such a machine."""
 
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -80,6 +81,36 @@ def test_kernels_count_what_torchs_operations_count(share):
         here, there = (sizes.gaps(rows) for rows in (levels, levels.cuda()))
         assert torch.equal(here.size(), there.size().cpu())
         assert torch.equal(here.entries, there.entries.cpu())
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e30])
+def test_a_diverged_nodes_levels_leave_the_others_counts_alone(odd):
+    """A symbol that lies outside a row's histogram would be counted in a neighbour's, or past the end."""
+    levels = (3 * torch.randn(5, 5000, generator=torch.Generator().manual_seed(0))).round().clamp(-18, 18).cuda()
+    sound = entropy.level_histograms(levels, 18)
+    for row in (0, 2, 4):
+        levels[row, ::3] = odd
+    counts = entropy.level_histograms(levels, 18)
+    assert torch.equal(counts[1::2], sound[1::2])
+    assert (counts[::2].sum(dim=-1) <= 5000).all()
+
+
+class _Pair(NamedTuple):
+    now: torch.Tensor
+    before: torch.Tensor
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_captured_round_may_hand_on_the_tensors_it_was_given(fuse):
+    def step(state, t):
+        return _Pair(state.now + 1, state.now)
+
+    begun = _Pair(torch.zeros(3, device="cuda"), torch.full((3,), -1.0, device="cuda"))
+    replay = CapturedRounds(step, begun, 0, torch.device("cuda"), fuse)
+    for _ in range(5):
+        replay.advance()
+    assert replay.state.now.tolist() == [5.0] * 3
+    assert replay.state.before.tolist() == [4.0] * 3
 
 
 def test_a_run_resumed_on_a_gpu_is_the_uninterrupted_one(tmp_path):
