@@ -6,7 +6,7 @@ it is known; for Tables 2 and 3 it is inferred from the other runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fairmesh.algorithms import ADGDA, DRDSGD, DRFA, Algorithm, ChocoSGD
 from fairmesh.ambiguity import ChiSquare, OwnCoordinate
@@ -24,9 +24,9 @@ from fairmesh.training import Options
 Protocol = Literal["formula", "published"]
 Search = Mapping[str, tuple[float, ...]]  # a dotted name of the algorithm -> the values tried
 
-RATES = {  # gamma; what rounds up or keeps the largest needs no small ones
-    "formula": (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02),
-    "published": (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3),
+RATES = {  # gamma; what rounds up bears more than what rounds down
+    "formula": (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
+    "published": (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1),
 }
 
 
@@ -84,7 +84,7 @@ def _sampling(protocol: Protocol, batch: int) -> Sampling:
 
 _SMALL_MODELS: dict[str, Model] = {"logistic": Logistic(), "fc": FullyConnected()}
 _OPEN: dict[str, Search] = {  # what the text leaves open; as published: around the values of the larger runs
-    "formula": {"dual_step.value": (0.03, 0.1, 0.3)},
+    "formula": {"dual_step.value": (0.01, 0.03, 0.1, 0.3, 1.0)},
     "published": {"dual_step.value": (0.01, 0.03), "regularizer.strength": (0.01, 1.0)},
 }
 
@@ -221,8 +221,23 @@ SETUPS = {
 _LONG, _RATIO, _LOCAL = 5000, 0.998, 10
 _PLACEMENTS = {"Fashion-MNIST": 5}  # else 3, as many as the published runs had; 5 for DRFA
 _SEARCHED = 2500  # rounds of a search: by then steps have shrunk to 0.7 %
-_STEPS = (0.5, 1.0, 2.0, 4.0)  # eta_theta of AD-GDA; the same times 1 / m for algorithms that weigh nodes by 1
+_DRFA_STEPS = (2.5, 5.0, 10.0, 20.0)  # times 1 / m: each of the clients drawn counts as one
 _TWELVE_STEPS = (0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8, 1.1, 1.5, 2.0, 3.0, 4.0)  # of DR-DSGD
+
+
+class _Grid(NamedTuple):
+    """What `formula` tries: around what a first search, with its best at the end of a range, had found."""
+
+    steps: tuple[float, ...]  # eta_theta of AD-GDA; the same times 1 / m for CHOCO-SGD, which weighs nodes by 1
+    dual_steps: tuple[float, ...]
+    rates: tuple[float, ...]  # gamma in 4 bits
+
+
+_GRIDS: dict[type[Model], _Grid] = {
+    FullyConnected: _Grid((2.0, 4.0, 8.0, 16.0, 32.0, 64.0), (1e-4, 0.001, 0.01, 0.1, 1.0), (0.3, 0.15, 0.08, 0.04)),
+    PaperCNN: _Grid((1.0, 2.0, 4.0, 8.0, 16.0), (0.001, 0.01, 0.1, 1.0), (0.15, 0.08, 0.04)),
+}
+_IN_FOUR_BITS: Search = {"primal_step.start": (1.0, 2.0, 4.0, 8.0), "dual_step.value": (0.03, 0.1, 0.3)}  # AD-GDA
 
 
 def _large(protocol: Protocol, setup: str, which: str, algorithm: Algorithm) -> Experiment:
@@ -244,10 +259,10 @@ def _large(protocol: Protocol, setup: str, which: str, algorithm: Algorithm) -> 
     )
 
 
-def _dual_steps(nodes: int, alpha: float) -> tuple[float, ...]:
+def _dual_steps(setup: _Setup, alpha: float) -> tuple[float, ...]:
     """Those within the stable range p / alpha of chi-square; its end where that is below them all."""
-    bound = 1.0 / (nodes * alpha)
-    return tuple(step for step in (0.001, 0.01, 0.1) if step <= bound) or (bound,)
+    bound = 1.0 / (setup.nodes * alpha)
+    return tuple(step for step in _GRIDS[type(setup.model)].dual_steps if step <= bound) or (bound,)
 
 
 def _regularized(recipe: str, protocol: Protocol, setup: str, alpha: float) -> Row:
@@ -255,7 +270,9 @@ def _regularized(recipe: str, protocol: Protocol, setup: str, alpha: float) -> R
     published = _published(protocol)
     strength = s.published_alphas.get(alpha, alpha) if published else alpha
     algorithm = _adgda(protocol, s.steps["AD-GDA"], _RATIO, Identity(), strength, 0.01 if published else 1e-3 / s.nodes)
-    search: Search = {"primal_step.start": _STEPS, "dual_step.value": _dual_steps(s.nodes, alpha)}
+    search: Search = {
+        "primal_step.start": _GRIDS[type(s.model)].steps, "dual_step.value": _dual_steps(s, alpha),
+    }  # fmt: skip
     experiment = _large(protocol, setup, "AD-GDA", algorithm)
     return Row(recipe, f"alpha = {alpha:g}", protocol, experiment, {} if published else search, _SEARCHED)
 
@@ -284,7 +301,7 @@ def _drfa(protocol: Protocol, setup: str) -> Row:
         )
     else:
         algorithm = DRFA(schedule, 1e-3, local_steps=_LOCAL)
-    steps = tuple(5 * step / s.nodes for step in _STEPS)
+    steps = tuple(step / s.nodes for step in _DRFA_STEPS)
     search: Search = {"primal_step.start": steps, "dual_step.value": (1e-4, 1e-3, 1e-2)}
     experiment, rounds = _large(protocol, setup, "DRFA", algorithm), _SEARCHED // _LOCAL
     return Row("table5", f"{setup}, DRFA", protocol, experiment, {} if _published(protocol) else search, rounds)
@@ -306,14 +323,15 @@ def _in_four_bits(recipe: str, protocol: Protocol, setup: str, which: str) -> Ro
     s = SETUPS[setup]
     compressor, step = _compressor("quantization 4 bit", protocol), s.steps[which]
     search: Search = {}
+    grid = _GRIDS[type(s.model)]
     if which == "AD-GDA":
         algorithm: Algorithm = _adgda(protocol, step, _RATIO, compressor)
         if not _published(protocol):
-            search = {"primal_step.start": (1.0, 2.0), "dual_step.value": (0.01, 0.1), "rate": (0.3, 0.15, 0.08)}
+            search = {**_IN_FOUR_BITS, "rate": grid.rates}
     else:
         algorithm = _choco(protocol, step, _RATIO, compressor, s.nodes)
         if not _published(protocol):
-            search = {"primal_step.start": tuple(step / s.nodes for step in _STEPS), "rate": (0.3, 0.15, 0.08)}
+            search = {"primal_step.start": tuple(step / s.nodes for step in grid.steps), "rate": grid.rates}
     if _published(protocol):
         algorithm = replace(algorithm, rate=s.rate)  # type: ignore[type-var]
     return Row(recipe, f"{setup}, {which}", protocol, _large(protocol, setup, which, algorithm), search, _SEARCHED)
