@@ -1,0 +1,127 @@
+"""The journal: what was logged is there after any crash, and what nobody needs is not."""
+
+import errno
+import os
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairmesh.networks.peers import journal as module
+from fairmesh.networks.peers.journal import StorageError
+
+_opened = []
+
+
+def Journal(folder):
+    _opened.append(module.Journal(folder))
+    return _opened[-1]
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
+def reopened(journal, folder):
+    journal.close()
+    return Journal(folder)
+
+
+def test_what_was_logged_is_found_again(tmp_path):
+    journal = Journal(tmp_path)
+    journal.log_sent(4, {1: b"to one", 2: b"to two"})
+    journal.log_received(2, 4, b"from two")
+    journal.log_received(1, 4, b"")
+    journal = reopened(journal, tmp_path)
+    assert journal.sent(4) == {1: b"to one", 2: b"to two"}
+    assert journal.received(2, 4) == b"from two"
+    assert journal.received(1, 4) == b""
+    assert journal.received(1, 5) is None
+    assert (journal.next_from(1), journal.next_from(3)) == (5, None)
+    assert journal.steps_sent() == [4]
+
+
+def test_the_same_bytes_to_several_are_written_once(tmp_path):
+    journal = Journal(tmp_path)
+    journal.log_sent(0, dict.fromkeys(range(5), b"x" * 10_000))
+    assert journal.size() < 10_100
+    assert reopened(journal, tmp_path).sent(0) == dict.fromkeys(range(5), b"x" * 10_000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.integers(0, 400), flip=st.booleans())
+def test_a_tail_that_a_crash_cut_short_or_garbled_is_dropped_and_nothing_before_it(tmp_path_factory, cut, flip):
+    folder = tmp_path_factory.mktemp("journal")
+    journal = Journal(folder)
+    for step in range(6):
+        journal.log_received(1, step, bytes([step]) * 40)
+    journal.close()
+    (path,) = folder.glob("journal-*.log")
+    content = path.read_bytes()
+    record = len(content) // 6
+    at = min(cut, len(content) - 1)
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] if flip else content[:at])
+    journal = Journal(folder)
+    whole = at // record
+    assert [journal.received(1, step) for step in range(whole)] == [bytes([step]) * 40 for step in range(whole)]
+    assert journal.received(1, whole) is None
+    journal.log_received(1, whole, b"again")  # what comes now is written where the garbled part was
+    assert reopened(journal, folder).received(1, whole) == b"again"
+
+
+def test_damage_before_the_newest_segment_is_refused_by_the_files_name(tmp_path):
+    journal = Journal(tmp_path)
+    journal.log_received(1, 0, b"x" * 50)
+    journal.rotate(10, 0, {})
+    journal.log_received(1, 1, b"y" * 50)
+    journal.close()
+    first = min(tmp_path.glob("journal-*.log"))
+    first.write_bytes(first.read_bytes()[:-3])
+    with pytest.raises(StorageError, match=first.name):
+        Journal(tmp_path)
+
+
+def test_a_checkpoint_ends_a_segment_and_only_what_is_needed_is_kept(tmp_path):
+    journal = Journal(tmp_path)
+    for step in range(1, 31):
+        journal.log_sent(step, {1: b"s%d" % step})
+        journal.log_received(1, step, b"r%d" % step)
+        if step % 10 == 0:
+            journal.rotate(step, max(0, step - 9), {step: {1: b"s%d" % step}})
+    assert [journal.received(1, step) for step in (20, 21, 30)] == [None, b"r21", b"r30"]
+    assert journal.steps_sent() == [*range(20, 31)]  # 20 was still needed when its segment ended
+    journal = reopened(journal, tmp_path)
+    assert journal.received(1, 20) is None
+    assert journal.received(1, 21) == b"r21"
+    assert journal.sent(30) == {1: b"s30"}
+    assert len(list(tmp_path.glob("journal-*.log"))) == 2
+
+
+def test_a_message_that_somebody_still_needs_outlives_its_segment(tmp_path):
+    journal = Journal(tmp_path)
+    journal.log_sent(1, {1: b"needed", 2: b"settled"})
+    journal.rotate(1, 100, {1: {1: b"needed"}})
+    assert reopened(journal, tmp_path).sent(1) == {1: b"needed"}
+
+
+@pytest.mark.parametrize("call", ["write", "flush"])
+def test_a_full_disk_says_what_to_do_and_what_was_logged_stays(tmp_path, call):
+    journal = Journal(tmp_path)
+    journal.log_received(1, 0, b"before")
+    file = journal._file
+
+    class Full:
+        def __getattr__(self, name):
+            return getattr(file, name)
+
+    full = Full()
+    setattr(full, call, mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    journal._file = full  # type: ignore[assignment]
+    with pytest.raises(StorageError, match="No space left on device; nothing is lost: make room"):
+        journal.log_received(1, 1, b"after")
+    file.close()
+    assert Journal(tmp_path).received(1, 0) == b"before"

@@ -1,0 +1,278 @@
+"""The mailroom: every message of a step once and in its step, whatever the streams do."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairmesh.codec import DecodeError
+from fairmesh.errors import FairmeshError, Interrupted
+from fairmesh.networks.peers.frames import Kind, Refused, read_frame
+from fairmesh.networks.peers.journal import Journal
+from fairmesh.networks.peers.mailroom import Holdings, Mailroom
+
+
+class Room(Mailroom):
+    """With a journal of its own."""
+
+    def __init__(self, folder, neighbours):
+        self.journal = Journal(folder)
+        super().__init__(list(neighbours), self.journal, 0, lambda point, step: None)
+        self.largest = 1000
+
+    def close(self):
+        super().close()
+        self.journal.close()
+
+
+def room(folder, neighbours=(1,)):
+    return Room(folder, neighbours)
+
+
+def text(who, step):
+    return f"{who} in step {step}".encode()
+
+
+def taken(mailroom, step, positions=(1,)):
+    return mailroom.take(step, list(positions), lambda position, payload: payload)
+
+
+def until(condition):
+    for _ in range(500):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+def frames_of(mailroom, stream, tell=False):
+    frames, _ = mailroom.outgoing(1, stream, tell)
+    return [read_frame(data) for _, data in frames]
+
+
+@pytest.fixture
+def mailroom(tmp_path):
+    made = room(tmp_path)
+    yield made
+    made.close()
+
+
+def test_what_is_posted_goes_out_once_on_a_stream_and_again_on_the_next_until_it_is_durable_there(mailroom):
+    first, second = object(), object()
+    mailroom.post(0, {1: b"zero"})
+    mailroom.connected(1, first, Holdings(0, 0))
+    mailroom.post(1, {1: b"one"})
+    assert [(frame.step, frame.body) for frame in frames_of(mailroom, first)] == [(0, b"zero"), (1, b"one")]
+    assert frames_of(mailroom, first) == []
+    mailroom.held_there(1, first, 1)
+    mailroom.connected(1, second, Holdings(1, 1))
+    assert frames_of(mailroom, first) == []  # the stream it replaced says nothing any more
+    assert [frame.step for frame in frames_of(mailroom, second)] == [1]
+    mailroom.held_there(1, second, 2)
+    assert mailroom.owed_to() == []
+
+
+def test_a_neighbour_that_has_a_message_is_not_sent_it_again_though_it_is_not_durable_there(mailroom):
+    stream = object()
+    mailroom.post(0, {1: b"zero"})
+    mailroom.post(1, {1: b"one"})
+    mailroom.connected(1, stream, Holdings(0, 1))
+    assert [frame.step for frame in frames_of(mailroom, stream)] == [1]
+    assert sorted(mailroom.unsettled()) == [0, 1]
+
+
+@pytest.mark.parametrize(("step", "reason"), [(0, "replayed"), (3, "future"), (2**40, "future")])
+def test_a_replayed_or_future_step_is_refused(mailroom, step, reason):
+    stream = object()
+    mailroom.connected(1, stream, Holdings(0, 0))
+    mailroom.arrived(1, stream, 0, b"zero")
+    assert taken(mailroom, 0) == {1: b"zero"}
+    with pytest.raises(Refused, match=f"{reason}.*step 1 is due"):
+        mailroom.arrived(1, stream, step, b"other")
+
+
+def test_a_neighbour_cannot_fill_the_memory(mailroom):
+    stream = object()
+    mailroom.connected(1, stream, Holdings(0, 0))
+    with pytest.raises(Refused, match="1001 bytes; the largest of this experiment has 1000"):
+        mailroom.arrived(1, stream, 0, b"x" * 1001)
+    for step in range(2):
+        mailroom.arrived(1, stream, step, b"x")
+    with pytest.raises(Refused, match="future"):
+        mailroom.arrived(1, stream, 2, b"x")
+
+
+def test_what_cannot_be_read_is_refused_not_logged_and_waited_for_again(mailroom):
+    closed = []
+    mailroom.serve(lambda positions: None, lambda stream, reason: closed.append((stream, reason)))
+    bad, good = object(), object()
+    mailroom.connected(1, bad, Holdings(0, 0))
+    mailroom.arrived(1, bad, 0, b"bad")
+
+    def read(position, payload):
+        if payload == b"bad":
+            raise DecodeError("the checksum is wrong")
+        return payload
+
+    found = {}
+    waiting = threading.Thread(target=lambda: found.update(mailroom.take(0, [1], read)))
+    waiting.start()
+    until(lambda: closed)
+    assert closed == [(bad, "message of step 0: the checksum is wrong")]
+    assert mailroom.holdings(1) == Holdings(0, 0)
+    mailroom.connected(1, good, Holdings(0, 0))
+    mailroom.arrived(1, good, 0, b"good")
+    waiting.join(5)
+    assert found == {1: b"good"}
+
+
+def test_it_tells_durable_only_what_is(mailroom):
+    stream = object()
+    mailroom.connected(1, stream, Holdings(0, 0))
+    mailroom.arrived(1, stream, 0, b"zero")
+    assert [(frame.kind, frame.durable) for frame in frames_of(mailroom, stream, tell=True)] == [(Kind.HELD, 0)]
+    assert mailroom.holdings(1) == Holdings(0, 1)  # here, but not yet durable
+    taken(mailroom, 0)
+    until(lambda: mailroom.holdings(1) == Holdings(1, 1))
+    frames, untold = mailroom.outgoing(1, stream, False)
+    assert (frames, untold) == ([], True)
+    (frame,) = frames_of(mailroom, stream, tell=True)
+    assert (frame.kind, frame.durable) == (Kind.HELD, 1)
+
+
+def test_a_restarted_node_finds_what_it_had_and_is_sent_what_it_missed(tmp_path):
+    before = room(tmp_path)
+    stream = object()
+    before.connected(1, stream, Holdings(0, 0))
+    for step in range(3):
+        before.post(step, {1: text("me", step)})
+        before.arrived(1, stream, step, text("it", step))
+        taken(before, step)
+    before.arrived(1, stream, 3, b"in memory only")
+    before.close()
+    after = room(tmp_path)
+    try:
+        assert after.holdings(1) == Holdings(3, 3)  # step 3 has to come again
+        for step in range(3):
+            after.post(step, {1: text("me", step)})
+            assert taken(after, step) == {1: text("it", step)}
+        after.connected(1, stream, Holdings(1, 2))
+        assert [frame.step for frame in frames_of(after, stream)] == [2]
+    finally:
+        after.close()
+
+
+def test_messages_that_come_while_it_catches_up_are_kept_in_order(tmp_path):
+    before = room(tmp_path)
+    stream = object()
+    before.connected(1, stream, Holdings(0, 0))
+    for step in range(3):
+        before.arrived(1, stream, step, text("it", step))
+        taken(before, step)
+    before.close()
+    after = room(tmp_path)
+    try:
+        after.connected(1, stream, Holdings(0, 0))
+        taken(after, 0)
+        after.arrived(1, stream, 3, b"three")
+        after.arrived(1, stream, 4, b"four")
+        assert [taken(after, step)[1] for step in range(1, 5)] == [text("it", 1), text("it", 2), b"three", b"four"]
+    finally:
+        after.close()
+
+
+def test_another_message_than_before_the_restart_is_an_error(tmp_path):
+    before = room(tmp_path)
+    before.post(0, {1: b"this"})
+    before.close()
+    after = room(tmp_path)
+    try:
+        with pytest.raises(FairmeshError, match="does not compute the same twice"):
+            after.post(0, {1: b"that"})
+    finally:
+        after.close()
+
+
+def test_a_neighbour_whose_state_is_older_than_what_it_told_durable_is_refused(mailroom):
+    stream = object()
+    for step in range(3):
+        mailroom.post(step, {1: b"x"})
+    mailroom.connected(1, stream, Holdings(0, 0))
+    frames_of(mailroom, stream)
+    mailroom.held_there(1, stream, 2)
+    with pytest.raises(Refused, match="asks for step 0, which it had told durable"):
+        mailroom.connected(1, object(), Holdings(0, 0))
+
+
+def test_who_tells_durable_what_was_not_sent_is_refused(mailroom):
+    stream = object()
+    mailroom.post(0, {1: b"x"})
+    mailroom.connected(1, stream, Holdings(0, 0))
+    frames_of(mailroom, stream)
+    with pytest.raises(Refused, match="was sent only those before 1"):
+        mailroom.held_there(1, stream, 2)
+
+
+def test_a_wait_ends_when_it_is_told_to(mailroom):
+    threading.Timer(0.1, lambda: mailroom.stop(Interrupted("enough"))).start()
+    with pytest.raises(Interrupted, match="enough"):
+        taken(mailroom, 0)
+    assert mailroom.waiting_for.keys() == {1}
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_two_ends_exchange_every_step_once_whatever_streams_break_and_nodes_restart(tmp_path_factory, data):
+    """Two mailrooms, a scheduler that decides what happens next: a stream moves a frame, breaks, an end restarts."""
+    folders = [tmp_path_factory.mktemp("end") for _ in range(2)]
+    rooms = [room(folder, neighbours=[1 - k]) for k, folder in enumerate(folders)]
+    steps, done, got = 8, [0, 0], [{}, {}]
+    posted = [-1, -1]
+    wires: list[list] = [[], []]  # frames under way to each end
+    stream = [object(), object()]
+
+    def connect():
+        wires[0].clear()
+        wires[1].clear()
+        for k in range(2):
+            stream[k] = object()
+        held = [rooms[k].holdings(1 - k) for k in range(2)]
+        for k in range(2):
+            rooms[k].connected(1 - k, stream[k], held[1 - k])
+
+    connect()
+    for _ in range(400):
+        if done == [steps, steps]:
+            break
+        k = data.draw(st.integers(0, 1))
+        what = data.draw(st.sampled_from(["work"] * 6 + ["carry"] * 6 + ["break", "restart"]))
+        if what == "work" and done[k] < steps:
+            step = done[k]
+            if posted[k] < step:
+                rooms[k].post(step, {1 - k: text(k, step)})
+                posted[k] = step
+            there = rooms[k]._edges[1 - k].inbox.get(step) or rooms[k]._journal.received(1 - k, step)
+            if there:
+                payload = rooms[k].take(step, [1 - k], lambda position, payload: payload)[1 - k]
+                assert got[k].get(step, payload) == payload
+                got[k][step] = payload
+                done[k] = step + 1
+        elif what == "carry":
+            wires[1 - k] += [data for _, data in rooms[k].outgoing(1 - k, stream[k], True)[0]]
+            if wires[k]:
+                frame = read_frame(wires[k].pop(0))
+                rooms[k].held_there(1 - k, stream[k], frame.durable)
+                if frame.kind == Kind.MESSAGE:
+                    rooms[k].arrived(1 - k, stream[k], frame.step, frame.body)
+        elif what == "break":
+            connect()
+        elif what == "restart":  # from the beginning: no checkpoint, all from the journal
+            rooms[k].close()
+            rooms[k] = room(folders[k], neighbours=[1 - k])
+            done[k], posted[k] = 0, -1
+            connect()
+    for k in range(2):
+        assert got[k] == {step: text(1 - k, step) for step in range(len(got[k]))}
+        rooms[k].close()
