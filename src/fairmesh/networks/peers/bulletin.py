@@ -77,6 +77,9 @@ class Bulletin:
 
     def heard(self, entries: bytes) -> None:
         """Takes over news of a neighbour; refuses what was not said by the site it is said to come from."""
+        self._take_over(entries, own=False)
+
+    def _take_over(self, entries: bytes, own: bool) -> None:
         try:
             tables = json.loads(entries)
             found = [
@@ -87,16 +90,16 @@ class Bulletin:
             raise Refused("news that cannot be read") from error
         fresh = False
         for one in found:
-            fresh = self._heard(one) or fresh
+            fresh = self._heard(one, own) or fresh
         if fresh:
             self._changed()
 
-    def _heard(self, one: Announcement) -> bool:
+    def _heard(self, one: Announcement, own: bool) -> bool:
         if one.site not in self._sites or one.kind not in KINDS or len(one.text()) > _AT_MOST:
             raise Refused(f"news of kind {one.kind!r} from {one.site!r}, which this mesh does not know")
         with self._lock:
             known = self._known.get((one.site, one.kind))
-        if one.site == self._name or (known and known[1].number >= one.number):
+        if (one.site == self._name and not own) or (known and known[1].number >= one.number):
             return False
         pem = one.body.get("pem") if one.kind == "certificate" else (self.of(one.site, "certificate") or {}).get("pem")
         if not isinstance(pem, str) or not certificates.verified(
@@ -112,9 +115,9 @@ class Bulletin:
         return self.news(0)[1] or b"[]"
 
     def restored(self, path: Path) -> None:
-        """What was known before a restart, as far as it can be read."""
+        """What was known, and said, before a restart, as far as it can be read."""
         if path.exists():
             try:
-                self.heard(path.read_bytes())
+                self._take_over(path.read_bytes(), own=True)
             except Refused:
                 path.unlink()
