@@ -112,6 +112,20 @@ def test_sites_and_labels_that_are_whole_numbers_are_in_the_order_of_their_size(
     assert {int(y) for site in made for y in site.train[1]} == {0, 1}
 
 
+def test_classes_that_are_listed_are_numbered_by_the_list_also_where_some_are_missing(tmp_path):
+    rows = [{"x": i, "kind": ("mild", "severe")[i % 2]} for i in range(12)]
+    file = write_csv(tmp_path / "t.csv", rows)
+    listed = fm.Table(file, "kind", partition=fm.Even(1), standardize=False, classes=("none", "mild", "severe"))
+    inputs, labels = listed.sites()[0].train
+    assert torch.equal(labels, 1 + inputs[:, 0].long() % 2)
+    with pytest.raises(fm.BadInput, match=r"column kind has the class 'severe', which is not among classes"):
+        fm.Table(file, "kind", partition=fm.Even(1), classes=("none", "mild")).sites()
+    write_images(tmp_path / "images")
+    folder = fm.ImageFolder(str(tmp_path / "images"), classes=("tumour", "benign"))
+    images, labels = folder.sites()[0].train
+    assert torch.equal(labels, 1 - images[:, 0, 0].long() // 50)
+
+
 def test_columns_are_standardized_over_the_training_rows(tmp_path):
     made = fm.Table(write_csv(tmp_path / "t.csv"), "ill", site="ward").sites()
     inputs = torch.cat([site.train[0] for site in made])

@@ -54,9 +54,22 @@ def _indexed(values: ArrayLike) -> tuple[tuple[str, ...], np.ndarray]:
     return tuple(str(value) for value in distinct), index.reshape(-1)
 
 
+def _labels(values: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
+    """The number of each value's class: its place among `classes` or, where none are given, the distinct values."""
+    if not classes:
+        return _indexed(values)[1]
+    place = {name: k for k, name in enumerate(classes)}
+    texts = [str(value) for value in np.asarray(values).tolist()]
+    unknown = sorted(set(texts) - place.keys())
+    if unknown:
+        raise BadInput(f"{where} has the class {unknown[0]!r}, which is not among classes = {list(classes)}")
+    return np.array([place[text] for text in texts])
+
+
 @dataclass(frozen=True)
 class ImageFolder(Data):
-    """Images at folder/site/class/file; classes are numbered in the order of their names, over all sites.
+    """Images at folder/site/class/file; classes are numbered in the order of their names, over all sites, or as listed
+    in `classes`, which sites that number them apart from each other must all give alike.
 
     All grey: (samples, height, width) bytes; else (samples, 3, height, width). With `size = (height, width)` images are
     brought to it; without, all must be of one size. A `test_share` of each site's images, drawn at random, judge it."""
@@ -66,6 +79,7 @@ class ImageFolder(Data):
     test_share: float = 0.2
     seed: int = 0  # of the split into training and test images
     size: tuple[int, ...] | None = None
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self):
         _check_split(self.test_share, self.seed)
@@ -74,7 +88,9 @@ class ImageFolder(Data):
 
     def sites(self) -> list[Site]:
         files = _image_files(Path(self.folder))
-        samples, sites = _images(tuple(files), self.size, tuple(path.stat().st_mtime_ns for path in files))
+        samples, sites = _images(
+            tuple(files), self.size, tuple(path.stat().st_mtime_ns for path in files), self.classes
+        )
         return self.partition.sites(_split(samples, sites, self.test_share, self.seed))
 
 
@@ -89,7 +105,7 @@ def _image_files(folder: Path) -> list[Path]:
 
 @functools.lru_cache(maxsize=2)
 def _images(
-    files: tuple[Path, ...], size: tuple[int, int] | None, stamped: tuple[int, ...]
+    files: tuple[Path, ...], size: tuple[int, int] | None, stamped: tuple[int, ...], classes: tuple[str, ...]
 ) -> tuple[Pair, tuple[str, ...]]:
     pictures = [_image(path, size) for path in files]
     colour = any(picture.ndim == 3 for picture in pictures)
@@ -101,7 +117,7 @@ def _images(
                 f"{path} is {height} x {width}, but {files[0]} is {first[0]} x {first[1]}; give size = (height, width)"
             )
     planes = [np.stack([p] * 3) if p.ndim == 2 else p.transpose(2, 0, 1) for p in pictures] if colour else pictures
-    _, labels = _indexed([path.parent.name for path in files])
+    labels = _labels([path.parent.name for path in files], classes, str(files[0].parent.parent.parent))
     sites = tuple(path.parent.parent.name for path in files)
     return (torch.from_numpy(np.stack(planes)), torch.from_numpy(labels)), sites
 
@@ -125,7 +141,8 @@ def _image(path: Path, size: tuple[int, int] | None) -> np.ndarray:
 @dataclass(frozen=True)
 class Table(Data):
     """Rows of a .csv file with a header, or of a .parquet file. `target` is the column to predict: labels, numbered in
-    order, or with `predict = "numbers"` numbers as they are. `site` is the column that says where a row was taken.
+    order or as listed in `classes`, or with `predict = "numbers"` numbers as they are. `site` is the column that says
+    where a row was taken.
 
     The inputs are the columns named, or all others, all numbers; `standardize` brings each to mean 0 and variance 1
     over the training rows. A `test_share` of each site's rows, drawn at random, judge it."""
@@ -139,6 +156,7 @@ class Table(Data):
     partition: Partition = field(default_factory=BySite)
     test_share: float = 0.2
     seed: int = 0  # of the split into training and test rows
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self):
         _check_split(self.test_share, self.seed)
@@ -157,7 +175,8 @@ class Table(Data):
         if self.predict == "numbers":
             targets = _numbers(columns[self.target], self.target, self.file)
         else:
-            targets = torch.from_numpy(_indexed(_filled(columns[self.target], self.target, self.file))[1])
+            labels = _filled(columns[self.target], self.target, self.file)
+            targets = torch.from_numpy(_labels(labels, self.classes, f"{self.file}, column {self.target}"))
         sites = _filled(columns[self.site], self.site, self.file) if self.site else None
         pool = _split((inputs, targets), sites, self.test_share, self.seed)
         return self.partition.sites(_standardized(pool) if self.standardize else pool)
