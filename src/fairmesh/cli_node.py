@@ -61,10 +61,9 @@ def status(
     metric = seen["metric_name"]
     show_table(_site_rows(seen, metric), f"mesh {seen['mesh']}, seen from {seen['site']}")
     show_table(_edge_rows(seen, now), "edges of this node")
-    known = [one["metric"] for one in seen["sites"].values() if one.get("metric") is not None]
-    if known:
-        worst = max(known) if metric == "loss" else min(known)
-        say(f"{metric} of {len(known)} sites in recent rounds: worst {worst:.4g}, mean {sum(known) / len(known):.4g}")
+    if seen["worst"] is not None:
+        own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
+        say(f"{metric} in recent rounds: worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}")
     if seen["votes"]:
         for gone, voters in seen["votes"].items():
             say(f"going on without {gone} is wanted by {', '.join(sorted(voters))}")

@@ -126,6 +126,8 @@ def test_status_shows_who_is_where_and_who_waits_for_whom(lived):
     assert 40 <= told["metric_round"] <= told["round"] <= 61
     assert 0 < told["metric"] <= 1
     assert 0 < told["weight"] < 1
+    metrics = [site["metric"] for site in status["sites"].values()]
+    assert (status["worst"], status["mean"]) == (min(metrics), pytest.approx(sum(metrics) / 3))
     edge = status["edges"]["c"]
     assert edge["connected"]
     assert edge["bytes_in"] > 1000

@@ -179,6 +179,9 @@ class Oversight(Watcher):
         edges = {names[position]: edge for position, edge in mailroom.view().items()} if mailroom else {}
         waiting = {names[p]: since for p, since in dict(mailroom.waiting_for).items()} if mailroom else {}
         told = self._bulletin.of_all("status")
+        known = {member.name: told.get(member.name, {}) for member in membership.mesh.present}
+        values = [one["metric"] for one in known.values() if one.get("metric") is not None]
+        worst = (max if self._measured_by == "loss" else min)(values, default=None)
         return {
             "time": time.time(),
             "mesh": membership.mesh.name,
@@ -197,5 +200,7 @@ class Oversight(Watcher):
             "network_ms": mailroom.median_ms() if mailroom else None,
             "edges": edges,
             "votes": leaving.votes(self._bulletin, membership.mesh),
-            "sites": {member.name: told.get(member.name, {}) for member in membership.mesh.present},
+            "worst": worst,  # over the sites that have told a number, each of a recent round
+            "mean": sum(values) / len(values) if values else None,
+            "sites": known,
         }

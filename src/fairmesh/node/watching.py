@@ -108,15 +108,10 @@ class Monitor:
         for site, since in status["waiting_for"].items():
             waiting.add_metric([site], max(0.0, status["time"] - since))
         yield waiting
-        known = [site for site in status["sites"].values() if site.get("metric") is not None]
-        if known:
-            values = [site["metric"] for site in known]
-            primary = status["metric_name"]
-            worst = max(values) if primary == "loss" else min(values)
+        if status["worst"] is not None:
+            primary, worst, mean = status["metric_name"], status["worst"], status["mean"]
             yield GaugeMetricFamily("fairmesh_worst", f"The worst site's {primary}, of recent rounds.", value=worst)
-            yield GaugeMetricFamily(
-                "fairmesh_mean", f"The mean {primary}, of recent rounds.", value=sum(values) / len(values)
-            )
+            yield GaugeMetricFamily("fairmesh_mean", f"The mean {primary}, of recent rounds.", value=mean)
         connected = GaugeMetricFamily("fairmesh_connected", "1 while the stream to a neighbour is up.", labels=["site"])
         sent = CounterMetricFamily("fairmesh_edge_bytes", "Bytes over an edge.", labels=["site", "direction", "of"])
         for site, edge in status["edges"].items():
