@@ -112,7 +112,7 @@ class Membership:
     def clock_apart(self, theirs: Mapping[str, Any], now: float) -> float | None:
         """By how many seconds a neighbour's clock differs, where that is worth a word."""
         clock = theirs.get("clock")
-        apart = clock - now if isinstance(clock, int | float) else 0.0
+        apart = float(clock) - now if isinstance(clock, int | float) and abs(clock) < 1e15 else 0.0
         return apart if abs(apart) > _CLOCKS_APART_S else None
 
 

@@ -74,7 +74,7 @@ class _Node:
         given = membership.credentials
         self._bulletin = Bulletin(membership.name, given.key, given.certificate, given.authority, membership.mesh.names)
         self._bulletin.restored(self._folder / "bulletin.json")
-        self._bulletin.announce("facts", facts(own), 1)
+        self._bulletin.announce("facts", facts(own), self._bulletin.since)
         self._rounds: Rounds | None = None
         self.oversight = Oversight(membership, self._bulletin, log, patience_s, monitor, observe)
 

@@ -31,6 +31,7 @@ class _ForPeople(logging.Formatter):
         moment, what = fields.pop("time"), fields.pop("what")
         level = fields.pop("level")
         rest = ", ".join(f"{key} {value}" for key, value in fields.items() if value is not None)
+        rest = "".join(c if c.isprintable() else "?" for c in rest)  # others' words are no commands to a terminal
         mark = "" if level == "info" else f"{level}: "
         return f"{moment[11:19]}  {mark}{what}{': ' + rest if rest else ''}"
 

@@ -1,6 +1,7 @@
 """What two neighbours say to each other over the stream of their edge: frames of a kind, checked when they are read."""
 
 import json
+import math
 import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ _STEP = struct.Struct("<BQ")  # kind, step
 _MESSAGE = struct.Struct("<BQQ")  # kind, step, the step before which the receiver's own messages are durable here
 MESSAGE_HEAD_BYTES = _MESSAGE.size
 _HELLO_AT_MOST = 1 << 18
+_REASON_AT_MOST = 2000
 
 
 class Refused(FairmeshError):
@@ -37,6 +39,10 @@ class Frame(NamedTuple):
     durable: int = 0
     body: bytes = b""
 
+    def reason(self) -> str:
+        """What a refusal says, of a length and in letters that can be shown to people."""
+        return "".join(c if c.isprintable() else "?" for c in self.body[:_REASON_AT_MOST].decode(errors="replace"))
+
 
 def hello(table: dict[str, Any], protocol: int = PROTOCOL) -> bytes:
     return _HELLO.pack(Kind.HELLO, _MAGIC, protocol) + json.dumps(table).encode()
@@ -52,12 +58,27 @@ def read_hello(data: bytes) -> dict[str, Any]:
     if protocol != PROTOCOL:
         raise Refused(f"protocol version {protocol}, this side speaks {PROTOCOL}; run the same version of fairmesh")
     try:
-        table = json.loads(data[_HELLO.size :])
+        table = read_json(data[_HELLO.size :])
     except ValueError as error:
         raise Refused("the greeting is not JSON") from error
     if not isinstance(table, dict):
         raise Refused("the greeting is not a table")
     return table
+
+
+def read_json(data: bytes) -> Any:
+    """Strict JSON from elsewhere; raises ValueError also for numbers that are none and for brackets without end."""
+
+    def refuse(text: str) -> float:
+        raise ValueError(f"{text} is not JSON")
+
+    def finite(text: str) -> float:
+        return float(text) if math.isfinite(float(text)) else refuse(text)
+
+    try:
+        return json.loads(data, parse_constant=refuse, parse_float=finite)
+    except RecursionError as error:
+        raise ValueError("too many brackets") from error
 
 
 def message(step: int, durable: int, payload: bytes) -> bytes:
@@ -77,7 +98,7 @@ def finished() -> bytes:
 
 
 def refused(reason: str) -> bytes:
-    return bytes([Kind.REFUSED]) + reason.encode()[:2000]
+    return bytes([Kind.REFUSED]) + reason.encode(errors="replace")[:_REASON_AT_MOST]
 
 
 def read_frame(data: bytes) -> Frame:

@@ -5,52 +5,29 @@ the name in it, and only a neighbour is answered.
 """
 
 import asyncio
-import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fairmesh.errors import BadInput, FairmeshError
-from fairmesh.networks.peers import frames
+import grpc
+
+from fairmesh.errors import FairmeshError
+from fairmesh.networks.peers import channels, frames
 from fairmesh.networks.peers.bulletin import Bulletin
+from fairmesh.networks.peers.channels import METHOD, Credentials
 from fairmesh.networks.peers.frames import Kind, Refused
 from fairmesh.networks.peers.mailroom import Holdings, Mailroom
+from fairmesh.networks.peers.sparing import Report, Sparing
 
-# A certificate of an elliptic key cannot be used with a cipher for RSA keys, so with this alone no handshake of TLS 1.2
-# succeeds; TLS 1.3, whose ciphers are not chosen this way, remains. gRPC reads it when it first makes a context.
-os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES256-GCM-SHA384"
-
-try:
-    import grpc
-    import grpc.aio
-except ImportError as error:  # pragma: no cover
-    raise BadInput("networks between organisations need gRPC: pip install 'fairmesh[peers]'") from error
-
-_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-METHOD = "/fairmesh.Mesh/Edge"
 _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
 _TELL_S = 0.05
-_BESIDE = 1 << 20  # bytes a frame may have beyond the largest message: news of many sites
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """PEM texts of a site: its key, its certificate, and the authority's."""
-
-    key: bytes
-    certificate: bytes
-    authority: bytes
-
-    def of_server(self) -> Any:
-        return grpc.ssl_server_credentials(
-            [(self.key, self.certificate)], root_certificates=self.authority, require_client_auth=True
-        )
-
-    def of_client(self) -> Any:
-        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+_STREAMS = 8  # of one neighbour at once: the present one, those it replaces, and checks
+_TELL_AFTER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -60,9 +37,6 @@ class Neighbour:
     name: str
     position: int
     address: str | None  # given where this side dials
-
-
-Report = Callable[..., None]  # report(level, what, **fields): structured, and names no data
 
 
 class _Stream:
@@ -102,26 +76,13 @@ class Links:
         self._neighbours = {one.name: one for one in neighbours}
         self._name_at = {one.position: one.name for one in neighbours}
         self._credentials, self._listen, self._mailroom, self._bulletin = credentials, listen, mailroom, bulletin
-        self._greeting, self._check, self._report, self._observe = greeting, check, report, observe
-        self._options = [
-            ("grpc.max_receive_message_length", largest + _BESIDE),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 5_000),
-            ("grpc.http2.ping_timeout_ms", 5_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.so_reuseport", 0),
-            ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the pauses of the one that failed
-            ("grpc.enable_retries", 0),
-        ]
+        self._greeting, self._check, self._observe = greeting, check, observe
+        self._sparing, self._largest, self._open = Sparing(report), largest, Counter[str]()
         self._streams: dict[str, _Stream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._ready, self._failed, self._stopping = threading.Event(), None, None
         self._finished, self._finished_there = False, set()
-        self._said: dict[tuple[str, str], float] = {}
         self.all_finished = threading.Event()
 
     # From the training thread
@@ -177,53 +138,47 @@ class Links:
         self._bulletin.serve(self._wake_all)
         server = None
         if self._listen is not None:
-            server = grpc.aio.server(
-                options=[*self._options, ("grpc.max_concurrent_streams", 4)],
-                maximum_concurrent_rpcs=4 * len(self._neighbours) + 8,
-            )
-            server.add_generic_rpc_handlers((_Edges(self._answer),))
-            try:
-                server.add_secure_port(self._listen, self._credentials.of_server())
-            except RuntimeError as error:
-                raise BadInput(f"cannot listen on {self._listen}: is another program using the port?") from error
+            streams = _STREAMS * len(self._neighbours)
+            server = channels.listening(self._listen, self._credentials, self._largest, streams, self._answer)
             await server.start()
-        dialling = [asyncio.create_task(self._dial(one)) for one in self._neighbours.values() if one.address]
+        tasks = [asyncio.create_task(self._dial(one)) for one in self._neighbours.values() if one.address]
+        tasks.append(asyncio.create_task(self._tell_again()))
         self._ready.set()
         await self._stopping.wait()
-        for task in dialling:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*dialling, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for stream in self._streams.values():
             stream.ended.set()
         if server is not None:
             await server.stop(0.2)
+        self._sparing.close()
+
+    async def _tell_again(self) -> None:
+        while True:
+            await asyncio.sleep(_TELL_AFTER_S)
+            self._sparing.flush()
 
     async def _dial(self, neighbour: Neighbour) -> None:
         lost = time.monotonic()
         pause = _FIRST_PAUSE_S
-        options = [*self._options, ("grpc.ssl_target_name_override", neighbour.name)]
         while True:
-            channel = grpc.aio.secure_channel(neighbour.address, self._credentials.of_client(), options=options)  # type: ignore[arg-type]
+            channel = channels.dialled(neighbour.address or "", neighbour.name, self._credentials, self._largest)
             began = time.monotonic()
             try:
                 call = channel.stream_stream(METHOD)()
-
-                async def read(call: Any = call) -> bytes | None:
-                    data = await call.read()
-                    return None if data is _END else data
-
-                await self._converse(neighbour, read, call.write)
+                await self._converse(neighbour, channels.frames_of(call), call.write)
                 code = await call.code()
                 if code != grpc.StatusCode.OK:
-                    self._say_once("warning", "connection lost", neighbour.name, await call.details())
+                    self._sparing("warning", "connection lost", neighbour.name, await call.details())
             except grpc.aio.AioRpcError as error:
-                self._say_once("warning", "cannot connect", neighbour.name, error.details() or error.code().name)
+                self._sparing("warning", "cannot connect", neighbour.name, error.details() or error.code().name)
             except Refused as error:
-                self._say_once("warning", "refused", neighbour.name, str(error))
+                self._sparing("warning", "refused", neighbour.name, str(error))
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                self._say_once("warning", "connection lost", neighbour.name, f"{type(error).__name__}: {error}")
+                self._sparing("warning", "connection lost", neighbour.name, f"{type(error).__name__}: {error}")
             finally:
                 await channel.close()
             if time.monotonic() - began > 5:  # it had worked
@@ -234,30 +189,38 @@ class Links:
 
     async def _answer(self, requests: Any, context: Any) -> None:
         """Serves a stream that a neighbour opened."""
-        names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
+        found = context.auth_context().get("x509_subject_alternative_name", [])
+        names = [name.decode(errors="replace") for name in found]
         neighbour = self._neighbours.get(names[0]) if len(names) == 1 else None
+        who = ", ".join(names) or "somebody without a name"
         if neighbour is None or neighbour.address is not None:
-            who = ", ".join(names) or "somebody without a name"
             reason = "it is not a neighbour" if neighbour is None else "this side dials it"
-            self._say_once("warning", "refused", who, reason)
+            self._sparing("warning", "refused", who, reason)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{who}: {reason}")
             return
-
-        async def read() -> bytes | None:
-            data = await context.read()
-            return None if data is _END else data
-
+        if self._open[who] >= _STREAMS:
+            reason = f"it has {_STREAMS} streams open already"
+            self._sparing("warning", "refused", who, reason)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{who}: {reason}")
+            return
+        self._open[who] += 1
         try:
-            await self._converse(neighbour, read, context.write)
+            await self._converse(neighbour, channels.frames_of(context), context.write, answering=True)
         except Refused as error:
-            self._say_once("warning", "refused", neighbour.name, str(error))
+            self._sparing("warning", "refused", who, str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error)[:1000])
+        except Exception as error:
+            self._sparing("warning", "connection lost", who, f"{type(error).__name__}: {error}")
+            await context.abort(grpc.StatusCode.ABORTED, "the stream failed at the other end")
+        finally:
+            self._open[who] -= 1
 
     async def _converse(
         self,
         neighbour: Neighbour,
         read: Callable[[], Awaitable[bytes | None]],
         write: Callable[[bytes], Awaitable[None]],
+        answering: bool = False,
     ) -> None:
         """Greets, then carries frames both ways until one side ends it."""
         loop = asyncio.get_running_loop()
@@ -271,24 +234,26 @@ class Links:
         if first is None:
             return
         if first[:1] == bytes([Kind.REFUSED]):
-            raise Refused(f"it refuses: {first[1:].decode(errors='replace')}")
+            raise Refused(f"it refuses: {frames.read_frame(first).reason()}")
         stream = _Stream(loop)
         try:
             table = frames.read_hello(first)
             stream.only_news = not self._check(neighbour.name, table)
+            if answering and table.get("check") is True:
+                self._sparing("info", "checked", neighbour.name)
+                return
             theirs = _holdings(table)
             replaced = self._streams.get(neighbour.name)
             if not stream.only_news:
                 self._mailroom.connected(neighbour.position, stream, theirs)
         except Refused as error:
-            await write(frames.refused(str(error)))
+            await _tell(write, error)
             raise
         if replaced is not None:
             replaced.ended.set()
         self._streams[neighbour.name] = stream
         self._mailroom.seen(neighbour.position, len(first), len(greeting))
-        self._said = {key: when for key, when in self._said.items() if key[1] != neighbour.name}
-        self._report("info", "connected", site=neighbour.name)
+        self._sparing("info", "connected", neighbour.name, at_once=_STREAMS)
         tasks = [
             asyncio.create_task(self._reading(neighbour, stream, read)),
             asyncio.create_task(self._writing(neighbour, stream, write)),
@@ -297,14 +262,15 @@ class Links:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stream.reason:
-                await write(frames.refused(stream.reason))
                 raise Refused(stream.reason)
             for task in done:
                 task.result()
         except Refused as error:
             self._mailroom.refuse(neighbour.position, str(error))
+            await _tell(write, error)
             raise
         finally:
+            cut = self._cut() if tasks[0].done() and not stream.reason else None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -312,7 +278,7 @@ class Links:
             if self._streams.get(neighbour.name) is stream:
                 del self._streams[neighbour.name]
                 if not self._stopping.is_set():  # type: ignore[union-attr]
-                    self._report("info", "disconnected", site=neighbour.name)
+                    self._sparing("info", "disconnected", neighbour.name, cut, at_once=_STREAMS)
 
     async def _reading(
         self, neighbour: Neighbour, stream: _Stream, read: Callable[[], Awaitable[bytes | None]]
@@ -337,7 +303,7 @@ class Links:
                 self._finished_there.add(neighbour.name)
                 self._see_whether_finished()
             elif frame.kind == Kind.REFUSED:
-                raise Refused(f"it refuses: {frame.body.decode(errors='replace')}")
+                raise Refused(f"it refuses: {frame.reason()}")
 
     async def _writing(self, neighbour: Neighbour, stream: _Stream, write: Callable[[bytes], Awaitable[None]]) -> None:
         position, loop = neighbour.position, asyncio.get_running_loop()
@@ -371,19 +337,20 @@ class Links:
             if not stream.wake.is_set():
                 await stream.wake.wait()
 
+    def _cut(self) -> str:
+        """Why a stream ends without a word. gRPC tells only the sender when it does not take a frame for its size."""
+        return f"it ended, was cut off, or sent a frame of more than {self._largest + channels.BESIDE:,} bytes"
+
     def _see_whether_finished(self) -> None:
         told = all(name in self._streams and self._streams[name].finished_told for name in self._neighbours)
         if self._finished and told and self._finished_there >= self._neighbours.keys():
             self.all_finished.set()
 
-    def _say_once(self, level: str, what: str, who: str, reason: str | None) -> None:
-        """At most once a minute for the same cause, so that strangers cannot fill the log."""
-        now, key = time.monotonic(), (f"{what}: {reason}"[:200], who)
-        if now - self._said.get(key, -1e9) > 60:
-            if len(self._said) > 1000:
-                self._said.clear()
-            self._said[key] = now
-            self._report(level, what, site=who, reason=reason)
+
+async def _tell(write: Callable[[bytes], Awaitable[None]], error: Refused) -> None:
+    """Says why, if the other side still listens; one that does not read its stream is not waited for."""
+    with suppress(Exception):
+        await asyncio.wait_for(write(frames.refused(str(error))), 1.0)
 
 
 def _holdings(table: Mapping[str, Any]) -> Holdings:
@@ -394,13 +361,3 @@ def _holdings(table: Mapping[str, Any]) -> Holdings:
     if durable > here:
         raise Refused(f"the greeting says that step {durable} is durable but {here} is due")
     return Holdings(durable, here)
-
-
-class _Edges(grpc.GenericRpcHandler):
-    """Raw bytes in both directions, at one method and no other."""
-
-    def __init__(self, answer: Callable[[Any, Any], Awaitable[None]]):
-        self._handler = grpc.stream_stream_rpc_method_handler(answer)  # type: ignore[arg-type]
-
-    def service(self, handler_call_details: Any) -> Any:
-        return self._handler if handler_call_details.method == METHOD else None

@@ -1,0 +1,71 @@
+"""Reports that repeat themselves, told sparingly, so that nobody can fill a log by doing the same wrong thing again."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Report = Callable[..., None]  # report(level, what, **fields): structured, and names no data
+
+_EVERY_S = 60.0
+_REASONS = 10  # different ones of the same subject; more than that come from somebody who makes them up
+_KNOWN = 1000
+_LETTERS = 500
+
+
+@dataclass
+class _Count:
+    began: float
+    told: int = 0
+    kept_back: int = 0
+
+
+class Sparing:
+    """Reports the same event, of the same site for the same reason, `at_once` times in its first minute; then once a
+    minute how often more it was. From any thread."""
+
+    def __init__(self, report: Report, clock: Callable[[], float] = time.monotonic):
+        self._report, self._clock, self._lock = report, clock, threading.Lock()
+        self._counts: dict[tuple[str, str, str | None, str | None], _Count] = {}
+
+    def __call__(
+        self, level: str, what: str, site: str | None = None, reason: str | None = None, at_once: int = 1
+    ) -> None:
+        reason = None if reason is None else reason[:_LETTERS]
+        self.flush()
+        with self._lock:
+            key = level, what, site, reason
+            if key not in self._counts and self._many(key):
+                key = level, what, None if len(self._counts) >= _KNOWN else site, "several other reasons"
+            count = self._counts.setdefault(key, _Count(self._clock()))
+            now = count.told < at_once
+            count.told, count.kept_back = count.told + now, count.kept_back + (not now)
+        if now:
+            self._tell(key, 0)
+
+    def _many(self, key: tuple[str, str, str | None, str | None]) -> bool:
+        return len(self._counts) >= _KNOWN or sum(known[:3] == key[:3] for known in self._counts) >= _REASONS
+
+    def flush(self) -> None:
+        """Tells what was kept back longer than a minute."""
+        self._flush(self._clock() - _EVERY_S)
+
+    def close(self) -> None:
+        """Tells all that was kept back."""
+        self._flush(float("inf"))
+
+    def _flush(self, before: float) -> None:
+        with self._lock:
+            over = {key: count.kept_back for key, count in self._counts.items() if count.began <= before}
+            for key, kept_back in over.items():
+                del self._counts[key]
+                if kept_back:
+                    self._counts[key] = _Count(self._clock(), told=_KNOWN)  # what is told now was this minute's
+        for key, kept_back in over.items():
+            if kept_back:
+                self._tell(key, kept_back)
+
+    def _tell(self, key: tuple[str, str, str | None, str | None], times: int) -> None:
+        level, what, site, reason = key
+        more = {"more_times": times} if times else {}
+        self._report(level, what, **({"site": site} if site else {}), **({"reason": reason} if reason else {}), **more)
