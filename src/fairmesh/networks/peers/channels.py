@@ -2,6 +2,7 @@
 
 import os
 import resource
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 from fairmesh.errors import BadInput
 
 # A certificate of an elliptic key cannot be used with a cipher for RSA keys, so with this alone no handshake of TLS 1.2
-# succeeds; TLS 1.3, whose ciphers are not chosen this way, remains. gRPC reads it when it first makes a context.
-os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES256-GCM-SHA384"
+# succeeds; TLS 1.3, whose ciphers are not chosen this way, remains. gRPC reads it once, when it is imported.
+_SETTING, _TLS_1_3_ONLY = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384"
+if "grpc" in sys.modules and os.environ.get(_SETTING) != _TLS_1_3_ONLY:
+    raise BadInput("gRPC was imported before fairmesh could forbid TLS 1.2 to it; import fairmesh.node.running first")
+os.environ[_SETTING] = _TLS_1_3_ONLY
 
 try:
     import grpc
@@ -18,6 +22,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise BadInput("networks between organisations need gRPC: pip install 'fairmesh[peers]'") from error
 
+RpcError = grpc.aio.AioRpcError
 METHOD = "/fairmesh.Mesh/Edge"
 BESIDE = 1 << 20  # bytes a frame may have beyond the largest message: news of many sites
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]

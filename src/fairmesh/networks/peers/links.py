@@ -13,14 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from fairmesh.errors import FairmeshError
 from fairmesh.networks.peers import channels, frames
 from fairmesh.networks.peers.bulletin import Bulletin
-from fairmesh.networks.peers.channels import METHOD, Credentials
+from fairmesh.networks.peers.channels import METHOD, Credentials, grpc
 from fairmesh.networks.peers.frames import Kind, Refused
 from fairmesh.networks.peers.mailroom import Holdings, Mailroom
+from fairmesh.networks.peers.reasons import in_words
 from fairmesh.networks.peers.sparing import Report, Sparing
 
 _GREETING_S = 20.0
@@ -172,7 +171,9 @@ class Links:
                 if code != grpc.StatusCode.OK:
                     self._sparing("warning", "connection lost", neighbour.name, await call.details())
             except grpc.aio.AioRpcError as error:
-                self._sparing("warning", "cannot connect", neighbour.name, error.details() or error.code().name)
+                self._sparing(
+                    "warning", "cannot connect", neighbour.name, in_words(error.details() or error.code().name)
+                )
             except Refused as error:
                 self._sparing("warning", "refused", neighbour.name, str(error))
             except asyncio.CancelledError:
@@ -267,6 +268,8 @@ class Links:
                 task.result()
         except Refused as error:
             self._mailroom.refuse(neighbour.position, str(error))
+            tasks[1].cancel()  # a stream takes one frame at a time
+            await asyncio.gather(tasks[1], return_exceptions=True)
             await _tell(write, error)
             raise
         finally:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 Report = Callable[..., None]  # report(level, what, **fields): structured, and names no data
 
 _EVERY_S = 60.0
-_REASONS = 10  # different ones of the same subject; more than that come from somebody who makes them up
+_REASONS = 50  # different ones of the same subject; more than that come from somebody who makes them up
 _KNOWN = 1000
 _LETTERS = 500
 
