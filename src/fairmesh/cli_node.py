@@ -30,11 +30,13 @@ def node(
     json_: Json = False,
 ) -> None:
     """Runs a site's node to the end of the mesh's run, unattended; started again, it continues where it was."""
+    from fairmesh.node.handshakes import sifted
     from fairmesh.node.running import run_node
     from fairmesh.report import Run, rows_of
 
     waits = None if patience is None else seconds_of(patience, "--patience")
-    folder = run_node(site, patience_s=waits, monitor_port=prometheus)
+    with sifted() as handshakes:
+        folder = run_node(site, patience_s=waits, monitor_port=prometheus, handshakes=handshakes)
     finished = Run.from_folder(folder)
     if json_:
         print_json(finished.summary | {"folder": str(folder)})

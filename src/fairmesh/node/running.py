@@ -16,6 +16,7 @@ from fairmesh.networks.peers.mailroom import Mailroom, Observe
 from fairmesh.networks.peers.transport import FIRST_ROUND
 from fairmesh.node import leaving
 from fairmesh.node.ending import write_result
+from fairmesh.node.handshakes import Sifted
 from fairmesh.node.leaving import Leave
 from fairmesh.node.membership import Membership, common_problem, facts, locked, own_data
 from fairmesh.node.oversight import Notices, Oversight
@@ -34,6 +35,7 @@ def run_node(
     monitor_port: int | None = None,
     observe: Observe = lambda point, step: None,
     stream: Any = None,
+    handshakes: Sifted | None = None,
 ) -> Path:
     """Runs the node of a site file to the end of its run, and gives the folder of the result.
 
@@ -47,6 +49,8 @@ def run_node(
             return result
         finished.unlink(missing_ok=True)
         log = Log(state, stream)
+        if handshakes is not None:
+            handshakes.listen(log)
         if membership.not_measured:
             log("warning", "measured in simulations only", options=", ".join(membership.not_measured))
         monitor = None if monitor_port is None else Monitor(monitor_port)

@@ -1,0 +1,38 @@
+"""Why a connection failed, in words an operator understands, from what TLS and sockets say."""
+
+_WORDS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate",
+    "unable to get local issuer certificate": "a certificate of another authority",
+    "self signed certificate": "a certificate of another authority",
+    "self-signed certificate": "a certificate of another authority",
+    "certificate signature failure": "a certificate of another authority",
+    "certificate has expired": "an expired certificate",
+    "certificate is not yet valid": "a certificate that is not valid yet; do the clocks agree?",
+    "Hostname mismatch": "a certificate of another site",
+    "Hostname Verification Check failed": "a certificate of another site",
+    "CERTIFICATE_VERIFY_FAILED": "a certificate that is not good",
+    "NO_SHARED_CIPHER": "TLS 1.2 or a cipher that is not used here; TLS 1.3 is needed",
+    "UNSUPPORTED_PROTOCOL": "an old version of TLS; TLS 1.3 is needed",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "an old version of TLS; TLS 1.3 is needed",
+    "HTTP_REQUEST": "not TLS: a request of plain HTTP",
+    "HTTPS_PROXY_REQUEST": "not TLS: a request to a proxy",
+    "WRONG_VERSION_NUMBER": "not TLS",
+    "ALERT_UNKNOWN_CA": "it does not know the authority of this site's certificate",
+    "ALERT_CERTIFICATE_EXPIRED": "it takes this site's certificate for expired",
+    "CERTIFICATE_REQUIRED": "it wants a certificate",
+    "Connection refused": "connection refused: nobody listens there",
+    "No route to host": "no route to it",
+    "Network is unreachable": "no route to it",
+    "Connection reset": "it closed the connection",
+    "timed out": "no answer in time",
+    "Name or service not known": "its name cannot be resolved",
+    "Temporary failure in name resolution": "its name cannot be resolved",
+    "No address associated with hostname": "its name cannot be resolved",
+    "DNS resolution failed": "its name cannot be resolved",
+    "Domain name not found": "its name cannot be resolved",
+}
+
+
+def in_words(said: str) -> str:
+    """The words for it; what was said where there are none."""
+    return next((words for sign, words in _WORDS.items() if sign in said), said)
