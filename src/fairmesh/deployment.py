@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import fairmesh
+from fairmesh.codec import VERSION as CODEC
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, files_beside, load_experiment
 from fairmesh.files import write_atomically
 from fairmesh.mixing import union_of
+from fairmesh.networks.peers.frames import Refused
 from fairmesh.networks.peers.mesh import Member, Mesh, SiteFile
 from fairmesh.problems.base import Problem, Site
 from fairmesh.problems.datasets import Data
@@ -61,6 +64,31 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     keys = [*here, *(key for key in there if key not in here)]
     unlike = [key for key in keys if (key in here) != (key in there) or here[key] != there[key]]
     return [f"{key}: {shown(here, key)} here, {shown(there, key)} there" for key in unlike]
+
+
+def greeting(name: str, experiment: Experiment, mesh: Mesh) -> dict[str, Any]:
+    """What a site tells a neighbour first: who it is, and all that both must have alike."""
+    versions = {"fairmesh version": fairmesh.__version__, "codec version": CODEC, "mesh name": mesh.name}
+    return {
+        "site": name,
+        "generation": mesh.generation,
+        "agreed": versions | agreed(experiment),
+        "members": list(mesh.names),
+    }
+
+
+def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any]) -> None:
+    """Refuses the greeting of neighbour `name` where it is another's, or of another experiment; says in which field."""
+    if theirs.get("site") != name:
+        raise Refused(f"it greets as {theirs.get('site')!r} with the certificate of {name}")
+    fields = theirs.get("agreed")
+    if not isinstance(fields, dict):
+        raise Refused("the greeting does not say which experiment it is")
+    unlike = differences(mine["agreed"], fields)
+    if theirs.get("members") != mine["members"]:
+        unlike.append(f"sites: {mine['members']} here, {theirs.get('members')} there")
+    if unlike:
+        raise Refused(f"another experiment: {'; '.join(unlike[:4])}")
 
 
 def refuse_undeployable(experiment: Experiment) -> None:

@@ -1,14 +1,25 @@
 """Whether a site is ready to take part: its files, its certificate, its port, its data, its neighbours."""
 
 import errno
+import json
 import socket
 import ssl
+import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fairmesh.deployment import agreed, digest_of, own_problem, own_site, refuse_undeployable
+from fairmesh.deployment import (
+    agreed,
+    digest_of,
+    greeting,
+    own_problem,
+    own_site,
+    refuse_undeployable,
+    refuse_unlike,
+)
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment, load_experiment
 from fairmesh.networks.peers.certificates import check_certificate, valid_from, valid_until
@@ -18,6 +29,7 @@ from fairmesh.networks.peers.probing import Check, neighbour_checks
 T = TypeVar("T")
 
 _WAIT_S = 5.0
+_STATUS, _STATUS_S = "status.json", 10.0  # written by a running node every second
 _SOON_DAYS = 14  # a certificate that ends within so many days is worth a word
 
 
@@ -38,7 +50,18 @@ def checks(path: Path) -> Iterator[Check]:
     if mesh and experiment:
         yield data_check(site_file, experiment, mesh)
     if mesh:
-        yield from neighbour_checks(site_file, mesh)
+        mine = greeting(site_file.name, experiment, mesh) if experiment else None
+        yield from neighbour_checks(site_file, mesh, mine, partial(refuse_unlike, mine or {}), _connected(site_file))
+
+
+def _connected(site_file: SiteFile) -> dict[str, bool] | None:
+    """Which neighbours are connected to this site's node; none where it has not told lately."""
+    try:
+        status = json.loads((site_file.state / _STATUS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    fresh = abs(time.time() - status["time"]) < _STATUS_S and status["activity"] not in ("stopped", "finished")
+    return {name: edge["connected"] for name, edge in status["edges"].items()} if fresh else None
 
 
 def _tried(what: str, read: Callable[[], T], advice: str) -> Generator[Check, None, T | None]:

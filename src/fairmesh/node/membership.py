@@ -10,13 +10,11 @@ from typing import Any, TextIO
 
 import torch
 
-import fairmesh
-from fairmesh.codec import VERSION as CODEC
-from fairmesh.deployment import agreed, differences, digest_of, own_problem, own_site, refuse_undeployable
+from fairmesh import deployment
+from fairmesh.deployment import agreed, digest_of, own_problem, own_site, refuse_undeployable
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, load_experiment, shape_of
 from fairmesh.networks.peers.certificates import check_certificate
-from fairmesh.networks.peers.frames import Refused
 from fairmesh.networks.peers.links import Credentials, Neighbour
 from fairmesh.networks.peers.mesh import Mesh, SiteFile
 from fairmesh.problems.base import Problem, Samples, Site
@@ -83,31 +81,20 @@ class Membership:
             for other in self.mesh.neighbours(self.name)
         ]
 
-    @cached_property
+    @property
     def agreed(self) -> dict[str, Any]:
-        versions = {"fairmesh version": fairmesh.__version__, "codec version": CODEC, "mesh name": self.mesh.name}
-        return versions | agreed(self.experiment)
+        return self._greeting["agreed"]
+
+    @cached_property
+    def _greeting(self) -> dict[str, Any]:
+        return deployment.greeting(self.name, self.experiment, self.mesh)
 
     def greeting(self) -> dict[str, Any]:
-        return {
-            "site": self.name,
-            "generation": self.mesh.generation,
-            "agreed": self.agreed,
-            "members": list(self.mesh.names),
-        }
+        return self._greeting
 
     def refuse_unlike(self, name: str, theirs: Mapping[str, Any]) -> None:
         """Refuses a neighbour that is in another experiment, and says in which field."""
-        if theirs.get("site") != name:
-            raise Refused(f"it greets as {theirs.get('site')!r} with the certificate of {name}")
-        their_fields = theirs.get("agreed")
-        if not isinstance(their_fields, dict):
-            raise Refused("the greeting does not say which experiment it is")
-        unlike = differences(self.agreed, their_fields)
-        if theirs.get("members") != list(self.mesh.names):
-            unlike.append(f"sites: {list(self.mesh.names)} here, {theirs.get('members')} there")
-        if unlike:
-            raise Refused(f"another experiment: {'; '.join(unlike[:4])}")
+        deployment.refuse_unlike(self._greeting, name, theirs)
 
     def clock_apart(self, theirs: Mapping[str, Any], now: float) -> float | None:
         """By how many seconds a neighbour's clock differs, where that is worth a word."""
