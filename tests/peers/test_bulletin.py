@@ -1,9 +1,11 @@
 """What sites announce: believed only under their own signature, the newest kept, passed on."""
 
 import json
+from datetime import timedelta
 
 import pytest
 
+from fairmesh.networks.peers import certificates
 from fairmesh.networks.peers.bulletin import Bulletin
 from fairmesh.networks.peers.certificates import make_authority, make_key, sign
 from fairmesh.networks.peers.frames import Refused
@@ -12,16 +14,28 @@ from fairmesh.networks.peers.mesh import Member, Mesh
 NAMES = ("a", "b", "c")
 
 
+def status(done: int) -> dict:
+    told = {"round": done, "activity": "training", "metric": None, "metric_round": None, "weight": 0.5}
+    return told | {"waiting_for": {"b": 1.5}, "bytes_out": 0, "time": 2.5}
+
+
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("keys")
+    return _signed_for(tmp_path_factory.mktemp("keys"), dict.fromkeys(NAMES, 1))
+
+
+def _mesh() -> Mesh:
     members = tuple(Member(n, f"127.0.0.1:{7000 + i}", tuple(o for o in NAMES if o != n)) for i, n in enumerate(NAMES))
-    mesh = Mesh("three", "0" * 64, members)
-    make_authority(folder, mesh.name, 1)
+    return Mesh("three", "0" * 64, members)
+
+
+def _signed_for(folder, days):
+    """Each site's key and certificate, valid for so many days, and the authority's."""
+    make_authority(folder, "three", 1)
     made = {}
     for name in NAMES:
         key, request = make_key(folder, name)
-        made[name] = key.read_bytes(), sign(request.read_bytes(), folder, mesh, 1)
+        made[name] = key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), days[name])
     return made, (folder / "authority.pem").read_bytes()
 
 
@@ -36,21 +50,21 @@ def pass_on(boards, sender, receiver):
 
 
 def test_news_reach_those_who_are_no_neighbours(boards):
-    boards["a"].announce("status", {"round": 7}, 1)
+    boards["a"].announce("status", status(7), 1)
     pass_on(boards, "a", "b")
     pass_on(boards, "b", "c")
-    assert boards["c"].of("a", "status") == {"round": 7}
-    assert boards["c"].of_all("status") == {"a": {"round": 7}}
+    assert boards["c"].of("a", "status") == status(7)
+    assert boards["c"].of_all("status") == {"a": status(7)}
 
 
 def test_the_newest_holds_whatever_comes_later(boards):
-    boards["a"].announce("status", {"round": 7}, 1)
+    boards["a"].announce("status", status(7), 1)
     old = boards["a"].news(0)[1]
-    boards["a"].announce("status", {"round": 8}, 2)
-    boards["a"].announce("status", {"round": 6}, 1)
+    boards["a"].announce("status", status(8), 2)
+    boards["a"].announce("status", status(6), 1)
     pass_on(boards, "a", "b")
     boards["b"].heard(old)
-    assert boards["b"].of("a", "status") == {"round": 8}
+    assert boards["b"].of("a", "status") == status(8)
 
 
 def test_only_what_is_new_is_told_again(boards):
@@ -58,7 +72,7 @@ def test_only_what_is_new_is_told_again(boards):
     now, entries = boards["b"].news(0)
     assert {entry["site"] for entry in json.loads(entries)} == {"a", "b"}
     assert boards["b"].news(now) == (now, None)
-    boards["b"].announce("status", {"round": 1}, 1)
+    boards["b"].announce("status", status(1), 1)
     _, entries = boards["b"].news(now)
     assert [entry["kind"] for entry in json.loads(entries)] == ["status"]
 
@@ -66,7 +80,7 @@ def test_only_what_is_new_is_told_again(boards):
 @pytest.mark.parametrize(
     "forge",
     [
-        lambda entry: entry | {"body": {"round": 99}},
+        lambda entry: entry | {"body": status(99)},
         lambda entry: entry | {"number": 50},
         lambda entry: entry | {"site": "c"},
         lambda entry: entry | {"signature": "00" * 70},
@@ -74,17 +88,17 @@ def test_only_what_is_new_is_told_again(boards):
     ids=["another body", "a higher number", "another site", "no signature"],
 )
 def test_a_neighbour_cannot_speak_for_another_site(boards, forge):
-    boards["a"].announce("status", {"round": 7}, 1)
-    boards["c"].announce("status", {"round": 5}, 1)
+    boards["a"].announce("status", status(7), 1)
+    boards["c"].announce("status", status(5), 1)
     pass_on(boards, "a", "b")
     pass_on(boards, "c", "b")
-    boards["a"].announce("status", {"round": 8}, 2)
+    boards["a"].announce("status", status(8), 2)
     entries = json.loads(boards["a"].news(0)[1])
     forged = [forge(entry) if entry["kind"] == "status" else entry for entry in entries]
     with pytest.raises(Refused, match="did not sign"):
         boards["b"].heard(json.dumps(forged).encode())
-    assert boards["b"].of("a", "status") == {"round": 7}
-    assert boards["b"].of("c", "status") == {"round": 5}
+    assert boards["b"].of("a", "status") == status(7)
+    assert boards["b"].of("c", "status") == status(5)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +113,73 @@ def test_what_is_no_news_of_this_mesh_is_refused(boards, entries):
 
 def test_a_restarted_site_knows_what_it_and_others_had_said(boards, keys, tmp_path):
     made, authority = keys
-    boards["a"].announce("frozen", {"round": 12}, 2)
+    boards["a"].announce("frozen", {"generation": 2, "round": 12}, 2)
     pass_on(boards, "b", "a")
     (tmp_path / "bulletin.json").write_bytes(boards["a"].saved())
     again = Bulletin("a", *made["a"], authority, NAMES)
     again.restored(tmp_path / "bulletin.json")
-    again.announce("frozen", {"round": 3}, 2)  # what was said first holds
-    assert again.of("a", "frozen") == {"round": 12}
+    again.announce("frozen", {"generation": 2, "round": 3}, 2)  # what was said first holds
+    assert again.of("a", "frozen") == {"generation": 2, "round": 12}
     assert again.of("b", "certificate") is not None
+
+
+WRONG = {
+    "no fields": ("status", {}),
+    "a round in words": ("status", status(1) | {"round": "two"}),
+    "commands to a terminal": ("status", status(1) | {"activity": "\x1b[2J"}),
+    "waiting for a list": ("status", status(1) | {"waiting_for": [1]}),
+    "a number without end": ("status", status(1) | {"time": 10**4000}),
+    "a vote for a list": ("leaving", {"site": ["b"], "generation": 2, "mesh": "0"}),
+    "a round below none": ("frozen", {"generation": 2, "round": -1}),
+    "a truth for a round": ("frozen", {"generation": 2, "round": True}),
+    "too much": ("frozen", {"generation": 2, "round": 3, "more": "x" * (1 << 17)}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_a_site_signs_must_have_the_form_that_others_rely_on(boards, case):
+    kind, body = WRONG[case]
+    boards["a"].announce(kind, body, 1)
+    with pytest.raises(Refused, match=f"news of kind '{kind}' from a with|cannot be read"):
+        pass_on(boards, "a", "b")
+    assert boards["b"].of("a", kind) is None
+
+
+def test_what_is_not_finite_is_told_as_nothing(boards):
+    boards["a"].announce("status", status(7) | {"metric": float("nan"), "weight": float("inf")}, 1)
+    pass_on(boards, "a", "b")
+    assert boards["b"].of("a", "status") == status(7) | {"metric": None, "weight": None}
+
+
+def test_what_a_site_said_is_passed_on_when_its_certificate_has_expired(tmp_path_factory, tmp_path):
+    made, authority = _signed_for(tmp_path_factory.mktemp("expired"), {"a": -0.001, "b": 1, "c": 1})
+    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+    boards["a"].announce("status", status(7), 1)
+    pass_on(boards, "a", "b")
+    pass_on(boards, "b", "c")
+    assert boards["c"].of("a", "status") == status(7)
+    (tmp_path / "bulletin.json").write_bytes(boards["c"].saved())
+    again = Bulletin("c", *made["c"], authority, NAMES)
+    again.restored(tmp_path / "bulletin.json")
+    assert again.of("a", "status") == status(7)
+
+
+def test_a_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_key_signed(
+    tmp_path_factory, monkeypatch
+):
+    folder = tmp_path_factory.mktemp("renewed")
+    made, authority = _signed_for(folder, dict.fromkeys(NAMES, 1))
+    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+    boards["a"].announce("status", status(7), 1)
+    pass_on(boards, "a", "b")
+    now = certificates._clock()
+    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
+    (folder / "a.key").unlink()
+    key, request = make_key(folder, "a")
+    renewed = Bulletin("a", key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), 1), authority, NAMES)
+    boards["b"].heard(renewed.news(0)[1])
+    assert boards["b"].of("a", "status") is None
+    renewed.announce("status", status(8), 1)
+    boards["b"].heard(renewed.news(0)[1])
+    pass_on(boards, "b", "c")
+    assert boards["c"].of("a", "status") == status(8)

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from fairmesh.experiment import load_experiment
 from fairmesh.networks.peers import frames
 from fairmesh.networks.peers.bulletin import Announcement
 from fairmesh.networks.peers.certificates import signature
 from fairmesh.networks.peers.journal import Journal
 from fairmesh.networks.peers.mesh import Mesh, host_and_port
+from fairmesh.readiness import checks
 from tests.peers import fleet
 from tests.peers.stranger import apart, certified, foreign, handshaken, hello_of, spoken
 
@@ -60,6 +62,7 @@ class Door:
         self.folder, self.process, self.founder = folder, process, folder / "mesh"
         self.mesh = Mesh.read(self.founder / "mesh.toml")
         self.address = self.mesh.member("gamma").address or ""
+        self.silent = socket.create_connection(host_and_port(self.address, "it"), timeout=20)
 
     def log(self) -> list[dict]:
         return [json.loads(line) for line in (self.folder / "gamma" / "state" / "log.jsonl").read_text().splitlines()]
@@ -110,6 +113,7 @@ def _models(folder: Path) -> list[bytes]:
 def experiment(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("experiment") / "trial.toml"
     path.write_text(EXPERIMENT)
+    load_experiment(path).problem()  # what this imports and reads, forked processes need not
     return path
 
 
@@ -129,11 +133,12 @@ def running(tmp_path_factory, experiment):
 
 
 @pytest.fixture(scope="module")
-def door(running) -> Door:
+def door(running):
     folder, nodes = running
     found = Door(folder, nodes["gamma"])
     until(lambda: set(found.status()["waiting_for"]) == {"beta", "delta"})
-    return found
+    yield found
+    found.silent.close()
 
 
 # Before a word is said
@@ -263,19 +268,24 @@ def _news(door: Door, site: str, kind: str, body: dict, signed_by: str) -> bytes
     return frames.news(json.dumps([one._replace(signature=signature(key, one.text())).table()]).encode())
 
 
+def _message(step: int, payload: bytes, durable: int = 0) -> bytes:
+    return frames.message(step, durable, payload)
+
+
 STREAMS = {
-    "a replayed step": (lambda d: frames.message(STOP_AT - 1, _old(d)), "a replayed message of step 11; step 12"),
-    "the first step again": (lambda d: frames.message(0, b""), "a replayed message of step 0; step 12 is"),
-    "a future step": (lambda d: frames.message(STOP_AT + 1, _old(d)), "step 13, which lies in the future"),
-    "a far future step": (lambda d: frames.message(2**63, b"?"), "which lies in the future"),
-    "an old message as the step's": (lambda d: frames.message(STOP_AT, _old(d)), "message of step 12: "),
-    "a message cut short": (lambda d: frames.message(STOP_AT, _old(d)[:-1]), "message of step 12: "),
-    "a message that is none": (lambda d: frames.message(STOP_AT, b"\x80pickle"), "message of step 12: "),
-    "nothing as a message": (lambda d: frames.message(STOP_AT, b""), "message of step 12: "),
-    "too large a message": (lambda d: frames.message(STOP_AT, bytes(500_000)), "a message of 500000 bytes; the"),
+    "a replayed step": (lambda d: _message(STOP_AT - 1, _old(d)), "a replayed message of step 11; step 12"),
+    "the first step again": (lambda d: _message(0, b""), "a replayed message of step 0; step 12 is"),
+    "a future step": (lambda d: _message(STOP_AT + 1, _old(d)), "step 13, which lies in the future"),
+    "a far future step": (lambda d: _message(2**63, b"?"), "which lies in the future"),
+    "an old message as the step's": (lambda d: _message(STOP_AT, _old(d)), "message of step 12: "),
+    "a message cut short": (lambda d: _message(STOP_AT, _old(d)[:-1]), "message of step 12: "),
+    "a message that is none": (lambda d: _message(STOP_AT, b"\x80pickle"), "message of step 12: "),
+    "nothing as a message": (lambda d: _message(STOP_AT, b""), "message of step 12: "),
+    "too large a message": (lambda d: _message(STOP_AT, bytes(500_000)), "a message of 500000 bytes; the"),
     "what was never sent acknowledged": (lambda d: frames.held(1 << 40), "it tells step 1099511627776 durable"),
-    "an acknowledgement with a body": (lambda d: frames.held(3) + b"?", "an acknowledgement carries no body"),
-    "half a head": (lambda d: frames.message(3, b"")[:4], "a frame of kind MESSAGE ends in its head"),
+    "the same with a message": (lambda d: _message(STOP_AT, b"", 1 << 41), "it tells step 2199023255552 durable"),
+    "an acknowledgement with a body": (lambda d: frames.held(3) + b"?", "an acknowledgement of 10 bytes; it has 9"),
+    "half a head": (lambda d: _message(3, b"")[:4], "a message ends in its head"),
     "another kind": (lambda d: bytes([99]) + b"?", "a frame of unknown kind 99"),
     "nothing": (lambda d: b"", "a frame of unknown kind 0"),
     "another's news": (lambda d: _news(d, "alpha", "status", {}, "beta"), "'status' that alpha did not sign"),
@@ -302,7 +312,7 @@ def test_what_no_neighbour_sends_is_refused_by_its_reason_on_both_sides(door, ca
 
 def test_a_frame_beyond_what_grpc_takes_ends_the_stream(door):
     before = door.memory_kib()
-    end = door.after_greeting(frames.message(STOP_AT, bytes(64 << 20)))
+    end = door.after_greeting(_message(STOP_AT, bytes(64 << 20)))
     assert end["code"] == "RESOURCE_EXHAUSTED"
     door.says("sent a frame of more than", "beta", "disconnected")
     assert door.memory_kib() < before + (32 << 10)
@@ -352,6 +362,10 @@ def test_a_crowd_is_a_line_in_the_log_and_a_count(door):
     assert 1 <= len(said) <= 4  # a minute each
 
 
+def test_a_stranger_who_says_nothing_is_cut_off(door):
+    assert door.silent.recv(1) == b""
+
+
 # Who is dialled
 
 
@@ -397,8 +411,6 @@ def checked(door: Door, site: str, clock_s: float = 0.0, home: Path | None = Non
     """Every check of a site, by what it is of."""
 
     def work() -> list[dict]:
-        from fairmesh.readiness import checks
-
         now = time.time
         time.time = lambda: now() + clock_s
         return [asdict(one) for one in checks((home or door.folder / site) / fleet.SITE)]

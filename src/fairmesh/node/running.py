@@ -13,6 +13,7 @@ from fairmesh.files import write_atomically
 from fairmesh.networks.peers.bulletin import Bulletin
 from fairmesh.networks.peers.links import Links
 from fairmesh.networks.peers.mailroom import Mailroom, Observe
+from fairmesh.networks.peers.sparing import Sparing
 from fairmesh.networks.peers.transport import FIRST_ROUND
 from fairmesh.node import leaving
 from fairmesh.node.ending import write_result
@@ -74,7 +75,7 @@ class _Node:
         observe: Observe,
     ):
         self._membership, self._own, self._log, self._observe = membership, own, log, observe
-        self._folder = membership.site.state
+        self._folder, self._sparing = membership.site.state, Sparing(log)
         given = membership.credentials
         self._bulletin = Bulletin(membership.name, given.key, given.certificate, given.authority, membership.mesh.names)
         self._bulletin.restored(self._folder / "bulletin.json")
@@ -153,7 +154,7 @@ class _Node:
         self._membership.refuse_unlike(name, theirs)
         apart = self._membership.clock_apart(theirs, time.time())
         if apart is not None:
-            self._log("warning", "clocks differ", site=name, seconds=round(apart))
+            self._sparing("warning", "clocks differ", name, f"by {round(apart / 60)} minutes")
         return theirs.get("generation") == self._membership.mesh.generation
 
     def _unknown(self) -> list[str]:

@@ -26,7 +26,7 @@ _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
 _TELL_S = 0.05
 _STREAMS = 8  # of one neighbour at once: the present one, those it replaces, and checks
-_TELL_AFTER_S = 5.0
+_REPORT_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Links:
 
     async def _tell_again(self) -> None:
         while True:
-            await asyncio.sleep(_TELL_AFTER_S)
+            await asyncio.sleep(_REPORT_EVERY_S)
             self._sparing.flush()
 
     async def _dial(self, neighbour: Neighbour) -> None:

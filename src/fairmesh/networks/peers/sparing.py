@@ -2,10 +2,13 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 Report = Callable[..., None]  # report(level, what, **fields): structured, and names no data
+
+_Key = tuple[str, str, str | None, str | None]  # level, what, site, reason
 
 _EVERY_S = 60.0
 _REASONS = 50  # different ones of the same subject; more than that come from somebody who makes them up
@@ -26,25 +29,30 @@ class Sparing:
 
     def __init__(self, report: Report, clock: Callable[[], float] = time.monotonic):
         self._report, self._clock, self._lock = report, clock, threading.Lock()
-        self._counts: dict[tuple[str, str, str | None, str | None], _Count] = {}
+        self._counts: dict[_Key, _Count] = {}
+        self._reasons, self._looked = Counter[tuple[str, str, str | None]](), clock()
 
     def __call__(
         self, level: str, what: str, site: str | None = None, reason: str | None = None, at_once: int = 1
     ) -> None:
         reason = None if reason is None else reason[:_LETTERS]
-        self.flush()
+        if self._clock() - self._looked > 1:
+            self.flush()
         with self._lock:
             key = level, what, site, reason
             if key not in self._counts and self._many(key):
                 key = level, what, None if len(self._counts) >= _KNOWN else site, "several other reasons"
-            count = self._counts.setdefault(key, _Count(self._clock()))
+            if key not in self._counts:
+                self._counts[key] = _Count(self._clock())
+                self._reasons[key[:3]] += 1
+            count = self._counts[key]
             now = count.told < at_once
             count.told, count.kept_back = count.told + now, count.kept_back + (not now)
         if now:
             self._tell(key, 0)
 
-    def _many(self, key: tuple[str, str, str | None, str | None]) -> bool:
-        return len(self._counts) >= _KNOWN or sum(known[:3] == key[:3] for known in self._counts) >= _REASONS
+    def _many(self, key: _Key) -> bool:
+        return len(self._counts) >= _KNOWN or self._reasons[key[:3]] >= _REASONS
 
     def flush(self) -> None:
         """Tells what was kept back longer than a minute."""
@@ -56,16 +64,18 @@ class Sparing:
 
     def _flush(self, before: float) -> None:
         with self._lock:
+            self._looked = self._clock()
             over = {key: count.kept_back for key, count in self._counts.items() if count.began <= before}
             for key, kept_back in over.items():
                 del self._counts[key]
                 if kept_back:
                     self._counts[key] = _Count(self._clock(), told=_KNOWN)  # what is told now was this minute's
+            self._reasons = Counter(key[:3] for key in self._counts)
         for key, kept_back in over.items():
             if kept_back:
                 self._tell(key, kept_back)
 
-    def _tell(self, key: tuple[str, str, str | None, str | None], times: int) -> None:
+    def _tell(self, key: _Key, times: int) -> None:
         level, what, site, reason = key
         more = {"more_times": times} if times else {}
         self._report(level, what, **({"site": site} if site else {}), **({"reason": reason} if reason else {}), **more)
