@@ -46,6 +46,7 @@ def started(folder: Path, name: str, stop_at: int | None = None) -> int:
 
         def observe(point: str, step: int) -> None:
             if point == "computed" and step == stop_at:
+                time.sleep(1)  # what it sent before arrives
                 os._exit(9)
 
         with sifted() as handshakes:
@@ -62,7 +63,7 @@ class Door:
         self.folder, self.process, self.founder = folder, process, folder / "mesh"
         self.mesh = Mesh.read(self.founder / "mesh.toml")
         self.address = self.mesh.member("gamma").address or ""
-        self.silent = socket.create_connection(host_and_port(self.address, "it"), timeout=20)
+        self.silent: socket.socket  # a connection over which nothing is said
 
     def log(self) -> list[dict]:
         return [json.loads(line) for line in (self.folder / "gamma" / "state" / "log.jsonl").read_text().splitlines()]
@@ -137,8 +138,8 @@ def door(running):
     folder, nodes = running
     found = Door(folder, nodes["gamma"])
     until(lambda: set(found.status()["waiting_for"]) == {"beta", "delta"})
-    yield found
-    found.silent.close()
+    with socket.create_connection(host_and_port(found.address, "it"), timeout=20) as found.silent:
+        yield found
 
 
 # Before a word is said
