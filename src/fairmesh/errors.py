@@ -4,6 +4,8 @@
 class FairmeshError(Exception):
     """Base of every error raised on purpose."""
 
+    told_elsewhere = False  # where all processes of a run raise it, one tells
+
 
 class BadInput(FairmeshError, ValueError):
     """A setting, a graph or a site's data cannot be used; the message says which and why."""
@@ -19,6 +21,10 @@ class CheckpointError(FairmeshError):
 
 class Interrupted(FairmeshError):
     """Training was asked to stop; its checkpoint is kept."""
+
+
+class LostHost(FairmeshError):
+    """Another process of the run is gone or silent; restarted, all go on from their last common checkpoint."""
 
 
 def in_a_line(error: Exception) -> str:

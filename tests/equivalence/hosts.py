@@ -9,6 +9,7 @@ import torch
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.networks.base import Traffic
+from fairmesh.networks.hosts import Hosts
 from fairmesh.networks.remote import RemoteNetwork, Transport
 from fairmesh.problems.oracle import Oracle
 
@@ -27,9 +28,37 @@ class Post:
             return box[key]
 
 
+class Threads(Hosts):
+    def __init__(self, post: Post, here: int):
+        self.post, self.number, self.here, self.beside, self.job, self.calls = (
+            post,
+            post.hosts,
+            here,
+            post.hosts,
+            None,
+            0,
+        )
+
+    def everywhere(self, payload):
+        call, self.calls = self.calls, self.calls + 1
+        with self.post.arrived:
+            self.post.board[call, self.here] = payload
+            self.post.arrived.notify_all()
+        return [self.post.fetch(self.post.board, (call, host)) for host in range(self.number)]
+
+    def summed(self, tensor):
+        return sum(self.everywhere(tensor))  # type: ignore[arg-type]
+
+    def nodes(self, n):
+        raise NotImplementedError
+
+    def network(self, cycle, **kwargs):
+        raise NotImplementedError
+
+
 class InProcess(Transport):
     def __init__(self, post: Post, host: int):
-        self.post, self.host, self.calls = post, host, 0
+        self.post, self.hosts = post, Threads(post, host)
 
     def exchange(self, round_index, outgoing, expected, read):
         with self.post.arrived:
@@ -39,13 +68,6 @@ class InProcess(Transport):
                 self.post.bytes_carried += len(message)
             self.post.arrived.notify_all()
         return lambda: {edge: read(edge, self.post.fetch(self.post.letters, (round_index, edge))) for edge in expected}
-
-    def everywhere(self, payload):
-        call, self.calls = self.calls, self.calls + 1
-        with self.post.arrived:
-            self.post.board[call, self.host] = payload
-            self.post.arrived.notify_all()
-        return [self.post.fetch(self.post.board, (call, host)) for host in range(self.post.hosts)]
 
 
 def on_hosts(

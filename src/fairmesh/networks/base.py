@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression import Code
+from fairmesh.networks.hosts import Hosts
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,8 @@ class Network(ABC):
     identities: Tensor  # (nodes,) whole numbers that name the hosted nodes' random streams
     own: Tensor  # (nodes, n) 1 where a column is the hosted node's own position
     by_identity: Tensor  # (n,) positions of all nodes in the order of their identities
+    kept_of: Tensor | None  # (nodes, slots) identities of those whose copies a node keeps, where it keeps one of each
+    hosts: Hosts  # that together host all nodes
 
     @abstractmethod
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
@@ -91,3 +94,11 @@ class Network(ABC):
     @abstractmethod
     def gather(self, rows: Tensor) -> Tensor:
         """All nodes' rows (..., n, dim) in the order of their positions, for observers; not traffic."""
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """The mean over all nodes, wherever hosted, of rows (..., nodes, dim): (..., dim)."""
+        return rows.mean(dim=-2) if self.hosts.number == 1 else self.hosts.summed(rows.sum(dim=-2)) / self.n
+
+    def mean_of_hosts(self, rows: Tensor) -> Tensor:
+        """The mean over all nodes of what is a mean over those of each host."""
+        return rows if self.hosts.number == 1 else self.hosts.summed(rows * (len(self.hosted) / self.n))

@@ -2,16 +2,22 @@
 
 Its connections are neither encrypted nor authenticated: for networks whose members trust each other."""
 
+import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fairmesh.errors import BadInput
-from fairmesh.networks.remote import Arrivals, Edge, Read, Transport
+from fairmesh.errors import BadInput, LostHost, in_a_line
+from fairmesh.mixing import Mixing
+from fairmesh.networks.hosts import Hosts
+from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
 
 
 def blocks_of(nodes: int, ranks: int) -> list[range]:
@@ -23,17 +29,107 @@ def blocks_of(nodes: int, ranks: int) -> list[range]:
     return [range(first, last) for first, last in itertools.pairwise(starts)]
 
 
-class ClusterTransport(Transport):
-    """This rank among all that joined the default process group; `blocks` says which nodes each hosts."""
+def backend_of(device: str, local_rank: int, local_ranks: int, gpus: int) -> tuple[str, torch.device]:
+    """What carries bytes, and the device of a rank: gloo on CPUs, NCCL between GPUs, of which each rank has its own."""
+    if not device.startswith("cuda"):
+        return "gloo", torch.device("cpu")
+    if device != "cuda":
+        raise BadInput(f"device {device!r}: on a cluster each rank takes its own GPU; use 'cuda'")
+    if gpus < local_ranks:
+        raise BadInput(
+            f"{local_ranks} ranks on a machine with {gpus} GPUs: start at most one a GPU, or use device 'cpu'"
+        )
+    return "cpu:gloo,cuda:nccl", torch.device("cuda", local_rank)
 
-    def __init__(self, blocks: Sequence[Sequence[int]]):
+
+@contextmanager
+def joined(device: str, timeout_s: float) -> Iterator["Ranks"]:
+    """This process as one of the ranks that torchrun started; a rank silent for so long counts as lost."""
+    try:
+        local, beside = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    except (KeyError, ValueError):
+        raise BadInput(
+            "--network cluster needs torchrun: use `fairmesh launch EXPERIMENT --processes P` on one machine, or on "
+            "each `torchrun ... -m fairmesh run EXPERIMENT --network cluster` (docs/cluster.md)"
+        ) from None
+    backend, own = backend_of(device, local, beside, torch.cuda.device_count())
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    with _reaching("has not found the others"):
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield Ranks(own)
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _reaching(failure: str = "has lost contact with another") -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what torch.distributed raises, of whatever kind
+        rank = os.environ.get("RANK", "?")
+        raise LostHost(f"rank {rank} {failure}: {in_a_line(error)}") from error
+
+
+class Ranks(Hosts):
+    """All that joined the default process group."""
+
+    def __init__(self, device: torch.device | None = None):
         if not dist.is_initialized():
             raise BadInput("a cluster needs torch.distributed: start with torchrun, or call init_process_group before")
-        if len(blocks) != dist.get_world_size():
-            raise BadInput(f"{len(blocks)} blocks of nodes for {dist.get_world_size()} ranks; give one a rank")
+        self.number, self.here = dist.get_world_size(), dist.get_rank()
+        self.device = device or torch.device("cpu")  # where messages lie when they are sent
+        self.beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        # torchrun calls a job "none" that was not named: then only a restart is known to be the same one.
+        named = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        restarted = any(self.gathered(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))))
+        self.job = named if named != "none" or restarted else None
+
+    def everywhere(self, payload: bytes) -> list[bytes]:
+        if self.number == 1:
+            return [payload]
+        with _reaching():
+            length = torch.tensor([len(payload)])
+            lengths = [torch.empty_like(length) for _ in range(self.number)]
+            dist.all_gather(lengths, length)
+            mine = torch.zeros(max(int(one) for one in lengths), dtype=torch.uint8)
+            mine[: len(payload)] = _bytes(payload)
+            every = [torch.empty_like(mine) for _ in lengths]
+            dist.all_gather(every, mine)
+        return [one[: int(count)].numpy().tobytes() for one, count in zip(every, lengths)]
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        if self.number == 1:
+            return tensor
+        with _reaching():
+            term = tensor.detach().contiguous()
+            terms = [torch.empty_like(term) for _ in range(self.number)] if self.first else None
+            dist.gather(term, terms, dst=0)
+            total = functools.reduce(torch.add, terms) if terms else torch.empty_like(term)
+            dist.broadcast(total, src=0)
+        return total
+
+    def nodes(self, n: int) -> Sequence[int]:
+        return blocks_of(n, self.number)[self.here]
+
+    def network(
+        self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
+    ) -> RemoteNetwork:
+        """Messages are encoded, so their bytes are counted in any case."""
+        blocks = blocks_of(cycle[0].n, self.number)
+        return RemoteNetwork(cycle, blocks[self.here], ClusterTransport(blocks, self), device=device, dtype=dtype)
+
+
+class ClusterTransport(Transport):
+    """Messages between neighbouring ranks; `blocks` says which nodes each hosts."""
+
+    def __init__(self, blocks: Sequence[Sequence[int]], ranks: Ranks | None = None):
+        self.hosts = ranks = ranks or Ranks()
+        if len(blocks) != ranks.number:
+            raise BadInput(f"{len(blocks)} blocks of nodes for {ranks.number} ranks; give one a rank")
         self._rank_of = {node: rank for rank, block in enumerate(blocks) for node in block}
-        on_gpu = dist.get_backend() == "nccl"
-        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        self._device = ranks.device
 
     def exchange(
         self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
@@ -79,25 +175,16 @@ class ClusterTransport(Transport):
         theirs = {rank: torch.empty(size, dtype=dtype, device=self._device) for rank, size in sizes.items()}
         operations = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in mine.items()]
         operations += [dist.P2POp(dist.irecv, tensor, rank) for rank, tensor in theirs.items()]
-        pending = dist.batch_isend_irecv(operations) if operations else []
+        with _reaching():
+            pending = dist.batch_isend_irecv(operations) if operations else []
 
         def arrived(sending: Mapping[int, Tensor] = mine) -> dict[int, Tensor]:  # which must live until it was sent
-            for one in pending:
-                one.wait()
+            with _reaching():
+                for one in pending:
+                    one.wait()
             return theirs
 
         return arrived
-
-    def everywhere(self, payload: bytes) -> list[bytes]:
-        length = torch.tensor([len(payload)], device=self._device)
-        lengths = [torch.empty_like(length) for _ in range(dist.get_world_size())]
-        dist.all_gather(lengths, length)
-        longest = int(max(int(one) for one in lengths))
-        mine = torch.zeros(longest, dtype=torch.uint8, device=self._device)
-        mine[: len(payload)] = _bytes(payload).to(self._device)
-        every = [torch.empty_like(mine) for _ in lengths]
-        dist.all_gather(every, mine)
-        return [one[: int(count)].cpu().numpy().tobytes() for one, count in zip(every, lengths)]
 
 
 def _bytes(data: bytes) -> Tensor:

@@ -12,7 +12,28 @@ from fairmesh.compression import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.mixing import Mixing, union_of
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.networks.hosts import Hosts
 from fairmesh.networks.product import Product, current
+
+
+class Alone(Hosts):
+    """One process that hosts every node."""
+
+    number, here, beside, job = 1, 0, 1, None
+
+    def everywhere(self, payload: bytes) -> list[bytes]:
+        return [payload]
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def nodes(self, n: int) -> Sequence[int]:
+        return range(n)
+
+    def network(
+        self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
+    ) -> "MemoryNetwork":
+        return MemoryNetwork(cycle, device=device, dtype=dtype, count_bytes=count_bytes)
 
 
 class _MemoryDelivery(Delivery):
@@ -44,7 +65,7 @@ class MemoryNetwork(Network):
         order: Sequence[int] | None = None,
         count_bytes: bool = True,
     ):
-        self.n = cycle[0].n
+        self.n, self.hosts, self.kept_of = cycle[0].n, Alone(), None
         place = np.arange(self.n) if order is None else np.asarray(order)
         if sorted(place.tolist()) != list(range(self.n)):
             raise BadInput(f"order must name each of the {self.n} nodes once")

@@ -13,6 +13,7 @@ from fairmesh.compression import FLOAT_BITS, Code
 from fairmesh.errors import BadInput
 from fairmesh.mixing import Mixing, union_of
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.networks.hosts import Hosts
 from fairmesh.networks.product import current
 
 Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
@@ -23,16 +24,14 @@ Arrivals = Callable[[], Mapping[Edge, Any]]  # waits for the expected messages, 
 class Transport(ABC):
     """Carries bytes between the hosts of a network. Every host calls the same methods in the same order."""
 
+    hosts: Hosts
+
     @abstractmethod
     def exchange(
         self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
     ) -> Arrivals:
         """Hands over the messages of nodes hosted here to nodes elsewhere, and does not wait for the expected ones
         until they are asked for, so that sending overlaps with computing."""
-
-    @abstractmethod
-    def everywhere(self, payload: bytes) -> list[bytes]:
-        """Every host's payload at every host, in the order of the hosts."""
 
 
 class RemoteNetwork(Network):
@@ -58,7 +57,7 @@ class RemoteNetwork(Network):
         names = np.arange(self.n) if identities is None else np.asarray(identities)
         if len(set(names.tolist())) != self.n:
             raise BadInput(f"identities must be {self.n} different whole numbers, got {names.tolist()}")
-        self.device = torch.device(device)
+        self.device, self.hosts = torch.device(device), transport.hosts
         self.hosted = torch.tensor(self._here, device=self.device)
         self.identities = torch.as_tensor(names[self._here], dtype=torch.int64, device=self.device)
         self.own = torch.eye(self.n, dtype=dtype, device=self.device)[self.hosted]
@@ -76,6 +75,8 @@ class RemoteNetwork(Network):
         slots = [[self._at[j] for j in (i, *reached)] for i, reached in zip(self._here, self._reached)]
         width = max(map(len, slots))
         self._slots = torch.tensor([row + [row[0]] * (width - len(row)) for row in slots], device=self.device)
+        everyone = torch.as_tensor(names[self._known], dtype=torch.int64, device=self.device)
+        self.kept_of = None if self._one_row else everyone[self._slots]
         filled = torch.tensor([[k < len(row) for k in range(width)] for row in slots], device=self.device)
         self._slot_weights = (self._weights.gather(-1, self._slots.expand(len(cycle), -1, -1)) * filled).unsqueeze(-1)
         self._nobody = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -168,14 +169,14 @@ class RemoteNetwork(Network):
         return kept if self._one_row else (current(self._slot_weights, round_index) * kept).sum(dim=-2)
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
-        total = self._summed(receivers.double().sum(dim=-1, keepdim=True)).squeeze(-1)
+        total = self.hosts.summed(receivers.double().sum(dim=-1, keepdim=True)).squeeze(-1)
         sent = self._by_server(total * (FLOAT_BITS * row.shape[-1]), total * plain_size(row))
         return row.expand(*row.shape[:-2], len(self._here), row.shape[-1]), sent
 
     def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
         sent = (weights != 0).double()
         traffic = self._by_nodes(sent * (FLOAT_BITS * rows.shape[-1]), sent * plain_size(rows))
-        return self._summed(weights.unsqueeze(-2) @ rows), traffic
+        return self.hosts.summed(weights.unsqueeze(-2) @ rows), traffic
 
     def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
         asked = senders.double()
@@ -183,14 +184,7 @@ class RemoteNetwork(Network):
 
     def gather(self, rows: Tensor) -> Tensor:
         placed = rows.new_zeros(*rows.shape[:-2], self.n, rows.shape[-1]).index_copy_(-2, self.hosted, rows)
-        return self._summed(placed)
-
-    def _summed(self, tensor: Tensor) -> Tensor:
-        """The sum over all hosts, in their order, at every host."""
-        payload = tensor.detach().cpu().contiguous().numpy()
-        parts = [np.frombuffer(one, payload.dtype) for one in self._transport.everywhere(payload.tobytes())]
-        total = np.add.reduce(parts) if len(parts) > 1 else parts[0].copy()
-        return torch.from_numpy(total.reshape(payload.shape)).to(self.device)
+        return self.hosts.summed(placed)
 
     def _by_nodes(self, bits: Tensor, size: Tensor) -> Traffic:
         return Traffic(bits, self._nobody, size, self._nobody)
