@@ -1,10 +1,10 @@
-"""The whole state of a run as one file: written atomically, checked on reading, refused where it is another's."""
+"""The state of a run, or a part, as a file: written atomically, checked on reading, refused where it is another's."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,7 +14,7 @@ from torch import Tensor
 from fairmesh.errors import CheckpointError
 from fairmesh.files import write_atomically
 
-FORMAT = 1
+FORMAT = 2  # a file may be one of several, and says of which nodes
 
 
 def flattened(state: Any, name: str = "state") -> dict[str, Tensor]:
@@ -38,7 +38,7 @@ def refilled(like: Any, tensors: Mapping[str, Tensor], name: str = "state") -> A
     return type(like)(*(refilled(value, tensors, f"{name}.{field}") for field, value in zip(like._fields, like)))
 
 
-def _checked(like: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fitting(like: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The stored tensors of a state, where they have the shapes of this one's."""
     for name, tensor in flattened(like).items():
         stored = tensors.get(name)
@@ -49,8 +49,10 @@ def _checked(like: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[name].to(tensor.device) for name, tensor in flattened(like).items()}
 
 
-def _fingerprint(tensors: Mapping[str, Tensor], round_index: str, identity: str) -> str:
-    hasher = hashlib.sha256(json.dumps([round_index, identity]).encode())
+def _fingerprint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    hasher = hashlib.sha256(
+        json.dumps([item for item in sorted(metadata.items()) if item[0] != "fingerprint"]).encode()
+    )
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -58,12 +60,26 @@ def _fingerprint(tensors: Mapping[str, Tensor], round_index: str, identity: str)
     return hasher.hexdigest()
 
 
-def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
-    """Writes a state; `identity` holds the settings that determine the trajectory, one value per name."""
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in flattened(state).items()}
+class Stored(NamedTuple):
+    """What one file holds."""
+
+    tensors: dict[str, Tensor]
+    round: int
+    more: dict[str, Any]  # what else its writer said
+    fingerprint: str
+
+
+def write_stored(
+    path: Path, tensors: Mapping[str, Tensor], round_index: int, identity: Mapping[str, Any], **more: Any
+) -> str:
+    """Writes tensors of a state and returns the file's fingerprint; `identity` holds the settings that determine the
+    trajectory, one value per name."""
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     metadata = {"format": str(FORMAT), "round": str(round_index), "identity": json.dumps(identity, sort_keys=True)}
-    metadata["fingerprint"] = _fingerprint(tensors, metadata["round"], metadata["identity"])
-    write_atomically(path, save(tensors, metadata))
+    metadata |= {name: json.dumps(value) for name, value in more.items()}
+    metadata["fingerprint"] = _fingerprint(copies, metadata)
+    write_atomically(path, save(copies, metadata))
+    return metadata["fingerprint"]
 
 
 def round_of(path: Path) -> int:
@@ -71,15 +87,28 @@ def round_of(path: Path) -> int:
     return int(_read(path)[0]["round"])
 
 
-def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
-    """The stored state and its round. Refuses a damaged file, another format, and another experiment by name."""
+def read_stored(path: Path, identity: Mapping[str, Any]) -> Stored:
+    """What a file holds. Refuses a damaged one, another format, and another experiment by name."""
     metadata, tensors = _read(path)
     stored = json.loads(metadata["identity"])
     wanted = json.loads(json.dumps(identity))
     differing = _differences(stored, wanted, "")
     if differing:
         raise CheckpointError(f"{path} belongs to another experiment: {'; '.join(differing[:4])}; use another folder")
-    return refilled(like, _checked(like, tensors)), int(metadata["round"])
+    known = ("format", "round", "identity", "fingerprint")
+    more = {name: json.loads(text) for name, text in metadata.items() if name not in known}
+    return Stored(tensors, int(metadata["round"]), more, metadata["fingerprint"])
+
+
+def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
+    """Writes a whole state as one file."""
+    write_stored(path, flattened(state), round_index, identity)
+
+
+def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
+    """The state in a file that holds a whole one, and its round."""
+    stored = read_stored(path, identity)
+    return refilled(like, fitting(like, stored.tensors)), stored.round
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -93,7 +122,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         ) from error
     if metadata.get("format") != str(FORMAT):
         raise CheckpointError(f"{path} has checkpoint format {metadata.get('format')}, this version reads {FORMAT}")
-    if metadata.get("fingerprint") != _fingerprint(tensors, metadata.get("round", ""), metadata.get("identity", "")):
+    if metadata.get("fingerprint") != _fingerprint(tensors, metadata):
         raise CheckpointError(
             f"{path} is damaged: its content does not match its fingerprint; delete the folder to start anew"
         )

@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, report, reproduce, topology. Heavy imports wait until a command needs them."""
+"""The command line. Heavy imports wait until a command needs them."""
 
 import sys
 import time
@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
+from fairmesh.cli_cluster import launch, leave, loaded_on, stop_where_ended
 from fairmesh.cli_data import data
 from fairmesh.cli_mesh import mesh
 from fairmesh.cli_node import node, status
 from fairmesh.cli_reproduce import reproduce, use_data
-from fairmesh.errors import FairmeshError, Interrupted
+from fairmesh.errors import FairmeshError
 from fairmesh.terminal import Json, console, print_json, say, show_table
 
 app = typer.Typer(
@@ -28,15 +29,11 @@ app = typer.Typer(
 
 def main() -> None:
     """The console script: errors raised on purpose are shown as one line, without a traceback."""
+    stop_where_ended()
     try:
         app()
-    except Interrupted as stopped:
-        again = {"run": "`fairmesh run ... --resume` goes on", "reproduce": "the same command goes on"}
-        say("; ".join([str(stopped), *(again[name] for name in sys.argv[1:2] if name in again)]))
-        sys.exit(130)
     except FairmeshError as error:
-        say(f"error: {error}")
-        sys.exit(2)
+        leave(error)
 
 
 @contextmanager
@@ -146,6 +143,10 @@ def run(
     seeds: Annotated[int | None, typer.Option(help="Train N seeds, 0 to N - 1, in one batched run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<name of the file> by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's checkpoint.")] = False,
+    network: Annotated[
+        str, typer.Option(help="memory: all nodes here; cluster: one rank that torchrun starts.")
+    ] = "memory",
+    timeout: Annotated[float, typer.Option(help="Seconds until a silent rank of a cluster counts as lost.")] = 300.0,
     json_: Json = False,
 ) -> None:
     """Trains an experiment file; its folder holds metrics, summary, model and checkpoint."""
@@ -159,11 +160,15 @@ def run(
     use_data(data)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
-    loaded = load_experiment(experiment, assignments)
     folder = out or Path("runs") / experiment.stem
-    with _progress(json_) as watcher:
-        watch = watcher(experiment.stem, loaded.rounds)
-        result = run_experiment(loaded, out=folder, resume=resume, watch=watch, announce=None if json_ else say)
+    with loaded_on(network, timeout, lambda: load_experiment(experiment, assignments)) as (loaded, hosts):
+        silent = hosts is not None and not hosts.first
+        with _progress(json_ or silent) as watcher:
+            watch = watcher(experiment.stem, loaded.rounds)
+            announce = None if json_ or silent else say
+            result = run_experiment(loaded, out=folder, resume=resume, watch=watch, announce=announce, hosts=hosts)
+    if silent:
+        return
     summary = Run.from_folder(folder)
     if json_:
         print_json(summary.summary | {"folder": str(folder)})
@@ -320,6 +325,7 @@ def bench_peers(
 app.command()(reproduce)
 app.command()(node)
 app.command()(status)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 
 
 @app.command()

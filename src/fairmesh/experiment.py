@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from fairmesh.algorithms import Algorithm
 from fairmesh.errors import BadInput
+from fairmesh.networks.hosts import Hosts
 from fairmesh.problems.base import Problem, Samples, Sampling, Site
 from fairmesh.problems.datasets import Data
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.recording import Watch, train
+from fairmesh.replicas import replicas_of, sites_at
 from fairmesh.result import Result
 from fairmesh.settings import checked, flat_table, from_table, read_toml, to_table
 from fairmesh.topology import Topology
@@ -113,10 +115,12 @@ def run(
     resume: bool = False,
     watch: Watch | None = None,
     announce: Callable[[str], None] | None = None,
+    hosts: Hosts | None = None,
 ) -> Result:
-    """Trains an experiment; with `out`, writes and can resume the run's folder."""
+    """Trains an experiment; with `out`, writes and can resume the run's folder; with `hosts`, as one of several
+    processes."""
     return train(
-        experiment.problem(),
+        _problem_at(hosts, experiment) if hosts else experiment.problem(),
         experiment.topology,
         experiment.algorithms(),
         experiment.rounds,
@@ -127,8 +131,17 @@ def run(
         settings=to_table(experiment),
         watch=watch,
         announce=announce,
+        hosts=hosts,
         **to_table(experiment.options),
     )
+
+
+def _problem_at(hosts: Hosts, experiment: Experiment) -> Problem:
+    """With the data of the nodes hosted here; that of others is read and let go."""
+    with hosts.agreeing():
+        problem = experiment.problem()
+        replicas = replicas_of(experiment.algorithms(), experiment.seeds, experiment.placements, problem.n)
+        return problem.keeping(sites_at(hosts.nodes(problem.n), replicas))
 
 
 def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **fields: Any) -> Experiment:

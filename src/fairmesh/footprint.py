@@ -33,13 +33,19 @@ class Footprint(NamedTuple):
         return self.fixed + replicas * self.per_replica
 
 
-def footprint(problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_counts: bool) -> Footprint:
-    """Of a run of this algorithm; `data_counts` where a copy of the data lies in the same memory."""
-    n, dim = problem.n, problem.flat_model.dim
+def footprint(
+    problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_counts: bool, hosted: int | None = None
+) -> Footprint:
+    """Of a run of this algorithm with so many nodes hosted here, or all; `data_counts` where a copy of the data lies in
+    the same memory."""
+    every, dim = problem.n, problem.flat_model.dim
+    n = every if hosted is None else hosted
     batch, samples = _batch_bytes(problem, dtype)
     models = _COPIES * n * dim * dtype.itemsize
     duals = (
-        _DUAL_COPIES * n * n * dtype.itemsize if "dual_step" in algorithm.steps() and not algorithm.needs_server else 0
+        _DUAL_COPIES * n * every * dtype.itemsize
+        if "dual_step" in algorithm.steps() and not algorithm.needs_server
+        else 0
     )
     held = [problem.sites[i] for i in problem.here]
     data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in held) if data_counts else 0
@@ -47,10 +53,13 @@ def footprint(problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_c
     data += floats if data_counts and floats <= AS_FLOATS_UP_TO else 0
     description = (f"data ({data / _GIB:.2f} GiB), " if data > 0.01 * _GIB else "") + (
         f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {samples} ({n * batch / _GIB:.2f} GiB)"
-        + (f", {n:,} x {n:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
+        + (f", {n:,} x {every:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
     )
     return Footprint(
-        data + n * n * dtype.itemsize + _AHEAD, models + n * batch + duals, description, _KEPT * (models + duals) // 12
+        data + n * every * dtype.itemsize + _AHEAD,
+        models + n * batch + duals,
+        description,
+        _KEPT * (models + duals) // 12,
     )
 
 
@@ -95,10 +104,14 @@ def free_bytes(device: torch.device) -> int | None:
         return free
 
 
-def replicas_that_fit(need: Footprint, replicas: int, limit: float | None, device: torch.device) -> tuple[int, str]:
-    """How many replicas can run at once, and a sentence about it; refuses a run of which not even one can."""
+def replicas_that_fit(
+    need: Footprint, replicas: int, limit: float | None, device: torch.device, sharing: int = 1
+) -> tuple[int, str]:
+    """How many replicas can run at once where so many processes share the host's memory, and a sentence about it;
+    refuses a run of which not even one can."""
     free = free_bytes(device)
-    usable = limit * _GIB if limit is not None else None if free is None else _SHARE * free
+    share = _SHARE / (sharing if device.type == "cpu" else 1)
+    usable = limit * _GIB if limit is not None else None if free is None else share * free
     whole = need.of(replicas)
     if usable is None:
         return replicas, f"memory: about {whole / _GIB:.2f} GiB"

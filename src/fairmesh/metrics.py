@@ -6,20 +6,16 @@ import torch
 from torch import Tensor
 
 from fairmesh.ambiguity import Regularizer, worst_case
-from fairmesh.networks.base import Traffic
+from fairmesh.networks.base import Network, Traffic
 from fairmesh.problems.base import Problem
 from fairmesh.problems.evaluation import Evaluator, group_means, spread
 
 Record = dict[str, Any]
 
 
-def consensus_error(rows: Tensor) -> Tensor:
-    """The mean over nodes of the squared distance to the network average: (replicas,)."""
-    return (rows - rows.mean(dim=-2, keepdim=True)).square().sum(dim=-1).mean(dim=-1)
-
-
 class Meter:
-    """Turns a state into one record per replica. Everything by site is in the order of the sites, wherever placed."""
+    """Turns a state into one record per replica, the same at every host: each judges the sites whose data it holds.
+    Everything by site is in the order of the sites, wherever placed."""
 
     def __init__(
         self,
@@ -27,13 +23,18 @@ class Meter:
         placements: Tensor,  # (replicas, n)
         device: torch.device,
         dtype: torch.dtype,
+        network: Network,
         *,
+        at_server: bool = False,  # it holds the one model
         home: torch.device | None = None,  # of the held-out data
         own_models: bool = False,
         regularizer: Regularizer | None = None,  # given where Phi is to be measured
     ):
-        self._problem, self._placements = problem, placements.cpu()
-        self._node_of_site = self._placements.argsort(dim=-1)
+        self._problem, self._network, self._at_server = problem, network, at_server
+        self._node_of_site = placements.cpu().argsort(dim=-1)
+        self._sites_here = placements.cpu()[:, network.hosted.cpu()]  # (replicas, nodes)
+        held = [set(sites) for sites in network.hosts.gathered(problem.here)]
+        self._holder = torch.tensor([next(k for k, sites in enumerate(held) if i in sites) for i in range(problem.n)])
         self._test = Evaluator(problem, "test", device, dtype, home)
         self._validation = Evaluator(problem, "validation", device, dtype, home)
         needs_train = regularizer is not None or not self._test
@@ -47,7 +48,32 @@ class Meter:
     def by_site(self, rows: Tensor, split: str) -> dict[str, Tensor]:
         """Each metric of the rows (replicas, dim) at every site: (replicas, sites)."""
         evaluator = {"test": self._test or self._train, "validation": self._validation, "train": self._train}[split]
-        return evaluator.of_sites(rows) if evaluator else {}
+        if not evaluator:
+            return {}
+        with self._network.hosts.agreeing():  # a user's metric may fail at one
+            found = evaluator.of_sites(rows)
+        return found if self._network.hosts.number == 1 else self._from_holders(found)
+
+    def _from_holders(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Each metric at every site as the first host that holds the site's data has it."""
+        mine = torch.stack(list(found.values()))  # (metrics, replicas, sites)
+        every = self._network.hosts.everywhere(mine.numpy().tobytes())
+        of_hosts = torch.stack([torch.frombuffer(bytearray(one), dtype=mine.dtype).view_as(mine) for one in every])
+        chosen = of_hosts[self._holder, :, :, torch.arange(len(self._holder))]  # (sites, metrics, replicas)
+        return dict(zip(found, chosen.permute(1, 2, 0)))
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """The network average of hosted rows (replicas, nodes, dim), or the server's row: (replicas, dim)."""
+        return rows.mean(dim=-2) if self._at_server else self._network.mean(rows)
+
+    def _consensus_error(self, rows: Tensor, average: Tensor) -> Tensor:
+        """The mean over nodes of the squared distance to the network average: (replicas,)."""
+        distances = (rows - average.unsqueeze(-2)).square().sum(dim=-1, keepdim=True)
+        return self.mean(distances).squeeze(-1).cpu()
+
+    def _of_nodes(self, values: Tensor) -> Tensor:
+        """All nodes' numbers (replicas, n) from those of the hosted."""
+        return self._network.gather(values.to(self._network.own.device).unsqueeze(-1)).squeeze(-1).cpu()
 
     def worst_on_validation(self, rows: Tensor) -> Tensor:
         """The primary metric of the worst site on validation data, negated where lower is better: (replicas,)."""
@@ -56,19 +82,20 @@ class Meter:
         return values.amin(dim=-1) if primary != "loss" else -values.amax(dim=-1)
 
     def records(self, round_index: int, models: Tensor, duals: Tensor | None, sent: Traffic) -> list[Record]:
-        """One record per replica of the network-average model; `models` (replicas, n, dim) in the order of nodes."""
-        average = models.mean(dim=-2)
+        """One record per replica of the network-average model; `models` (replicas, nodes, dim) of the hosted nodes."""
+        average = self.mean(models)
         columns: list[dict[str, Any]] = [{"round": round_index, "replica": r} for r in range(len(average))]
         with_spread(columns, self.by_site(average, "test"), self._problem, None)
         if self._validation:
             with_spread(columns, self.by_site(average, "validation"), self._problem, "validation")
-        if self._own_models and models.shape[-2] > 1:
-            own = (self._test or self._train).of_own_models(models, self._placements)  # type: ignore[union-attr]
-            with_spread(
-                columns, {k: v.gather(-1, self._node_of_site) for k, v in own.items()}, self._problem, "own_models"
-            )
-        nodes, server, node_bytes, server_bytes = (t.cpu() for t in sent)
-        disagreement = consensus_error(models).cpu()
+        if self._own_models and self._network.n > 1:
+            with self._network.hosts.agreeing():
+                own = (self._test or self._train).of_own_models(models, self._sites_here)  # type: ignore[union-attr]
+            own = {k: self._of_nodes(v).gather(-1, self._node_of_site) for k, v in own.items()}
+            with_spread(columns, own, self._problem, "own_models")
+        nodes, node_bytes = self._of_nodes(sent.nodes), self._of_nodes(sent.node_bytes)
+        server, server_bytes = sent.server.cpu(), sent.server_bytes.cpu()
+        disagreement = self._consensus_error(models, average)
         for r, column in enumerate(columns):
             column["consensus_models"] = float(disagreement[r])
             column["nominal_bits_busiest"] = float(max(nodes[r].max(), server[r]))
@@ -76,8 +103,8 @@ class Meter:
             column["bytes_busiest_node"] = int(max(node_bytes[r].max(), server_bytes[r]))
             column["bytes_total"] = int(node_bytes[r].sum() + server_bytes[r])
         if duals is not None:
-            weights = duals.mean(dim=-2).cpu().double()
-            apart = consensus_error(duals).cpu()
+            mean = self.mean(duals)
+            weights, apart = mean.cpu().double(), self._consensus_error(duals, mean)
             for r, column in enumerate(columns):
                 column["lambda"] = weights[r][self._node_of_site[r]].tolist()
                 column["consensus_duals"] = float(apart[r])

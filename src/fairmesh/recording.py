@@ -12,19 +12,22 @@ import torch
 
 from fairmesh import heap
 from fairmesh.algorithms.base import Algorithm
-from fairmesh.checkpoint import load_checkpoint, save_checkpoint
 from fairmesh.errors import BadInput, Diverged, Interrupted
 from fairmesh.metrics import Meter, Record
+from fairmesh.networks.hosts import Hosts
+from fairmesh.networks.memory import Alone
 from fairmesh.problems.base import Problem
-from fairmesh.replicas import Placements, Replica, replicas_of, stacked
-from fairmesh.result import Result, summary_of
+from fairmesh.replicas import Placements, Replica, replicas_of, sites_at, stacked
+from fairmesh.result import Averages, Result, summary_of
 from fairmesh.runfolder import RunFolder
 from fairmesh.settings import nearest, to_table
+from fairmesh.shards import Checkpoints
 from fairmesh.splitting import Watch, merged, on_host, portions, that_fit
 from fairmesh.topology import Topology
-from fairmesh.training import Best, Options, Training, TrainingState
+from fairmesh.training import DTYPES, Best, Options, Training, TrainingState, device_of
 
 _LOOK_EVERY = 50  # rounds between looks for divergence, at most
+_ASK_EVERY_S = 0.5  # seconds between hosts' questions whether one of them was asked to stop, about
 
 
 def train(
@@ -40,13 +43,64 @@ def train(
     settings: dict[str, Any] | None = None,
     watch: Watch | None = None,
     announce: Callable[[str], None] | None = None,
+    hosts: Hosts | None = None,
     **options: Any,
 ) -> Result:
     """Trains every algorithm with every placement and seed in one batched run, or in as few as the memory allows;
     `options` are the fields of Options.
 
     With `out`, the run's folder is written as it goes, and `resume` continues what it holds. `announce` is told, before
-    the first round, how much memory the run takes."""
+    the first round, how much memory the run takes. With `hosts`, this process is one of several that train together,
+    each with some of the nodes and their data; all call this, and all get the result."""
+    hosts = hosts or Alone()
+    with hosts.agreeing():
+        replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
+        problem = problem if hosts.number == 1 else problem.keeping(sites_at(hosts.nodes(problem.n), replicas))
+        at_once, sentence = that_fit(problem, replicas, chosen, hosts)
+    folder = None if out is None else RunFolder(out, resume=resume, hosts=hosts)
+    if folder and folder.resuming:
+        at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
+    at_once = min(hosts.gathered(at_once))
+    if announce:
+        announce(sentence)
+    if hosts.number > 1 and at_once < len(replicas):
+        with hosts.agreeing():
+            raise BadInput(
+                f"only {at_once} of {len(replicas)} replicas fit at once beside each other, and on a cluster all must; "
+                "use more machines or fewer replicas"
+            )
+    if at_once >= len(replicas):
+        with hosts.agreeing():
+            kind = {"device": device_of(chosen.device), "dtype": DTYPES[chosen.dtype]}
+            network = hosts.network(topology.build(problem.n), **kind, count_bytes=chosen.count_bytes)
+            training = Training(problem, topology, replicas, chosen, network=network)
+        return _Recorder(training, rounds, folder, settings, watch).run()
+    started, results = time.perf_counter(), []
+    for portion in portions(replicas, at_once):
+        inside = RunFolder(portion.folder(folder.path), resume=resume, hosts=hosts) if folder else None
+        training = Training(problem, topology, portion.replicas, chosen, portion.first)
+        one = _Recorder(training, rounds, inside, settings, portion.watch(watch, rounds)).run()
+        results.append(replace(one, state=on_host(one.state)))
+        del training, one  # frees the device before the next
+    result = merged(results, replicas)
+    if folder:
+        folder.write_settings(settings or _settings(topology, replicas, rounds))
+        folder.replace_records(result.records)
+        _write_outcome(folder, result, time.perf_counter() - started)
+        folder.close()
+    return result
+
+
+def _checked(
+    problem: Problem,
+    topology: Topology,
+    algorithm: Algorithm | Sequence[Algorithm],
+    rounds: int,
+    seeds: Sequence[int],
+    placements: Placements,
+    options: dict[str, Any],
+) -> tuple[list[Replica], Options]:
+    """The replicas and options that were asked for, where they can be run."""
     if not isinstance(rounds, int) or rounds < 1:
         raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
     known = {field.name for field in fields(Options)}
@@ -70,27 +124,7 @@ def train(
     for one in algorithms:
         one.check(problem.prior_of_sites, problem.flat_model.dim)
     stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run together, also where it need not
-    at_once, sentence = that_fit(problem, replicas, chosen)
-    folder = None if out is None else RunFolder(out, resume=resume)
-    if folder and folder.resuming:
-        at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
-    if announce:
-        announce(sentence)
-    if at_once >= len(replicas):
-        return _Recorder(Training(problem, topology, replicas, chosen), rounds, folder, settings, watch).run()
-    started, results = time.perf_counter(), []
-    for portion in portions(replicas, at_once):
-        inside = RunFolder(portion.folder(folder.path), resume=resume) if folder else None
-        training = Training(problem, topology, portion.replicas, chosen, portion.first)
-        one = _Recorder(training, rounds, inside, settings, portion.watch(watch, rounds)).run()
-        results.append(replace(one, state=on_host(one.state)))
-        del training, one  # frees the device before the next
-    result = merged(results, replicas)
-    if folder:
-        folder.write_settings(settings or _settings(topology, replicas, rounds))
-        folder.replace_records(result.records)
-        _write_outcome(folder, result, time.perf_counter() - started)
-    return result
+    return replicas, chosen
 
 
 class _Recorder:
@@ -101,6 +135,7 @@ class _Recorder:
     ):
         options = training.options
         self.training, self.rounds, self.folder, self.watch = training, rounds, folder, watch
+        self.hosts = training.network.hosts
         regularizers = [getattr(replica.algorithm, "regularizer", None) for replica in training.replicas]
         cpu = torch.device("cpu")
         self.meter = Meter(
@@ -108,6 +143,8 @@ class _Recorder:
             training.placements,
             training.device,
             training.dtype,
+            training.network,
+            at_server=training.algorithm.needs_server,
             home=training.data_home,
             own_models=options.own_models,
             regularizer=stacked(regularizers, torch.float64, cpu) if options.measure_phi else None,  # type: ignore[arg-type]
@@ -119,11 +156,15 @@ class _Recorder:
     def run(self) -> Result:
         training, options, folder = self.training, self.training.options, self.folder
         identity = training.identity() if folder else {}
+        checkpoints = folder and Checkpoints(folder.checkpoint, training.network, training.holder_of, identity)
         state, done = training.initial(), 0
-        if folder and folder.resuming:
-            state, done = load_checkpoint(folder.checkpoint, state, identity)
-            if done > self.rounds:
-                raise BadInput(f"the checkpoint is already at round {done}, beyond the {self.rounds} rounds asked for")
+        if folder and checkpoints and folder.resuming:
+            with self.hosts.agreeing():
+                state, done = checkpoints.load(state)
+                if done > self.rounds:
+                    raise BadInput(
+                        f"the checkpoint is already at round {done}, beyond the {self.rounds} rounds asked for"
+                    )
             every = options.measure_every  # the end of a run that is now extended was measured off schedule
             kept = [record for record in folder.records() if record["round"] <= done]
             self.records = [r for r in kept if r["round"] % every == 0 or r["round"] == self.rounds]
@@ -136,10 +177,11 @@ class _Recorder:
         look = min(options.measure_every, _LOOK_EVERY) if on_cpu else options.measure_every
         best = state.best  # found by measuring, so the round loop does not carry it
         with heap.reused() if on_cpu else nullcontext(), _stop_requests(folder is not None) as stop:
+            requests = _Requests(self.hosts, stop)
             for now, current in training.states(state, done, self.rounds):
                 state = current._replace(best=best)
                 last = now == self.rounds
-                stopping = stop.is_set()  # asked once: a request that comes later waits for the next round
+                stopping = requests.stop(now)  # asked once: a request that comes later waits for the next round
                 measured = now % options.measure_every == 0 or last
                 if measured or now % look == 0 or stopping or (folder and now % pace == 0):
                     self._refuse_diverged(state, now, sound, saved)
@@ -148,33 +190,52 @@ class _Recorder:
                 if measured and not any(record["round"] == now for record in self.records[-len(training.replicas) :]):
                     fresh, state = self._measured(now, state)
                     best = state.best
-                if folder and saved != now and (now % pace == 0 or last or stopping):
-                    save_checkpoint(folder.checkpoint, state, now, identity)
+                if checkpoints and saved != now and (now % pace == 0 or last or stopping):
+                    checkpoints.save(state, now)
                     saved = now
                 if self.watch:
                     self.watch(now, fresh)
                 if stopping and not last:
-                    raise Interrupted(f"stopped after round {now} of {self.rounds}; its checkpoint is kept")
-        result = Result(
-            training.problem, training.replicas, self.rounds, self.records, state, self.diverged, self.meter.judged_on
-        )
+                    self._end()
+                    with self.hosts.agreeing():
+                        raise Interrupted(f"stopped after round {now} of {self.rounds}; its checkpoint is kept")
+        result = self._result(state)
         if folder:
-            _write_outcome(folder, result, time.perf_counter() - started)
+            with self.hosts.agreeing():
+                _write_outcome(folder, result, time.perf_counter() - started)
+        self._end()
         return result
+
+    def _end(self) -> None:
+        if self.folder:
+            self.folder.close()
+
+    def _result(self, state: TrainingState) -> Result:
+        """With the averages over all nodes, wherever hosted."""
+        training, averages = self.training, None
+        if self.hosts.number > 1:
+            models, duals = state.algorithm.models, getattr(state.algorithm, "duals", None)
+            averages = Averages(self.meter.mean(models), None if duals is None else self.meter.mean(duals))
+            if not training.algorithm.needs_server:
+                kept = {name: getattr(state, name) for name in ("average_model", "average_dual", "iterate")}
+                mean = training.network.mean_of_hosts
+                state = state._replace(**{name: None if t is None else mean(t) for name, t in kept.items()})
+        judged_on, problem = self.meter.judged_on, training.problem
+        return Result(problem, training.replicas, self.rounds, self.records, state, self.diverged, judged_on, averages)
 
     def _measured(self, now: int, state: TrainingState) -> tuple[list[Record], TrainingState]:
         training = self.training
         models, duals = state.algorithm.models, getattr(state.algorithm, "duals", None)
-        models = training.network.gather(models) if models.shape[-2] > 1 else models
         fresh = self.meter.records(now, models, duals, state.sent)
         for record, replica in zip(fresh, training.replicas):
             record["seed"] = replica.seed
         self.records += fresh
         if self.folder:
-            self.folder.append(fresh)
+            with self.hosts.agreeing():
+                self.folder.append(fresh)
         if state.best is None or now % training.options.measure_every:
             return fresh, state
-        average = models.mean(dim=-2)
+        average = self.meter.mean(models)
         scores = self.meter.worst_on_validation(average)
         better = scores > state.best.score
         best = Best(
@@ -185,12 +246,16 @@ class _Recorder:
         return fresh, state._replace(best=best)
 
     def _refuse_diverged(self, state: TrainingState, now: int, sound: int, saved: int | None) -> None:
-        unsound = self.training.unsound(state).any(dim=-1)
-        self.diverged = unsound.nonzero().flatten().tolist()
+        here = self.training.unsound(state).any(dim=-1)
+        anywhere = self.hosts.summed(here.long()) if self.hosts.number > 1 else here
+        self.diverged = anywhere.nonzero().flatten().tolist()
         if not self.diverged or self.training.options.on_divergence == "mark":
             return
         kept = "" if saved is None else f"; the checkpoint of round {saved} is kept"
-        raise Diverged(self.training.divergence_message(state, now, sound) + kept)
+        self._end()
+        with self.hosts.agreeing():
+            if bool(here.any()):
+                raise Diverged(self.training.divergence_message(state, now, sound) + kept)
 
 
 def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> dict[str, Any]:
@@ -208,6 +273,28 @@ def _write_outcome(folder: RunFolder, result: Result, seconds: float) -> None:
         if result.state.iterate is not None:
             folder.write_model(f"model-iterate{suffix}", result.state_dict(r, "iterate"))
     folder.write_summary(summary_of(result, seconds))
+
+
+class _Requests:
+    """Whether to stop: of several hosts all stop after the same round, so they ask each other, about twice a second."""
+
+    def __init__(self, hosts: Hosts, event: threading.Event):
+        self._hosts, self._event = hosts, event
+        self._asked, self._next, self._time = 0, 0, time.perf_counter()
+
+    def stop(self, now: int) -> bool:
+        if self._hosts.number == 1:
+            return self._event.is_set()
+        if now < self._next:
+            return False
+        pace = (time.perf_counter() - self._time) / max(1, now - self._asked)
+        answers = self._hosts.gathered([self._event.is_set(), pace])
+        rounds = int(
+            _ASK_EVERY_S / max(answers[0][1], 1e-6)
+        )  # by the first host's clock, so that all ask again at once
+        self._asked, self._time = now, time.perf_counter()
+        self._next = now + max(1, min(rounds, _LOOK_EVERY))
+        return any(asked for asked, _ in answers)
 
 
 @contextmanager

@@ -59,6 +59,11 @@ def replicas_of(algorithms: Sequence[Algorithm], seeds: Sequence[int], placement
     return [Replica(seed, placement, a) for a in algorithms for placement in chosen for seed in seeds]
 
 
+def sites_at(nodes: Sequence[int], replicas: Sequence[Replica]) -> set[int]:
+    """The sites whose data these nodes hold, in any replica."""
+    return {replica.placement[node] for node in nodes for replica in replicas}
+
+
 def random_placement(k: int, n: int) -> tuple[int, ...]:
     """The k-th random placement of n sites on n nodes."""
     key = randomness.keys(torch.tensor([k]), "placement", 0, torch.tensor([0]))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,13 @@ from fairmesh.problems.base import Problem
 from fairmesh.replicas import Replica
 from fairmesh.settings import flat_table, name_of, to_table
 from fairmesh.training import TrainingState
+
+
+class Averages(NamedTuple):
+    """Of the last round, over all nodes."""
+
+    model: Tensor  # (replicas, dim)
+    dual: Tensor | None  # (replicas, n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +33,7 @@ class Result:
     state: TrainingState = field(repr=False)
     diverged: list[int] = field(default_factory=list)  # replicas, where told to go on without them
     judged_on: str = "test"
+    averages: Averages | None = None  # where not all nodes are hosted here
 
     @property
     def final(self) -> list[Record]:
@@ -46,7 +54,7 @@ class Result:
     def row(self, which: Literal["last", "time-average", "iterate", "best"] = "last") -> Tensor:
         """Network-average models (replicas, dim): of the last round, theta_o, a drawn iterate, or the best round's."""
         rows = {
-            "last": self.state.algorithm.models.mean(dim=-2),
+            "last": self._last.model,
             "time-average": self.state.average_model,
             "iterate": self.state.iterate,
             "best": None if self.state.best is None else self.state.best.model,
@@ -60,8 +68,14 @@ class Result:
         """lambda of each replica by node (replicas, n): the last network average, or lambda_o."""
         if which == "time-average":
             return self.state.average_dual
+        return self._last.dual
+
+    @property
+    def _last(self) -> Averages:
+        if self.averages is not None:
+            return self.averages
         duals = getattr(self.state.algorithm, "duals", None)
-        return None if duals is None else duals.mean(dim=-2)
+        return Averages(self.state.algorithm.models.mean(dim=-2), None if duals is None else duals.mean(dim=-2))
 
     def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):
         """The network-average model as a plain state_dict of the user's module."""

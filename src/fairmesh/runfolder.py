@@ -14,11 +14,15 @@ from torch import Tensor
 from fairmesh.errors import BadInput
 from fairmesh.files import write_atomically
 from fairmesh.metrics import Record
+from fairmesh.networks.hosts import Hosts
+from fairmesh.networks.memory import Alone
+from fairmesh.shards import is_shard
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 EXPERIMENT = "experiment.toml"
+JOB = "launched-by"  # who began the run, while it runs: its restarts go on by themselves
 
 
 def portion_name(first: object, last: object) -> str:
@@ -55,26 +59,62 @@ def _with_nan(value: Any) -> Any:
 
 
 class RunFolder:
-    """Opens a folder for a run: a new or empty one, or with `resume` the one that holds its checkpoint."""
+    """Opens a folder for a run: a new or empty one, or with `resume` the one that holds its checkpoint. Only the first
+    host writes it, but for checkpoints."""
 
-    def __init__(self, path: str | os.PathLike, *, resume: bool):
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike, *, resume: bool, hosts: Hosts | None = None):
+        self.path, self._hosts = Path(path), hosts or Alone()
+        self.checkpoint = self.path / CHECKPOINT
+        self.resuming, self._portions = False, []
+        with self._hosts.agreeing():
+            if self._hosts.first:
+                self._open(resume)
+        self.resuming, self._portions = self._hosts.gathered([self.resuming, self._portions])[0]
+        with self._hosts.agreeing():
+            if not self.path.is_dir():
+                raise BadInput(
+                    f"process {self._hosts.here} does not see the run folder {self.path}: all processes of a run need "
+                    "it on a file system that they share"
+                )
+
+    def _open(self, resume: bool) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            occupied = any(path.name != EXPERIMENT for path in self.path.iterdir())  # alone it holds no work
+            if self._begun_by_this_job():
+                resume = self.checkpoint.exists() or bool(
+                    _portions_in(self.path)
+                )  # this run, started again by its launcher
+                if not resume:
+                    (self.path / METRICS).unlink(missing_ok=True)
+            names = {path.name for path in self.path.iterdir()} - {EXPERIMENT, JOB}  # alone they hold no work
         except OSError as error:
             raise BadInput(f"cannot use {self.path} as a run folder: {error.strerror or error}") from error
         if not os.access(self.path, os.W_OK):
             raise BadInput(f"cannot write to the run folder {self.path}: permission denied")
-        self.checkpoint = self.path / CHECKPOINT
+        self._portions = _portions_in(self.path)
+        occupied = any(not is_shard(self.checkpoint, name) for name in names)
         if occupied and not resume:
-            begun = self.checkpoint.exists() or bool(_portions_in(self.path))
+            begun = self.checkpoint.exists() or bool(self._portions)
             hint = "resume it (--resume)" if begun else "choose another"
             raise BadInput(f"the run folder {self.path} is not empty; {hint} or remove it")
-        self._portions = _portions_in(self.path)
         if occupied and not self.checkpoint.exists() and not self._portions:
             raise BadInput(f"the run folder {self.path} holds no {CHECKPOINT} to resume from; choose another folder")
         self.resuming = occupied
+        if self._hosts.job is not None:
+            self._write(JOB, self._hosts.job.encode())
+
+    def _begun_by_this_job(self) -> bool:
+        mark = self.path / JOB
+        return self._hosts.job is not None and mark.exists() and mark.read_text() == self._hosts.job
+
+    def close(self) -> None:
+        """The run has ended: what its launcher starts in this folder from now on is another."""
+        if self._hosts.first:
+            (self.path / JOB).unlink(missing_ok=True)
+
+    def _write(self, name: str, content: bytes) -> None:
+        if self._hosts.first:
+            write_atomically(self.path / name, content)
 
     def replicas_at_once(self, replicas: int) -> int:
         """As many as the run that is resumed had at once, so that its checkpoints fit."""
@@ -93,17 +133,20 @@ class RunFolder:
         import tomli_w
 
         partial = "" if "data" in table else "# Data and model were given in Python; this is the rest.\n"
-        write_atomically(self.path / EXPERIMENT, (partial + tomli_w.dumps(dict(table))).encode())
+        self._write(EXPERIMENT, (partial + tomli_w.dumps(dict(table))).encode())
 
     def records(self) -> list[Record]:
         """What was recorded so far; a last line cut short is passed over."""
-        return read_records(self.path, ragged=True)
+        mine = read_records(self.path, ragged=True) if self._hosts.first else []
+        return self._hosts.gathered(mine)[0]
 
     def replace_records(self, records: Sequence[Record]) -> None:
         content = "".join(as_json(record) + "\n" for record in records)
-        write_atomically(self.path / METRICS, content.encode())
+        self._write(METRICS, content.encode())
 
     def append(self, records: Sequence[Record]) -> None:
+        if not self._hosts.first:
+            return
         try:
             with open(self.path / METRICS, "a", encoding="utf-8") as file:
                 file.write("".join(as_json(record) + "\n" for record in records))
@@ -111,11 +154,11 @@ class RunFolder:
             raise BadInput(f"cannot write {self.path / METRICS}: {error.strerror or error}") from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_atomically(self.path / SUMMARY, (as_json(summary, indent=2) + "\n").encode())
+        self._write(SUMMARY, (as_json(summary, indent=2) + "\n").encode())
 
     def write_model(self, name: str, state_dict: Mapping[str, Tensor]) -> None:
         tensors = {key: tensor.contiguous().clone() for key, tensor in state_dict.items()}
-        write_atomically(self.path / f"{name}.safetensors", save(tensors))
+        self._write(f"{name}.safetensors", save(tensors))
 
 
 def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Record]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fairmesh.checkpoint import flattened, refilled
 from fairmesh.footprint import footprint, replicas_that_fit
 from fairmesh.metrics import Record
+from fairmesh.networks.hosts import Hosts
 from fairmesh.problems.base import Problem
 from fairmesh.replicas import Replica
 from fairmesh.result import Result
@@ -19,12 +20,12 @@ from fairmesh.training import DTYPES, Options, device_of, home_of_data
 Watch = Callable[[int, list[Record]], None]  # after each round: how many are done, what was measured (often nothing)
 
 
-def that_fit(problem: Problem, replicas: Sequence[Replica], options: Options) -> tuple[int, str]:
-    """How many of the replicas can run at once, and a sentence about the memory they take."""
+def that_fit(problem: Problem, replicas: Sequence[Replica], options: Options, hosts: Hosts) -> tuple[int, str]:
+    """How many of the replicas can run at once, and a sentence about the memory they take at this host."""
     device = device_of(options.device)
     beside = home_of_data(problem, device, options.data_on).type == device.type
-    need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], beside)
-    return replicas_that_fit(need, len(replicas), options.memory_gib, device)
+    need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], beside, len(hosts.nodes(problem.n)))
+    return replicas_that_fit(need, len(replicas), options.memory_gib, device, hosts.beside)
 
 
 class Portion(NamedTuple):

@@ -96,7 +96,7 @@ class Training:
         replicas: Sequence[Replica],
         options: Options,
         first: int = 0,
-        network: Network | None = None,  # where not all nodes are hosted here
+        network: Network | None = None,  # of the nodes hosted here, where not all are
     ):
         self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
         self._first = first  # the number of the first replica in the whole run
@@ -125,16 +125,26 @@ class Training:
 
     def identity(self) -> dict[str, Any]:
         """The settings that determine the trajectory, by name: rounds and measurements are not among them."""
+        digests = self.network.hosts.gathered(list(self.problem.digests_here().items()))
         return {
             "topology": to_table(self.topology),
             "algorithms": [to_table(replica.algorithm) for replica in self.replicas],
             "seeds": [replica.seed for replica in self.replicas],
             "placements": [list(replica.placement) for replica in self.replicas],
             "dtype": self.options.dtype,
-            "data and model": self.problem.digest(),
+            "data and model": self.problem.digest({site: text for held in digests for site, text in held}),
             "keep_best": self.options.keep_best and self.options.measure_every,
             "keep_iterate": self.options.keep_iterate,
         }
+
+    def holder_of(self, name: str) -> Literal["nodes", "host", "all"]:
+        """Whose a tensor of the state is, by its path: each hosted node's, this host's mean over its nodes, or the same
+        at every host."""
+        if name.startswith("state.sent.node"):
+            return "nodes"
+        if self.algorithm.needs_server or name.startswith(("state.sent", "state.best")):
+            return "all"
+        return "nodes" if name.startswith("state.algorithm") else "host"
 
     def initial(self) -> TrainingState:
         """The state before round 0."""

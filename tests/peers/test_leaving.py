@@ -17,6 +17,7 @@ from fairmesh.algorithms.base import Round
 from fairmesh.checkpoint import flattened, refilled
 from fairmesh.experiment import load_experiment
 from fairmesh.networks.peers.mesh import Member, Mesh
+from fairmesh.networks.peers.transport import Apart
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.node import leaving
 from fairmesh.problems.oracle import Oracle
@@ -140,6 +141,8 @@ def _simulated(experiment, mesh, state, rounds):
 
 
 class _Nobody:
+    hosts = Apart()
+
     def exchange(self, round_index, outgoing, expected, read):
         assert not outgoing
         assert not expected

@@ -5,6 +5,7 @@ Its connections are neither encrypted nor authenticated: for networks whose memb
 import functools
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -52,6 +53,15 @@ def joined(device: str, timeout_s: float) -> Iterator["Ranks"]:
             "--network cluster needs torchrun: use `fairmesh launch EXPERIMENT --processes P` on one machine, or on "
             "each `torchrun ... -m fairmesh run EXPERIMENT --network cluster` (docs/cluster.md)"
         ) from None
+    if (
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    ):
+        raise BadInput(
+            "ranks that torchrun starts again would not find each other: give torchrun --max-restarts=0, or set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where it is started"
+        )
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # only neighbours connect
     backend, own = backend_of(device, local, beside, torch.cuda.device_count())
     if own.type == "cuda":
         torch.cuda.set_device(own)
@@ -69,7 +79,8 @@ def _reaching(failure: str = "has lost contact with another") -> Iterator[None]:
         yield
     except RuntimeError as error:  # what torch.distributed raises, of whatever kind
         rank = os.environ.get("RANK", "?")
-        raise LostHost(f"rank {rank} {failure}: {in_a_line(error)}") from error
+        reason = in_a_line(error).partition(". This is typically")[0]  # where gloo begins to guess
+        raise LostHost(f"rank {rank} {failure}: {re.sub(r'[[][^]]*[.]cc:[0-9]+[]] ', '', reason)}") from error
 
 
 class Ranks(Hosts):

@@ -54,7 +54,8 @@ class Evaluator:
         return {name: values[:, self._of_site].masked_fill(there, torch.nan) for name, values in per_set.items()}
 
     def of_own_models(self, models: Tensor, placements: Tensor) -> dict[str, Tensor]:
-        """Each metric of every node's own row (replicas, n, dim) on the data of the site it holds: (replicas, n)."""
+        """Each metric of every hosted node's own row (replicas, nodes, dim) on the data of the site that `placements`
+        (replicas, nodes) says it holds: (replicas, nodes)."""
         which = self._of_site[placements.cpu()]
         result = {name: torch.zeros(models.shape[:2], dtype=torch.float64) for name in self.names}
         for k in range(len(self._sizes)):

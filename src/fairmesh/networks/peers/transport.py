@@ -3,11 +3,37 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fairmesh.errors import BadInput
+from fairmesh.mixing import Mixing
+from fairmesh.networks.hosts import Hosts
 from fairmesh.networks.peers.mailroom import Mailroom
-from fairmesh.networks.remote import Arrivals, Edge, Read, Transport
+from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
 
 FIRST_ROUND = 1  # its step; in step 0 neighbours compare the models they start from
+_NO_SERVER = "between organisations there is no server and nothing goes to everybody; use ad-gda"
+
+
+class Apart(Hosts):
+    """A node that meets nobody but its neighbours, by messages."""
+
+    number, here, beside, job = 1, 0, 1, None
+
+    def everywhere(self, payload: bytes) -> list[bytes]:
+        raise BadInput(_NO_SERVER)
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        raise BadInput(_NO_SERVER)
+
+    def nodes(self, n: int) -> Sequence[int]:
+        raise BadInput(_NO_SERVER)
+
+    def network(
+        self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
+    ) -> RemoteNetwork:
+        raise BadInput(_NO_SERVER)
 
 
 class PeerTransport(Transport):
@@ -16,7 +42,7 @@ class PeerTransport(Transport):
     counted alike at both ends."""
 
     def __init__(self, own: int, neighbours: Sequence[int], positions: Sequence[int], mailroom: Mailroom):
-        self._own, self._mailroom = own, mailroom
+        self._own, self._mailroom, self.hosts = own, mailroom, Apart()
         self._position_of = dict(zip(neighbours, positions))
         self._number_at = dict(zip(positions, neighbours))
 
@@ -37,6 +63,3 @@ class PeerTransport(Transport):
             return {(other, self._own): found[other] for other in awaited}
 
         return arrivals
-
-    def everywhere(self, payload: bytes) -> list[bytes]:
-        raise BadInput("between organisations there is no server and nothing goes to everybody; use ad-gda")
