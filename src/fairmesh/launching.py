@@ -1,6 +1,7 @@
 """One run over several processes of this machine, started, watched and restarted by torchrun."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ def launched(arguments: Sequence[str], processes: int, restarts: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         outcome = Path(folder) / "outcome"
         command = [
-            sys.executable, "-m", "torch.distributed.run",
+            sys.executable, "-m", "fairmesh.launching",
             "--nnodes=1", f"--nproc-per-node={processes}", f"--max-restarts={restarts}",
             "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={uuid.uuid4()}",
             "--local-addr=127.0.0.1", f"--shutdown-timeout={_PATIENCE_S}",
@@ -31,9 +32,11 @@ def launched(arguments: Sequence[str], processes: int, restarts: int) -> int:
         process = subprocess.Popen(
             command, env=_environment(processes) | {OUTCOME: str(outcome)}, start_new_session=True
         )
-        with _forwarded(process):
+        with _forwarded(process) as asked:
             code = process.wait()
-        return int(outcome.read_text()) if outcome.exists() else abs(code)
+        if outcome.exists():
+            return int(outcome.read_text())
+        return 128 + asked[0] if asked else abs(code)
 
 
 def _environment(processes: int) -> dict[str, str]:
@@ -45,8 +48,9 @@ def _environment(processes: int) -> dict[str, str]:
 
 
 @contextmanager
-def _forwarded(process: subprocess.Popen) -> Iterator[None]:
-    """Hands the first request to stop on to torchrun, and so to every rank; they then take their time."""
+def _forwarded(process: subprocess.Popen) -> Iterator[list[int]]:
+    """Hands the first request to stop on to torchrun, and so to every rank; they then take their time. Gives the
+    signals that were handed on."""
     asked: list[int] = []
 
     def forward(number: int, frame: Any) -> None:
@@ -56,7 +60,7 @@ def _forwarded(process: subprocess.Popen) -> Iterator[None]:
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -78,3 +82,13 @@ def record_outcome(code: int) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _quiet_about_signals(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    if kind.__name__ != "SignalException":  # torchrun's own, when it was asked to stop
+        sys.__excepthook__(kind, error, trace)
+
+
+if __name__ == "__main__":
+    sys.excepthook = _quiet_about_signals
+    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)

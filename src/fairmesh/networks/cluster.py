@@ -80,7 +80,8 @@ def _reaching(failure: str = "has lost contact with another") -> Iterator[None]:
     except RuntimeError as error:  # what torch.distributed raises, of whatever kind
         rank = os.environ.get("RANK", "?")
         reason = in_a_line(error).partition(". This is typically")[0]  # where gloo begins to guess
-        raise LostHost(f"rank {rank} {failure}: {re.sub(r'[[][^]]*[.]cc:[0-9]+[]] ', '', reason)}") from error
+        reason = re.sub(r"\[[^\]]*\.cc:\d+\] ", "", reason)  # the line of its source
+        raise LostHost(f"rank {rank} {failure}: {reason}") from error
 
 
 class Ranks(Hosts):

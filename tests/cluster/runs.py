@@ -1,0 +1,152 @@
+"""Whole runs at one rank, started by tests: `python -m tests.cluster.runs STEP FOLDER RANK RANKS`."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import fairmesh as fm
+from fairmesh.footprint import footprint
+from fairmesh.networks.cluster import Ranks
+from fairmesh.networks.hosts import Hosts
+from tests import toys
+
+ROOT = Path(__file__).parents[2]
+ROUNDS, PART = 30, 12
+TOY = """
+rounds = 100000
+[data]
+name = "import"
+path = "tests.toys:sites"
+arguments = { n = 5 }
+[topology]
+name = "ring"
+[sampling]
+batch = 8
+[algorithm]
+name = "ad-gda"
+rate = 0.3
+compressor = { name = "quantize", bits = 4 }
+[options]
+measure_every = 10
+checkpoint_every = 25
+keep_iterate = true
+"""
+EVERYTHING: dict[str, Any] = {"keep_best": True, "keep_iterate": True, "own_models": True, "measure_phi": True}
+CASES: dict[str, tuple[fm.Topology, fm.Algorithm, dict[str, Any]]] = {
+    "ad-gda": (fm.Ring(), toys.ALGORITHMS["ad-gda"], EVERYTHING | {"placements": 2}),  # a site at several ranks
+    "changing": (toys.TOPOLOGIES["changing"], toys.ALGORITHMS["ad-gda compressed duals"], {"keep_iterate": True}),
+    "drfa": (fm.Ring(), toys.ALGORITHMS["drfa"], {"keep_best": True}),
+}
+
+
+def largest(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    return float(outputs.max())
+
+
+def fails_at_rank_1(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    if os.environ["RANK"] == "1":
+        raise ValueError("no such thing")
+    return 1.0
+
+
+def problem(**fields: Any) -> fm.Problem:
+    sites = [fm.Site(site.train, site.test, validation=site.test, group=site.group) for site in toys.sites()]
+    return toys.problem(sites=sites, **{"metrics": {"largest": largest}} | fields)
+
+
+def trained(case: str, folder: Path | None, hosts: Hosts | None = None, **more: Any) -> fm.Result:
+    topology, algorithm, options = CASES[case]
+    options = {
+        "rounds": ROUNDS,
+        "seeds": (0, 4),
+        "measure_every": 6,
+        "checkpoint_every": 6,
+        "dtype": "float64",
+    } | options
+    options |= more
+    rounds = options.pop("rounds")
+    with_ = options.pop("problem", None) or problem()
+    return fm.train(with_, topology, options.pop("algorithm", algorithm), rounds, out=folder, hosts=hosts, **options)
+
+
+def ends(result: fm.Result) -> dict[str, Any]:
+    kept = ["last", "time-average"]
+    kept += ["iterate"] if result.state.iterate is not None else []
+    kept += ["best"] if result.state.best is not None else []
+    rows = {which: result.row(which) for which in kept}  # type: ignore[arg-type]
+    return rows | {"weights": result.weights(), "weights over time": result.weights("time-average")}
+
+
+def refusal(case: str, folder: Path | None, hosts: Hosts, **more: Any) -> tuple[str, str, bool]:
+    try:
+        trained(case, folder, hosts, **more)
+    except fm.FairmeshError as error:
+        return type(error).__name__, str(error), error.told_elsewhere
+    return "", "", False
+
+
+def first(folder: Path, hosts: Hosts) -> dict[str, Any]:
+    """Every case from start to end, in two pieces, and from where a simulation stopped; and what must be refused."""
+    found: dict[str, Any] = {}
+    for case in CASES:
+        found[case] = ends(trained(case, folder / f"{case} on ranks", hosts))
+        trained(case, folder / f"{case} begun", hosts, rounds=PART)
+        trained(case, folder / f"{case} simulated", hosts, resume=True)
+    if hosts.first:
+        shutil.copytree(folder / "ad-gda begun", folder / "ad-gda continued")
+    dist.barrier()
+    trained("ad-gda", folder / "ad-gda continued", hosts, resume=True)
+    nodes = hosts.nodes(8)
+    need = footprint(problem().keeping(set(nodes)), CASES["drfa"][1], torch.float64, True, len(nodes))
+    room = need.fixed + 1.2 * need.per_replica + 4 * need.kept
+    found["refusals"] = {
+        "diverged": refusal("ad-gda", folder / "diverged", hosts, algorithm=fm.ADGDA(primal_step=1e9)),
+        "metric": refusal("drfa", None, hosts, problem=problem(metrics={"mine": fails_at_rank_1})),
+        "memory": refusal("drfa", None, hosts, seeds=range(4), memory_gib=room / 2**30),
+        "folder": refusal("drfa", folder / "drfa on ranks", hosts),
+        "option": refusal("drfa", None, hosts, own_models=True),
+    }
+    return found
+
+
+def second(folder: Path, hosts: Hosts) -> dict[str, Any]:
+    """On other ranks than they began with; what is launched elsewhere, undisturbed; and damaged checkpoints."""
+    for case in CASES:
+        trained(case, folder / f"{case} begun", hosts, resume=True)
+    loaded = fm.load_experiment(folder / "toy.toml", [f"rounds={(folder / 'rounds').read_text()}"])
+    fm.run(loaded, out=folder / "undisturbed", hosts=hosts)
+    damaged = ("cut short", "missing", "of another round")
+    return {what: refusal("ad-gda", folder / what, hosts, resume=True) for what in damaged}
+
+
+def on_ranks(step: str, folder: Path, ranks: int) -> None:
+    """Starts the step at so many ranks and waits for them."""
+    commands = [
+        [sys.executable, "-m", "tests.cluster.runs", step, str(folder), str(rank), str(ranks)] for rank in range(ranks)
+    ]
+    running = [subprocess.Popen(command, cwd=ROOT) for command in commands]
+    try:
+        assert [process.wait(timeout=200) for process in running] == [0] * ranks
+    finally:
+        for process in running:
+            process.kill()
+
+
+def main(step: str, folder: Path, rank: int, ranks: int) -> None:
+    os.environ["RANK"] = str(rank)
+    torch.set_num_threads(1)
+    meeting = f"file://{folder / f'meeting-{step}'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
+    found = {"first": first, "second": second}[step](folder, Ranks())
+    torch.save(found, folder / f"{step}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
