@@ -102,14 +102,12 @@ class _Later:
 
     def __init__(self, own, neighbours, positions, mailroom, first):
         self._transport, self._first = PeerTransport(own, neighbours, positions, mailroom), first
+        self.hosts = self._transport.hosts
         self.lengths = 0  # bytes: two replicas' messages travel together, each after its length
 
     def exchange(self, round_index, outgoing, expected, read):
         self.lengths += 2 * 4 * len(outgoing)
         return self._transport.exchange(self._first + round_index, outgoing, expected, read)
-
-    def everywhere(self, payload):
-        return self._transport.everywhere(payload)
 
 
 def main(folder: Path) -> None:
