@@ -192,7 +192,7 @@ def test_the_counted_bytes_of_all_edges_are_the_algorithms(lived):
 def test_logs_name_no_data(lived):
     folder, _ = lived
     known = {"time", "level", "what", "site", "sites", "reason", "since", "seconds", "round", "rounds", "folder",
-             "accuracy", "loss", "file", "options"}  # fmt: skip
+             "accuracy", "loss", "file", "options", "more_times"}  # fmt: skip
     for name in NAMES:
         for event in _events(folder, name):
             assert event.keys() <= known, event
