@@ -73,7 +73,7 @@ class Door:
 
     def says(self, reason: str, site: str | None = None, what: str = "refused") -> dict:
         """The entry of the log in which it gives a reason, waited for."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + 30  # a neighbour long gone is dialled every 15 s
         while time.monotonic() < until:
             for entry in self.log():
                 if entry["what"] == what and entry.get("site") == site and reason in entry.get("reason", ""):
