@@ -15,11 +15,16 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)  # what is left of it may be what fills the disk
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder survive a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fairmesh.metrics import Record, with_spread
 from fairmesh.networks.base import Traffic
+from fairmesh.networks.peers.journal import storing
 from fairmesh.networks.peers.mailroom import Mailroom
 from fairmesh.networks.peers.transport import FIRST_ROUND
 from fairmesh.node.membership import Membership
@@ -65,7 +66,8 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
         record |= {"lambda": means["dual"].tolist(), "consensus_duals": float(judged[-1] / n)}
     whole = _whole(state, means, training.dtype, duals is not None)
     result = Result(problem, training.replicas, last, [record], whole, [], judged_on)
-    _write(result, membership, folder)
+    with storing(folder.parent):
+        _write(result, membership, folder)
 
 
 def _pieces(state: TrainingState, own: Tensor) -> dict[str, Tensor]:

@@ -144,7 +144,7 @@ class Rounds:
         self._watcher.reached("before checkpoint", self.done)
         oldest = self._store.save(self.state, self.done, self._identity, len(self._membership.present))
         self._watcher.reached("after checkpoint", self.done)
-        self._mailroom.rotate(self.done, oldest + FIRST_ROUND if oldest else 0)
+        self._mailroom.rotate(oldest + FIRST_ROUND if oldest else 0)
         self._watcher.reached("after rotation", self.done)
 
     def _measure(self, saved: int) -> None:

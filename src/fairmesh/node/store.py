@@ -8,7 +8,7 @@ from typing import Any
 
 from fairmesh.checkpoint import load_checkpoint, round_of, save_checkpoint
 from fairmesh.errors import CheckpointError
-from fairmesh.networks.peers.journal import Journal
+from fairmesh.networks.peers.journal import Journal, storing
 from fairmesh.networks.peers.links import Report
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
@@ -20,6 +20,8 @@ class Store:
     def __init__(self, folder: Path, generation: int, report: Report):
         self.folder = folder / f"generation-{generation}"
         self.folder.mkdir(parents=True, exist_ok=True)
+        for partial in self.folder.glob("*.partial"):
+            partial.unlink()  # of a checkpoint that a crash cut short
         self._rounds: list[int] = []
         for path in sorted(self.folder.glob("checkpoint-*.safetensors")):
             try:
@@ -44,7 +46,8 @@ class Store:
     def save(self, state: Any, done: int, identity: Mapping[str, Any], reach: int) -> int:
         """Writes a checkpoint and removes those nobody can need: two are kept, and one at least `reach` rounds back, as
         far as others may ask this node to go. Gives the round from which the journal must reach back to now."""
-        save_checkpoint(self.path(done), state, done, identity)
+        with storing(self.folder):
+            save_checkpoint(self.path(done), state, done, identity)
         self._rounds = sorted({*self._rounds, done})
         for damaged in self.folder.glob("*.damaged"):
             damaged.unlink(missing_ok=True)

@@ -10,10 +10,12 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from fairmesh.errors import FairmeshError
+from fairmesh.errors import BadInput, FairmeshError
+from fairmesh.files import sync_folder
 
 _HEAD = struct.Struct("<II")  # length and CRC-32 of what follows
 _RECEIVED = struct.Struct("<BQH")  # kind, step, from whom
@@ -42,18 +44,22 @@ class Journal:
         self.held: dict[int, int] = {}  # the step before which a neighbour told everything durable
         self._last_step: dict[Path, int] = {}  # the last step a segment tells of
         self.bytes_since_segment = 0
-        with _storing(folder):
+        with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._segments = sorted(folder.glob("journal-*.log"))
             for path in self._segments:
                 self._read(path, path == self._segments[-1])
-            self._file = open(self._segments[-1] if self._segments else self._begun(0), "ab")  # noqa: SIM115
+            self._file = open(self._segments[-1], "ab", buffering=0) if self._segments else self._begun()  # noqa: SIM115
+            os.fdatasync(self._file.fileno())  # what was read is told durable, and may not have been yet
 
-    def _begun(self, number: int) -> Path:
-        path = self._folder / f"journal-{number:012d}.log"
-        path.touch()
+    def _begun(self) -> FileIO:
+        """A new last segment. They are counted, and not called by rounds: those can be done again."""
+        last = int(self._segments[-1].stem.removeprefix("journal-")) if self._segments else 0
+        path = self._folder / f"journal-{last + 1:012d}.log"
+        file = open(path, "xb", buffering=0)  # noqa: SIM115
+        sync_folder(self._folder)
         self._segments.append(path)
-        return path
+        return file
 
     def _read(self, path: Path, last: bool) -> None:
         at = 0
@@ -85,12 +91,13 @@ class Journal:
         self._last_step[path] = max(step, self._last_step.get(path, -1))
 
     def _append(self, body: bytes) -> None:
-        with self._lock, _storing(self._folder):
-            start = self._file.tell() + _HEAD.size
-            self._file.write(_HEAD.pack(len(body), zlib.crc32(body)) + body)
-            self._file.flush()
-            self._note(self._segments[-1], start, body)
-            self.bytes_since_segment += _HEAD.size + len(body)
+        record = _HEAD.pack(len(body), zlib.crc32(body)) + body
+        with self._lock, storing(self._folder):
+            start, left = self._file.tell(), memoryview(record)
+            while left:  # on a disk that gets full a part may be written before the error comes
+                left = left[self._file.write(left) :]
+            self._note(self._segments[-1], start + _HEAD.size, body)
+            self.bytes_since_segment += len(record)
 
     def log_received(self, whom: int, step: int, payload: bytes) -> None:
         self._append(_RECEIVED.pack(_IS_RECEIVED, step, whom) + payload)
@@ -110,11 +117,13 @@ class Journal:
             )
 
     def received(self, whom: int, step: int) -> bytes | None:
-        return self._at(self._received.get((whom, step)))
+        with self._lock:
+            return self._at(self._received.get((whom, step)))
 
     def sent(self, step: int) -> dict[int, bytes]:
         """What was sent in a step, by receiver; empty where it is not known any more."""
-        return {p: self._at(place) or b"" for positions, place in self._sent.get(step, ()) for p in positions}
+        with self._lock:
+            return {p: self._at(place) or b"" for positions, place in self._sent.get(step, ()) for p in positions}
 
     def receivers(self, step: int) -> list[int]:
         """To whom something was sent in a step."""
@@ -130,7 +139,7 @@ class Journal:
     def _at(self, place: _Place | None) -> bytes | None:
         if place is None:
             return None
-        with _storing(self._folder), open(place.path, "rb") as file:
+        with storing(self._folder), open(place.path, "rb") as file:
             file.seek(place.start)
             return file.read(place.length)
 
@@ -139,24 +148,25 @@ class Journal:
         with self._lock:
             number = os.dup(self._file.fileno())
         try:
-            with _storing(self._folder):
+            with storing(self._folder):
                 os.fdatasync(number)
         finally:
             os.close(number)
 
-    def rotate(self, number: int, keep_from: int, unsettled: Mapping[int, Mapping[int, bytes]]) -> None:
-        """Begins a segment at a checkpoint, with the sent messages that somebody still needs; removes segments that
-        tell of nothing received from step `keep_from` on."""
-        with self._lock, _storing(self._folder):
+    def begin_segment(self, unsettled: Mapping[int, Mapping[int, bytes]]) -> None:
+        """At a checkpoint, with the sent messages that somebody still needs."""
+        with self._lock, storing(self._folder):
             os.fdatasync(self._file.fileno())
-            self._file.close()
-            self._file = open(self._begun(number), "ab")  # noqa: SIM115
+            before, self._file = self._file, self._begun()
+            before.close()
             self.bytes_since_segment = 0
         for step, payloads in unsettled.items():
-            self._sent.pop(step, None)
             self.log_sent(step, payloads)
         self.settle()
-        with self._lock, _storing(self._folder):
+
+    def drop_before(self, keep_from: int) -> None:
+        """Removes segments that tell of nothing received from this step on."""
+        with self._lock, storing(self._folder):
             gone = [p for p in self._segments[:-1] if self._last_step.get(p, -1) < keep_from]
             self._segments = [path for path in self._segments if path not in gone]
             self._received = {key: place for key, place in self._received.items() if place.path not in gone}
@@ -175,12 +185,15 @@ class Journal:
 
 
 @contextmanager
-def _storing(folder: Path) -> Iterator[None]:
+def storing(folder: Path) -> Iterator[None]:
     """Turns an error of the file system into one that says what to do."""
     try:
         yield
-    except OSError as error:
+    except (OSError, BadInput) as error:
+        reason = error.__cause__ if isinstance(error, BadInput) else error
+        if not isinstance(reason, OSError):
+            raise
         raise StorageError(
-            f"cannot write the state in {folder}: {error.strerror or error}; nothing is lost: make room or mend it and "
-            "start the node again, it continues where it was"
+            f"cannot write the state in {folder}: {reason.strerror or reason}; nothing is lost: make room or mend it "
+            "and start the node again, it continues where it was"
         ) from error

@@ -247,10 +247,12 @@ class Mailroom:
                     found.setdefault(step, {})[position] = self._payload(position, step)
         return found
 
-    def rotate(self, number: int, keep_from: int) -> None:
+    def rotate(self, keep_from: int) -> None:
         """Begins a new segment of the journal at a checkpoint; what was received from step `keep_from` on stays."""
-        self._journal.rotate(number, keep_from, self.unsettled())
+        self._journal.begin_segment(self.unsettled())
         self.owed_to()
+        self._observe("segment begun", keep_from)
+        self._journal.drop_before(keep_from)
 
     def journal_bytes(self) -> int:
         """Written since the last checkpoint."""
