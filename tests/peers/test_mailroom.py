@@ -98,10 +98,47 @@ def test_a_neighbour_cannot_fill_the_memory(mailroom):
     mailroom.connected(1, stream, Holdings(0, 0))
     with pytest.raises(Refused, match="1001 bytes; the largest of this experiment has 1000"):
         mailroom.arrived(1, stream, 0, b"x" * 1001)
-    for step in range(2):
-        mailroom.arrived(1, stream, step, b"x")
-    with pytest.raises(Refused, match="future"):
-        mailroom.arrived(1, stream, 2, b"x")
+    assert [mailroom.arrived(1, stream, step, b"x") for step in range(3)] == [True, True, False]  # the third must wait
+    taken(mailroom, 0)
+    assert mailroom.arrived(1, stream, 2, b"x")
+
+
+def test_a_stream_that_was_replaced_is_refused_without_harm_to_the_one_there_is(mailroom):
+    closed = []
+    mailroom.serve(lambda positions: None, lambda stream, reason: closed.append(stream))
+    before, now = object(), object()
+    mailroom.connected(1, before, Holdings(0, 0))
+    mailroom.connected(1, now, Holdings(0, 0))
+    mailroom.arrived(1, now, 0, b"zero")
+    mailroom.refuse(1, "nonsense over the old stream", before)
+    assert closed == []
+    assert taken(mailroom, 0) == {1: b"zero"}
+    mailroom.refuse(1, "nonsense over the new one", now)
+    assert closed == [now]
+
+
+def test_a_message_lost_here_by_a_power_cut_and_durable_there_is_not_kept_when_it_is_made_again(mailroom):
+    mailroom.connected(1, object(), Holdings(5, 5))
+    for step in range(5):
+        mailroom.post(step, {1: text(0, step)})
+    assert mailroom.owed_to() == []
+    mailroom.post(5, {1: text(0, 5)})
+    assert mailroom.owed_to() == [1]
+
+
+def test_that_a_neighbour_holds_everything_is_known_after_a_restart(tmp_path):
+    first = room(tmp_path)
+    first.post(0, {1: b"zero"})
+    stream = object()
+    first.connected(1, stream, Holdings(0, 0))
+    frames_of(first, stream)
+    first.held_there(1, stream, 1)
+    first.disconnected(1, stream)
+    assert first.owed_to() == []  # and so noted, though it has gone
+    first.close()
+    second = room(tmp_path)
+    assert second.owed_to() == []
+    second.close()
 
 
 def test_what_cannot_be_read_is_refused_not_logged_and_waited_for_again(mailroom):

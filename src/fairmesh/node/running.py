@@ -114,6 +114,7 @@ class _Node:
                 oversight.activity = "summing up"
                 write_result(membership, self._rounds, mailroom, self._folder / "result")
                 oversight.activity = "finished"
+                oversight.reached("result written", membership.experiment.rounds)
                 self._log("info", "finished", rounds=membership.experiment.rounds, folder="result")
                 self._part(links, mailroom)
 
@@ -177,13 +178,15 @@ class _Node:
 
     def _part(self, links: Links, mailroom: Mailroom) -> None:
         """Stays as long as somebody needs something; then for farewells, but these may be lost, so not for ever."""
-        links.finish()
         notices, free_since = Notices(), None
         while not links.all_finished.wait(0.05):
             self.oversight.raise_if_left()
+            owed = mailroom.owed_to()
+            if self.oversight.stopping and owed:
+                raise self.oversight.stopping
             if self.oversight.stopping:
                 return
-            owed = mailroom.owed_to()
+            links.finish(owed)
             free_since = None if owed else (free_since or time.monotonic())
             if free_since is not None and time.monotonic() - free_since > _FAREWELL_S:
                 return

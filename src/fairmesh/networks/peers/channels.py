@@ -47,6 +47,7 @@ def dialled(address: str, name: str, credentials: Credentials, largest: int) -> 
         *_options(largest),
         ("grpc.ssl_target_name_override", name),
         ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the pauses of the one that failed
+        ("grpc.min_reconnect_backoff_ms", 5_000),  # for one attempt; by default 20 s where nothing answers
         ("grpc.enable_retries", 0),
     ]
     given = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,7 @@ class _Stream:
     """One conversation, which either side can end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
-        self.wake, self.ended, self._loop = asyncio.Event(), asyncio.Event(), loop
+        self.wake, self.room, self.ended, self._loop = asyncio.Event(), asyncio.Event(), asyncio.Event(), loop
         self.reason: str | None = None
         self.news_told = 0
         self.finished_told = False
@@ -81,7 +81,9 @@ class Links:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
         self._ready, self._failed, self._stopping = threading.Event(), None, None
-        self._finished, self._finished_there = False, set()
+        self._finished: set[str] = set()  # from whom nothing more is needed, nor by whom
+        self._finished_there: set[str] = set()
+        self._finished_told: set[str] = set()
         self.all_finished = threading.Event()
 
     # From the training thread
@@ -97,10 +99,13 @@ class Links:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(10)
 
-    def finish(self) -> None:
-        """Tells every neighbour that nothing more is needed from it."""
-        self._finished = True
-        self._wake_all()
+    def finish(self, needed_by: Sequence[int] = ()) -> None:
+        """Tells neighbours that nothing more is needed from them; but not those that need something from here, so that
+        whoever is told so is known here, also after a restart, to need nothing, and may go."""
+        free = {name for name, one in self._neighbours.items() if one.position not in needed_by}
+        if not free <= self._finished:
+            self._finished |= free
+            self._wake_all()
 
     def _wake(self, positions: Iterable[int]) -> None:
         loop = self._loop
@@ -112,6 +117,7 @@ class Links:
                 stream = self._streams.get(self._name_at[position])
                 if stream is not None:
                     stream.wake.set()
+                    stream.room.set()
 
         loop.call_soon_threadsafe(set_)
 
@@ -140,15 +146,16 @@ class Links:
             streams = _STREAMS * len(self._neighbours)
             server = channels.listening(self._listen, self._credentials, self._largest, streams, self._answer)
             await server.start()
-        tasks = [asyncio.create_task(self._dial(one)) for one in self._neighbours.values() if one.address]
-        tasks.append(asyncio.create_task(self._tell_again()))
+        tasks = {asyncio.create_task(self._dial(one)) for one in self._neighbours.values() if one.address}
+        tasks.add(asyncio.create_task(self._tell_again()))
         self._ready.set()
         await self._stopping.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         for stream in self._streams.values():
             stream.ended.set()
+        while tasks:  # one that waits for a call may let a cancellation pass
+            for task in tasks:
+                task.cancel()
+            tasks = (await asyncio.wait(tasks, timeout=0.2))[1]
         if server is not None:
             await server.stop(0.2)
         self._sparing.close()
@@ -229,7 +236,8 @@ class Links:
         greeting = frames.hello(self._greeting() | {"holds": list(mine), "clock": time.time()})
         await write(greeting)
         try:
-            first = await asyncio.wait_for(read(), _GREETING_S)
+            async with asyncio.timeout(_GREETING_S):  # wait_for of Python 3.11 may let a cancellation pass
+                first = await read()
         except TimeoutError:
             raise Refused(f"no greeting within {_GREETING_S:.0f} s") from None
         if first is None:
@@ -252,6 +260,9 @@ class Links:
             raise
         if replaced is not None:
             replaced.ended.set()
+            if self._mailroom.holdings(neighbour.position).here != mine.here:  # more came over it after the greeting
+                self._mailroom.disconnected(neighbour.position, stream)
+                return
         self._streams[neighbour.name] = stream
         self._mailroom.seen(neighbour.position, len(first), len(greeting))
         self._sparing("info", "connected", neighbour.name, at_once=_STREAMS)
@@ -267,7 +278,7 @@ class Links:
             for task in done:
                 task.result()
         except Refused as error:
-            self._mailroom.refuse(neighbour.position, str(error))
+            self._mailroom.refuse(neighbour.position, str(error), stream)
             tasks[1].cancel()  # a stream takes one frame at a time
             await asyncio.gather(tasks[1], return_exceptions=True)
             await _tell(write, error)
@@ -295,7 +306,9 @@ class Links:
                 self._mailroom.held_there(position, stream, frame.durable)
                 self._observe("held there", frame.durable)
             if frame.kind == Kind.MESSAGE:
-                self._mailroom.arrived(position, stream, frame.step, frame.body)
+                while not self._mailroom.arrived(position, stream, frame.step, frame.body):
+                    stream.room.clear()  # set when what was read before has been made durable
+                    await stream.room.wait()
                 continue
             self._mailroom.seen(position, beside_in=len(data))
             if frame.kind == Kind.HELD:
@@ -333,9 +346,10 @@ class Links:
                 frame = frames.news(entries)
                 await write(frame)
                 self._mailroom.seen(position, beside_out=len(frame))
-            if self._finished and not stream.finished_told and not stream.only_news:
+            if neighbour.name in self._finished and not stream.finished_told and not stream.only_news:
                 await write(frames.finished())
                 stream.finished_told = True
+                self._finished_told.add(neighbour.name)
                 self._see_whether_finished()
             if not stream.wake.is_set():
                 await stream.wake.wait()
@@ -345,8 +359,7 @@ class Links:
         return f"it ended, was cut off, or sent a frame of more than {self._largest + channels.BESIDE:,} bytes"
 
     def _see_whether_finished(self) -> None:
-        told = all(name in self._streams and self._streams[name].finished_told for name in self._neighbours)
-        if self._finished and told and self._finished_there >= self._neighbours.keys():
+        if self._finished_told & self._finished_there >= self._neighbours.keys():
             self.all_finished.set()
 
 

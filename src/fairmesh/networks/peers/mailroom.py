@@ -67,6 +67,7 @@ class _Edge:
 
     taken: int  # the next step to take from it
     durable: int  # every step before is durable here
+    held: int = 0  # every step before is durable there
     outbox: dict[int, bytes | None] = field(default_factory=dict)  # by step, until durable there; None: in the journal
     inbox: dict[int, bytes] = field(default_factory=dict)  # arrived, not yet read
     cursor: int = 0  # the next step to put on the present stream
@@ -95,10 +96,10 @@ class Mailroom:
         self._edges = {}
         for position in neighbours:
             known = journal.next_from(position)
-            self._edges[position] = _Edge(first, max(first, known or 0))
+            self._edges[position] = _Edge(first, max(first, known or 0), journal.held.get(position, 0))
         for step in journal.steps_sent():
             for position in journal.receivers(step):
-                if position in self._edges and step >= journal.held.get(position, 0):
+                if position in self._edges and step >= self._edges[position].held:
                     self._edges[position].outbox[step] = None
         self._wake: Callable[[Iterable[int]], None] = lambda positions: None
         self._close: Callable[[object, str], None] = lambda stream, reason: None
@@ -137,7 +138,8 @@ class Mailroom:
             self._observe("logged", step)
         with self._changed:
             for position, payload in fresh.items():
-                self._edges[position].outbox[step] = payload
+                if step >= self._edges[position].held:  # else a power cut lost it here, but not there
+                    self._edges[position].outbox[step] = payload
         self._wake(fresh)
         self._posting_s = time.perf_counter() - began
 
@@ -223,6 +225,7 @@ class Mailroom:
                     self._failure = error
                     self._changed.notify_all()
                 return
+            self._observe("settled", max(noted.values(), default=0))
             with self._changed:
                 for position, step in noted.items():
                     self._edges[position].durable = max(self._edges[position].durable, step)
@@ -232,10 +235,12 @@ class Mailroom:
         """Neighbours that have not told everything durable yet; of the others that is noted on disk."""
         with self._changed:
             owed = {position for position, edge in self._edges.items() if edge.outbox}
-            free = {p: edge.cursor for p, edge in self._edges.items() if p not in owed and edge.stream is not None}
-        for position, step in free.items():
-            if self._journal.held.get(position, -1) < step:
-                self._journal.log_held(position, step)
+            free = {position: edge.held for position, edge in self._edges.items() if position not in owed}
+        unnoted = {position: step for position, step in free.items() if self._journal.held.get(position, 0) < step}
+        for position, step in unnoted.items():
+            self._journal.log_held(position, step)
+        if unnoted:
+            self._journal.settle()
         return sorted(owed)
 
     def unsettled(self) -> dict[int, dict[int, bytes]]:
@@ -315,23 +320,26 @@ class Mailroom:
                 frames.append((-1, held(edge.durable)))
             return frames, edge.told < edge.durable
 
-    def arrived(self, position: int, stream: object, step: int, payload: bytes) -> None:
-        """A message came over a stream."""
+    def arrived(self, position: int, stream: object, step: int, payload: bytes) -> bool:
+        """Takes a message that came over a stream, or says that there is no room for it until others were read."""
         with self._changed:
             edge = self._edges[position]
             if edge.stream is not stream:
-                return
+                return True
             edge.last_seen = time.time()
             due = edge.due()
             if step < due:
                 raise Refused(f"a replayed message of step {step}; step {due} is due")
-            if step > due or len(edge.inbox) >= _AHEAD:
+            if step > due:
                 raise Refused(f"a message of step {step}, which lies in the future; step {due} is due")
             if len(payload) > self.largest:
                 raise Refused(f"a message of {len(payload)} bytes; the largest of this experiment has {self.largest}")
+            if len(edge.inbox) >= _AHEAD:  # it sends again what a power cut here lost
+                return False
             edge.inbox[step] = payload
             edge.counters.received(len(payload), step in self.rounds)
             self._changed.notify_all()
+            return True
 
     def held_there(self, position: int, stream: object, step: int) -> None:
         """A neighbour holds every message before this step durably."""
@@ -350,6 +358,7 @@ class Mailroom:
         return self._journal.sent(step)[position] if kept is None else kept
 
     def _forget(self, edge: _Edge, before: int) -> None:
+        edge.held = max(edge.held, before)
         edge.outbox = {step: payload for step, payload in edge.outbox.items() if step >= before}
 
     def seen(self, position: int, beside_in: int = 0, beside_out: int = 0) -> None:
@@ -360,10 +369,13 @@ class Mailroom:
         edge.counters.beside_in += beside_in
         edge.counters.beside_out += beside_out
 
-    def refuse(self, position: int, reason: str) -> None:
-        """Drops what a neighbour sent and was not taken, and closes its stream with the reason."""
+    def refuse(self, position: int, reason: str, over: object = None) -> None:
+        """Drops what a neighbour sent and was not taken, and closes its stream with the reason; one that has been
+        replaced is none of its any more."""
         with self._changed:
             edge = self._edges[position]
+            if over is not None and edge.stream is not over:
+                return
             edge.inbox.clear()
             edge.counters.refused += 1
             stream, edge.stream = edge.stream, None
