@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check tests format setup clean
+.PHONY: demo test test-slow chaos check tests format setup clean
 
 demo: $(READY)
 	$(BIN)/fairmesh demo
@@ -24,6 +24,10 @@ tests: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# Peers killed, cut off and robbed of their disks: a few minutes. Its figures are read by a test.
+chaos: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.chaos --write benchmarks/results/chaos-cpu.json
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -2,6 +2,7 @@
 imported, so that starting one takes moments."""
 
 import os
+import random
 import signal
 import socket
 import sys
@@ -18,14 +19,19 @@ from fairmesh.networks.peers.mesh import Mesh, SiteFile
 
 
 def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
-    finally:
-        for one in held:
-            one.close()
+    """Ports below those that outgoing connections get: else one of a node that is down may be taken meanwhile."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found
 
 
 def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening: Sequence[str] | None = None) -> Mesh:
