@@ -18,9 +18,10 @@ check: $(READY)
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-# Two processes of one thread each: with more threads than cores, small tensor operations wait for each other.
+# Two processes of one thread each: with more threads than cores, small tensor operations wait for each other. A file's
+# tests stay together, since many share a mesh or ranks that take long to start.
 tests: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -190,19 +190,23 @@ def check(
 
 @mesh.command()
 def remove(
-    gone: Annotated[str, typer.Argument(help="The site that is gone for good.")],
     site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    gone: Annotated[list[str] | None, typer.Argument(metavar="NAMES", help="The sites that are gone for good.")] = None,
     json_: Json = False,
 ) -> None:
-    """At every remaining site: go on without a site that will not come back. When all have said so, all go on."""
+    """At every remaining site: go on without sites that will not come back; with no names, take that back. When all who
+    remain have said the same, they go on."""
     from fairmesh.networks.peers.mesh import Mesh, SiteFile
-    from fairmesh.node.leaving import wish
+    from fairmesh.node.leaving import still_in, wish
 
-    site = SiteFile.read(site_file)
-    remaining = wish(site.state, Mesh.read(site.mesh), site.name, gone)
+    site, names = SiteFile.read(site_file), gone or []
+    remaining = wish(site.state, still_in(site.state, Mesh.read(site.mesh)), site.name, names)
     others = [member.name for member in remaining.present if member.name != site.name]
     if json_:
-        print_json({"without": gone, "generation": remaining.generation, "mesh": remaining.digest(), "others": others})
+        print_json({"without": names, "generation": remaining.generation, "others": others})
         return
-    say(f"noted: {site.name} goes on without {gone}, as soon as {', '.join(others)} have said so too")
+    if not names:
+        say(f"noted: {site.name} goes on with all, unless all have already agreed otherwise")
+        return
+    say(f"noted: {site.name} goes on without {', '.join(names)}, as soon as {', '.join(others)} have said the same")
     say("the node tells the others; it need not be stopped. `fairmesh status` shows who has said so")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,16 @@ def _comparable(value: Any) -> Any:
     return f"{path.name}:{found['name']} sha256 {hashlib.sha256(content).hexdigest()[:16]}"
 
 
+def portable(value: Any) -> Any:
+    """'/somewhere/file.py:name' as 'file.py:name': settings that read the same on every machine."""
+    if isinstance(value, Mapping):
+        return {key: portable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [portable(item) for item in value]
+    found = _IN_A_FILE.fullmatch(value) if isinstance(value, str) else None
+    return f"{Path(found['file']).name}:{found['name']}" if found else value
+
+
 def digest_of(table: Mapping[str, Any]) -> str:
     """SHA-256 of a table of agreed fields, in hexadecimal."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
@@ -73,7 +83,7 @@ def greeting(name: str, experiment: Experiment, mesh: Mesh) -> dict[str, Any]:
         "site": name,
         "generation": mesh.generation,
         "agreed": versions | agreed(experiment),
-        "members": list(mesh.names),
+        "members": {member.name: list(member.neighbours) for member in mesh.members},
     }
 
 
@@ -85,8 +95,11 @@ def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any])
     if not isinstance(fields, dict):
         raise Refused("the greeting does not say which experiment it is")
     unlike = differences(mine["agreed"], fields)
-    if theirs.get("members") != mine["members"]:
-        unlike.append(f"sites: {mine['members']} here, {theirs.get('members')} there")
+    members, there = mine["members"], theirs.get("members")
+    if not isinstance(there, dict) or list(there) != list(members):
+        unlike.append(f"sites: {list(members)} here, {list(there) if isinstance(there, dict) else there} there")
+    else:
+        unlike += [f"neighbours of {m}: {members[m]} here, {there[m]} there" for m in members if members[m] != there[m]]
     if unlike:
         raise Refused(f"another experiment: {'; '.join(unlike[:4])}")
 
@@ -122,13 +135,20 @@ def founded(experiment: Experiment, name: str, addresses: Mapping[str, str | Non
         raise BadInput(f"a mesh needs at least two sites, got {len(sites)}; name them with --site")
     if experiment.prior is not None and len(experiment.prior) != len(sites):
         raise BadInput(f"prior has {len(experiment.prior)} entries for {len(sites)} sites; give one number for each")
-    links = union_of(experiment.topology.build(len(sites))).matrix.tocoo()
-    neighbours: dict[str, list[str]] = {site: [] for site in sites}
-    for i, j, weight in zip(links.row.tolist(), links.col.tolist(), links.data.tolist()):
-        if i != j and weight > 0:
-            neighbours[sites[i]].append(sites[j])
+    neighbours = neighbours_of(experiment, sites)
     members = [Member(site, addresses[site], tuple(neighbours[site])) for site in sites]
     return Mesh(name, digest_of(agreed(experiment)), tuple(members))
+
+
+def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, list[str]]:
+    """Who is whose neighbour in any round, by the experiment's graph over these sites."""
+    links = union_of(experiment.topology.build(len(sites))).matrix.tocoo()
+    names = list(sites)
+    found: dict[str, list[str]] = {site: [] for site in names}
+    for i, j, weight in zip(links.row.tolist(), links.col.tolist(), links.data.tolist()):
+        if i != j and weight > 0:
+            found[names[i]].append(names[j])
+    return found
 
 
 def copied(experiment: Path, folder: Path) -> list[Path]:

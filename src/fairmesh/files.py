@@ -21,6 +21,25 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def private_folder(folder: Path) -> None:
+    """A folder that only its owner can look into, where it is made now."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise BadInput(f"cannot use the folder {folder}: {error.strerror or error}") from error
+
+
+def replace_quickly(path: Path, content: bytes) -> None:
+    """Whoever reads the file finds the old content or the new; a power cut may lose both."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def sync_folder(folder: Path) -> None:
     """Makes the names in a folder survive a power cut."""
     number = os.open(folder, os.O_RDONLY)

@@ -12,6 +12,7 @@ from fairmesh.networks.peers.frames import Refused
 from fairmesh.networks.peers.mesh import Member, Mesh
 
 NAMES = ("a", "b", "c")
+FROZEN = {"sites": ["c"], "generation": 2, "round": 12, "outputs": 10}
 
 
 def status(done: int) -> dict:
@@ -113,13 +114,13 @@ def test_what_is_no_news_of_this_mesh_is_refused(boards, entries):
 
 def test_a_restarted_site_knows_what_it_and_others_had_said(boards, keys, tmp_path):
     made, authority = keys
-    boards["a"].announce("frozen", {"generation": 2, "round": 12}, 2)
+    boards["a"].announce("frozen", FROZEN, 2)
     pass_on(boards, "b", "a")
     (tmp_path / "bulletin.json").write_bytes(boards["a"].saved())
     again = Bulletin("a", *made["a"], authority, NAMES)
     again.restored(tmp_path / "bulletin.json")
-    again.announce("frozen", {"generation": 2, "round": 3}, 2)  # what was said first holds
-    assert again.of("a", "frozen") == {"generation": 2, "round": 12}
+    again.announce("frozen", FROZEN | {"round": 3}, 2)  # what was said first holds
+    assert again.of("a", "frozen") == FROZEN
     assert again.of("b", "certificate") is not None
 
 
@@ -129,10 +130,12 @@ WRONG = {
     "commands to a terminal": ("status", status(1) | {"activity": "\x1b[2J"}),
     "waiting for a list": ("status", status(1) | {"waiting_for": [1]}),
     "a number without end": ("status", status(1) | {"time": 10**4000}),
-    "a vote for a list": ("leaving", {"site": ["b"], "generation": 2, "mesh": "0"}),
-    "a round below none": ("frozen", {"generation": 2, "round": -1}),
-    "a truth for a round": ("frozen", {"generation": 2, "round": True}),
-    "too much": ("frozen", {"generation": 2, "round": 3, "more": "x" * (1 << 17)}),
+    "a vote for no list": ("leaving", {"sites": "b", "generation": 2, "mesh": "0"}),
+    "a round below none": ("frozen", FROZEN | {"round": -1}),
+    "a truth for a round": ("frozen", FROZEN | {"round": True}),
+    "too much": ("frozen", FROZEN | {"sites": ["x" * 100] * 200}),
+    "a field of its own": ("frozen", FROZEN | {"more": 1}),
+    "outputs without end": ("frozen", FROZEN | {"outputs": 1 << 53}),
 }
 
 

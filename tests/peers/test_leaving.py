@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,10 +25,11 @@ from tests.peers import fleet
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c", "d", "e", "f"]
-GONE, DIES_AT = 2, 40
+GONE, DEAD, DIES_AT = 5, "f", 40  # it alone holds the highest class, so the model has outputs that only it needs
+CRASHES = {"b": "frozen", "c": "agreed", "d": "saved without", "e": "noted without"}
 EXPERIMENT = """
 rounds = 70
-data = { name = "digits", nodes = 6 }
+data = { name = "digits", nodes = 6, split = "class" }
 topology = { name = "circulant", offsets = [1, 2] }
 [algorithm]
 name = "ad-gda"
@@ -45,7 +46,8 @@ dtype = "float64"
 
 
 def _scenario(folder: Path) -> None:
-    """c dies for good in the midst of a round; the others remove it; b is killed while they do, and restarted."""
+    """One dies for good in the midst of a round; the others remove it; all but a are killed while they do, each at
+    another point, and restarted."""
     (folder / "experiment.toml").write_text(EXPERIMENT)
     mesh = fleet.provisioned(folder, folder / "experiment.toml", NAMES)
 
@@ -53,15 +55,26 @@ def _scenario(folder: Path) -> None:
         if point == "sent" and step == DIES_AT:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    running = {name: fleet.start(folder, name, **({"observe": dies} if name == "c" else {})) for name in NAMES}
-    if fleet.ended(running.pop("c"), 120) != -signal.SIGKILL:
-        sys.exit("c did not die as it should")
+    def dies_leaving(where: str):
+        def observe(point: str, step: int) -> None:
+            if point == where:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return observe
+
+    observers = {DEAD: dies} | {name: dies_leaving(point) for name, point in CRASHES.items()}
+    running = {
+        name: fleet.start(folder, name, **({"observe": observers[name]} if name in observers else {})) for name in NAMES
+    }
+    crashing = {name: running[name] for name in CRASHES}
+    if fleet.ended(running.pop(DEAD), 120) != -signal.SIGKILL:
+        sys.exit("it did not die as it should")
     for name in running:
-        leaving.wish(folder / name / "state", mesh, name, "c")
-    time.sleep(0.7)
-    os.kill(running["b"], signal.SIGKILL)
-    fleet.ended(running["b"], 20)
-    running["b"] = fleet.start(folder, "b")
+        leaving.wish(folder / name / "state", mesh, name, [DEAD])
+    for name, process in crashing.items():
+        if fleet.ended(process, 120) != -signal.SIGKILL:
+            sys.exit(f"{name} did not die as it should")
+        running[name] = fleet.start(folder, name)
     codes = {name: fleet.ended(process, 120) for name, process in running.items()}
     if any(codes.values()):
         sys.exit(f"{codes}\n" + "\n".join((folder / f"{name}.log").read_text() for name in running))
@@ -79,20 +92,22 @@ def _events(folder: Path, name: str) -> list[dict]:
 
 
 def test_all_who_remain_go_on_from_one_round_and_end_alike(left):
-    rounds, models = set(), set()
+    rounds, models, mesh = set(), set(), Mesh.read(left / "mesh" / "mesh.toml")
     for name in NAMES:
-        if name == "c":
-            assert not (left / "c" / "state" / "result").exists()
+        if name == DEAD:
+            assert not (left / DEAD / "state" / "result").exists()
             continue
         rounds |= {event["round"] for event in _events(left, name) if event["what"] == "going on"}
         models.add((left / name / "state" / "result" / "model.safetensors").read_bytes())
-        assert Mesh.read(left / name / "mesh.toml").removed == ("c",)
+        assert leaving.still_in(left / name / "state", mesh).removed == (DEAD,)
         assert [p.name for p in (left / name / "state").glob("generation-*")] == ["generation-2"]
     assert len(rounds) == len(models) == 1
     assert rounds <= {DIES_AT - 2, DIES_AT - 1, DIES_AT}
     summary = json.loads((left / "a" / "state" / "result" / "summary.json").read_text())
-    assert summary["sites"] == ["a", "b", "d", "e", "f"]
+    assert summary["sites"] == ["a", "b", "c", "d", "e"]
     assert summary["nodes"] == 5
+    model = load_file(left / "a" / "state" / "result" / "model.safetensors")
+    assert {len(tensor) for tensor in model.values()} == {6}  # outputs, as before, though five classes remain
 
 
 def test_they_end_where_a_simulation_ends_that_drops_the_node_in_that_round(left):
@@ -100,12 +115,12 @@ def test_they_end_where_a_simulation_ends_that_drops_the_node_in_that_round(left
     experiment = load_experiment(left / "experiment.toml")
     mesh = Mesh.read(left / "mesh" / "mesh.toml")
     state = _simulated(experiment, mesh, None, range(agreed))
-    after = mesh.without("c")
+    after = mesh.without(DEAD)
     kept = [i for i in range(6) if i != GONE]
     slots = {i: [i, *sorted(mesh.position(other) for other in mesh.neighbours(NAMES[i]))] for i in kept}
     prior = torch.ones(5, dtype=torch.float64) / 5
     mine = [_rows(state, i) for i in kept]
-    reduced = [leaving.without(one, GONE, slots[i], prior) for i, one in zip(kept, mine)]
+    reduced = [leaving.without(one, [GONE], slots[i], prior) for i, one in zip(kept, mine)]
     end = _simulated(experiment, after, _stacked(reduced), range(agreed, experiment.rounds))
     average = end.models.mean(dim=-2)[0]
     problem = _problem(experiment, after)
@@ -122,7 +137,7 @@ def test_they_end_where_a_simulation_ends_that_drops_the_node_in_that_round(left
 
 def _problem(experiment, mesh):
     sites = experiment.data.sites()
-    return experiment.problem([sites[mesh.position(member.name)] for member in mesh.present])
+    return experiment.problem([sites[mesh.position(member.name)] for member in mesh.present], outputs=6)
 
 
 def _simulated(experiment, mesh, state, rounds):
@@ -183,9 +198,8 @@ class _Votes:
         return self.bodies
 
 
-def _vote(mesh, gone):
-    remaining = mesh.without(gone)
-    return {"site": gone, "generation": remaining.generation, "mesh": remaining.digest()}
+def _vote(mesh, *gone):
+    return {"sites": list(gone), "generation": mesh.generation, "mesh": mesh.without(*gone).structure()}
 
 
 def test_only_the_vote_of_all_who_remain_removes_a_site():
@@ -193,7 +207,44 @@ def test_only_the_vote_of_all_who_remain_removes_a_site():
     voted = {name: _vote(mesh, "d") for name in ("a", "b")}
     assert leaving.decided(_Votes(voted), mesh) is None
     assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "b")}), mesh) is None
-    assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "d")}), mesh) == "d"
+    assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "d")}), mesh) == ("d",)
+
+
+def test_several_can_leave_at_once_and_a_vote_can_be_changed():
+    mesh = _mesh()
+    voted = {name: _vote(mesh, "c", "d") for name in ("a", "b")}
+    assert leaving.decided(_Votes(voted), mesh) == ("c", "d")
+    assert leaving.decided(_Votes(voted | {"b": _vote(mesh, "d")}), mesh) is None
+    assert mesh.without("d", "c").removed == ("c", "d")
+    assert mesh.without("c", "d").generation == 3
+
+
+def test_a_vote_for_what_cannot_be_counts_for_nothing_and_harms_nobody():
+    mesh = Mesh("two", "0" * 64, (Member("a", "127.0.0.1:7001", ("b",)), Member("b", "127.0.0.1:7002", ("a",))))
+    body = {"sites": ["b"], "generation": 1, "mesh": "x"}
+    assert leaving.votes(_Votes({"a": body}), mesh) == {}
+    assert leaving.votes(_Votes({"a": body | {"sites": ["nobody"]}}), mesh) == {}
+    assert leaving.votes(_Votes({"a": body | {"sites": []}}), mesh) == {}
+
+
+def test_who_has_left_stays_out_whatever_mesh_file_comes_later(tmp_path):
+    mesh = _mesh()
+    leaving.note_removed(tmp_path, mesh.without("d"))
+    (tmp_path / "generation-2").mkdir()
+    moved = replace(mesh, members=tuple(replace(m, address=f"10.0.0.1:{7000 + i}") for i, m in enumerate(mesh.members)))
+    found = leaving.still_in(tmp_path, moved)
+    assert (found.removed, found.members[0].address) == (("d",), "10.0.0.1:7000")
+    with pytest.raises(fm.BadInput, match="this node went on without"):
+        leaving.still_in(tmp_path, moved.without("c"))
+    with pytest.raises(fm.BadInput, match="this node went on without"):
+        leaving.still_in(tmp_path, moved.without("d").without("b"))
+
+
+def test_the_model_keeps_the_outputs_that_only_the_leavers_labels_needed():
+    mesh = _mesh()
+    told = {name: {"outputs": 10} for name in ("a", "b", "c")}
+    assert leaving.outputs_before(_Votes(told), mesh.without("d")) == 10
+    assert leaving.outputs_before(_Votes(told), mesh) == 0
 
 
 def test_votes_for_another_mesh_or_of_an_earlier_generation_do_not_count():
@@ -207,7 +258,7 @@ def test_votes_for_another_mesh_or_of_an_earlier_generation_do_not_count():
 
 def test_a_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart(tmp_path):
     with pytest.raises(fm.BadInput, match="this site itself"):
-        leaving.wish(tmp_path, _mesh(), "a", "a")
+        leaving.wish(tmp_path, _mesh(), "a", ["a"])
     line = Mesh(
         "line",
         "0" * 64,
@@ -218,14 +269,14 @@ def test_a_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart
         ),
     )
     with pytest.raises(fm.BadInput, match="falls apart"):
-        leaving.wish(tmp_path, line, "a", "b")
+        leaving.wish(tmp_path, line, "a", ["b"])
     assert leaving.wished(tmp_path, line) is None
 
 
 def test_a_wish_holds_for_its_own_generation_only(tmp_path):
     mesh = _mesh()
-    leaving.wish(tmp_path, mesh, "a", "d")
-    assert leaving.wished(tmp_path, mesh) == "d"
+    leaving.wish(tmp_path, mesh, "a", ["d"])
+    assert leaving.wished(tmp_path, mesh) == ["d"]
     assert leaving.wished(tmp_path, mesh.without("d")) is None
 
 

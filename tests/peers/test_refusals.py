@@ -296,7 +296,7 @@ STREAMS = {
     ),
     "news of a stranger": (lambda d: _news(d, "omega", "status", {}, "beta"), "from 'omega', which this mesh does not"),
     "news of a new kind": (lambda d: _news(d, "beta", "gossip", {}, "beta"), "news of kind 'gossip' from 'beta'"),
-    "a vote that is none": (lambda d: _news(d, "beta", "leaving", {"site": []}, "beta"), "'leaving' from beta with s"),
+    "a vote that is none": (lambda d: _news(d, "beta", "leaving", {"sites": 7}, "beta"), "'leaving' from beta with s"),
     "news without a form": (lambda d: frames.news(b'[{"site": []}]'), "news that cannot be read"),
 }  # fmt: skip
 

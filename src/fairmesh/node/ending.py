@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fairmesh.deployment import portable
 from fairmesh.metrics import Record, with_spread
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.peers.journal import storing
@@ -112,7 +113,7 @@ def _write(result: Result, membership: Membership, folder: Path) -> None:
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     into = RunFolder(partial, resume=False)
-    settings = to_table(membership.experiment)
+    settings = portable(to_table(membership.experiment))
     for of_one_site in ("data", "options"):
         settings.pop(of_one_site)
     into.write_settings(settings)

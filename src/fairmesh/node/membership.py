@@ -11,12 +11,14 @@ from typing import Any, TextIO
 import torch
 
 from fairmesh import deployment
-from fairmesh.deployment import agreed, digest_of, own_problem, own_site, refuse_undeployable
+from fairmesh.deployment import agreed, digest_of, neighbours_of, own_problem, own_site, refuse_undeployable
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, load_experiment, shape_of
+from fairmesh.files import private_folder
 from fairmesh.networks.peers.certificates import check_certificate
 from fairmesh.networks.peers.links import Credentials, Neighbour
 from fairmesh.networks.peers.mesh import Mesh, SiteFile
+from fairmesh.node.leaving import still_in
 from fairmesh.problems.base import Problem, Samples, Site
 
 _CLOCKS_APART_S = 300.0
@@ -34,7 +36,7 @@ class Membership:
     @staticmethod
     def read(path: str | Path) -> "Membership":
         site = SiteFile.read(path)
-        mesh = Mesh.read(site.mesh)
+        mesh = still_in(site.state, Mesh.read(site.mesh))
         mesh.member(site.name)  # refuses a site that is not in the mesh
         if site.name in mesh.removed:
             raise BadInput(f"site {site.name} has left the mesh {mesh.name}; ask the others for a new mesh to join")
@@ -44,6 +46,13 @@ class Membership:
             raise BadInput(
                 f"{site.experiment} is not the experiment of {site.mesh}; ask the mesh's founder for experiment.toml"
             )
+        graph = neighbours_of(experiment, mesh.names)
+        for member in mesh.members:
+            if set(member.neighbours) != set(graph[member.name]):
+                raise BadInput(
+                    f"{site.mesh}: {member.name} has the neighbours {list(member.neighbours)}, but by the experiment's "
+                    f"graph {graph[member.name]}; take the mesh file as the founder made it"
+                )
         texts = [_text(file) for file in (site.key, site.certificate, site.authority)]
         credentials = Credentials(*texts)
         problems = check_certificate(credentials.certificate, credentials.authority, site.name, key=site.key)
@@ -112,8 +121,8 @@ def _text(path: Path) -> bytes:
 
 def locked(folder: Path) -> TextIO:
     """Held as long as the file is open: two nodes with one state would each destroy the other's."""
+    private_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / "lock", "w")  # noqa: SIM115
     except OSError as error:
         raise BadInput(f"cannot use the state folder {folder}: {error.strerror or error}") from error
@@ -144,8 +153,11 @@ def facts(site: Site) -> dict[str, Any]:
     }
 
 
-def common_problem(membership: Membership, mine: Site, known: Mapping[str, Mapping[str, Any]]) -> Problem:
-    """The problem of all present sites, with this site's data and what the others told of theirs."""
+def common_problem(
+    membership: Membership, mine: Site, known: Mapping[str, Mapping[str, Any]], outputs: int = 0
+) -> Problem:
+    """The problem of all present sites, with this site's data and what the others told of theirs. The model has as many
+    outputs as any site's labels need, and no fewer than it had before."""
     names = [member.name for member in membership.mesh.present]
     here = known[membership.name]
     for name in names:
@@ -155,7 +167,7 @@ def common_problem(membership: Membership, mine: Site, known: Mapping[str, Mappi
                     f"the {field} of site {name} are {known[name].get(field)}, but here they are {here[field]}; all "
                     "sites need the same form of data"
                 )
-    outputs = max(int(known[name]["outputs"]) for name in names)
+    outputs = max(outputs, *(int(known[name]["outputs"]) for name in names))
 
     def elsewhere(name: str) -> Site:
         count = int(known[name]["samples"])

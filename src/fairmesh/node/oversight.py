@@ -2,12 +2,14 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from fairmesh.errors import FairmeshError, Interrupted, in_a_line
 from fairmesh.networks.peers.bulletin import Bulletin
+from fairmesh.networks.peers.certificates import valid_until
 from fairmesh.networks.peers.mailroom import Mailroom, Observe
 from fairmesh.node import leaving
 from fairmesh.node.leaving import Leave
@@ -18,6 +20,7 @@ from fairmesh.node.watching import Log, Monitor, write_status
 _TICK_S = 1.0
 _TELL_S_PER_SITE = 0.05  # each site's status goes to all: the more sites, the rarer
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
+_SOON_DAYS = 14
 _TOLD = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
@@ -59,24 +62,26 @@ class Oversight(Watcher):
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
         self._leave: Leave | None = None
-        self._deaf = False  # to votes: they have been heard already
+        self._deaf, self._hearing = False, threading.Lock()  # to votes: they have been heard already
         self._round, self.activity = 0, "starting"
         self._metric: dict[str, Any] = {}
         self._measured_by, self._weight = "loss", None
         self._notices: dict[int, Notices] = {}  # by position
-        self._told = 0.0
+        self._told = self._next_word = -1e9
 
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
         """From now on this generation's messages."""
-        self._membership, self._mailroom, self._deaf, self._leave = membership, mailroom, False, None
+        with self._hearing:
+            self._membership, self._mailroom, self._deaf, self._leave = membership, mailroom, False, None
         if self._stop:
             mailroom.stop(self._stop)
 
     def leaves_be(self) -> None:
         """A site's leaving is being seen to: votes for it stop nothing more."""
-        self._deaf, self._leave = True, None
-        if self._mailroom is not None and not self._stop:
-            self._mailroom.go_on()
+        with self._hearing:
+            self._deaf, self._leave = True, None
+            if self._mailroom is not None and not self._stop:
+                self._mailroom.go_on()
 
     # Stopping
 
@@ -127,10 +132,8 @@ class Oversight(Watcher):
 
         def watch() -> None:
             while not over.wait(_TICK_S):
-                try:
-                    self._look()
-                except Exception as error:  # the training is not to suffer from being looked at
-                    self._log("error", "the watch failed", reason=in_a_line(error))
+                for part in (self._show, self._notice_waiting, self._notice_certificate, self._hear_votes):
+                    self._tried(part)
 
         thread = threading.Thread(target=watch, name="watch", daemon=True)
         thread.start()
@@ -143,24 +146,45 @@ class Oversight(Watcher):
         finally:
             over.set()
             thread.join()
-            write_status(self._folder, self.status())
+            self._tried(lambda: write_status(self._folder, self.status()))
 
-    def _look(self) -> None:
-        status, mesh = self.status(), self._membership.mesh
-        if status["time"] - self._told >= _TELL_S_PER_SITE * len(mesh.present):
-            self._told = status["time"]
-            self._bulletin.announce("status", {key: status[key] for key in _TOLD}, int(1000 * self._told))
+    def _tried(self, part: Callable[[], None]) -> None:
+        """The training is not to suffer from being looked at."""
+        try:
+            part()
+        except Exception as error:
+            self._log("error", "the watch failed", reason=in_a_line(error))
+
+    def _show(self) -> None:
+        status = self.status()
+        if time.monotonic() - self._told >= _TELL_S_PER_SITE * len(self._membership.mesh.present):
+            self._told = time.monotonic()
+            self._bulletin.announce("status", {key: status[key] for key in _TOLD})
         write_status(self._folder, status)
         if self._monitor:
             self._monitor.show(status)
-        self._notice_waiting()
+
+    def _notice_certificate(self) -> None:
+        """A word a day, from two weeks before it ends."""
+        left = self.certificate_days()
+        if left < _SOON_DAYS and time.monotonic() >= self._next_word:
+            self._next_word = time.monotonic() + 86400
+            self._log("warning", "this site's certificate ends soon; renew it", days=round(left, 1))
+
+    def certificate_days(self) -> float:
+        ends = valid_until(self._membership.credentials.certificate)
+        return (ends - datetime.now(UTC)).total_seconds() / 86400
+
+    def _hear_votes(self) -> None:
+        mesh = self._membership.mesh
         gone = leaving.wished(self._folder, mesh)
         if gone is not None:
-            leaving.vote(self._bulletin, mesh, gone)
+            leaving.vote(self._bulletin, self._membership.name, mesh, gone)
         decided = leaving.decided(self._bulletin, mesh)
-        if decided is not None and self._mailroom is not None and not self._deaf:
-            self._leave = Leave(decided)
-            self._mailroom.stop(self._leave)
+        with self._hearing:  # what was heard of one generation does not stop the next
+            if decided is not None and self._mailroom and not self._deaf and mesh is self._membership.mesh:
+                self._leave = Leave(decided, mesh.generation)
+                self._mailroom.stop(self._leave)
 
     def _notice_waiting(self) -> None:
         waiting = dict(self._mailroom.waiting_for) if self._mailroom else {}
@@ -199,7 +223,8 @@ class Oversight(Watcher):
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
             "network_ms": mailroom.median_ms() if mailroom else None,
             "edges": edges,
-            "votes": leaving.votes(self._bulletin, membership.mesh),
+            "votes": {", ".join(g): v for g, v in leaving.votes(self._bulletin, membership.mesh).items()},
+            "certificate_days": self.certificate_days(),
             "worst": worst,  # over the sites that have told a number, each of a recent round
             "mean": sum(values) / len(values) if values else None,
             "sites": known,

@@ -135,10 +135,11 @@ class Rounds:
 
     def _checkpoint_due(self, saved: int, saved_at: float) -> bool:
         every = self._experiment.options.checkpoint_every
-        if every is not None:
-            return self.done - saved >= every
+        if every is not None and self.done - saved >= every:
+            return True
         allowed = max(_SMALL_JOURNAL, _JOURNAL_OVER_STATE * self.state.algorithm.models.nbytes)
-        return self._mailroom.journal_bytes() > allowed or time.monotonic() - saved_at > _CHECKPOINT_S
+        late = every is None and time.monotonic() - saved_at > _CHECKPOINT_S
+        return late or self._mailroom.journal_bytes() > allowed
 
     def _save(self) -> None:
         self._watcher.reached("before checkpoint", self.done)

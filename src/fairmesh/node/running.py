@@ -4,7 +4,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fairmesh.node.oversight import Notices, Oversight
 from fairmesh.node.rounds import Rounds, identity_of
 from fairmesh.node.store import Store
 from fairmesh.node.watching import Log, Monitor
-from fairmesh.problems.base import Site
+from fairmesh.problems.base import Problem, Site
 
 _FAREWELL_S = 60.0  # once nobody needs anything from this node but its farewell
 
@@ -89,21 +89,23 @@ class _Node:
                 self._generation()
                 return
             except Leave as leave:
-                self._go_on_without(leave.site)
+                if leave.generation == self._membership.mesh.generation:
+                    self._go_on_without(leave.sites)
 
     def _generation(self) -> None:
         """The run from where it is to its end, in one generation of the mesh."""
         membership, oversight = self._membership, self.oversight
         store = Store(self._folder, membership.mesh.generation, self._log)
+        store.forget_earlier()
         done, self._rounds = store.newest or 0, None
         met = done > 0 or membership.mesh.generation > 1
         with self._opened(done + FIRST_ROUND if met else 0) as mailroom:
             if self._unknown():
-                with self._linked(mailroom):
+                with self._linked(mailroom, only_news=True):
                     oversight.activity = "meeting the others"
                     self._wait(lambda: not self._unknown(), self._unknown)
                 self._remember()
-            problem = common_problem(membership, self._own, self._bulletin.of_all("facts"))
+            problem = self._problem(membership)
             mailroom.largest = _largest(problem.flat_model.dim, problem.n)
             mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
             with self._linked(mailroom) as links:
@@ -190,20 +192,23 @@ class _Node:
             free_since = None if owed else (free_since or time.monotonic())
             if free_since is not None and time.monotonic() - free_since > _FAREWELL_S:
                 return
+            if owed:
+                self.oversight.lose_patience(notices.seconds, ", ".join(self._membership.mesh.names[p] for p in owed))
             if owed and notices.due():
                 names = ", ".join(self._membership.mesh.names[position] for position in owed)
                 self._log("warning", "finished; others still need messages of this node", sites=names)
         time.sleep(0.3)  # for farewells on their way
 
-    def _go_on_without(self, gone: str) -> None:
+    def _go_on_without(self, gone: Sequence[str]) -> None:
         """From the round that all remaining sites have done, in the next generation of the mesh."""
         before, mesh, rounds = self._membership, self._membership.mesh, self._rounds
-        done = rounds.done if rounds else 0
-        self.oversight.activity = f"going on without {gone}"
+        done, names = rounds.done if rounds else 0, ", ".join(gone)
+        self.oversight.activity = f"going on without {names}"
         shutil.rmtree(self._folder / "result", ignore_errors=True)  # it may be finished, but the others are not
-        leaving.frozen(self._bulletin, mesh, done)
+        leaving.freeze(self._bulletin, mesh, gone, done, rounds.problem.classes or 0 if rounds else 0)
         self._remember()
-        self._log("warning", "a site has left for good", site=gone, round=done)
+        self._observe("frozen", done)
+        self._log("warning", "left for good", sites=names, round=done)
         with self._opened(0) as mailroom, self._linked(mailroom, only_news=True):
             self.oversight.leaves_be()
             self._wait(
@@ -212,22 +217,32 @@ class _Node:
             )
         self._remember()
         agreed = leaving.agreed_round(self._bulletin, mesh, gone)[0] or 0
-        after = Membership(before.site, mesh.without(gone), before.experiment, before.credentials)
-        if agreed and rounds:
-            with self._opened(0) as mailroom:
-                self.oversight.leaves_be()
-                store = Store(self._folder, mesh.generation, self._log)
-                state = Rounds(before, rounds.problem, mailroom, store, self.oversight).state_at(agreed)
-            problem = common_problem(after, self._own, self._bulletin.of_all("facts"))
-            number = before.present.index(mesh.position(gone))
-            slots = [before.present.index(p) for p in (before.position, *(one.position for one in before.neighbours))]
-            reduced = leaving.without(state, number, slots, problem.prior_of_sites)
-            store = Store(self._folder, after.mesh.generation, self._log)
-            store.save(reduced, agreed, identity_of(after, problem), len(after.present))
-        after.mesh.write(after.site.mesh)  # from here on, a restart goes on with the next generation
-        shutil.rmtree(self._folder / f"generation-{mesh.generation}", ignore_errors=True)
+        self._observe("agreed", agreed)
+        after = Membership(before.site, mesh.without(*gone), before.experiment, before.credentials)
+        if agreed:
+            self._save_without(gone, agreed, before, after)
+            self._observe("saved without", agreed)
+        leaving.note_removed(self._folder, after.mesh)
+        self._observe("noted without", agreed)
         self._membership = after
-        self._log("info", "going on", without=gone, round=agreed, sites=len(after.present))
+        self._log("info", "going on", without=names, round=agreed, sites=len(after.present))
+
+    def _save_without(self, gone: Sequence[str], agreed: int, before: Membership, after: Membership) -> None:
+        """The first checkpoint of the next generation: the state after the agreed round, without those who left."""
+        with self._opened(0) as mailroom:
+            self.oversight.leaves_be()
+            store = Store(self._folder, before.mesh.generation, self._log)
+            state = Rounds(before, self._problem(before), mailroom, store, self.oversight).state_at(agreed)
+        problem = self._problem(after)
+        numbers = [before.present.index(before.mesh.position(name)) for name in gone]
+        slots = [before.present.index(p) for p in (before.position, *(one.position for one in before.neighbours))]
+        reduced = leaving.without(state, numbers, slots, problem.prior_of_sites)
+        store = Store(self._folder, after.mesh.generation, self._log)
+        store.save(reduced, agreed, identity_of(after, problem), len(after.present))
+
+    def _problem(self, membership: Membership) -> Problem:
+        had = leaving.outputs_before(self._bulletin, membership.mesh)
+        return common_problem(membership, self._own, self._bulletin.of_all("facts"), had)
 
 
 def _largest(dim: int, n: int) -> int:

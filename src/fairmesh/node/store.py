@@ -18,7 +18,7 @@ class Store:
     """The checkpoints of one generation, newest last, as far as they are whole."""
 
     def __init__(self, folder: Path, generation: int, report: Report):
-        self.folder = folder / f"generation-{generation}"
+        self.folder, self._generation = folder / f"generation-{generation}", generation
         self.folder.mkdir(parents=True, exist_ok=True)
         for partial in self.folder.glob("*.partial"):
             partial.unlink()  # of a checkpoint that a crash cut short
@@ -29,6 +29,12 @@ class Store:
             except CheckpointError as error:
                 report("warning", "a checkpoint is damaged; an older one is used", file=path.name, reason=str(error))
                 path.rename(path.with_suffix(".damaged"))
+
+    def forget_earlier(self) -> None:
+        """What earlier generations left, once this one is begun."""
+        for one in self.folder.parent.glob("generation-*"):
+            if int(one.name.removeprefix("generation-")) < self._generation:
+                shutil.rmtree(one, ignore_errors=True)
 
     def path(self, done: int) -> Path:
         return self.folder / f"checkpoint-{done:012d}.safetensors"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.files import write_atomically
+from fairmesh.files import replace_quickly
 from fairmesh.runfolder import as_json
 
 STATUS = "status.json"
@@ -62,7 +62,7 @@ class Log:
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:
     """For `fairmesh status`. A disk without room for it is no reason to stop."""
     try:
-        write_atomically(folder / STATUS, as_json(status, indent=1).encode())
+        replace_quickly(folder / STATUS, as_json(status, indent=1).encode())
     except BadInput:
         return
 
@@ -105,6 +105,8 @@ class Monitor:
             return
         yield GaugeMetricFamily("fairmesh_round", "Rounds this node has done.", value=status["round"])
         yield GaugeMetricFamily("fairmesh_rounds", "Rounds of the whole run.", value=status["rounds"])
+        days = status["certificate_days"]
+        yield GaugeMetricFamily("fairmesh_certificate_days", "Until this site's certificate ends.", value=days)
         waiting = GaugeMetricFamily("fairmesh_waiting_seconds", "How long a neighbour is waited for.", labels=["site"])
         for site, since in status["waiting_for"].items():
             waiting.add_metric([site], max(0.0, status["time"] - since))

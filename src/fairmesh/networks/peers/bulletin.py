@@ -2,7 +2,9 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +13,9 @@ from fairmesh.errors import BadInput
 from fairmesh.networks.peers import certificates
 from fairmesh.networks.peers.frames import Refused, read_json
 
-_AT_MOST = 1 << 16  # bytes of one announcement
+_AT_MOST = 1 << 14  # bytes of one announcement
+_A_FRAME = 1 << 18  # bytes of news told at once
+_OUTPUTS_AT_MOST = 1 << 24
 _NUMBER_AT_MOST = 1 << 53
 _SHORT = 200  # letters, of what is shown to people
 
@@ -22,6 +26,14 @@ def _short(value: Any) -> bool:
 
 def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _NUMBER_AT_MOST
+
+
+def _outputs(value: Any) -> bool:
+    return _count(value) and value <= _OUTPUTS_AT_MOST
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_short, value))
 
 
 def _number(value: Any) -> bool:
@@ -47,7 +59,7 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "samples": _count,
         "inputs": _is(list),
         "targets": _is(list),
-        "outputs": _count,
+        "outputs": _outputs,
         "test": _is(bool),
         "validation": _is(bool),
         "group": _short,
@@ -62,8 +74,8 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "bytes_out": _count,
         "time": _number,
     },
-    "leaving": {"site": _short, "generation": _count, "mesh": _short},
-    "frozen": {"generation": _count, "round": _count},
+    "leaving": {"sites": _names, "generation": _count, "mesh": _short},
+    "frozen": {"sites": _names, "generation": _count, "round": _count, "outputs": _outputs},
 }
 
 
@@ -98,17 +110,20 @@ class Bulletin:
         """`changed` is called when there is news to pass on."""
         self._changed = changed
 
-    def announce(self, kind: str, body: Mapping[str, Any], number: int) -> None:
-        """Says something under this site's own name."""
+    def announce(self, kind: str, body: Mapping[str, Any], number: int | None = None) -> None:
+        """Says something under this site's own name, in place of what it said before, or once with a number."""
         said = json.loads(json.dumps(body), parse_constant=lambda text: None)  # what is not finite is not JSON
-        unsigned = Announcement(self._name, kind, number, said, b"")
-        made = unsigned._replace(signature=certificates.signature(self._key, unsigned.text()))
         with self._lock:
             known = self._known.get((self._name, kind))
-            if known and known[1].number >= number:
+            before = known[1].number if known else -1
+            number = max(before + 1, int(1000 * time.time())) if number is None else number
+            if before >= number:
                 return
-            self._put(made)
+            self._put(self._signed_here(Announcement(self._name, kind, number, said, b"")))
         self._changed()
+
+    def _signed_here(self, one: Announcement) -> Announcement:
+        return one._replace(signature=certificates.signature(self._key, one.text()))
 
     def _put(self, one: Announcement) -> None:
         self._order += 1
@@ -124,29 +139,31 @@ class Bulletin:
             return {site: one.body for (site, what), (_, one) in self._known.items() if what == kind}
 
     def news(self, since: int) -> tuple[int, bytes | None]:
-        """What came after a point of the order, certificates first, as bytes, and where the order is now."""
+        """What came after a point of the order, as much as is told at once, in the order in which it came, and up to
+        where: a site's certificate comes before what it signed."""
         with self._lock:
-            fresh = [one for order, one in self._known.values() if order > since]
-            now = self._order
-        fresh.sort(key=lambda one: list(KINDS).index(one.kind))
-        return now, json.dumps([one.table() for one in fresh]).encode() if fresh else None
+            fresh = sorted((order, one) for order, one in self._known.values() if order > since)
+        told: list[str] = []
+        for order, one in fresh:
+            told.append(json.dumps(one.table()))
+            since = order
+            if sum(map(len, told)) > _A_FRAME:
+                break
+        return since, f"[{','.join(told)}]".encode() if told else None
 
     def heard(self, entries: bytes) -> None:
         """Takes over news of a neighbour; refuses what was not said by the site it is said to come from."""
-        self._take_over(entries, own=False)
-
-    def _take_over(self, entries: bytes, own: bool) -> None:
         try:
             found = [_read(table) for table in read_json(entries)]
         except (ValueError, TypeError, KeyError) as error:
             raise Refused("news that cannot be read") from error
         fresh = False
         for one in found:
-            fresh = self._heard(one, own) or fresh
+            fresh = self._heard(one) or fresh
         if fresh:
             self._changed()
 
-    def _heard(self, one: Announcement, own: bool) -> bool:
+    def _heard(self, one: Announcement, own: bool = False) -> bool:
         if one.site not in self._sites or one.kind not in KINDS:
             raise Refused(f"news of kind {one.kind!r} from {one.site!r}, which this mesh does not know")
         with self._lock:
@@ -156,7 +173,9 @@ class Bulletin:
         pem = one.body.get("pem") if one.kind == "certificate" else (self.of(one.site, "certificate") or {}).get("pem")
         if not isinstance(pem, str) or not self._signed(one, pem.encode(errors="replace")):
             raise Refused(f"news of kind {one.kind!r} that {one.site} did not sign")
-        wrong = [name for name, holds in KINDS[one.kind].items() if not holds(one.body.get(name))]
+        form = KINDS[one.kind]
+        wrong = [name for name, holds in form.items() if not holds(one.body.get(name))]
+        wrong += [name[:_SHORT] for name in one.body if name not in form]
         if wrong or len(one.text()) > _AT_MOST:
             raise Refused(f"news of kind {one.kind!r} from {one.site} with {wrong[0] if wrong else 'too much'} in it")
         with self._lock:
@@ -183,15 +202,24 @@ class Bulletin:
 
     def saved(self) -> bytes:
         """Everything known, to be read again by `restored`."""
-        return self.news(0)[1] or b"[]"
+        with self._lock:
+            every = sorted(self._known.values())
+        return json.dumps([one.table() for _, one in every]).encode()
 
     def restored(self, path: Path) -> None:
-        """What was known, and said, before a restart, as far as it can be read."""
-        if path.exists():
-            try:
-                self._take_over(path.read_bytes(), own=True)
-            except Refused:
-                path.unlink()
+        """What was known before a restart, as far as it can be read; what this site itself had said it says again, be
+        it with a new key."""
+        if not path.exists():
+            return
+        try:
+            found = [_read(table) for table in read_json(path.read_bytes())]
+        except (ValueError, TypeError, KeyError, Refused):
+            return
+        for one in found:
+            with suppress(Refused):
+                if one.site == self._name and one.kind != "certificate":
+                    one = self._signed_here(one)
+                self._heard(one, own=True)
 
 
 def _read(table: Any) -> Announcement:

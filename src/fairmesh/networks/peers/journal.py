@@ -169,6 +169,7 @@ class Journal:
         with self._lock, storing(self._folder):
             gone = [p for p in self._segments[:-1] if self._last_step.get(p, -1) < keep_from]
             self._segments = [path for path in self._segments if path not in gone]
+            self._last_step = {path: step for path, step in self._last_step.items() if path not in gone}
             self._received = {key: place for key, place in self._received.items() if place.path not in gone}
             kept = {step: [e for e in entries if e[1].path not in gone] for step, entries in self._sent.items()}
             self._sent = {step: entries for step, entries in kept.items() if entries}

@@ -330,6 +330,13 @@ class Links:
 
         while True:
             stream.wake.clear()
+            while True:  # before messages: a node that meets the others needs news first
+                stream.news_told, entries = self._bulletin.news(stream.news_told)
+                if entries is None:
+                    break
+                frame = frames.news(entries)
+                await write(frame)
+                self._mailroom.seen(position, beside_out=len(frame))
             going, untold = self._mailroom.outgoing(position, stream, stream.tells)
             stream.tells = False
             if untold and stream.timer is None:
@@ -341,11 +348,6 @@ class Links:
                     self._observe("told durable", -1)
                 else:
                     self._observe("sent", step)
-            stream.news_told, entries = self._bulletin.news(stream.news_told)
-            if entries:
-                frame = frames.news(entries)
-                await write(frame)
-                self._mailroom.seen(position, beside_out=len(frame))
             if neighbour.name in self._finished and not stream.finished_told and not stream.only_news:
                 await write(frames.finished())
                 stream.finished_told = True
@@ -371,7 +373,7 @@ async def _tell(write: Callable[[bytes], Awaitable[None]], error: Refused) -> No
 
 def _holdings(table: Mapping[str, Any]) -> Holdings:
     given = table.get("holds")
-    if not isinstance(given, list) or len(given) != 2 or not all(isinstance(v, int) and v >= 0 for v in given):
+    if not isinstance(given, list) or len(given) != 2 or not all(type(v) is int and v >= 0 for v in given):
         raise Refused("the greeting does not say which steps it holds")
     durable, here = given
     if durable > here:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fairmesh.codec import DecodeError
-from fairmesh.errors import FairmeshError
+from fairmesh.errors import FairmeshError, in_a_line
 from fairmesh.networks.peers.frames import MESSAGE_HEAD_BYTES, Refused, held, message
 from fairmesh.networks.peers.journal import Journal
 
 _WINDOW = 64  # messages that a neighbour has not yet told durable; then the node waits
 _AHEAD = 2  # messages of a neighbour held in memory: it sends step t + 1 once it has our step t
 _LOOK_EVERY_S = 1.0
+_AFTER_ROUNDS = 2  # steps: sums at the end
 _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
 
 Observe = Callable[[str, int], None]  # told of the points between which a crash may fall, and of the step there
@@ -169,13 +170,14 @@ class Mailroom:
                     edge.inbox.pop(step, None)
                     edge.taken = step + 1
                 missing.remove(position)
+                self.waiting_for = {other: since for other, since in self.waiting_for.items() if other != position}
                 self._unsettled.set()
         self._spent.append(self._posting_s + time.perf_counter() - began)
         return found
 
     def _arrived(self, step: int, missing: Sequence[int]) -> list[tuple[int, bytes]]:
         """What is there of a step, as soon as there is something."""
-        since = time.time()
+        now = time.time()
 
         def there() -> list[tuple[int, bytes]]:
             edges = [(position, self._edges[position].inbox.get(step)) for position in missing]
@@ -184,9 +186,8 @@ class Mailroom:
         with self._changed:
             while not (found := there()):
                 self._raise_if_stopped()
-                self.waiting_for = {position: self.waiting_for.get(position, since) for position in missing}
+                self.waiting_for = {position: self.waiting_for.get(position, now) for position in missing}
                 self._changed.wait(_LOOK_EVERY_S)
-            self.waiting_for = {}
         return found
 
     def stop(self, reason: FairmeshError) -> None:
@@ -220,9 +221,9 @@ class Mailroom:
                 noted = {position: edge.taken for position, edge in self._edges.items()}
             try:
                 self._journal.settle()
-            except FairmeshError as error:
+            except Exception as error:
                 with self._changed:
-                    self._failure = error
+                    self._failure = error if isinstance(error, FairmeshError) else FairmeshError(in_a_line(error))
                     self._changed.notify_all()
                 return
             self._observe("settled", max(noted.values(), default=0))
@@ -284,6 +285,8 @@ class Mailroom:
         """A stream begins, and replaces the one there was."""
         with self._changed:
             edge = self._edges[position]
+            if self.rounds and theirs.here > self.rounds.stop + _AFTER_ROUNDS:
+                raise Refused(f"it says that it holds step {theirs.here - 1}, which this run does not have")
             first = min(edge.outbox, default=None)
             if first is not None and theirs.here < first:
                 raise Refused(

@@ -195,11 +195,19 @@ class Mesh:
             return one.address is None
         return self.position(name) < self.position(other)
 
-    def without(self, name: str) -> "Mesh":
-        """The next generation, after this site has left for good."""
-        if name in self.removed:
-            raise BadInput(f"site {name} has already left the mesh {self.name}")
-        return replace(self, removed=(*self.removed, self.member(name).name))
+    def without(self, *names: str) -> "Mesh":
+        """The mesh after these sites have left for good, a generation later for each."""
+        for name in names:
+            if name in self.removed:
+                raise BadInput(f"site {name} has already left the mesh {self.name}")
+            self.member(name)
+        gone = tuple(name for name in self.names if name in names)
+        return replace(self, removed=(*self.removed, *gone))
+
+    def structure(self) -> str:
+        """SHA-256 of who is in, who has left and who is whose neighbour; addresses may change."""
+        graph = [[member.name, list(member.neighbours)] for member in self.members]
+        return hashlib.sha256(json.dumps([self.name, graph, list(self.removed)]).encode()).hexdigest()
 
     def digest(self) -> str:
         """SHA-256 of the whole content, in hexadecimal; equal for equal meshes, however their files are written."""
