@@ -71,14 +71,16 @@ def run(folder: Path, own: int) -> None:
         mailroom.largest, lambda point, step: None,
     )  # fmt: skip
     links.start()
-    problem, ends, lengths = toys.problem().keeping({own}), {}, 0
+    problem, ends, lengths, oracles = toys.problem().keeping({own}), {}, 0, {}
     for number, (case, (topology, algorithm)) in enumerate(CASES.items()):
         transport = _Later(own, positions, positions, mailroom, number * ROUNDS - FIRST_ROUND)
         network = RemoteNetwork(topology.build(8), [own], transport, dtype=torch.float64, each_copy=True)
-        oracle = Oracle(
-            problem, network.hosted, network.identities, seeds=[0, 4],
-            calls_per_round=algorithm.oracle_calls(), dtype=torch.float64,
-        )  # fmt: skip
+        calls = algorithm.oracle_calls()
+        if calls not in oracles:  # recording the gradients takes longer than the rounds
+            oracles[calls] = Oracle(
+                problem, network.hosted, network.identities, seeds=[0, 4], calls_per_round=calls, dtype=torch.float64
+            )
+        oracle = oracles[calls]
         state, sent = algorithm.init(oracle, network), torch.zeros(2, 1, dtype=torch.float64)
         for t in range(ROUNDS):
             round = Round(torch.tensor(t), oracle, network)
