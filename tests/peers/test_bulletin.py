@@ -186,3 +186,52 @@ def test_a_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_k
     boards["b"].heard(renewed.news(0)[1])
     pass_on(boards, "b", "c")
     assert boards["c"].of("a", "status") == status(8)
+
+
+def test_with_a_new_key_a_site_says_again_what_it_had_said_and_knows_what_others_did(tmp_path, monkeypatch):
+    made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
+    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+    boards["b"].announce("frozen", FROZEN | {"round": 9}, 1)
+    pass_on(boards, "b", "a")
+    boards["a"].announce("frozen", FROZEN, 1)
+    (tmp_path / "bulletin.json").write_bytes(boards["a"].saved())
+    now = certificates._clock()
+    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
+    (tmp_path / "a.key").unlink()
+    key, request = make_key(tmp_path, "a")
+    renewed = Bulletin("a", key.read_bytes(), sign(request.read_bytes(), tmp_path, _mesh(), 1), authority, NAMES)
+    renewed.restored(tmp_path / "bulletin.json")
+    assert renewed.of("b", "frozen") == FROZEN | {"round": 9}
+    boards["c"].heard(renewed.news(0)[1])
+    assert boards["c"].of("a", "frozen") == FROZEN
+
+
+def test_a_damaged_memory_is_passed_over(boards, tmp_path):
+    (tmp_path / "bulletin.json").write_bytes(b'[{"site": "a"')
+    boards["a"].restored(tmp_path / "bulletin.json")
+    assert boards["a"].of("b", "certificate") is None
+
+
+def test_much_news_is_told_in_pieces_and_all_of_it(boards, monkeypatch):
+    from fairmesh.networks.peers import bulletin
+
+    monkeypatch.setattr(bulletin, "_A_FRAME", 100)
+    pass_on(boards, "b", "a")
+    boards["a"].announce("frozen", FROZEN, 1)
+    boards["a"].announce("status", status(3))
+    since, pieces = 0, []
+    while (told := boards["a"].news(since))[1] is not None:
+        since, entries = told
+        pieces.append(entries)
+        boards["c"].heard(entries)
+    assert len(pieces) == 4
+    assert boards["c"].of("a", "status") == status(3)
+    assert boards["c"].of("b", "certificate") is not None
+
+
+def test_what_is_said_in_place_of_what_was_said_before_counts_though_the_clock_went_back(boards, monkeypatch):
+    boards["a"].announce("status", status(1))
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    boards["a"].announce("status", status(2))
+    pass_on(boards, "a", "b")
+    assert boards["b"].of("a", "status") == status(2)

@@ -313,3 +313,26 @@ def test_two_ends_exchange_every_step_once_whatever_streams_break_and_nodes_rest
     for k in range(2):
         assert got[k] == {step: text(1 - k, step) for step in range(len(got[k]))}
         rooms[k].close()
+
+
+def test_who_claims_to_hold_more_than_the_run_has_is_refused(mailroom):
+    mailroom.rounds = range(1, 11)
+    mailroom.connected(1, object(), Holdings(13, 13))  # ten rounds and two sums
+    with pytest.raises(Refused, match="holds step 13, which this run does not have"):
+        mailroom.connected(1, object(), Holdings(14, 14))
+
+
+def test_a_wait_is_counted_from_its_beginning_though_others_arrive_and_some_are_refused(tmp_path):
+    both = room(tmp_path, neighbours=(1, 2))
+    try:
+        stream = object()
+        both.connected(1, stream, Holdings(0, 0))
+        threading.Timer(0.2, lambda: both.arrived(1, stream, 0, b"one")).start()
+        threading.Timer(0.8, lambda: both.stop(Interrupted("enough"))).start()
+        began = time.time()
+        with pytest.raises(Interrupted):
+            taken(both, 0, (1, 2))
+        assert list(both.waiting_for) == [2]
+        assert both.waiting_for[2] - began < 0.15
+    finally:
+        both.close()

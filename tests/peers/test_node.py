@@ -192,7 +192,7 @@ def test_the_counted_bytes_of_all_edges_are_the_algorithms(lived):
 def test_logs_name_no_data(lived):
     folder, _ = lived
     known = {"time", "level", "what", "site", "sites", "reason", "since", "seconds", "round", "rounds", "folder",
-             "accuracy", "loss", "file", "options", "more_times"}  # fmt: skip
+             "accuracy", "loss", "file", "options", "more_times", "days"}  # fmt: skip
     for name in NAMES:
         for event in _events(folder, name):
             assert event.keys() <= known, event
@@ -219,6 +219,21 @@ def test_a_site_that_left_cannot_start(tmp_path):
     mesh.without("c").write(site.mesh)
     with pytest.raises(fm.BadInput, match="site c has left the mesh test-mesh"):
         run_node(site.path)
+
+
+def test_a_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path):
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    file = tmp_path / "a" / "mesh.toml"
+    text = file.read_text().replace('neighbours = ["b", "c"]', 'neighbours = ["b"]')
+    file.write_text(text.replace('neighbours = ["a", "b"]', 'neighbours = ["b"]'))
+    with pytest.raises(fm.BadInput, match=r"a has the neighbours \['b'\], but by the experiment's graph \['b', 'c'\]"):
+        run_node(tmp_path / "a" / "site.toml")
+
+
+def test_the_state_is_its_owners_alone(lived):
+    folder, _ = lived
+    assert (folder / "a" / "state").stat().st_mode & 0o777 == 0o700
 
 
 def test_another_experiment_than_the_meshs_is_refused_before_anything_is_sent(tmp_path):
