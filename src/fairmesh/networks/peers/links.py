@@ -47,8 +47,7 @@ class _Stream:
         self.news_told = 0
         self.finished_told = False
         self.only_news = False
-        self.tells = False  # what is durable is told with messages, or after a moment:
-        self.timer: asyncio.TimerHandle | None = None
+        self.tells = False  # what is durable is told with messages, or else from time to time
 
     def end(self, reason: str | None) -> None:
         """From any thread."""
@@ -147,7 +146,7 @@ class Links:
             server = channels.listening(self._listen, self._credentials, self._largest, streams, self._answer)
             await server.start()
         tasks = {asyncio.create_task(self._dial(one)) for one in self._neighbours.values() if one.address}
-        tasks.add(asyncio.create_task(self._tell_again()))
+        tasks |= {asyncio.create_task(self._tell_again()), asyncio.create_task(self._tell_durable())}
         self._ready.set()
         await self._stopping.wait()
         for stream in self._streams.values():
@@ -164,6 +163,16 @@ class Links:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
             self._sparing.flush()
+
+    async def _tell_durable(self) -> None:
+        """What has become durable, where no message has told so in the meantime."""
+        while True:
+            await asyncio.sleep(_TELL_S)
+            for name, stream in self._streams.items():
+                stream.room.set()
+                if self._mailroom.untold(self._neighbours[name].position):
+                    stream.tells = True
+                    stream.wake.set()
 
     async def _dial(self, neighbour: Neighbour) -> None:
         lost = time.monotonic()
@@ -322,12 +331,7 @@ class Links:
                 raise Refused(f"it refuses: {frame.reason()}")
 
     async def _writing(self, neighbour: Neighbour, stream: _Stream, write: Callable[[bytes], Awaitable[None]]) -> None:
-        position, loop = neighbour.position, asyncio.get_running_loop()
-
-        def tell() -> None:
-            stream.tells, stream.timer = True, None
-            stream.wake.set()
-
+        position = neighbour.position
         while True:
             stream.wake.clear()
             while True:  # before messages: a node that meets the others needs news first
@@ -337,10 +341,8 @@ class Links:
                 frame = frames.news(entries)
                 await write(frame)
                 self._mailroom.seen(position, beside_out=len(frame))
-            going, untold = self._mailroom.outgoing(position, stream, stream.tells)
+            going = self._mailroom.outgoing(position, stream, stream.tells)
             stream.tells = False
-            if untold and stream.timer is None:
-                stream.timer = loop.call_later(_TELL_S, tell)
             for step, frame in going:
                 await write(frame)
                 if step < 0:

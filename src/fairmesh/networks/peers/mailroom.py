@@ -230,7 +230,6 @@ class Mailroom:
             with self._changed:
                 for position, step in noted.items():
                     self._edges[position].durable = max(self._edges[position].durable, step)
-            self._wake(noted)
 
     def owed_to(self) -> list[int]:
         """Neighbours that have not told everything durable yet; of the others that is noted on disk."""
@@ -304,14 +303,19 @@ class Mailroom:
             if self._edges[position].stream is stream:
                 self._edges[position].stream = None
 
-    def outgoing(self, position: int, stream: object, tell: bool) -> tuple[list[tuple[int, bytes]], bool]:
-        """Messages to put on a stream now, with their steps, and whether something durable is still to be told, which
-        is done by the next message, or with `tell` by a frame of its own (step -1)."""
+    def untold(self, position: int) -> bool:
+        """Whether something has become durable that no message has told yet."""
+        edge = self._edges[position]
+        return edge.told < edge.durable
+
+    def outgoing(self, position: int, stream: object, tell: bool) -> list[tuple[int, bytes]]:
+        """Messages to put on a stream now, with their steps; they also tell what is durable here, or, with `tell`, a
+        frame of its own does (step -1)."""
         frames: list[tuple[int, bytes]] = []
         with self._changed:
             edge = self._edges[position]
             if edge.stream is not stream:
-                return [], False
+                return []
             for step in sorted(edge.outbox):
                 if step >= edge.cursor:
                     payload = self._payload(position, step)
@@ -321,7 +325,7 @@ class Mailroom:
             if tell and edge.told < edge.durable:
                 edge.told = edge.durable
                 frames.append((-1, held(edge.durable)))
-            return frames, edge.told < edge.durable
+            return frames
 
     def arrived(self, position: int, stream: object, step: int, payload: bytes) -> bool:
         """Takes a message that came over a stream, or says that there is no room for it until others were read."""
