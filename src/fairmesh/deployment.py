@@ -30,34 +30,28 @@ def agreed(experiment: Experiment) -> dict[str, Any]:
     of them, and not a site's data, device or memory. A function in a file is known by the file's name and content."""
     table = {key: value for key, value in to_table(experiment).items() if key not in ("data", "sweep", "placements")}
     table["options"] = {key: value for key, value in table["options"].items() if key not in _OF_ONE_SITE}
-    return flat_table(_comparable(table))
+    return flat_table(portable(table, contents=True))
 
 
-def _comparable(value: Any) -> Any:
-    """'/somewhere/file.py:name' as 'file.py:name sha256 of the content', the same on every machine."""
+def portable(value: Any, contents: bool = False) -> Any:
+    """'/somewhere/file.py:name' as 'file.py:name', which reads the same on every machine; with `contents`, and the
+    SHA-256 of the file."""
     if isinstance(value, Mapping):
-        return {key: _comparable(item) for key, item in value.items()}
+        return {key: portable(item, contents) for key, item in value.items()}
     if isinstance(value, list):
-        return [_comparable(item) for item in value]
+        return [portable(item, contents) for item in value]
     found = _IN_A_FILE.fullmatch(value) if isinstance(value, str) else None
     if not found:
         return value
     path = Path(found["file"])
+    return f"{path.name}:{found['name']}" + (f" sha256 {_digest(path)}" if contents else "")
+
+
+def _digest(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
-    return f"{path.name}:{found['name']} sha256 {hashlib.sha256(content).hexdigest()[:16]}"
-
-
-def portable(value: Any) -> Any:
-    """'/somewhere/file.py:name' as 'file.py:name': settings that read the same on every machine."""
-    if isinstance(value, Mapping):
-        return {key: portable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [portable(item) for item in value]
-    found = _IN_A_FILE.fullmatch(value) if isinstance(value, str) else None
-    return f"{Path(found['file']).name}:{found['name']}" if found else value
 
 
 def digest_of(table: Mapping[str, Any]) -> str:

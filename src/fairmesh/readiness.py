@@ -22,7 +22,7 @@ from fairmesh.deployment import (
 )
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment, load_experiment
-from fairmesh.networks.peers.certificates import check_certificate, valid_from, valid_until
+from fairmesh.networks.peers.certificates import SOON_DAYS, check_certificate, valid_from, valid_until
 from fairmesh.networks.peers.mesh import Mesh, SiteFile, host_and_port
 from fairmesh.networks.peers.probing import Check, neighbour_checks
 
@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 _WAIT_S = 5.0
 _STATUS, _STATUS_S = "status.json", 10.0  # written by a running node every second
-_SOON_DAYS = 14  # a certificate that ends within so many days is worth a word
 
 
 def checks(path: Path) -> Iterator[Check]:
@@ -116,7 +115,7 @@ def certificate_checks(site_file: SiteFile) -> Iterator[Check]:
         return
     days = (valid_until(held) - now).days
     ends = f"for {site_file.name}, valid for {days} more days"
-    yield Check("certificate", True, f"{ends}; have it signed again soon" if days < _SOON_DAYS else ends)
+    yield Check("certificate", True, f"{ends}; have it signed again soon" if days < SOON_DAYS else ends)
 
 
 def _clock_check(now: datetime, authority: bytes) -> Check:

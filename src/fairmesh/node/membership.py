@@ -18,10 +18,9 @@ from fairmesh.files import private_folder
 from fairmesh.networks.peers.certificates import check_certificate
 from fairmesh.networks.peers.links import Credentials, Neighbour
 from fairmesh.networks.peers.mesh import Mesh, SiteFile
+from fairmesh.networks.peers.probing import CLOCKS_APART_S
 from fairmesh.node.leaving import still_in
 from fairmesh.problems.base import Problem, Samples, Site
-
-_CLOCKS_APART_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Membership:
         """By how many seconds a neighbour's clock differs, where that is worth a word."""
         clock = theirs.get("clock")
         apart = float(clock) - now if isinstance(clock, int | float) and abs(clock) < 1e15 else 0.0
-        return apart if abs(apart) > _CLOCKS_APART_S else None
+        return apart if abs(apart) > CLOCKS_APART_S else None
 
 
 def _text(path: Path) -> bytes:

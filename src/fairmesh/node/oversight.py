@@ -9,7 +9,7 @@ from typing import Any
 
 from fairmesh.errors import FairmeshError, Interrupted, in_a_line
 from fairmesh.networks.peers.bulletin import Bulletin
-from fairmesh.networks.peers.certificates import valid_until
+from fairmesh.networks.peers.certificates import SOON_DAYS, valid_until
 from fairmesh.networks.peers.mailroom import Mailroom, Observe
 from fairmesh.node import leaving
 from fairmesh.node.leaving import Leave
@@ -20,7 +20,6 @@ from fairmesh.node.watching import Log, Monitor, write_status
 _TICK_S = 1.0
 _TELL_S_PER_SITE = 0.05  # each site's status goes to all: the more sites, the rarer
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
-_SOON_DAYS = 14
 _TOLD = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
@@ -167,7 +166,7 @@ class Oversight(Watcher):
     def _notice_certificate(self) -> None:
         """A word a day, from two weeks before it ends."""
         left = self.certificate_days()
-        if left < _SOON_DAYS and time.monotonic() >= self._next_word:
+        if left < SOON_DAYS and time.monotonic() >= self._next_word:
             self._next_word = time.monotonic() + 86400
             self._log("warning", "this site's certificate ends soon; renew it", days=round(left, 1))
 

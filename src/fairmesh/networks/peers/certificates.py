@@ -26,6 +26,7 @@ AUTHORITY = "authority.pem"  # the authority's certificate, at every site
 AUTHORITY_KEY = "authority.key"  # its private key, with whoever signs
 
 _SKEW = timedelta(minutes=5)  # by which clocks may differ
+SOON_DAYS = 14  # a certificate that ends within so many days is worth a word
 _PURPOSES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 T = TypeVar("T")

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fairmesh.networks.peers.certificates import valid_until
+from fairmesh.networks.peers.certificates import SOON_DAYS, valid_until
 from fairmesh.networks.peers.frames import Kind, Refused, hello, read_frame, read_hello
 from fairmesh.networks.peers.mesh import Mesh, SiteFile, host_and_port
 from fairmesh.networks.peers.reasons import in_words
 
 _WAIT_S = 5.0
-_CLOCKS_APART_S = 300.0
-_SOON_DAYS = 14
+CLOCKS_APART_S = 300.0
 
 Compare = Callable[[str, Mapping[str, Any]], None]  # refuses a neighbour's greeting by its reason
 
@@ -55,7 +54,7 @@ def neighbour_checks(
         except _Wrong as wrong:
             yield Check(what, False, f"{address}: {wrong.found}", wrong.advice)
         else:
-            until = f"its certificate is valid for {days} more days{'; remind it' if days < _SOON_DAYS else ''}"
+            until = f"its certificate is valid for {days} more days{'; remind it' if days < SOON_DAYS else ''}"
             yield Check(what, True, f"{address} answers as {other}{said}; {until}")
 
 
@@ -118,7 +117,7 @@ def _greeted(
         raise _Wrong(str(error), f"agree with {other} on which of the two is right") from None
     clock = theirs.get("clock")
     apart = clock - here if isinstance(clock, int | float) and abs(clock) < 1e15 else 0.0
-    if abs(apart) > _CLOCKS_APART_S:
+    if abs(apart) > CLOCKS_APART_S:
         raise _Wrong(
             f"its clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this one", "set the clocks"
         )
