@@ -16,7 +16,7 @@ from fairmesh.cli_mesh import mesh
 from fairmesh.cli_node import node, status
 from fairmesh.cli_reproduce import reproduce, use_data
 from fairmesh.errors import FairmeshError
-from fairmesh.terminal import Json, console, print_json, say, show_table
+from fairmesh.terminal import Json, console, print_json, say, show_rows, show_table
 
 app = typer.Typer(
     help="One model that works for every site: robust decentralized learning with compressed messages, no server.",
@@ -173,8 +173,7 @@ def run(
     if json_:
         print_json(summary.summary | {"folder": str(folder)})
         return
-    rows = rows_of(summary.variants())
-    show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+    show_rows(rows_of(summary.variants()))
     if result.diverged:
         say(f"diverged replicas: {result.diverged}")
     say(f"written to {folder}; look at it with: fairmesh report {folder}")
@@ -200,8 +199,7 @@ def compare(
     if json_:
         print_json({"runs": {run.label: run.summary for run in runs}, "plot": str(plot)})
         return
-    rows = rows_of(runs)
-    show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+    show_rows(rows_of(runs))
     say(f"picture: {plot}")
 
 

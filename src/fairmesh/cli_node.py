@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fairmesh.errors import BadInput
-from fairmesh.terminal import Json, print_json, say, show_table
+from fairmesh.terminal import Json, print_json, say, show_rows, show_table
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -41,8 +41,7 @@ def node(
     if json_:
         print_json(finished.summary | {"folder": str(folder)})
         return
-    rows = rows_of(finished.variants())
-    show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+    show_rows(rows_of(finished.variants()))
     say(f"the same at every site: {folder}; look at it with: fairmesh report {folder}")
 
 

@@ -12,7 +12,7 @@ import fairmesh
 from fairmesh.codec import VERSION as CODEC
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, files_beside, load_experiment
-from fairmesh.files import write_atomically
+from fairmesh.files import read_bytes, write_atomically
 from fairmesh.mixing import union_of
 from fairmesh.networks.peers.frames import Refused
 from fairmesh.networks.peers.mesh import Member, Mesh, SiteFile
@@ -44,14 +44,8 @@ def portable(value: Any, contents: bool = False) -> Any:
     if not found:
         return value
     path = Path(found["file"])
-    return f"{path.name}:{found['name']}" + (f" sha256 {_digest(path)}" if contents else "")
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+    digest = f" sha256 {hashlib.sha256(read_bytes(path)).hexdigest()[:16]}" if contents else ""
+    return f"{path.name}:{found['name']}{digest}"
 
 
 def digest_of(table: Mapping[str, Any]) -> str:

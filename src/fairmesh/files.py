@@ -21,6 +21,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+
+
 def private_folder(folder: Path) -> None:
     """A folder that only its owner can look into, where it is made now."""
     try:

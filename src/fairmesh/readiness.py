@@ -22,6 +22,7 @@ from fairmesh.deployment import (
 )
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment, load_experiment
+from fairmesh.files import read_bytes
 from fairmesh.networks.peers.certificates import SOON_DAYS, check_certificate, valid_from, valid_until
 from fairmesh.networks.peers.mesh import Mesh, SiteFile, host_and_port
 from fairmesh.networks.peers.probing import Check, neighbour_checks
@@ -102,7 +103,7 @@ def _experiment_check(experiment: Experiment, mesh: Mesh) -> Check:
 def certificate_checks(site_file: SiteFile) -> Iterator[Check]:
     """That certificate and key are this site's, of this mesh's authority, valid now and kept from others."""
     try:
-        held, authority = (_bytes(path) for path in (site_file.certificate, site_file.authority))
+        held, authority = (read_bytes(path) for path in (site_file.certificate, site_file.authority))
     except BadInput as error:
         request = site_file.certificate.with_suffix(".csr").name
         yield Check("certificate", False, str(error), f"have {request} signed: fairmesh mesh sign {request}")
@@ -128,13 +129,6 @@ def _clock_check(now: datetime, authority: bytes) -> Check:
     if now < begun:
         return Check("clock", False, f"{shown} is before the mesh was founded, {begun:%Y-%m-%d %H:%M}", "set the clock")
     return Check("clock", True, shown)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def listen_check(site_file: SiteFile, mesh: Mesh) -> Check:

@@ -24,6 +24,11 @@ def console(stderr: bool = False) -> Any:
     return Console(stderr=stderr, soft_wrap=not sys.stdout.isatty(), highlight=False)
 
 
+def show_rows(rows: list[dict[str, str]]) -> None:
+    """A table of rows that have the same columns."""
+    show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+
+
 def show_table(rows: list[list[str]], title: str | None = None, marked: set[int] = frozenset()) -> None:  # type: ignore[assignment]
     """A rich table on a terminal, tab-separated lines elsewhere."""
     if not sys.stdout.isatty():

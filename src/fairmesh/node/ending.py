@@ -17,7 +17,6 @@ from fairmesh.node.membership import Membership
 from fairmesh.node.reduction import summed
 from fairmesh.node.rounds import Rounds
 from fairmesh.node.store import put_in_place
-from fairmesh.problems.evaluation import Evaluator
 from fairmesh.result import Result, summary_of
 from fairmesh.runfolder import RunFolder
 from fairmesh.settings import to_table
@@ -50,10 +49,8 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     sums = over_all(torch.cat([piece.double().cpu() for piece in pieces.values()]), step)
     totals = dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
     means = {name: totals[name] / n for name in ("model", "time-average", "dual", "dual time-average")}
-    judged_on = "test" if problem.sites[number].test is not None else "train"
-    judge = Evaluator(problem, judged_on, training.device, training.dtype)
     average = means["model"].to(training.device, training.dtype)
-    found = judge.of_sites(average.unsqueeze(0))
+    found = rounds.judge.of_sites(average.unsqueeze(0))
     apart = (state.algorithm.models[0, 0].double().cpu() - means["model"]).square().sum()
     duals = getattr(state.algorithm, "duals", None)
     duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
@@ -66,7 +63,7 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     if duals is not None:
         record |= {"lambda": means["dual"].tolist(), "consensus_duals": float(judged[-1] / n)}
     whole = _whole(state, means, training.dtype, duals is not None)
-    result = Result(problem, training.replicas, last, [record], whole, [], judged_on)
+    result = Result(problem, training.replicas, last, [record], whole, [], rounds.judged_on)
     with storing(folder.parent):
         _write(result, membership, folder)
 

@@ -14,7 +14,7 @@ from fairmesh import deployment
 from fairmesh.deployment import agreed, digest_of, neighbours_of, own_problem, own_site, refuse_undeployable
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, load_experiment, shape_of
-from fairmesh.files import private_folder
+from fairmesh.files import private_folder, read_bytes
 from fairmesh.networks.peers.certificates import check_certificate
 from fairmesh.networks.peers.links import Credentials, Neighbour
 from fairmesh.networks.peers.mesh import Mesh, SiteFile
@@ -52,7 +52,7 @@ class Membership:
                     f"{site.mesh}: {member.name} has the neighbours {list(member.neighbours)}, but by the experiment's "
                     f"graph {graph[member.name]}; take the mesh file as the founder made it"
                 )
-        texts = [_text(file) for file in (site.key, site.certificate, site.authority)]
+        texts = [read_bytes(file) for file in (site.key, site.certificate, site.authority)]
         credentials = Credentials(*texts)
         problems = check_certificate(credentials.certificate, credentials.authority, site.name, key=site.key)
         if problems:
@@ -109,13 +109,6 @@ class Membership:
         clock = theirs.get("clock")
         apart = float(clock) - now if isinstance(clock, int | float) and abs(clock) < 1e15 else 0.0
         return apart if abs(apart) > CLOCKS_APART_S else None
-
-
-def _text(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def locked(folder: Path) -> TextIO:

@@ -57,7 +57,7 @@ class Oversight(Watcher):
     ):
         self._membership, self._bulletin, self._log = membership, bulletin, log
         self._patience_s, self._monitor, self._observe = patience_s, monitor, observe
-        self._folder = membership.site.state
+        self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
         self._leave: Leave | None = None
@@ -171,8 +171,7 @@ class Oversight(Watcher):
             self._log("warning", "this site's certificate ends soon; renew it", days=round(left, 1))
 
     def certificate_days(self) -> float:
-        ends = valid_until(self._membership.credentials.certificate)
-        return (ends - datetime.now(UTC)).total_seconds() / 86400
+        return (self._ends - datetime.now(UTC)).total_seconds() / 86400
 
     def _hear_votes(self) -> None:
         mesh = self._membership.mesh

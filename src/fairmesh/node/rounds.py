@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from fairmesh.codec import DecodeError
 from fairmesh.errors import Diverged, FairmeshError, Interrupted
@@ -80,8 +80,8 @@ class Rounds:
         self.training = Training(problem, experiment.topology, [replica], options, network=network)
         self.branch = spanning_tree(union_of(cycle))[self._number]
         self._identity = identity_of(membership, problem)
-        judged_by = "test" if problem.sites[self._number].test is not None else "train"
-        self._judge = Evaluator(problem, judged_by, self.training.device, self.training.dtype)
+        self.judged_on: Literal["test", "train"] = "test" if problem.sites[self._number].test is not None else "train"
+        self.judge = Evaluator(problem, self.judged_on, self.training.device, self.training.dtype)
         self.done, self.state = 0, self.training.initial()
 
     def compare_starts(self) -> None:
@@ -151,7 +151,7 @@ class Rounds:
     def _measure(self, saved: int) -> None:
         if bool(self.training.unsound(self.state).any()):
             raise Diverged(self.training.divergence_message(self.state, self.done, saved))
-        found = self._judge.of_sites(self.state.algorithm.models[:, 0])
+        found = self.judge.of_sites(self.state.algorithm.models[:, 0])
         values = {name: float(value[0, self._number]) for name, value in found.items()} | {"round": self.done}
         duals = getattr(self.state.algorithm, "duals", None)
         weight = None if duals is None else float(duals[0, 0, self._number])

@@ -11,6 +11,7 @@ from typing import Any
 
 from fairmesh.files import write_atomically
 from fairmesh.networks.peers.bulletin import Bulletin
+from fairmesh.networks.peers.journal import Journal
 from fairmesh.networks.peers.links import Links
 from fairmesh.networks.peers.mailroom import Mailroom, Observe
 from fairmesh.networks.peers.sparing import Sparing
@@ -22,7 +23,7 @@ from fairmesh.node.leaving import Leave
 from fairmesh.node.membership import Membership, common_problem, facts, locked, own_data
 from fairmesh.node.oversight import Notices, Oversight
 from fairmesh.node.rounds import Rounds, identity_of
-from fairmesh.node.store import Store
+from fairmesh.node.store import Store, folder_of
 from fairmesh.node.watching import Log, Monitor
 from fairmesh.problems.base import Problem, Site
 
@@ -123,7 +124,7 @@ class _Node:
     @contextmanager
     def _opened(self, first: int) -> Iterator[Mailroom]:
         """The mailroom over the journal of this generation."""
-        journal = Store(self._folder, self._membership.mesh.generation, self._log).journal()
+        journal = Journal(folder_of(self._folder, self._membership.mesh.generation))
         mailroom = Mailroom([one.position for one in self._membership.neighbours], journal, first, self._observe)
         self.oversight.oversee(self._membership, mailroom)
         try:

@@ -8,17 +8,22 @@ from typing import Any
 
 from fairmesh.checkpoint import load_checkpoint, round_of, save_checkpoint
 from fairmesh.errors import CheckpointError
-from fairmesh.networks.peers.journal import Journal, storing
+from fairmesh.networks.peers.journal import storing
 from fairmesh.networks.peers.links import Report
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
+
+
+def folder_of(state: Path, generation: int) -> Path:
+    """Where a generation's checkpoints and journal lie."""
+    return state / f"generation-{generation}"
 
 
 class Store:
     """The checkpoints of one generation, newest last, as far as they are whole."""
 
     def __init__(self, folder: Path, generation: int, report: Report):
-        self.folder, self._generation = folder / f"generation-{generation}", generation
+        self.folder, self._generation = folder_of(folder, generation), generation
         self.folder.mkdir(parents=True, exist_ok=True)
         for partial in self.folder.glob("*.partial"):
             partial.unlink()  # of a checkpoint that a crash cut short
@@ -65,9 +70,6 @@ class Store:
             self.path(one).unlink(missing_ok=True)
             self._rounds.remove(one)
         return needed
-
-    def journal(self) -> Journal:
-        return Journal(self.folder)
 
 
 def put_in_place(partial: Path, final: Path) -> None:

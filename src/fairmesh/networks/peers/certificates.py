@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairmesh.errors import BadInput
-from fairmesh.files import write_atomically
+from fairmesh.files import read_bytes, write_atomically
 from fairmesh.networks.peers.mesh import Mesh, check_label
 
 try:
@@ -95,8 +95,8 @@ def sign(request: bytes, authority: Path, mesh: Mesh, days: float) -> bytes:
     if name not in (member.name for member in mesh.present):
         known = ", ".join(member.name for member in mesh.present)
         raise BadInput(f"the request is for site {name!r}, which is not in the mesh {mesh.name}: {known}")
-    issuer = _loaded(x509.load_pem_x509_certificate, _read(authority / AUTHORITY), AUTHORITY)
-    key = _private_key(_read(authority / AUTHORITY_KEY), AUTHORITY_KEY)
+    issuer = _loaded(x509.load_pem_x509_certificate, read_bytes(authority / AUTHORITY), AUTHORITY)
+    key = _private_key(read_bytes(authority / AUTHORITY_KEY), AUTHORITY_KEY)
     if key.public_key() != issuer.public_key():
         raise BadInput(f"{authority / AUTHORITY_KEY} does not belong to {authority / AUTHORITY}")
     if _organisation(issuer) != mesh.name:
@@ -165,7 +165,7 @@ def _wrong_name(held: x509.Certificate, name: str) -> str | None:
 
 def _wrong_key(path: Path, held: x509.Certificate) -> list[str]:
     try:
-        key, mode = _private_key(_read(path), str(path)), stat.S_IMODE(path.stat().st_mode)
+        key, mode = _private_key(read_bytes(path), str(path)), stat.S_IMODE(path.stat().st_mode)
     except BadInput as error:
         return [str(error)]
     wrong = []
@@ -293,13 +293,6 @@ def _loaded(load: Callable[[bytes], T], pem: bytes, what: str) -> T:
         return load(pem)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise BadInput(f"{what} is not a PEM file of the right kind, or is damaged") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _write_secret(path: Path, content: bytes) -> None:

@@ -316,7 +316,7 @@ class Links:
                 self._observe("held there", frame.durable)
             if frame.kind == Kind.MESSAGE:
                 while not self._mailroom.arrived(position, stream, frame.step, frame.body):
-                    stream.room.clear()  # set when what was read before has been made durable
+                    stream.room.clear()  # set when the node has gone on, and from time to time
                     await stream.room.wait()
                 continue
             self._mailroom.seen(position, beside_in=len(data))

@@ -27,10 +27,6 @@ _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
 Observe = Callable[[str, int], None]  # told of the points between which a crash may fall, and of the step there
 
 
-class Stopped(FairmeshError):
-    """The wait was ended from outside."""
-
-
 class Holdings(NamedTuple):
     """What a side tells of the other's messages when a stream begins."""
 
