@@ -1,5 +1,7 @@
 """Small problems, members of every family and a stack of nodes to put them on, shared by all tests."""
 
+import dataclasses
+
 import torch
 from torch import nn
 
@@ -66,8 +68,22 @@ REGULARIZERS = {
     "kl": fm.KullbackLeibler(0.02),
     "none": fm.NoRegularizer(),
     "own-coordinate": fm.OwnCoordinate(0.5),
+    "capped": fm.Capped(0.6, fm.ChiSquare(0.02)),
+    "capped kl": fm.Capped(0.4, fm.KullbackLeibler(0.02)),
+    "capped none": fm.Capped(0.5, fm.NoRegularizer()),
+    "capped own-coordinate": fm.Capped(0.7, fm.OwnCoordinate(0.5)),
     "custom": fm.Custom(_user_entropy, 0.3),
 }
+
+
+def of_strength(regularizer: fm.Regularizer, strength: float) -> fm.Regularizer:
+    """The same regularizer with another strength, where it has one."""
+    if isinstance(regularizer, fm.Capped):
+        return dataclasses.replace(regularizer, inner=of_strength(regularizer.inner, strength))
+    if isinstance(regularizer, fm.NoRegularizer):
+        return regularizer
+    return dataclasses.replace(regularizer, strength=strength)
+
 
 ALGORITHMS = {
     "ad-gda": fm.ADGDA(primal_step=fm.Geometric(2.0, 0.99), dual_step=0.1, rate=0.3, compressor=fm.Quantize(bits=4)),
@@ -81,6 +97,9 @@ ALGORITHMS = {
     ),
     "ad-gda compressed duals": fm.ADGDA(
         primal_step=1.0, dual_step=0.1, rate=0.3, compressor=fm.Quantize(bits=6), dual_compressor=fm.Threshold(1e-3)
+    ),
+    "ad-gda capped": fm.ADGDA(
+        primal_step=2.0, dual_step=0.5, rate=0.3, regularizer=fm.Capped(0.6, fm.ChiSquare(0.02)), loss_cap=1.1
     ),
     "choco-sgd": fm.ChocoSGD(primal_step=0.3, rate=0.3, compressor=fm.TopK(0.3)),
     "dsgd": fm.DSGD(primal_step=0.3),

@@ -8,9 +8,10 @@ __version__ = "0.1.0"
 _HOMES = {  # public name -> module; loaded when first used, so that importing fairmesh does not import torch
     **dict.fromkeys(["Algorithm", "ADGDA", "AFL", "ChocoSGD", "DRDSGD", "DRFA", "DSGD"], "algorithms"),
     **dict.fromkeys(
-        ["ChiSquare", "Custom", "KullbackLeibler", "NoRegularizer", "OwnCoordinate", "Regularizer"], "ambiguity"
+        ["Capped", "ChiSquare", "Custom", "KullbackLeibler", "NoRegularizer", "OwnCoordinate", "Regularizer"],
+        "ambiguity",
     ),
-    "project_onto_simplex": "ambiguity",
+    "project_onto_simplex": "simplex",
     **dict.fromkeys(
         ["Compressor", "Half", "Identity", "Quantize", "RandomK", "Sign", "Threshold", "TopK", "TopKQuantize"],
         "compression",
@@ -21,8 +22,8 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     **dict.fromkeys(["Problem", "Samples", "Sampling", "Site"], "problems.base"),
     **dict.fromkeys(
         [
-            "CIFAR10", "COOS7", "Data", "Digits", "FashionMNIST", "Fewer", "HeldOut", "ImageFolder", "ImportedData",
-            "MNIST", "Npz", "Table",
+            "CIFAR10", "COOS7", "Corrupted", "Data", "Digits", "FashionMNIST", "Fewer", "HeldOut", "ImageFolder",
+            "ImportedData", "MNIST", "Npz", "Table",
         ],
         "problems.datasets",
     ),

@@ -7,59 +7,20 @@ chi-square and KL with the convex sign; r is their negative.)
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fairmesh.errors import BadInput
 from fairmesh.settings import family
-
-_SORTED_UP_TO = 512  # entries of a row; sorting longer ones costs more than looking at them so many times:
-_HALVINGS = {torch.float32: 26, torch.float64: 55}  # the interval ends below the rounding of a threshold in [-1, 0]
-
-
-def project_onto_simplex(rows: Tensor) -> Tensor:
-    """Euclidean projection of each row onto the simplex, exact for entries of any magnitude."""
-    # The threshold is at least max - 1, so nothing below that matters: clamped, no magnitude can drown the sum.
-    rows = (rows - rows.amax(dim=-1, keepdim=True)).clamp_(min=-1.0)
-    threshold = _by_sorting(rows) if rows.shape[-1] <= _SORTED_UP_TO else _by_halving(rows)
-    return (rows - threshold).clamp_(min=0.0)
-
-
-def _by_sorting(rows: Tensor) -> Tensor:
-    """tau with sum max(x - tau, 0) = 1 for each row: (..., 1). It is the largest of (sum of the k largest - 1) / k."""
-    descending = rows.sort(dim=-1, descending=True).values
-    counts = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
-    return descending.cumsum(dim=-1).sub_(1.0).div_(counts).amax(dim=-1, keepdim=True)
-
-
-def _by_halving(rows: Tensor) -> Tensor:
-    """The same for long rows, whose entries lie in [-1, 0], without sorting them: the sum is convex and falls, so its
-    tangent at any point reaches 1 at or below tau, and exactly there once no entry lies between point and tau."""
-    low, high = torch.full_like(rows[..., :1], -1.0), torch.zeros_like(rows[..., :1])
-    for _ in range(_HALVINGS[rows.dtype]):
-        middle = (low + high) / 2
-        above = (rows - middle).clamp_(min=0.0)
-        count = (above > 0).sum(dim=-1, keepdim=True).clamp_(min=1)
-        surplus = above.sum(dim=-1, keepdim=True) - 1.0  # at the middle; the tangent falls by `count` a unit
-        low = torch.maximum(low, middle + surplus / count)
-        high = torch.where(surplus < 0, torch.minimum(high, middle), high)
-        low = torch.minimum(low, high)  # but for rounding it is
-    return low
-
-
-def _weighted_threshold(scores: Tensor, prior: Tensor) -> Tensor:
-    """prior * max(scores - tau, 0) with tau such that each row sums to one."""
-    # tau is at least max - 1 / p of the largest, so nothing below max - 1 / min p matters (as in the projection).
-    scores = torch.maximum(scores - scores.amax(dim=-1, keepdim=True), -1.0 / prior.amin(dim=-1, keepdim=True))
-    scores, order = scores.sort(dim=-1, descending=True)
-    sorted_prior = prior.expand_as(scores).gather(-1, order)
-    mass = sorted_prior.cumsum(dim=-1)
-    thresholds = ((sorted_prior * scores).cumsum(dim=-1) - 1.0) / mass
-    support = (scores > thresholds).sum(dim=-1, keepdim=True).clamp_(min=1)
-    weights = sorted_prior * (scores - thresholds.gather(-1, support - 1)).clamp(min=0.0)
-    return torch.zeros_like(weights).scatter(-1, order, weights)
+from fairmesh.simplex import (
+    capped_threshold,
+    capped_tilt,
+    filled_from_the_worst,
+    project_onto_simplex,
+    weighted_threshold,
+)
 
 
 def _check_strength(strength: float, positive: bool = True) -> None:
@@ -80,12 +41,24 @@ class Regularizer(ABC):
         """alpha times the gradient of r that a node's ascent adds: (..., nodes, n)."""
 
     @abstractmethod
+    def project(self, rows: Tensor, prior: Tensor) -> Tensor:
+        """Euclidean projection of each row onto the ambiguity set, the weights that the adversary may choose."""
+
+    @abstractmethod
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
-        """lambda*, the exact argmax over the simplex of (1/m) <lambda, losses> + alpha r(lambda): (..., 1, n)."""
+        """lambda*, the exact argmax over the ambiguity set of (1/m) <lambda, losses> + alpha r(lambda): (..., 1, n)."""
 
     @abstractmethod
     def largest_step(self, prior: Tensor) -> float:
         """The dual step size at which ascent stops being stable; infinite where there is no such bound."""
+
+
+class Cappable(Regularizer, ABC):
+    """A regularizer over the whole simplex whose inner maximum is also known where every weight has a cap."""
+
+    @abstractmethod
+    def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
+        """The argmax over the weights lambda_i <= caps_i, caps a multiple of the prior: (..., 1, n)."""
 
 
 def worst_case(regularizer: Regularizer, losses: Tensor, prior: Tensor) -> Tensor:
@@ -96,7 +69,7 @@ def worst_case(regularizer: Regularizer, losses: Tensor, prior: Tensor) -> Tenso
 
 
 @dataclass(frozen=True)
-class ChiSquare(Regularizer):
+class ChiSquare(Cappable):
     """r = -sum_i (lambda_i - p_i)^2 / p_i."""
 
     strength: float = 0.01  # alpha
@@ -110,15 +83,24 @@ class ChiSquare(Regularizer):
     def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return (-2.0 * self.strength) * (duals / prior - 1.0)
 
+    def project(self, rows: Tensor, prior: Tensor) -> Tensor:
+        return project_onto_simplex(rows)
+
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
-        return _weighted_threshold(1.0 + losses / (2.0 * self.strength * losses.shape[-1]), prior)
+        return weighted_threshold(self._scores(losses), prior)
+
+    def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
+        return capped_threshold(self._scores(losses), prior, caps)
+
+    def _scores(self, losses: Tensor) -> Tensor:
+        return 1.0 + losses / (2.0 * self.strength * losses.shape[-1])
 
     def largest_step(self, prior: Tensor) -> float:
         return float(prior.min()) / self.strength  # curvature 2 alpha / p: ascent overshoots for ever past 2 / that
 
 
 @dataclass(frozen=True)
-class KullbackLeibler(Regularizer):
+class KullbackLeibler(Cappable):
     """r = -sum_i lambda_i log(lambda_i / p_i). Its slope is infinite at lambda_i = 0, where projection puts weights, so
     lambda_i / p_i is taken as at least `floor` in the slope."""
 
@@ -136,15 +118,21 @@ class KullbackLeibler(Regularizer):
     def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return -self.strength * ((duals / prior).clamp(min=self.floor).log() + 1.0)
 
+    def project(self, rows: Tensor, prior: Tensor) -> Tensor:
+        return project_onto_simplex(rows)
+
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
         return (prior.log() + losses / (self.strength * losses.shape[-1])).softmax(dim=-1)
+
+    def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
+        return capped_tilt(losses / (self.strength * losses.shape[-1]), prior, caps)
 
     def largest_step(self, prior: Tensor) -> float:
         return 2.0 * float(prior.min()) / self.strength  # curvature alpha / lambda, at the prior
 
 
 @dataclass(frozen=True)
-class NoRegularizer(Regularizer):
+class NoRegularizer(Cappable):
     """r = 0: the adversary may put all weight on one node."""
 
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
@@ -153,16 +141,23 @@ class NoRegularizer(Regularizer):
     def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return torch.zeros_like(duals)
 
+    def project(self, rows: Tensor, prior: Tensor) -> Tensor:
+        return project_onto_simplex(rows)
+
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
         worst = losses.argmax(dim=-1, keepdim=True)
         return torch.zeros_like(losses).scatter(-1, worst, 1.0)
+
+    def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
+        """The tail mean at the cap's level: CVaR."""
+        return filled_from_the_worst(losses, caps)
 
     def largest_step(self, prior: Tensor) -> float:
         return math.inf
 
 
 @dataclass(frozen=True)
-class OwnCoordinate(Regularizer):
+class OwnCoordinate(Cappable):
     """What the published runs did: node i adds -mu (lambda_i - p_i) to its own coordinate only. After averaging this
     is -(mu / 2m) sum_i (lambda_i - p_i)^2; for equal nodes, chi-square of strength mu / (2 m^2)."""
 
@@ -178,8 +173,14 @@ class OwnCoordinate(Regularizer):
     def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return -self.strength * (duals - prior) * own
 
+    def project(self, rows: Tensor, prior: Tensor) -> Tensor:
+        return project_onto_simplex(rows)
+
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
         return project_onto_simplex(prior + losses / self.strength)
+
+    def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
+        return capped_threshold(prior + losses / self.strength, torch.ones_like(prior), caps)
 
     def largest_step(self, prior: Tensor) -> float:
         return 2.0 / self.strength
@@ -224,6 +225,9 @@ class Custom(Regularizer):
 
     def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return self.strength * self._over_rows(torch.func.grad(self.function), duals, prior)
+
+    def project(self, rows: Tensor, prior: Tensor) -> Tensor:
+        return project_onto_simplex(rows)
 
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
         """By a primal-dual interior point method in float64 (Boyd and Vandenberghe, Convex Optimization, 11.7): with
@@ -281,6 +285,44 @@ class Custom(Regularizer):
         return math.inf
 
 
+@dataclass(frozen=True)
+class Capped(Regularizer):
+    """Another regularizer over the weights with lambda_i <= p_i / level, the ambiguity set of CVaR: the adversary picks
+    a share `level` of the data, so no site, were it broken or lying, attracts more. At 1 only the prior is left."""
+
+    level: float = 0.5
+    inner: Regularizer = field(default_factory=ChiSquare)
+
+    def __post_init__(self):
+        if not 0 < self.level <= 1:
+            raise BadInput(
+                f"level, the least share of the data that lambda spreads over, is in (0, 1], got {self.level}"
+            )
+        if not isinstance(self.inner, Cappable):
+            raise BadInput(
+                f"a {type(self.inner).__name__} cannot be capped, for its inner maximum under a cap is not known; give "
+                "inner = ChiSquare, KullbackLeibler, NoRegularizer or OwnCoordinate"
+            )
+
+    def _caps(self, prior: Tensor) -> Tensor:
+        return prior / self.level
+
+    def value(self, duals: Tensor, prior: Tensor) -> Tensor:
+        return self.inner.value(duals, prior)
+
+    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+        return self.inner.slope(duals, prior, own)
+
+    def project(self, rows: Tensor, prior: Tensor) -> Tensor:
+        return capped_threshold(rows, torch.ones_like(prior), self._caps(prior))
+
+    def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
+        return self.inner.capped_maximiser(losses, prior, self._caps(prior))  # type: ignore[attr-defined]
+
+    def largest_step(self, prior: Tensor) -> float:
+        return self.inner.largest_step(prior)
+
+
 family(
     Regularizer,
     {
@@ -288,6 +330,7 @@ family(
         "kl": KullbackLeibler,
         "none": NoRegularizer,
         "own-coordinate": OwnCoordinate,
+        "capped": Capped,
         "custom": Custom,
     },
 )

@@ -27,7 +27,7 @@ def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
     changed = with_steps(algorithm, primal_step=_scaled(algorithm.primal_step), rate=0.15, temperature=3.0)
     changed = with_steps(changed, dual_step=0.04)
     if hasattr(changed, "regularizer"):
-        changed = dataclasses.replace(changed, regularizer=dataclasses.replace(changed.regularizer, strength=0.007))
+        changed = dataclasses.replace(changed, regularizer=toys.of_strength(changed.regularizer, 0.007))
     assert changed != algorithm
     return [algorithm, changed]
 
@@ -70,15 +70,30 @@ LONGHAND = {"dtype": "float64", "measure_every": 6, "keep_iterate": True}
 
 def test_replicas_may_differ_in_strength_for_every_regularizer(problem):
     for regularizer in toys.REGULARIZERS.values():
-        if isinstance(regularizer, fm.NoRegularizer):
-            continue
-        base = fm.ADGDA(1.0, dual_step=0.2, rate=0.4, regularizer=regularizer)
-        other = dataclasses.replace(base, regularizer=dataclasses.replace(regularizer, strength=0.01))
+        if toys.of_strength(regularizer, 0.01) == regularizer:
+            continue  # it has none
+        step = 0.02 if isinstance(regularizer, fm.Capped) else 0.2  # longer ones end at the caps whatever the strength
+        base = fm.ADGDA(1.0, dual_step=step, rate=0.4, regularizer=regularizer)
+        other = dataclasses.replace(base, regularizer=toys.of_strength(regularizer, 0.01))
         batch = fm.train(problem, fm.Ring(), [base, other], 6, dtype="float64").state.algorithm
         for r, algorithm in enumerate((base, other)):
             alone = fm.train(problem, fm.Ring(), algorithm, 6, dtype="float64").state.algorithm
             assert float((batch.duals[r] - alone.duals[0]).abs().max()) < 1e-12
-        assert float((batch.duals[0] - batch.duals[1]).abs().max()) > 1e-4
+        assert float((batch.duals[0] - batch.duals[1]).abs().max()) > 5e-4 * step
+
+
+@pytest.mark.parametrize("inner", ["chi-square", "kl", "none", "own-coordinate"])
+def test_replicas_may_differ_in_the_cap_on_weights_and_in_that_on_losses(problem, inner):
+    algorithms = [
+        fm.ADGDA(1.0, 0.2, 0.4, regularizer=fm.Capped(level, toys.REGULARIZERS[inner]), loss_cap=cap)
+        for level, cap in ((0.3, 1.5), (0.9, 0.8))
+    ]
+    batch = fm.train(problem, fm.Ring(), algorithms, 6, dtype="float64", measure_phi=True)
+    for r, algorithm in enumerate(algorithms):
+        alone = fm.train(problem, fm.Ring(), algorithm, 6, dtype="float64", measure_phi=True)
+        assert float((batch.state.algorithm.duals[r] - alone.state.algorithm.duals[0]).abs().max()) < 1e-12
+        assert batch.final[r]["phi"] == pytest.approx(alone.final[0]["phi"], rel=1e-12)
+    assert float((batch.state.algorithm.duals[0] - batch.state.algorithm.duals[1]).abs().max()) > 1e-4
 
 
 def test_a_placement_moves_data_and_not_random_streams(problem):

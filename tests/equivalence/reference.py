@@ -8,6 +8,7 @@ are the same integers. Nothing of fairmesh.algorithms, networks or problems.orac
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -217,6 +218,28 @@ def projected(point: np.ndarray) -> np.ndarray:
     raise ArithmeticError("unreachable: the largest entry alone is above its threshold")
 
 
+def projected_under_caps(point: np.ndarray, caps: np.ndarray) -> np.ndarray:
+    """The same where no weight may be above its cap: the threshold lies between two of those at which an entry leaves
+    zero or meets its cap, and there the sum is linear."""
+
+    def clipped(threshold: float) -> np.ndarray:
+        return np.clip(point - threshold, 0.0, caps)
+
+    thresholds = sorted([*point, *(point - caps)], reverse=True)
+    for above, below in itertools.pairwise(thresholds):
+        high, low = clipped(below).sum(), clipped(above).sum()
+        if high >= 1 and high > low:
+            return clipped(above + (below - above) * (1 - low) / (high - low))
+    return caps.copy()  # they sum to one
+
+
+def into_set(regularizer: fm.Regularizer, point: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """The nearest of the weights that the regularizer allows."""
+    if isinstance(regularizer, fm.Capped):
+        return projected_under_caps(point, prior / regularizer.level)
+    return projected(point)
+
+
 def slope(regularizer: fm.Regularizer, weights: np.ndarray, prior: np.ndarray, i: int) -> np.ndarray:
     """alpha times the gradient of r at node i's weights."""
     pairs = list(zip(weights, prior))
@@ -228,6 +251,8 @@ def slope(regularizer: fm.Regularizer, weights: np.ndarray, prior: np.ndarray, i
         return np.zeros(len(weights))
     if isinstance(regularizer, fm.OwnCoordinate):
         return np.array([-regularizer.strength * (w - p) if k == i else 0.0 for k, (w, p) in enumerate(pairs)])
+    if isinstance(regularizer, fm.Capped):
+        return slope(regularizer.inner, weights, prior, i)
     if isinstance(regularizer, fm.Custom):
         point = torch.tensor(weights, requires_grad=True)
         (gradient,) = torch.autograd.grad(regularizer.function(point, torch.tensor(prior)), point)
@@ -401,10 +426,11 @@ class Mesh:
             node.dual = self.average_around(i, t, ascended)
             self.bits[i] += FLOAT * self.n * len(self.neighbours(i, t))
 
-    def gossip_duals(self, ascended: list[np.ndarray], t: int, compressor) -> None:
-        """Duals as compressed differences to public copies, back on the simplex at every node."""
+    def gossip_duals(self, ascended: list[np.ndarray], t: int, compressor, regularizer) -> None:
+        """Duals as compressed differences to public copies, back among the allowed weights at every node."""
         for i, node in enumerate(self.nodes):
-            node.dual = projected(ascended[i] + self.toward_others(i, t, node.public_duals))
+            moved = ascended[i] + self.toward_others(i, t, node.public_duals)
+            node.dual = into_set(regularizer, moved, self.prior)
         duals, copies = [node.dual for node in self.nodes], [node.public_duals for node in self.nodes]
         self.publish(duals, copies, t, "dual compression", compressor)
 
@@ -432,8 +458,8 @@ def ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tam
         for i, node in enumerate(mesh.nodes):
             loss, gradient = node.worker.loss_and_gradient(node.model, t)
             ascent = slope(algorithm.regularizer, node.dual, mesh.prior, i)
-            ascent[i] += loss
-            half = projected(node.dual + dual * ascent)
+            ascent[i] += loss if algorithm.loss_cap is None else min(loss, algorithm.loss_cap)
+            half = into_set(algorithm.regularizer, node.dual + dual * ascent, mesh.prior)
             weight = {"simultaneous": node.dual, "dual-first": half}[algorithm.dual_order][i]
             descended.append(node.model - primal * (weight * gradient))
             ascended.append(half)
@@ -441,7 +467,7 @@ def ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tam
         if algorithm.dual_compressor is None:
             mesh.mix_duals(ascended, t)
         else:
-            mesh.gossip_duals(ascended, t, algorithm.dual_compressor)
+            mesh.gossip_duals(ascended, t, algorithm.dual_compressor, algorithm.regularizer)
             trace.dual_copies.append(np.stack([node.public_duals[i] for i, node in enumerate(mesh.nodes)]))
         mesh.recorded(trace, t, duals=True, copies=True)
     return trace

@@ -1,7 +1,6 @@
 """The stack against the per-node loops of reference.py: float64, 30 rounds, 1e-10."""
 
 import contextlib
-import dataclasses
 
 import pytest
 import torch
@@ -89,12 +88,29 @@ def test_ad_gda_is_its_loop_for_every_regularizer_and_dual_order(problem, regula
     _compared(problem, toys.TOPOLOGIES[topology], algorithm, seed=2)
 
 
-@pytest.mark.parametrize("regularizer", toys.REGULARIZERS.values(), ids=toys.REGULARIZERS)
-def test_ad_gda_is_its_loop_where_the_projection_puts_weights_to_zero(problem, regularizer):
-    weak = regularizer if isinstance(regularizer, fm.NoRegularizer) else dataclasses.replace(regularizer, strength=1e-3)
+@pytest.mark.parametrize("name", [name for name in toys.REGULARIZERS if "capped" not in name])
+def test_ad_gda_is_its_loop_where_the_projection_puts_weights_to_zero(problem, name):
+    weak = toys.of_strength(toys.REGULARIZERS[name], 1e-3)
     algorithm = fm.ADGDA(0.5, dual_step=1.0, rate=0.5, regularizer=weak)
     stack = _compared(problem, fm.Ring(), algorithm)
     assert (stack.duals[-1] == 0).any()
+
+
+@pytest.mark.parametrize("level", [0.25, 0.8, 1.0])
+@pytest.mark.parametrize("compressor", [None, "threshold"])
+def test_ad_gda_is_its_loop_where_weights_reach_their_caps(problem, level, compressor):
+    regularizer = fm.Capped(level, fm.ChiSquare(1e-3))
+    duals = compressor and toys.COMPRESSORS[compressor]
+    stack = _compared(problem, fm.Ring(), fm.ADGDA(0.5, 0.5, 0.5, regularizer=regularizer, dual_compressor=duals))
+    caps = problem.prior_of_sites.numpy() / level
+    assert all((duals <= caps + 1e-12).all() for duals in stack.duals)
+    if compressor:  # else neighbours' weights are mixed in after the projection
+        assert any((duals == caps).any() for duals in stack.duals)
+
+
+@pytest.mark.parametrize("cap", [0.3, 1.0, 100.0])
+def test_ad_gda_is_its_loop_where_the_ascent_sees_clipped_losses(problem, cap):
+    _compared(problem, fm.Ring(), fm.ADGDA(1.0, dual_step=0.2, rate=0.5, loss_cap=cap), seed=4)
 
 
 @pytest.mark.parametrize(

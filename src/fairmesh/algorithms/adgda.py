@@ -9,9 +9,9 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round, check_dual_step, check_rate, plain
+from fairmesh.algorithms.base import Algorithm, Round, capped, check_dual_step, check_loss_cap, check_rate, plain
 from fairmesh.algorithms.compressed_gossip import PublicCopies, difference, followed, no_copies, toward_neighbours
-from fairmesh.ambiguity import ChiSquare, Regularizer, project_onto_simplex
+from fairmesh.ambiguity import ChiSquare, Regularizer
 from fairmesh.compression import Compressor, Identity
 from fairmesh.networks.base import Network
 from fairmesh.problems.oracle import Oracle
@@ -30,8 +30,8 @@ class ADGDA(Algorithm):
     """Every node descends its own loss weighted by its own lambda_i[i], ascends in lambda, and gossips both.
 
     `dual_order = "dual-first"` weighs the descent by the lambda just projected, as the published runs did. With a
-    `dual_compressor`, duals too are gossiped as compressed differences to public copies, and put back on the simplex by
-    each receiver; without one they travel as they are, as in the paper."""
+    `dual_compressor`, duals too are gossiped as compressed differences to public copies, and put back into the
+    regularizer's set by each receiver; without one they travel as they are, as in the paper."""
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))  # eta_theta
     dual_step: Schedule | float = 0.01  # eta_lambda
@@ -40,6 +40,7 @@ class ADGDA(Algorithm):
     regularizer: Regularizer = field(default_factory=ChiSquare)  # alpha r
     dual_compressor: Compressor | None = None
     dual_order: Literal["simultaneous", "dual-first"] = "simultaneous"
+    loss_cap: float | None = None  # what the ascent sees of a node's loss is at most this
 
     needs_server: ClassVar[bool] = False
 
@@ -47,6 +48,7 @@ class ADGDA(Algorithm):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
         check_rate(self.rate)
+        check_loss_cap(self.loss_cap)
 
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)
@@ -65,8 +67,8 @@ class ADGDA(Algorithm):
 
     def step(self, state: ADGDAState, round: Round) -> ADGDAState:
         losses, gradients = round.losses_and_gradients(state.models)
-        slopes = losses * round.own + self.regularizer.slope(state.duals, round.prior, round.own)
-        duals = project_onto_simplex(state.duals.addcmul(slopes, round.step_size(self.dual_step)))
+        slopes = capped(losses, self.loss_cap) * round.own + self.regularizer.slope(state.duals, round.prior, round.own)
+        duals = self.regularizer.project(state.duals.addcmul(slopes, round.step_size(self.dual_step)), round.prior)
         weighing = state.duals if self.dual_order == "simultaneous" else duals
         own_weights = (weighing * round.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
         models = state.models.addcmul(gradients, round.step_size(self.primal_step) * own_weights, value=-1)
@@ -76,7 +78,7 @@ class ADGDA(Algorithm):
         if self.dual_compressor is None or state.dual_copies is None:
             delivery = round.exchange(model=message, dual=plain(duals))
             return ADGDAState(models, delivery.mix("dual"), followed(state.copies, message, delivery, "model"), None)
-        duals = project_onto_simplex(toward_neighbours(duals, state.dual_copies, 1.0, round))
+        duals = self.regularizer.project(toward_neighbours(duals, state.dual_copies, 1.0, round), round.prior)
         dual_message = difference(duals, state.dual_copies, self.dual_compressor, round, "dual compression")
         delivery = round.exchange(model=message, dual=dual_message)
         return ADGDAState(

@@ -1,5 +1,6 @@
 """What every algorithm is: a configured object that turns one round's state into the next one's."""
 
+import math
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, ClassVar
@@ -140,6 +141,16 @@ def prior_weights(round: Round) -> Tensor:
     return (round.n * round.hosted(round.prior)).unsqueeze(-1)
 
 
+def capped(losses: Tensor, cap: float | None) -> Tensor:
+    """What an ascent sees of losses: at most the cap, where there is one; what is not a finite number counts as it."""
+    return losses if cap is None else torch.where(losses.isfinite() & (losses < cap), losses, cap)
+
+
+def check_loss_cap(cap: float | None) -> None:
+    if cap is not None and not (math.isfinite(cap) and cap > 0):
+        raise BadInput(f"loss_cap must be a finite number > 0, got {cap}; leave it out for none")
+
+
 def check_rate(rate: float) -> None:
     if not 0 < rate <= 1:
         raise BadInput(f"rate, the consensus step size gamma, lies in (0, 1], got {rate}")
@@ -153,7 +164,6 @@ def check_dual_step(dual_step: Schedule | float, regularizer: Regularizer, prior
     bound = regularizer.largest_step(prior)
     if first > bound:
         raise BadInput(
-            f"dual_step {first:g} is beyond the stable range of {type(regularizer).__name__}(strength="
-            f"{getattr(regularizer, 'strength', None)}) with smallest prior {float(prior.min()):.3g}: use at most "
-            f"{bound:.3g}, or a smaller strength"
+            f"dual_step {first:g} is beyond the stable range of {regularizer} with smallest prior "
+            f"{float(prior.min()):.3g}: use at most {bound:.3g}, or a smaller strength"
         )

@@ -1,0 +1,98 @@
+"""Weights on the simplex, with or without a cap on each: the nearest point, and the thresholds of inner maxima."""
+
+import torch
+from torch import Tensor
+
+_SORTED_UP_TO = 512  # entries of a row; sorting longer ones costs more than looking at them so many times:
+_HALVINGS = {torch.float32: 26, torch.float64: 55}  # the interval ends below the rounding of a threshold in [-1, 0]
+
+
+def project_onto_simplex(rows: Tensor) -> Tensor:
+    """Euclidean projection of each row onto the simplex, exact for entries of any magnitude."""
+    # The threshold is at least max - 1, so nothing below that matters: clamped, no magnitude can drown the sum.
+    rows = (rows - rows.amax(dim=-1, keepdim=True)).clamp_(min=-1.0)
+    threshold = _by_sorting(rows) if rows.shape[-1] <= _SORTED_UP_TO else _by_halving(rows)
+    return (rows - threshold).clamp_(min=0.0)
+
+
+def _by_sorting(rows: Tensor) -> Tensor:
+    """tau with sum max(x - tau, 0) = 1 for each row: (..., 1). It is the largest of (sum of the k largest - 1) / k."""
+    descending = rows.sort(dim=-1, descending=True).values
+    counts = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
+    return descending.cumsum(dim=-1).sub_(1.0).div_(counts).amax(dim=-1, keepdim=True)
+
+
+def _by_halving(rows: Tensor) -> Tensor:
+    """The same for long rows, whose entries lie in [-1, 0], without sorting them: the sum is convex and falls, so its
+    tangent at any point reaches 1 at or below tau, and exactly there once no entry lies between point and tau."""
+    low, high = torch.full_like(rows[..., :1], -1.0), torch.zeros_like(rows[..., :1])
+    for _ in range(_HALVINGS[rows.dtype]):
+        middle = (low + high) / 2
+        above = (rows - middle).clamp_(min=0.0)
+        count = (above > 0).sum(dim=-1, keepdim=True).clamp_(min=1)
+        surplus = above.sum(dim=-1, keepdim=True) - 1.0  # at the middle; the tangent falls by `count` a unit
+        low = torch.maximum(low, middle + surplus / count)
+        high = torch.where(surplus < 0, torch.minimum(high, middle), high)
+        low = torch.minimum(low, high)  # but for rounding it is
+    return low
+
+
+def weighted_threshold(scores: Tensor, prior: Tensor) -> Tensor:
+    """prior * max(scores - tau, 0) with tau such that each row sums to one."""
+    # tau is at least max - 1 / p of the largest, so nothing below max - 1 / min p matters (as in the projection).
+    scores = torch.maximum(scores - scores.amax(dim=-1, keepdim=True), -1.0 / prior.amin(dim=-1, keepdim=True))
+    scores, order = scores.sort(dim=-1, descending=True)
+    sorted_prior = prior.expand_as(scores).gather(-1, order)
+    mass = sorted_prior.cumsum(dim=-1)
+    thresholds = ((sorted_prior * scores).cumsum(dim=-1) - 1.0) / mass
+    support = (scores > thresholds).sum(dim=-1, keepdim=True).clamp_(min=1)
+    weights = sorted_prior * (scores - thresholds.gather(-1, support - 1)).clamp(min=0.0)
+    return torch.zeros_like(weights).scatter(-1, order, weights)
+
+
+def capped_threshold(scores: Tensor, weights: Tensor, caps: Tensor) -> Tensor:
+    """clip(weights * (scores - tau), 0, caps) with tau such that each row sums to one; caps sum to at least one. With
+    weights of one it is the Euclidean projection onto the capped simplex, exact for entries of any magnitude."""
+    kind, caps = scores.dtype, caps.clamp(max=1.0).double()
+    shape = torch.broadcast_shapes(scores.shape, weights.shape, caps.shape)
+    scores, order = scores.double().expand(shape).sort(dim=-1, descending=True)
+    weights, caps = (t.double().expand(shape).gather(-1, order) for t in (weights, caps))
+    ramps = caps / weights  # how far above tau a score reaches its cap
+    # A gap wider than the widest ramp changes nothing: narrowed to that, no magnitude can drown a sum.
+    gaps = (scores[..., :-1] - scores[..., 1:]).minimum(ramps.amax(dim=-1, keepdim=True))
+    scores = torch.cat([torch.zeros_like(ramps[..., :1]), -gaps.cumsum(dim=-1)], dim=-1)
+    # As tau falls the sum grows, by `rate` a unit, which changes where an entry leaves zero and where it meets its cap.
+    points, turns = torch.cat([scores, scores - ramps], dim=-1).sort(dim=-1, descending=True)
+    rates = torch.cat([weights, -weights], dim=-1).gather(-1, turns).cumsum(dim=-1)[..., :-1].clamp_(min=0.0)
+    sums = torch.cat([torch.zeros_like(ramps[..., :1]), (rates * -points.diff(dim=-1)).cumsum(dim=-1)], dim=-1)
+    at = (
+        (sums < 1.0).sum(dim=-1, keepdim=True).clamp_(max=points.shape[-1] - 1)
+    )  # the first point where enough is there
+    above = points.gather(-1, at - 1)
+    rest = (1.0 - sums.gather(-1, at - 1)) / rates.gather(-1, at - 1)
+    tau = torch.maximum(above - rest, points.gather(-1, at))
+    found = torch.minimum((weights * (scores - tau)).clamp(min=0.0), caps)
+    return torch.zeros_like(found).scatter(-1, order, found).to(kind)
+
+
+def filled_from_the_worst(losses: Tensor, caps: Tensor) -> Tensor:
+    """The weights under which losses weigh most: each at its cap from the largest loss downwards, until one is full."""
+    caps, order = caps.expand_as(losses), losses.argsort(dim=-1, descending=True, stable=True)
+    sorted_caps = caps.gather(-1, order).double()
+    before = sorted_caps.cumsum(dim=-1) - sorted_caps
+    filled = torch.minimum((1.0 - before).clamp(min=0.0), sorted_caps).to(losses.dtype)
+    return torch.zeros_like(losses).scatter(-1, order, filled)
+
+
+def capped_tilt(scores: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
+    """min(prior * exp(scores - tau), caps), caps a multiple of the prior, with tau such that each row sums to one."""
+    kind, shape = scores.dtype, torch.broadcast_shapes(scores.shape, caps.shape)
+    scores, order = scores.double().expand(shape).sort(dim=-1, descending=True)
+    prior, caps = (t.double().expand(shape).gather(-1, order) for t in (prior, caps))
+    logits = prior.log() + scores
+    rest = 1.0 - (caps.cumsum(dim=-1) - caps)  # left by all before, were they at their caps
+    tails = logits.flip(-1).logcumsumexp(dim=-1).flip(-1)
+    full = rest.clamp(min=0.0).log() + logits - tails > caps.log()  # and all before one that is full are
+    left = 1.0 - (caps * full).sum(dim=-1, keepdim=True)
+    found = torch.where(full, caps, left * logits.masked_fill(full, -torch.inf).softmax(dim=-1))
+    return torch.zeros_like(found).scatter(-1, order, found).to(kind)

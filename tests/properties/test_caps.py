@@ -1,0 +1,229 @@
+"""Caps on weights, lambda_i <= p_i / level: the projection, the inner maxima, and what both ends of the level mean."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fairmesh as fm
+from fairmesh.algorithms.base import capped, check_dual_step
+from fairmesh.replicas import stacked
+from tests import toys
+from tests.equivalence.reference import projected_under_caps
+from tests.properties.test_regularizers import case, most_under_caps
+
+INNER = {name: toys.REGULARIZERS[name] for name in ("chi-square", "kl", "none", "own-coordinate")}
+EVERY = pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
+LEVELS = st.floats(0.02, 1.0)
+SEEDS = st.integers(0, 10**6)
+
+
+def rows_of(seed: int, n: int) -> torch.Tensor:
+    """Rows (3, 2, n) of some magnitude, some with ties, one with an entry beyond all others."""
+    generator = np.random.default_rng(seed)
+    rows = generator.normal(size=(3, 2, n)) * 10.0 ** generator.integers(-3, 4)
+    rows[1] = rows[1].round(1)
+    rows[2, 0, generator.integers(n)] = 1e9
+    return torch.tensor(rows)
+
+
+@given(seed=SEEDS, level=LEVELS)
+def test_the_projection_is_feasible_and_no_vertex_of_the_capped_simplex_lies_in_its_direction(seed, level):
+    # p is the projection of x iff <x - p, v - p> <= 0 for every vertex v; the largest <x - p, v> is a greedy filling
+    _, prior = case(seed)
+    rows = rows_of(seed, prior.shape[-1])
+    found, caps = fm.Capped(level).project(rows, prior), prior / level
+    assert found.shape == rows.shape
+    assert (found >= 0).all()
+    assert (found <= caps).all()
+    assert (found.sum(dim=-1) - 1).abs().max() < 1e-12
+    beyond = rows - found
+    uphill = most_under_caps(beyond, caps) - (beyond * found).sum(dim=-1)
+    assert (uphill <= 1e-12 * (1 + rows.abs().amax(dim=-1))).all()
+
+
+@given(seed=SEEDS, level=LEVELS)
+def test_the_projection_is_the_one_found_by_looking_at_each_threshold(seed, level):
+    _, prior = case(seed)
+    rows = rows_of(seed, prior.shape[-1])[:2]
+    found = fm.Capped(level).project(rows, prior)
+    for row, one in zip(rows.flatten(0, 1).numpy(), found.flatten(0, 1).numpy()):
+        np.testing.assert_allclose(one, projected_under_caps(row, (prior / level).numpy().ravel()), atol=1e-11)
+
+
+@given(seed=SEEDS, level=LEVELS)
+def test_an_entry_beyond_all_others_leaves_the_rest_to_be_projected_as_if_alone(seed, level):
+    _, prior = case(seed)
+    n = prior.shape[-1]
+    rows = rows_of(seed, n)[0].clamp(-1, 1).float()
+    far = rows.clone()
+    far[:, 0] = 1e9  # float32: one unit of it is 64
+    found = fm.Capped(level).project(far, prior.float()).double()
+    cap = min(1.0, float(prior[0, 0]) / level)
+    assert found[:, 0].tolist() == pytest.approx([cap] * 2, abs=1e-6)
+    if cap < 1 - 1e-3:
+        caps = (prior[0, 1:] / level / (1 - cap)).numpy()
+        for row, one in zip(rows[:, 1:].double().numpy(), found[:, 1:].numpy()):
+            np.testing.assert_allclose(one, (1 - cap) * projected_under_caps(row / (1 - cap), caps), atol=2e-6)
+
+
+@given(seed=SEEDS)
+def test_a_row_of_a_batch_is_projected_as_it_is_alone_and_nothing_is_changed(seed):
+    _, prior = case(seed)
+    rows, member = rows_of(seed, prior.shape[-1]), fm.Capped(0.6)
+    before, together = rows.clone(), member.project(rows, prior)
+    assert torch.equal(rows, before)
+    for k, i in itertools.product(range(3), range(2)):
+        torch.testing.assert_close(member.project(rows[k, i : i + 1], prior)[0], together[k, i], rtol=0, atol=1e-14)
+
+
+@EVERY
+@given(seed=SEEDS)
+@settings(max_examples=20)
+def test_level_1_leaves_only_the_prior(inner, seed):
+    losses, prior = case(seed)
+    member = fm.Capped(1.0, inner)
+    for found in (member.project(rows_of(seed, prior.shape[-1]), prior), member.maximiser(losses, prior)):
+        torch.testing.assert_close(found, prior.expand_as(found), rtol=0, atol=1e-14)
+
+
+@EVERY
+@given(seed=SEEDS)
+@settings(max_examples=20)
+def test_a_level_below_every_prior_caps_nothing(inner, seed):
+    losses, prior = case(seed)
+    member, rows = fm.Capped(float(prior.min()) * 0.99, inner), rows_of(seed, prior.shape[-1])
+    torch.testing.assert_close(member.project(rows, prior), inner.project(rows, prior), rtol=0, atol=1e-12)
+    torch.testing.assert_close(member.maximiser(losses, prior), inner.maximiser(losses, prior), rtol=0, atol=1e-11)
+
+
+@given(seed=SEEDS, level=LEVELS)
+def test_with_no_regularizer_the_worst_case_is_the_conditional_value_at_risk(seed, level):
+    # Rockafellar and Uryasev: the least over t of t + E[(f - t)+] / level, attained at one of the losses
+    losses, prior = case(seed)
+    n = losses.shape[-1]
+    found = (fm.Capped(level, fm.NoRegularizer()).maximiser(losses, prior) * losses).sum(dim=-1).flatten()
+    for value, f in zip(found.tolist(), losses.reshape(-1, n)):
+        bounds = [float(t + (prior[0] * (f - t).clamp(min=0)).sum() / level) for t in f]
+        assert value == pytest.approx(min(bounds), rel=1e-12)
+
+
+def by_trying_every_split(gradient, curvature: np.ndarray, centre: np.ndarray, caps: np.ndarray) -> np.ndarray:
+    """Brute force for <gradient, x> - sum curvature (x - centre)^2 / 2: each node at zero, at its cap or in between."""
+    best, best_value = None, -math.inf
+    for split in itertools.product((0, 1, 2), repeat=len(caps)):
+        chosen = np.array(split)
+        free, weights = chosen == 2, np.where(chosen == 1, caps, 0.0)
+        if free.any():
+            inverse = 1 / curvature[free]
+            left = 1 - weights[~free].sum()
+            price = ((centre[free] + gradient[free] * inverse).sum() - left) / inverse.sum()
+            weights[free] = centre[free] + (gradient[free] - price) * inverse
+        value = gradient @ weights - (curvature * (weights - centre) ** 2).sum() / 2
+        feasible = abs(weights.sum() - 1) < 1e-9 and (weights >= -1e-12).all() and (weights <= caps + 1e-12).all()
+        if feasible and value > best_value:
+            best, best_value = weights, value
+    assert best is not None
+    return best
+
+
+@pytest.mark.parametrize("name", ["chi-square", "own-coordinate"])
+@given(seed=SEEDS, level=LEVELS, exponent=st.integers(-3, 1))
+@settings(max_examples=25)
+def test_squares_under_a_cap_have_the_maximum_that_a_search_over_all_splits_finds(name, seed, level, exponent):
+    losses, prior = case(seed, replicas=1)
+    losses, prior = losses[..., :5], prior[..., :5] / prior[..., :5].sum()
+    n, strength, p = losses.shape[-1], 10.0**exponent, prior.numpy().ravel()
+    inner = toys.of_strength(INNER[name], strength)
+    curvature = 2 * strength / p if name == "chi-square" else np.full(n, strength / n)
+    expected = by_trying_every_split(losses.numpy().ravel() / n, curvature, p, p / level)
+    found = fm.Capped(level, inner).maximiser(losses, prior)
+    np.testing.assert_allclose(found.numpy().ravel(), expected, atol=1e-8)
+
+
+@given(seed=SEEDS, level=LEVELS, strength=st.floats(1e-3, 10))
+def test_kl_under_a_cap_is_the_tilted_prior_cut_off_and_scaled_until_it_sums_to_one(seed, level, strength):
+    losses, prior = case(seed, replicas=1)
+    scores, p = losses.numpy().ravel() / (losses.shape[-1] * strength), prior.numpy().ravel()
+    low, high, weights = scores.min() - 100, scores.max() + 100, p
+    for _ in range(200):
+        middle = (low + high) / 2
+        with np.errstate(over="ignore"):
+            weights = np.minimum(p * np.exp(scores - middle), p / level)
+        low, high = (middle, high) if weights.sum() > 1 else (low, middle)
+    found = fm.Capped(level, fm.KullbackLeibler(strength)).maximiser(losses, prior)
+    np.testing.assert_allclose(found.numpy().ravel(), weights, atol=1e-9)
+
+
+@EVERY
+def test_levels_that_differ_by_replica_act_on_their_own_replica(inner):
+    losses, prior = case(5, replicas=2)
+    members = [fm.Capped(0.3, inner), fm.Capped(0.9, inner)]
+    both: Any = stacked(members, torch.float64, torch.device("cpu"))  # type: ignore[arg-type]
+    rows = rows_of(5, prior.shape[-1])[:2]
+    for k, alone in enumerate(members):
+        torch.testing.assert_close(both.project(rows, prior)[k], alone.project(rows[k], prior))
+        torch.testing.assert_close(both.maximiser(losses, prior)[k], alone.maximiser(losses[k], prior))
+
+
+@EVERY
+def test_a_cap_leaves_value_slope_and_stable_steps_as_they_are(inner):
+    _, prior = case(3)
+    n = prior.shape[-1]
+    weights, own = rows_of(3, n)[0].softmax(dim=-1), torch.eye(n, dtype=torch.float64)[:2]
+    member = fm.Capped(0.5, inner)
+    assert torch.equal(member.value(weights, prior), inner.value(weights, prior))
+    assert torch.equal(member.slope(weights, prior, own), inner.slope(weights, prior, own))
+    assert member.largest_step(prior) == inner.largest_step(prior)
+
+
+def test_a_step_too_long_for_what_is_capped_is_refused_by_its_name():
+    with pytest.raises(fm.BadInput, match=r"stable range of Capped\(level=0.5, inner=ChiSquare\(strength=0.5\)\)"):
+        check_dual_step(0.3, fm.Capped(0.5, fm.ChiSquare(0.5)), torch.tensor([0.1, 0.9]))
+
+
+@pytest.mark.parametrize("level", [0.0, -0.1, 1.01, math.nan])
+def test_a_level_outside_zero_to_one_is_refused(level):
+    with pytest.raises(fm.BadInput, match=r"level, .* is in \(0, 1\], got"):
+        fm.Capped(level)
+
+
+@pytest.mark.parametrize("inner", [toys.REGULARIZERS["custom"], fm.Capped(0.5)], ids=["custom", "capped"])
+def test_what_has_no_known_maximum_under_a_cap_is_refused(inner):
+    with pytest.raises(fm.BadInput, match=r"cannot be capped, .* give inner = ChiSquare, KullbackLeibler"):
+        fm.Capped(0.5, inner)
+
+
+# Clipped losses.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_losses_are_seen_up_to_the_cap_and_what_is_no_number_counts_as_the_cap(dtype):
+    losses = torch.tensor([[0.5], [2.0], [9.0], [math.nan], [math.inf], [-math.inf]], dtype=dtype)
+    seen = capped(losses, 2.5)
+    assert seen.dtype == dtype
+    assert seen.flatten().tolist() == [0.5, 2.0, 2.5, 2.5, 2.5, 2.5]
+    assert capped(losses, None) is losses
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf])
+def test_a_cap_on_losses_that_is_not_positive_and_finite_is_refused(cap):
+    with pytest.raises(fm.BadInput, match=r"loss_cap must be a finite number > 0, got .*; leave it out for none"):
+        fm.ADGDA(loss_cap=cap)
+
+
+def test_a_cap_above_every_loss_changes_nothing_and_one_below_all_takes_them_as_equal():
+    problem = toys.problem()
+    plain, above, below = (
+        fm.train(problem, fm.Ring(), fm.ADGDA(1.0, 0.3, loss_cap=cap), 10, dtype="float64").state.algorithm
+        for cap in (None, 1e6, 1e-6)
+    )
+    assert torch.equal(plain.duals, above.duals)
+    assert torch.equal(plain.models, above.models)
+    spread = (below.duals - problem.prior_of_sites).abs().max()
+    assert spread < 1e-4 < (plain.duals - problem.prior_of_sites).abs().max()
