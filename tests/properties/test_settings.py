@@ -45,6 +45,7 @@ FAMILIES = {
         "npz": fm.Npz("arrays.npz", fm.Dirichlet(5, 0.1), test_share=0.5),
         "held-out": fm.HeldOut(fm.FashionMNIST(), share=0.1),
         "fewer": fm.Fewer(fm.Digits(), train=20, test=10),
+        "corrupted": fm.Corrupted(fm.FashionMNIST(fm.Dirichlet(20)), (3, 7), how="inputs", seed=2),
         "import": fm.ImportedData("tests.toys:sites", {"n": 4, "sizes": [3, 4, 5, 6]}),
     },
     fm.Partition: {

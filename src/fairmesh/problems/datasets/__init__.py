@@ -1,6 +1,6 @@
 """Where sites come from: published datasets, a user's own files, or a user's own function."""
 
-from fairmesh.problems.datasets.base import Data, Fewer, HeldOut, ImportedData
+from fairmesh.problems.datasets.base import Corrupted, Data, Fewer, HeldOut, ImportedData
 from fairmesh.problems.datasets.coos7 import COOS7
 from fairmesh.problems.datasets.digits import Digits
 from fairmesh.problems.datasets.own import ImageFolder, Npz, Table
@@ -12,6 +12,7 @@ __all__ = [
     "CIFAR10",
     "COOS7",
     "MNIST",
+    "Corrupted",
     "Data",
     "Digits",
     "FashionMNIST",
@@ -38,6 +39,7 @@ family(
         "npz": Npz,
         "held-out": HeldOut,
         "fewer": Fewer,
+        "corrupted": Corrupted,
         "import": ImportedData,
     },
 )

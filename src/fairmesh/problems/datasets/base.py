@@ -1,13 +1,15 @@
-"""What every source of sites is; sites from a user's function; sites with part of their training samples held out."""
+"""What every source of sites is; sites from a user's function; sites of another source held out, cut or corrupted."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fairmesh import randomness
 from fairmesh.errors import BadInput
 from fairmesh.problems.base import Samples, Site
 from fairmesh.settings import called
@@ -99,3 +101,54 @@ class Fewer(Data):
             replace(site, train=first(site.train, self.train, f"site {i}"), test=judges.get(id(site.test)))
             for i, site in enumerate(given)
         ]
+
+
+@dataclass(frozen=True)
+class Corrupted(Data):
+    """The sites of `data`, of which those numbered in `corrupted` train on what says nothing: labels drawn
+    uniformly from all classes, or inputs drawn uniformly between their least and their largest. Test samples stay as
+    they are; the corrupted sites' group is "corrupted"."""
+
+    data: Data
+    corrupted: tuple[int, ...] = (0,)
+    how: Literal["labels", "inputs"] = "labels"
+    seed: int = 0
+
+    def __post_init__(self):
+        if not self.corrupted or len(set(self.corrupted)) < len(self.corrupted) or min(self.corrupted) < 0:
+            raise BadInput(f"corrupted lists different sites by their numbers from 0, got {list(self.corrupted)}")
+        if self.seed < 0:
+            raise BadInput(f"seed must be >= 0, got {self.seed}")
+
+    def sites(self) -> list[Site]:
+        made = self.data.sites()
+        if max(self.corrupted) >= len(made):
+            raise BadInput(f"corrupted names site {max(self.corrupted)}, but there are {len(made)}, numbered from 0")
+        samples = [Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})") for i, site in enumerate(made)]
+        for i in self.corrupted:
+            inputs, targets = samples[i].inputs, samples[i].targets
+            if self.how == "inputs":
+                inputs = self._noise(i, inputs)
+            elif targets.ndim != 1 or targets.dtype != torch.long:
+                raise BadInput(
+                    f"labels of site {i} cannot be drawn, for its targets are not classes but {tuple(targets.shape)} "
+                    f'{targets.dtype}; use how = "inputs"'
+                )
+            else:
+                targets = self._drawn(i, len(targets), 1 + max(int(one.targets.max()) for one in samples))
+            made[i] = replace(made[i], train=(inputs, targets), group="corrupted")
+        return made
+
+    def _drawn(self, i: int, count: int, below: int) -> Tensor:
+        return randomness.integers(self._key(i), count, torch.tensor(below)).flatten()
+
+    def _noise(self, i: int, like: Tensor) -> Tensor:
+        if like.is_floating_point():
+            least, largest = like.min(), like.max()
+            drawn = randomness.uniform(self._key(i), like.numel(), torch.float64).to(like.dtype)
+            return least + (largest - least) * drawn.view(like.shape)
+        least, largest = int(like.min()), int(like.max())
+        return (least + self._drawn(i, like.numel(), largest - least + 1)).view(like.shape).to(like.dtype)
+
+    def _key(self, i: int) -> Tensor:
+        return randomness.keys(torch.tensor([self.seed]), f"corrupted {self.how}", 0, torch.tensor([i]))
