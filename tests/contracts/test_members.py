@@ -64,9 +64,21 @@ def test_a_regularizer_keeps_dtype_and_shape_and_changes_nothing(regularizer, dt
     assert regularizer.value(duals, prior).shape == (2, 8, 1)
     best = regularizer.maximiser(duals[:, :1], prior)
     assert (best.shape, best.dtype) == ((2, 1, 8), dtype)
+    allowed = regularizer.project(duals, prior)
+    assert (allowed.shape, allowed.dtype) == (duals.shape, dtype)
     assert torch.equal(duals, before[0])
     assert torch.equal(prior, before[1])
     assert torch.equal(own, torch.eye(8, dtype=dtype))
+
+
+@every_regularizer
+@in_both_dtypes
+def test_what_a_regularizer_allows_is_a_convex_set_that_holds_the_prior_and_its_maximiser(regularizer, dtype):
+    rows, prior = (3 * _rows(2, 8, 8)).to(dtype), _rows(2, 1, 8).softmax(dim=-1).to(dtype)
+    allowed = regularizer.project(rows, prior)
+    inside = [allowed, prior, regularizer.maximiser(rows[:, :1].abs(), prior), allowed.mean(dim=-2, keepdim=True)]
+    for weights in inside:  # the last as neighbours' duals are mixed
+        assert float((regularizer.project(weights, prior) - weights).abs().max()) < 10 * torch.finfo(dtype).eps
 
 
 @every_regularizer
