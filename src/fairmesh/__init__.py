@@ -6,7 +6,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {  # public name -> module; loaded when first used, so that importing fairmesh does not import torch
-    **dict.fromkeys(["Algorithm", "ADGDA", "AFL", "ChocoSGD", "DRDSGD", "DRFA", "DSGD"], "algorithms"),
+    **dict.fromkeys(
+        [
+            "Algorithm", "ADGDA", "AFL", "Ascent", "ChocoSGD", "DRDSGD", "DRFA", "DSGD", "Fixed", "Maximum", "Price",
+            "TrackedADGDA", "Weighing",
+        ],
+        "algorithms",
+    ),
     **dict.fromkeys(
         ["Capped", "ChiSquare", "Custom", "KullbackLeibler", "NoRegularizer", "OwnCoordinate", "Regularizer"],
         "ambiguity",
@@ -38,7 +44,7 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     "picture": "holdings",
     "plot": "report",
     **dict.fromkeys(
-        ["Constant", "Geometric", "Schedule", "Staircase", "Theorem1", "Theorem2Dual", "Theorem2Primal"], "schedules"
+        ["Constant", "Geometric", "Linear", "Schedule", "Staircase", "Theorem1", "Theorem2Dual", "Theorem2Primal"], "schedules"
     ),
     **dict.fromkeys(
         [

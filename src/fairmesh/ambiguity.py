@@ -23,6 +23,9 @@ from fairmesh.simplex import (
 )
 
 
+_STEEPEST = 4.0  # a weight of 50 times the prior's is as far as one round goes before the price has followed
+
+
 def _check_strength(strength: float, positive: bool = True) -> None:
     if not math.isfinite(strength) or strength < 0 or (positive and strength == 0):
         raise BadInput(f"strength, alpha, must be a finite number > 0, got {strength}; for none use NoRegularizer")
@@ -61,6 +64,37 @@ class Cappable(Regularizer, ABC):
         """The argmax over the weights lambda_i <= caps_i, caps a multiple of the prior: (..., 1, n)."""
 
 
+class Priced(Cappable, ABC):
+    """A regularizer under which lambda_i / p_i is a function of x_i = f_i / softness - price alone, one at x_i = 0."""
+
+    @abstractmethod
+    def softness(self) -> float | Tensor:
+        """By how much losses must differ for weights to differ by their size, in the units of sum_i lambda_i f_i +
+        alpha r(lambda)."""
+
+    @abstractmethod
+    def ratio(self, x: Tensor) -> Tensor:
+        """lambda_i / p_i."""
+
+
+def check_priced(regularizer: "Regularizer") -> None:
+    inner = regularizer.inner if isinstance(regularizer, Capped) else regularizer
+    if not isinstance(inner, Priced):
+        raise BadInput(
+            f"a {type(inner).__name__} has no weights that follow from a price; use ChiSquare or KullbackLeibler, "
+            "or find the weights by an Ascent"
+        )
+
+
+def ratio_at(regularizer: "Regularizer", losses: Tensor, prices: Tensor) -> Tensor:
+    """lambda_i / p_i of the inner maximum of sum_i lambda_i f_i + alpha r(lambda), given its price."""
+    if isinstance(regularizer, Capped):
+        return ratio_at(regularizer.inner, losses, prices).clamp(max=1.0 / regularizer.level)
+    if not isinstance(regularizer, Priced):
+        raise TypeError("check_priced lets no such regularizer through")
+    return regularizer.ratio(losses / regularizer.softness() - prices)
+
+
 def worst_case(regularizer: Regularizer, losses: Tensor, prior: Tensor) -> Tensor:
     """Phi: the value of the objective at the exact inner maximum, for losses (..., 1, n): (..., 1, 1)."""
     weights = regularizer.maximiser(losses, prior)
@@ -69,7 +103,7 @@ def worst_case(regularizer: Regularizer, losses: Tensor, prior: Tensor) -> Tenso
 
 
 @dataclass(frozen=True)
-class ChiSquare(Cappable):
+class ChiSquare(Priced):
     """r = -sum_i (lambda_i - p_i)^2 / p_i."""
 
     strength: float = 0.01  # alpha
@@ -95,12 +129,18 @@ class ChiSquare(Cappable):
     def _scores(self, losses: Tensor) -> Tensor:
         return 1.0 + losses / (2.0 * self.strength * losses.shape[-1])
 
+    def softness(self) -> float | Tensor:
+        return 2.0 * self.strength
+
+    def ratio(self, x: Tensor) -> Tensor:
+        return (1.0 + x).clamp(min=0.0)
+
     def largest_step(self, prior: Tensor) -> float:
         return float(prior.min()) / self.strength  # curvature 2 alpha / p: ascent overshoots for ever past 2 / that
 
 
 @dataclass(frozen=True)
-class KullbackLeibler(Cappable):
+class KullbackLeibler(Priced):
     """r = -sum_i lambda_i log(lambda_i / p_i). Its slope is infinite at lambda_i = 0, where projection puts weights, so
     lambda_i / p_i is taken as at least `floor` in the slope."""
 
@@ -126,6 +166,12 @@ class KullbackLeibler(Cappable):
 
     def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
         return capped_tilt(losses / (self.strength * losses.shape[-1]), prior, caps)
+
+    def softness(self) -> float | Tensor:
+        return self.strength
+
+    def ratio(self, x: Tensor) -> Tensor:
+        return x.clamp(max=_STEEPEST).exp()
 
     def largest_step(self, prior: Tensor) -> float:
         return 2.0 * float(prior.min()) / self.strength  # curvature alpha / lambda, at the prior

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.weighing import Ascent, Maximum
 from fairmesh.errors import BadInput
 from fairmesh.problems.base import Problem
 from fairmesh.problems.losses import as_floats
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
 
-_COPIES = 12  # of all models at the peak of a round (tests/contracts/test_memory.py holds this)
 _DUAL_COPIES = 8  # of all dual weights
 _ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's own workspace
 _AHEAD = 24 << 20  # bytes of what is worked out for many rounds at once, and in passing
@@ -41,12 +41,8 @@ def footprint(
     every, dim = problem.n, problem.flat_model.dim
     n = every if hosted is None else hosted
     batch, samples = _batch_bytes(problem, dtype)
-    models = _COPIES * n * dim * dtype.itemsize
-    duals = (
-        _DUAL_COPIES * n * every * dtype.itemsize
-        if "dual_step" in algorithm.steps() and not algorithm.needs_server
-        else 0
-    )
+    models = algorithm.copies_at_peak * n * dim * dtype.itemsize
+    duals = _DUAL_COPIES * n * every * dtype.itemsize if _holds_weights(algorithm) else 0
     held = [problem.sites[i] for i in problem.here]
     data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in held) if data_counts else 0
     floats = sum(s.train.inputs.numel() for s in held) * dtype.itemsize
@@ -61,6 +57,12 @@ def footprint(
         description,
         _KEPT * (models + duals) // 12,
     )
+
+
+def _holds_weights(algorithm: Algorithm) -> bool:
+    """Whether every node holds a weight for every node."""
+    weighing = getattr(algorithm, "weighing", None)
+    return isinstance(weighing, Ascent | Maximum) or ("dual_step" in algorithm.steps() and not algorithm.needs_server)
 
 
 def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:

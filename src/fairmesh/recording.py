@@ -21,6 +21,7 @@ from fairmesh.replicas import Placements, Replica, replicas_of, sites_at, stacke
 from fairmesh.result import Averages, Result, summary_of
 from fairmesh.runfolder import RunFolder
 from fairmesh.settings import nearest, to_table
+from fairmesh.schedules import spanning
 from fairmesh.shards import Checkpoints
 from fairmesh.splitting import Watch, merged, on_host, portions, that_fit
 from fairmesh.topology import Topology
@@ -114,6 +115,7 @@ def _checked(
     for one in algorithms:
         if not isinstance(one, Algorithm):
             raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
+    algorithms = [spanning(one, rounds) for one in algorithms]
     replicas = replicas_of(algorithms, seeds, placements, problem.n)
     if chosen.keep_best and not problem.held_out("validation")[0]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")

@@ -1,8 +1,10 @@
 """Step sizes as functions of the round, and those that Theorems 1 and 2 of the AD-GDA paper prescribe."""
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +28,17 @@ class Schedule(ABC):
 
 def as_schedule(value: "Schedule | float") -> "Schedule":
     return value if isinstance(value, Schedule) else Constant(float(value))
+
+
+def spanning(thing: Any, rounds: int) -> Any:
+    """The same settings with every schedule that has no end of its own ending after so many rounds."""
+    if isinstance(thing, Linear) and thing.rounds is None:
+        return dataclasses.replace(thing, rounds=rounds)
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return thing
+    inner = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+    changed = {name: new for name, old in inner.items() if (new := spanning(old, rounds)) is not old}
+    return dataclasses.replace(thing, **changed) if changed else thing
 
 
 def _check(condition: bool, message: str) -> None:
@@ -63,6 +76,23 @@ class Geometric(Schedule):
 
     def at(self, round_index: Tensor) -> Tensor:
         return self.start * self.ratio ** round_index.double()
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """start * (1 - t / rounds): to zero at the end of the run, which `rounds` is where it is not given."""
+
+    start: float
+    rounds: int | None = None
+
+    def __post_init__(self):
+        _check_start(self.start)
+        _check(self.rounds is None or self.rounds >= 1, f"rounds must be >= 1, got {self.rounds}")
+
+    def at(self, round_index: Tensor) -> Tensor:
+        if self.rounds is None:
+            return self.start + torch.zeros_like(round_index, dtype=torch.float64)
+        return self.start * (1.0 - round_index.double() / self.rounds).clamp(min=0.0)
 
 
 @dataclass(frozen=True)
@@ -132,6 +162,7 @@ family(
     {
         "constant": Constant,
         "geometric": Geometric,
+        "linear": Linear,
         "staircase": Staircase,
         "theorem-1": Theorem1,
         "theorem-2-dual": Theorem2Dual,

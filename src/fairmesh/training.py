@@ -246,7 +246,7 @@ class Training:
         if isinstance(compressor, Compressor) and not isinstance(compressor, Identity):
             delta = compressor.delta(self.problem.flat_model.dim)
             known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
-            advice += f", or rate ({getattr(algorithm, 'rate', 1.0):g}): the compressor {known}"
+            advice += f", or rate ({_rate_of(state.algorithm, algorithm):g}): the compressor {known}"
         site = self.problem.sites[self.replicas[replica].placement[node]].name
         who = "the server" if algorithm.needs_server else f"node {node} ({site})"
         which = (
@@ -255,6 +255,12 @@ class Training:
             else ""
         )
         return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
+
+
+def _rate_of(state: Any, algorithm: Any) -> float:
+    """gamma, as given or as the run found it."""
+    rate = getattr(algorithm, "rate", 1.0)
+    return float(state.rates.flatten()[0]) if rate is None else rate
 
 
 def _tensor(value: Tensor | None) -> Tensor:

@@ -7,11 +7,35 @@ from fairmesh.algorithms.choco_sgd import ChocoSGD
 from fairmesh.algorithms.dr_dsgd import DRDSGD
 from fairmesh.algorithms.drfa import DRFA
 from fairmesh.algorithms.dsgd import DSGD
+from fairmesh.algorithms.tracked import TrackedADGDA
+from fairmesh.algorithms.weighing import Ascent, Fixed, Maximum, Price, Weighing
 from fairmesh.settings import family
 
 family(
     Algorithm,
-    {"ad-gda": ADGDA, "choco-sgd": ChocoSGD, "dsgd": DSGD, "dr-dsgd": DRDSGD, "drfa": DRFA, "afl": AFL},
+    {
+        "ad-gda": ADGDA,
+        "tracked-ad-gda": TrackedADGDA,
+        "choco-sgd": ChocoSGD,
+        "dsgd": DSGD,
+        "dr-dsgd": DRDSGD,
+        "drfa": DRFA,
+        "afl": AFL,
+    },
 )
 
-__all__ = ["ADGDA", "AFL", "DRDSGD", "DRFA", "DSGD", "Algorithm", "ChocoSGD"]
+__all__ = [
+    "ADGDA",
+    "AFL",
+    "DRDSGD",
+    "DRFA",
+    "DSGD",
+    "Algorithm",
+    "Ascent",
+    "ChocoSGD",
+    "Fixed",
+    "Maximum",
+    "Price",
+    "TrackedADGDA",
+    "Weighing",
+]

@@ -28,6 +28,7 @@ class Algorithm(ABC):
     an algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n)."""
 
     needs_server: ClassVar[bool]
+    copies_at_peak: ClassVar[int] = 12  # of all models in a round (tests/contracts/test_memory.py holds this)
 
     @abstractmethod
     def init(self, oracle: Oracle, network: Network) -> Any:

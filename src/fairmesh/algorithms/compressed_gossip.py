@@ -4,14 +4,21 @@ Koloskova, Stich, Jaggi: Decentralized Stochastic Optimization and Gossip Algori
 ICML 2019 (the memory-efficient form).
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fairmesh import randomness
 from fairmesh.algorithms.base import Round
 from fairmesh.compression import Compressor
 from fairmesh.networks.base import Delivery, Network, Part
+from fairmesh.randomness import Draw
+
+_REHEARSED = 100  # rounds of compression after which what is left behind has settled
+_LONGEST = 1 << 17  # coordinates of a rehearsal
+_UNEQUAL = 0.5  # the spread of the logarithm of their sizes
 
 
 class PublicCopies(NamedTuple):
@@ -24,6 +31,45 @@ class PublicCopies(NamedTuple):
 def no_copies(models: Tensor, network: Network) -> PublicCopies:
     """Before the first message every public copy is zero."""
     return PublicCopies(torch.zeros_like(models), network.copies(models))
+
+
+def copies_of(models: Tensor, network: Network) -> PublicCopies:
+    """Where all nodes begin with the same row, every public copy can be that from the start: nothing need be sent."""
+    kept = network.copies(models)
+    return PublicCopies(models.clone(), kept + (models if kept.ndim == models.ndim else models.unsqueeze(-2)))
+
+
+def steady_rate(compressor: Compressor, dim: int, network: Network) -> float:
+    """A consensus step size for this compressor on this graph: the largest of a stable run scales with delta over
+    ||I - W||, and so does this, with delta as it is measured."""
+    return min(1.0, 2.0 * steady_contraction(compressor, min(dim, _LONGEST)) / max(network.beta(), 1e-6))
+
+
+def _normal(draw: Draw, count: int) -> Tensor:
+    """Normal numbers (1, 1, count)."""
+    first, second = draw.uniforms(2 * count).split(count, dim=-1)
+    return (-2.0 * (1.0 - first).log()).sqrt() * (2.0 * torch.pi * second).cos()
+
+
+@lru_cache(maxsize=64)
+def steady_contraction(compressor: Compressor, dim: int) -> float:
+    """delta in the long run and for every coordinate: what is left behind, e, settles where E e_k^2 = (1 - delta)
+    E (e_k + news_k)^2 if in every round as much news is added to what is to be sent, here normal numbers of unequal
+    sizes. The energy of the first message alone promises too much: top-K sends most of it, but few coordinates, and
+    gossip is stable only if it is so in each."""
+    seed, identity = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+
+    def draw(purpose: str, t: int) -> Draw:
+        return Draw(randomness.keys(seed, purpose, t, identity), torch.float32)
+
+    sizes = (_UNEQUAL * _normal(draw("sizes", 0), dim)).exp()
+    behind, left = torch.zeros(1, 1, dim), []
+    for t in range(_REHEARSED):
+        behind = behind + sizes * _normal(draw("news", t), dim)
+        behind = behind - compressor.compress(behind, draw("rehearsal", t)).decode()
+        left.append(float((behind / sizes).square().mean()))
+    settled = sum(left[_REHEARSED // 2 :]) / (_REHEARSED - _REHEARSED // 2)
+    return 1.0 / (1.0 + settled)
 
 
 def toward_neighbours(models: Tensor, copies: PublicCopies, rate: float | Tensor, round: Round) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression import Code
+from fairmesh.mixing import Mixing
 from fairmesh.networks.hosts import Hosts
 
 
@@ -66,6 +67,7 @@ class Network(ABC):
     by_identity: Tensor  # (n,) positions of all nodes in the order of their identities
     kept_of: Tensor | None  # (nodes, slots) identities of those whose copies a node keeps, where it keeps one of each
     hosts: Hosts  # that together host all nodes
+    cycle: Sequence[Mixing]  # the graphs that rounds take in turn
 
     @abstractmethod
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
@@ -94,6 +96,10 @@ class Network(ABC):
     @abstractmethod
     def gather(self, rows: Tensor) -> Tensor:
         """All nodes' rows (..., n, dim) in the order of their positions, for observers; not traffic."""
+
+    def beta(self) -> float:
+        """||I - W||_2, the largest of any round."""
+        return max(mixing.beta for mixing in self.cycle)
 
     def mean(self, rows: Tensor) -> Tensor:
         """The mean over all nodes, wherever hosted, of rows (..., nodes, dim): (..., dim)."""

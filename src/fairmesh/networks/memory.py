@@ -65,7 +65,7 @@ class MemoryNetwork(Network):
         order: Sequence[int] | None = None,
         count_bytes: bool = True,
     ):
-        self.n, self.hosts, self.kept_of = cycle[0].n, Alone(), None
+        self.n, self.hosts, self.kept_of, self.cycle = cycle[0].n, Alone(), None, cycle
         place = np.arange(self.n) if order is None else np.asarray(order)
         if sorted(place.tolist()) != list(range(self.n)):
             raise BadInput(f"order must name each of the {self.n} nodes once")

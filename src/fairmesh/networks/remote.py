@@ -50,7 +50,7 @@ class RemoteNetwork(Network):
         identities: Sequence[int] | None = None,  # of all nodes
         each_copy: bool = False,
     ):
-        self.n, self._transport = cycle[0].n, transport
+        self.n, self.cycle, self._transport = cycle[0].n, cycle, transport
         self._here = list(hosted)
         if not self._here or len(set(self._here)) != len(self._here) or not set(self._here) <= set(range(self.n)):
             raise BadInput(f"hosted must name some of the {self.n} nodes once each, got {self._here}")

@@ -165,10 +165,12 @@ def without(state: TrainingState, gone: Sequence[int], slots: Sequence[int], pri
 def _without(name: str, tensor: Tensor, gone: Sequence[int], places: Sequence[int], prior: Tensor) -> Tensor:
     if name.endswith(".kept"):
         tensor = _dropped(tensor, -2, places)
+    if "balance" in name:  # sums to zero over all nodes, so without some it must begin anew
+        tensor = torch.zeros_like(tensor)
     if "dual" not in name:
         return tensor
     tensor = _dropped(tensor, -1, gone)  # whatever tells of weights has a coordinate for every node
-    if "copies" in name:
+    if "copies" in name or "balance" in name:
         return tensor
     total = tensor.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, tensor / total.clamp(min=torch.finfo(tensor.dtype).tiny), prior.to(tensor))

@@ -18,6 +18,7 @@ from fairmesh.node.store import Store
 from fairmesh.problems.base import Problem
 from fairmesh.problems.evaluation import Evaluator
 from fairmesh.replicas import Replica
+from fairmesh.schedules import spanning
 from fairmesh.training import DTYPES, Training, TrainingState, device_of
 
 _CHECKPOINT_S = 60.0  # so much work at most is done again after a crash
@@ -75,7 +76,9 @@ class Rounds:
             identities=present,
             each_copy=True,  # so that a site can leave
         )
-        replica = Replica(experiment.seeds[0], tuple(range(problem.n)), experiment.algorithm)
+        replica = Replica(
+            experiment.seeds[0], tuple(range(problem.n)), spanning(experiment.algorithm, experiment.rounds)
+        )
         options = replace(experiment.options, **dict.fromkeys(membership.not_measured, False))
         self.training = Training(problem, experiment.topology, [replica], options, network=network)
         self.branch = spanning_tree(union_of(cycle))[self._number]

@@ -1,0 +1,216 @@
+"""Who weighs how much in a robust run: ways to find lambda with one message a round, and one that leaves it alone.
+
+All work in the units of g(theta, lambda) = sum_i lambda_i f_i(theta) + alpha r(lambda), m times the paper's objective:
+there neither a good alpha nor a good step depends on how many nodes there are.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.algorithms.base import Round, check_dual_step, plain, prior_weights
+from fairmesh.algorithms.compressed_gossip import PublicCopies, difference, followed, no_copies, toward_neighbours
+from fairmesh.ambiguity import Custom, Regularizer, check_priced, ratio_at
+from fairmesh.compression import Compressor
+from fairmesh.errors import BadInput
+from fairmesh.networks.base import Delivery, Network, Part
+from fairmesh.problems.oracle import Oracle
+from fairmesh.schedules import Schedule, as_schedule
+from fairmesh.settings import family
+
+
+class Weighed(NamedTuple):
+    """What a node's loss weighs in this round's descent, and what there is to tell the neighbours of it."""
+
+    weights: Tensor  # m lambda_i (..., nodes, 1), one on average
+    parts: dict[str, Part]
+    settled: Callable[[Delivery], Any]  # the state after the exchange
+
+
+class Weighing(ABC):
+    """`init` gives the state before round 0, `weigh` this round's weights from the hosted nodes' losses (..., nodes,
+    1). A state that holds lambda calls it `duals`, (..., nodes, n)."""
+
+    @abstractmethod
+    def check(self, regularizer: Regularizer, prior: Tensor) -> None:
+        """Refuses a regularizer that this way cannot serve."""
+
+    @abstractmethod
+    def init(self, oracle: Oracle, network: Network) -> Any:
+        """The state before the first round."""
+
+    @abstractmethod
+    def weigh(self, state: Any, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
+        """This round's weights."""
+
+
+class Rows(NamedTuple):
+    """Rows with a coordinate for every node, each node's estimate of all."""
+
+    duals: Tensor | None  # lambda_i (..., nodes, n)
+    dual_copies: PublicCopies | None  # where rows travel compressed
+
+
+def _gossiped(
+    rows: Tensor,
+    copies: PublicCopies | None,
+    compressor: Compressor | None,
+    round: Round,
+    allowed: Callable[[Tensor], Tensor] = lambda rows: rows,
+) -> tuple[dict[str, Part], Callable[[Delivery], tuple[Tensor, PublicCopies | None]]]:
+    """Rows over all nodes on their way: as they are, mixed on arrival; or moved toward the public copies and put back
+    where they are `allowed`, the difference to their own copy sent compressed."""
+    if compressor is None or copies is None:
+        return {"dual": plain(rows)}, lambda delivery: (delivery.mix("dual"), None)
+    rows = allowed(toward_neighbours(rows, copies, 1.0, round))
+    part = difference(rows, copies, compressor, round, "dual compression")
+    return {"dual": part}, lambda delivery: (rows, followed(copies, part, delivery, "dual"))
+
+
+def _of_own(rows: Tensor, round: Round) -> Tensor:
+    """m times each hosted node's own entry: (..., nodes, 1)."""
+    return round.n * (rows * round.own).sum(dim=-1, keepdim=True)
+
+
+def _prior_rows(oracle: Oracle, network: Network) -> Tensor:
+    models = oracle.initial_models()
+    return oracle.prior.expand(*models.shape[:-1], network.n).clone()
+
+
+@dataclass(frozen=True)
+class Ascent(Weighing):
+    """AD-GDA's: every node raises its own coordinate of lambda by its loss, projects, and gossips the row."""
+
+    step: Schedule | float = 0.01  # eta_lambda
+    compressor: Compressor | None = None  # of the rows; without one they travel as they are
+
+    def __post_init__(self):
+        object.__setattr__(self, "step", as_schedule(self.step))
+
+    def check(self, regularizer: Regularizer, prior: Tensor) -> None:
+        check_dual_step(_slowed(self.step, prior.shape[-1]), regularizer, prior)
+
+    def init(self, oracle: Oracle, network: Network) -> Rows:
+        duals = _prior_rows(oracle, network)
+        return Rows(duals, None if self.compressor is None else no_copies(duals, network))
+
+    def weigh(self, state: Rows, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
+        if state.duals is None:
+            raise TypeError("an ascent lost its lambda")
+        slopes = losses * round.own + regularizer.slope(state.duals, round.prior, round.own) / round.n
+
+        def allowed(rows: Tensor) -> Tensor:
+            return regularizer.project(rows, round.prior)
+
+        duals = allowed(state.duals.addcmul(slopes, round.step_size(self.step)))
+        parts, arrived = _gossiped(duals, state.dual_copies, self.compressor, round, allowed)
+        return Weighed(_of_own(state.duals, round), parts, lambda delivery: Rows(*arrived(delivery)))
+
+
+def _slowed(step: Schedule | float, n: int) -> float:
+    """The step that is as far from overshooting with alpha as this one with alpha / m."""
+    return float(as_schedule(step).at(torch.zeros((), dtype=torch.int64))) / n
+
+
+class Tables(NamedTuple):
+    """What a node knows of all nodes' losses."""
+
+    duals: Tensor  # lambda_i (..., nodes, n)
+    losses: Tensor  # f_i as remembered (..., nodes, 1)
+    dual_balances: Tensor  # what gossip added to m f_i at the node's own coordinate: sums to zero over all nodes
+    dual_copies: PublicCopies | None
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise BadInput(f"{name} lies in (0, 1], got {value}")
+
+
+@dataclass(frozen=True)
+class Maximum(Weighing):
+    """The exact inner maximum for losses that all nodes gossip: node i puts m f_i at its own coordinate of a row, so
+    that the rows' average is the table of losses, which each node then follows as its loss changes."""
+
+    fresh: float = 0.1  # the share of a new batch in the loss that is remembered
+    compressor: Compressor | None = None  # of the rows; without one they travel as they are
+
+    def __post_init__(self):
+        _check_share("fresh", self.fresh)
+
+    def check(self, regularizer: Regularizer, prior: Tensor) -> None:
+        if isinstance(regularizer, Custom):
+            raise BadInput("the inner maximum of a custom regularizer takes too long for every round; use an Ascent")
+
+    def init(self, oracle: Oracle, network: Network) -> Tables:
+        duals = _prior_rows(oracle, network)
+        copies = None if self.compressor is None else no_copies(duals, network)
+        return Tables(duals, torch.zeros_like(duals[..., :1]), torch.zeros_like(duals), copies)
+
+    def weigh(self, state: Tables, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
+        losses = torch.lerp(state.losses, losses, self.fresh)
+        injected = round.n * losses * round.own
+        rows = state.dual_balances + injected
+        known = torch.where(round.own > 0, losses, rows)  # its own loss a node knows better
+        duals = regularizer.maximiser(round.n * known, round.prior)
+        parts, arrived = _gossiped(rows, state.dual_copies, self.compressor, round)
+
+        def settled(delivery: Delivery) -> Tables:
+            mixed, copies = arrived(delivery)
+            return Tables(duals, losses, mixed - injected, copies)
+
+        return Weighed(_of_own(duals, round), parts, settled)
+
+
+class Prices(NamedTuple):
+    """One number a node."""
+
+    losses: Tensor  # f_i as remembered (..., nodes, 1)
+    prices: Tensor  # in units of the regularizer's softness (..., nodes, 1)
+
+
+@dataclass(frozen=True)
+class Price(Weighing):
+    """The inner maximum by its shadow price: lambda_i follows from f_i and the price of sum_i lambda_i = 1, which all
+    nodes gossip and which rises where weights exceed their share. One number a message, however many nodes."""
+
+    fresh: float = 0.1  # the share of a new batch in the loss that is remembered
+    step: float = 0.1  # of the price, in units in which 1 corrects a lone node's weight at once
+
+    def __post_init__(self):
+        _check_share("fresh", self.fresh)
+        _check_share("step", self.step)
+
+    def check(self, regularizer: Regularizer, prior: Tensor) -> None:
+        check_priced(regularizer)
+
+    def init(self, oracle: Oracle, network: Network) -> Prices:
+        nothing = torch.zeros_like(oracle.initial_models()[..., :1])
+        return Prices(nothing, nothing.clone())
+
+    def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
+        losses = torch.lerp(state.losses, losses, self.fresh)
+        prior = prior_weights(round)  # m p_i
+        weights = prior * ratio_at(regularizer, losses, state.prices)
+        prices = state.prices + self.step * (weights - prior)
+        return Weighed(weights, {"price": plain(prices)}, lambda delivery: Prices(losses, delivery.mix("price")))
+
+
+@dataclass(frozen=True)
+class Fixed(Weighing):
+    """Every node weighs what the prior gives it: not robust."""
+
+    def check(self, regularizer: Regularizer, prior: Tensor) -> None:
+        pass
+
+    def init(self, oracle: Oracle, network: Network) -> Rows:
+        return Rows(None, None)
+
+    def weigh(self, state: Rows, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
+        return Weighed(prior_weights(round), {}, lambda delivery: state)
+
+
+family(Weighing, {"ascent": Ascent, "maximum": Maximum, "price": Price, "fixed": Fixed})
