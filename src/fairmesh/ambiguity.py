@@ -22,7 +22,6 @@ from fairmesh.simplex import (
     weighted_threshold,
 )
 
-
 _STEEPEST = 4.0  # a weight of 50 times the prior's is as far as one round goes before the price has followed
 
 

@@ -20,8 +20,8 @@ from fairmesh.problems.base import Problem
 from fairmesh.replicas import Placements, Replica, replicas_of, sites_at, stacked
 from fairmesh.result import Averages, Result, summary_of
 from fairmesh.runfolder import RunFolder
-from fairmesh.settings import nearest, to_table
 from fairmesh.schedules import spanning
+from fairmesh.settings import nearest, to_table
 from fairmesh.shards import Checkpoints
 from fairmesh.splitting import Watch, merged, on_host, portions, that_fit
 from fairmesh.topology import Topology
