@@ -1,15 +1,15 @@
 """One site of twenty that lies: the experiment runs, and its record says what the documents say."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 import fairmesh as fm
-from fairmesh.reproduce import frontier_lies
+from fairmesh.reproduce.frontier import lies
+from fairmesh.reproduce.verdicts import RECORDED
 from fairmesh.runfolder import as_json
 
-RECORD = Path(frontier_lies.__file__).parent / "results" / "frontier_lies.jsonl"
+RECORD = RECORDED / "frontier_lies.jsonl"
 LINES = {line["row"]: line for line in map(json.loads, RECORD.read_text().splitlines())}
 
 
@@ -18,9 +18,9 @@ def mean(row: str, what: str = "worst_honest") -> float:
 
 
 def test_a_miniature_gives_every_row_as_plain_values(monkeypatch):
-    monkeypatch.setattr(frontier_lies, "DATA", {"digits": fm.Digits(nodes=20, split="class")})
+    monkeypatch.setattr(lies, "DATA", {"digits": fm.Digits(nodes=20, split="class")})
     said: list[str] = []
-    lines = frontier_lies.lines(said.append, miniature=True)
+    lines = lies.lines(said.append, miniature=True)
     assert json.loads(as_json(lines)) == lines
     assert [line["row"].removeprefix("digits, ") for line in lines] == [
         row.removeprefix("MNIST, ") for row in LINES if row.startswith("MNIST")
@@ -31,7 +31,7 @@ def test_a_miniature_gives_every_row_as_plain_values(monkeypatch):
         assert ("one lies" in line["row"]) == (line["settings"]["data"]["name"] == "corrupted")
 
 
-@pytest.mark.parametrize("name", frontier_lies.DATA)
+@pytest.mark.parametrize("name", lies.DATA)
 def test_one_liar_takes_most_of_the_weight_and_hurts_the_honest_and_a_cap_keeps_both_from_happening(name):
     weight = mean(f"{name}, one lies: AD-GDA", "weight_of_corrupted")
     held = mean(f"{name}, one lies: AD-GDA, capped weights", "weight_of_corrupted")
@@ -43,8 +43,8 @@ def test_one_liar_takes_most_of_the_weight_and_hurts_the_honest_and_a_cap_keeps_
 @pytest.mark.parametrize("row", LINES)
 def test_the_record_is_of_the_experiment_as_it_is(row):
     settings = LINES[row]["settings"]
-    assert settings["rounds"] == frontier_lies.ROUNDS
-    assert settings["seeds"] == list(frontier_lies.SEEDS)
+    assert settings["rounds"] == lies.ROUNDS
+    assert settings["seeds"] == list(lies.SEEDS)
     if "AD-GDA" in row:
         algorithm = settings["algorithm"]
         level = algorithm["regularizer"].get("level")

@@ -56,13 +56,13 @@ class TrackedADGDA(Algorithm):
 
     In units that do not depend on the number of nodes: a node's gradient weighs m lambda_i, one on average, so that
     `primal_step` is a step along the network's gradient, and alpha is m times AD-GDA's. Every ingredient can be left
-    out: `momentum = 1`, `tracking = False`, `scaling = None`, `local_steps = 1`, `warm_start = False` and an `Ascent`
+    out: `momentum = 1`, `tracking = False`, `scaling = 0`, `local_steps = 1`, `warm_start = False` and an `Ascent`
     give AD-GDA with m times the step; a `Fixed` weighing with tracking BEER, and with momentum MoTEF."""
 
     primal_step: Schedule | float = field(default_factory=lambda: Linear(0.002))  # eta_theta
     momentum: float = 0.1  # the share of the fresh gradient in what a node remembers of its own; 1: no memory
     tracking: bool = field(default=True, metadata=STRUCTURAL)
-    scaling: float | None = field(default=0.99, metadata=STRUCTURAL)  # memory of the squares that steps are divided by
+    scaling: float = field(default=0.99, metadata=STRUCTURAL)  # memory of the squares steps are divided by; 0: none are
     local_steps: int = field(default=1, metadata=STRUCTURAL)  # between exchanges, corrected by the tracker
     rate: float | None = None  # gamma, the consensus step size; from the compressor and the graph where not given
     compressor: Compressor = field(default_factory=lambda: Sign(block=64))  # Q, of models and of trackers
@@ -81,8 +81,8 @@ class TrackedADGDA(Algorithm):
         check_loss_cap(self.loss_cap)
         if not 0 < self.momentum <= 1:
             raise BadInput(f"momentum, the share of the fresh gradient, lies in (0, 1], got {self.momentum}; 1 is none")
-        if self.scaling is not None and not 0 < self.scaling < 1:
-            raise BadInput(f"scaling lies in (0, 1), got {self.scaling}; leave steps unscaled with scaling = None")
+        if not 0 <= self.scaling < 1:
+            raise BadInput(f"scaling lies in [0, 1), got {self.scaling}; 0 leaves steps as they are")
         if self.local_steps < 1:
             raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
 
@@ -102,7 +102,7 @@ class TrackedADGDA(Algorithm):
             models=models,
             momenta=torch.zeros_like(models),
             balances=torch.zeros_like(models) if self.tracking else None,
-            squares=None if self.scaling is None else torch.zeros_like(models),
+            squares=torch.zeros_like(models) if self.scaling else None,
             copies=copies_of(models, network) if self.warm_start else no_copies(models, network),
             tracker_copies=no_copies(models, network) if self.tracking else None,
             rates=torch.ones_like(models[..., :1]) * rate,
@@ -120,7 +120,7 @@ class TrackedADGDA(Algorithm):
             balances = toward_neighbours(balances, state.tracker_copies, state.rates, round)
             trackers = momenta + balances
         squares, step = state.squares, round.step_size(self.primal_step)
-        if squares is not None and self.scaling is not None:
+        if squares is not None:
             squares = torch.lerp(trackers.square(), squares, self.scaling)
             remembered = 1.0 - self.scaling ** (round.index + 1).double()  # below 1 in the first rounds
             step = step / (squares / remembered.to(squares.dtype)).sqrt_().add_(_TINY)

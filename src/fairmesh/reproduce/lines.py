@@ -12,7 +12,7 @@ import torch
 from fairmesh.errors import BadInput
 from fairmesh.files import write_atomically
 from fairmesh.metrics import Record
-from fairmesh.reproduce.recipes import RECIPES, Row, rows_of
+from fairmesh.reproduce.recipes import Row, rows_of
 from fairmesh.runfolder import as_json
 from fairmesh.settings import to_table
 
@@ -95,7 +95,7 @@ def curve_of(records: Sequence[Record]) -> dict[str, Any]:
 def record(results: Path, line: Line) -> None:
     """Puts a line in its recipe's file, in place of the one it had, in the order of the recipe."""
     lines = {_name(one): one for one in [*lines_of(results, line["recipe"]), line]}
-    order = [(row.protocol, row.name) for row in rows_of(line["recipe"])] if line["recipe"] in RECIPES else []
+    order = [] if line["recipe"] == "sittings" else [(row.protocol, row.name) for row in rows_of(line["recipe"])]
     names = sorted(lines, key=lambda name: order.index(name) if name in order else len(order))
     write_lines(results, line["recipe"], [lines[name] for name in names])
 

@@ -21,7 +21,7 @@ from fairmesh.schedules import Constant, Geometric
 from fairmesh.topology import Circulant, Complete, Ring, Topology, Torus
 from fairmesh.training import Options
 
-Protocol = Literal["formula", "published"]
+Protocol = Literal["formula", "published", "frontier"]  # the last: past the paper, in reproduce/frontier
 Search = Mapping[str, tuple[float, ...]]  # a dotted name of the algorithm -> the values tried
 
 RATES = {  # gamma; what rounds up bears more than what rounds down
@@ -364,7 +364,11 @@ RECIPES: dict[str, Callable[[Protocol], list[Row]]] = {
 
 
 def rows_of(recipe: str) -> list[Row]:
-    """All rows of a recipe in both protocols."""
+    """All rows of a recipe: of the paper's in both protocols."""
+    if recipe not in RECIPES:
+        from fairmesh.reproduce.frontier.recipes import FRONTIER  # whose rows are made of what is here
+
+        return FRONTIER[recipe]()
     return [row for protocol in PROTOCOLS for row in RECIPES[recipe](protocol)]  # type: ignore[arg-type]
 
 

@@ -39,7 +39,7 @@ def reproduce(
     out because their data is not here, each with the reason. `work` is where checkpoints of the runs in progress are
     kept. A row that fails does not stop the others; the first such error is raised when they are done."""
     rows = [change(row) for recipe in recipes for row in rows_of(recipe)]
-    known = [line for recipe in RECIPES for line in lines_of(results, recipe)]
+    known = [line for recipe in {*RECIPES, *recipes} for line in lines_of(results, recipe)]
     done = {_key(line): line for line in known}
     missing = _missing(rows, done)
     reasons = {data: _absence(data) for data in dict.fromkeys(row.experiment.data for row in missing)}
