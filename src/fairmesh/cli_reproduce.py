@@ -16,13 +16,13 @@ from fairmesh.terminal import Json, print_json, say, show_table
 
 TABLES = ("table2", "table3", "table4a", "table4b", "table4c", "table5")
 FIGURES = ("figure1", "figure2", "figure3", "figure4")
-_OTHERS = ("all", "theory", "verdicts", "page")
+_OTHERS = ("all", "theory", "verdicts", "page", "frontier")
 
 
 def reproduce(
     what: Annotated[
         list[str],
-        typer.Argument(help=f"all, theory, verdicts, page, or some of {', '.join((*TABLES, *FIGURES))}."),
+        typer.Argument(help=f"all, theory, verdicts, page, frontier, or some of {', '.join((*TABLES, *FIGURES))}."),
     ],
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     data: Annotated[Path | None, typer.Option(help="The folder of the datasets, in place of $FAIRMESH_DATA.")] = None,
@@ -34,11 +34,12 @@ def reproduce(
         int | None, typer.Option(min=1, help="Processes that share the device; 4 on a GPU, else 1.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Everything in miniature: to see that it runs.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="With frontier: show what is recorded and run nothing.")] = False,
     json_: Json = False,
 ) -> None:
     """Runs the paper's experiments again. Stop it at any time: the same command goes on where it was.
 
-    `verdicts` shows what is recorded beside the paper's numbers, `page` writes REPRODUCTION.md from it; both read the
+    `frontier` goes past the paper: what each ingredient of Tracked AD-GDA is worth (docs/frontier.md). `verdicts` shows what is recorded beside the paper's numbers, `page` writes REPRODUCTION.md from it; both read the
     results that come with fairmesh unless --out names others."""
     known = (*_OTHERS, *TABLES, *FIGURES)
     for name in what:
@@ -52,10 +53,16 @@ def reproduce(
         return _verdicts(out, json_)
     if what == ["page"]:
         return _page(out)
+    if show:
+        if what != ["frontier"]:
+            raise BadInput(f"--show goes with frontier, got {' '.join(what)}; for the paper's numbers use verdicts")
+        return _claims(out, json_)
     folder = out or Path("reproduction-quick" if quick else "reproduction")
     _keep_apart(folder / "results", quick)
     if what == ["theory"]:
         return _theory(folder / "results", quick, json_)
+    if what == ["frontier"]:
+        return _frontier(folder, device, jobs, quick, json_)
     recipes = [*TABLES, *FIGURES] if what == ["all"] else what
     failed = None
     with _theory_beside(folder / "results", quick, device, wanted=what == ["all"]):
@@ -149,6 +156,41 @@ def _run(recipes: list[str], folder: Path, device: str, jobs: int | None, quick:
         say(f"done in {(time.monotonic() - started) / 60:.1f} min")
         for reason in dict.fromkeys(left_out.values()):
             say(f"{list(left_out.values()).count(reason)} rows not run: {reason}")
+
+
+def _frontier(folder: Path, device: str, jobs: int | None, quick: bool, json_: bool) -> None:
+    """Runs that share the device first, then those of one process on the CPU; then the claims."""
+    from fairmesh.reproduce.frontier import duals, lies
+    from fairmesh.reproduce.frontier.recipes import FRONTIER
+    from fairmesh.reproduce.lines import write_lines
+
+    _run(list(FRONTIER), folder, device, jobs, quick, json_)
+    for name, lines in {"frontier_lies": lies.lines, "frontier_duals": duals.lines}.items():
+        if not (folder / "results" / f"{name}.jsonl").exists():
+            write_lines(folder / "results", name, lines(say=(lambda text: None) if json_ else say, miniature=quick))
+    _claims(folder, json_)
+
+
+def _claims(out: Path | None, json_: bool) -> None:
+    from fairmesh.reproduce.frontier.claims import claims
+
+    found = claims(_results(out))
+    if json_:
+        print_json({"claims": found})
+        return
+    answer = {True: "holds", False: "does not hold"}
+    show_table(
+        [["claim", "measured", "required", ""]]
+        + [
+            [
+                c["claim"],
+                "not run" if c["measured"] is None else f"{c['measured']:g}",
+                f"{c['required']:g}",
+                answer[c["holds"]],
+            ]
+            for c in found
+        ]
+    )
 
 
 def _theory(results: Path, quick: bool, json_: bool) -> None:

@@ -98,7 +98,7 @@ def chosen_defaults(results: Path) -> tuple[dict[str, float], list[dict[str, Any
     candidates with how far they lag on each problem, the least first."""
     lines = list(lines_by_row(results, "frontier_choice").values())
     tops = [max(one["worst"] for one in line["search"]["tried"]) for line in lines]
-    candidates = [
+    candidates: list[dict[str, Any]] = [
         {name: one[name] for name in CHOSEN}
         | {"behind": [round(100 * (top - line["search"]["tried"][k]["worst"]), 2) for top, line in zip(tops, lines)]}
         for k, one in enumerate(lines[0]["search"]["tried"])
