@@ -166,19 +166,25 @@ class Maximum(Weighing):
 
 
 class Prices(NamedTuple):
-    """One number a node."""
+    """A few numbers a node."""
 
     losses: Tensor  # f_i as remembered (..., nodes, 1)
     prices: Tensor  # in units of the regularizer's softness (..., nodes, 1)
+    balances: Tensor  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
+    weights: Tensor  # m lambda_i of the last round (..., nodes, 1)
 
 
 @dataclass(frozen=True)
 class Price(Weighing):
     """The inner maximum by its shadow price: lambda_i follows from f_i and the price of sum_i lambda_i = 1, which all
-    nodes gossip and which rises where weights exceed their share. One number a message, however many nodes."""
+    nodes gossip and which rises where weights exceed their share. One number a message, however many nodes.
+
+    Gossip alone would leave every node with a price of its neighbourhood. So what it added last is added again, which
+    makes the one price of all nodes the only one that stays (exact diffusion: Yuan et al., IEEE TSP 2019)."""
 
     fresh: float = 0.1  # the share of a new batch in the loss that is remembered
-    step: float = 0.1  # of the price, in units in which 1 corrects a lone node's weight at once
+    step: float = 0.1  # of the price, in units in which 1 corrects a lone node's weight at once; under KullbackLeibler
+    # too long where a node weighs more than 2 / step times its prior
 
     def __post_init__(self):
         _check_share("fresh", self.fresh)
@@ -189,14 +195,21 @@ class Price(Weighing):
 
     def init(self, oracle: Oracle, network: Network) -> Prices:
         nothing = torch.zeros_like(oracle.initial_models()[..., :1])
-        return Prices(nothing, nothing.clone())
+        hosted = oracle.prior.squeeze(-2).index_select(-1, network.hosted).unsqueeze(-1)
+        return Prices(nothing, nothing.clone(), nothing.clone(), nothing + network.n * hosted)
 
     def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
         losses = torch.lerp(state.losses, losses, self.fresh)
         prior = prior_weights(round)  # m p_i
         weights = prior * ratio_at(regularizer, losses, state.prices)
-        prices = state.prices + self.step * (weights - prior)
-        return Weighed(weights, {"price": plain(prices)}, lambda delivery: Prices(losses, delivery.mix("price")))
+        raised = state.prices + self.step * (weights - prior)
+        told = raised + state.balances
+
+        def settled(delivery: Delivery) -> Prices:
+            prices = (told + delivery.mix("price")) / 2
+            return Prices(losses, prices, prices - raised, weights)
+
+        return Weighed(weights, {"price": plain(told)}, settled)
 
 
 @dataclass(frozen=True)
