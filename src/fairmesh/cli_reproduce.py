@@ -16,6 +16,7 @@ from fairmesh.terminal import Json, print_json, say, show_table
 
 TABLES = ("table2", "table3", "table4a", "table4b", "table4c", "table5")
 FIGURES = ("figure1", "figure2", "figure3", "figure4")
+_ANSWERS = {True: "holds", False: "does not hold", None: "not known"}
 _OTHERS = ("all", "theory", "verdicts", "page", "frontier")
 
 
@@ -178,19 +179,15 @@ def _claims(out: Path | None, json_: bool) -> None:
     if json_:
         print_json({"claims": found})
         return
-    answer = {True: "holds", False: "does not hold"}
-    show_table(
-        [["claim", "measured", "required", ""]]
-        + [
-            [
-                c["claim"],
-                "not run" if c["measured"] is None else f"{c['measured']:g}",
-                f"{c['required']:g}",
-                answer[c["holds"]],
-            ]
-            for c in found
+    rows = [
+        [
+            c["claim"],
+            *("not run" if c[k] is None else f"{c[k]:g}" for k in ("measured", "required")),
+            _ANSWERS[c["holds"]],
         ]
-    )
+        for c in found
+    ]
+    show_table([["claim", "measured", "required", ""], *rows])
 
 
 def _theory(results: Path, quick: bool, json_: bool) -> None:
@@ -220,8 +217,7 @@ def _verdicts(out: Path | None, json_: bool) -> None:
         + [[c["cell"], shown(c["paper"]), shown(c["formula"]), shown(c["published"]), c["verdict"]] for c in cells]
     )
     for one in orderings(results):
-        answer = {True: "holds", False: "does not hold", None: "not known"}[one["holds"]]
-        print(f"{one['protocol']}: {one['ordering']}: {answer}")
+        print(f"{one['protocol']}: {one['ordering']}: {_ANSWERS[one['holds']]}")
 
 
 def _page(out: Path | None, quiet: bool = False) -> None:

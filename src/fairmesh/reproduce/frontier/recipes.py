@@ -119,7 +119,7 @@ INSTEAD: dict[str, dict] = {
     "weights by ascent": {"weighing": Ascent(0.01)},
     "weights by the exact maximum": {"weighing": Maximum()},
     "weights of the prior (not robust)": {"weighing": Fixed()},
-    "4 local steps": {"local_steps": 4},
+    "4 local steps, none scaled": {"local_steps": 4, "scaling": 0.0},
     "uncompressed": {"compressor": Identity()},
     "4 bits in blocks": {"compressor": FOUR_BITS},
     "signs in blocks of 256": {"compressor": Sign(block=256)},
@@ -164,11 +164,11 @@ def _rivals(name: str) -> list[Row]:
         ),
         "DR-DSGD": (
             DRDSGD(Linear(0.5), 6.0),
-            {"primal_step.start": (0.1, 0.2, 0.4, 0.8), "temperature": (2.0, 6.0, 18.0)},
+            {"primal_step.start": (0.2, 0.5, 1.2, 3.0), "temperature": (2.0, 6.0, 18.0)},
         ),
         "DRFA": (
             DRFA(Linear(0.1), 1e-3, local_steps=_LOCAL),
-            {"primal_step.start": (0.03, 0.06, 0.12, 0.25), "dual_step.value": (1e-4, 1e-3, 1e-2)},
+            {"primal_step.start": (0.05, 0.1, 0.2, 0.4), "dual_step.value": (1e-4, 1e-3, 1e-2)},
         ),
     }
     rows = []
@@ -207,7 +207,7 @@ def best() -> list[Row]:
     """Long runs for accuracy, short ones for bytes."""
     start, alpha, signs = "primal_step.start", "regularizer.strength", Sign(block=64)
     long = {start: (0.0003, 0.0005, 0.001), alpha: (0.0125, 0.025, 0.05, 0.1)}
-    short = {start: (0.002, 0.003, 0.004, 0.006), alpha: (0.05, 0.1, 0.2)}
+    short = {start: (0.002, 0.003, 0.004), "momentum": (0.1, 0.2), alpha: (0.05, 0.1)}
     steps = (0.001, 0.0015, 0.002, 0.003)
     return [
         _best(FASHION, "uncompressed, long", Identity(), 5000, 5000, long),
