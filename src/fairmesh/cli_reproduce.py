@@ -40,7 +40,9 @@ def reproduce(
 ) -> None:
     """Runs the paper's experiments again. Stop it at any time: the same command goes on where it was.
 
-    `frontier` goes past the paper: what each ingredient of Tracked AD-GDA is worth (docs/frontier.md). `verdicts` shows what is recorded beside the paper's numbers, `page` writes REPRODUCTION.md from it; both read the
+    `frontier` goes past the paper: what each ingredient of Tracked AD-GDA is worth (docs/frontier.md).
+
+    `verdicts` shows what is recorded beside the paper's numbers, `page` writes REPRODUCTION.md from it; both read the
     results that come with fairmesh unless --out names others."""
     known = (*_OTHERS, *TABLES, *FIGURES)
     for name in what:

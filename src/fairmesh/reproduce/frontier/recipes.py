@@ -127,11 +127,16 @@ INSTEAD: dict[str, dict] = {
 }
 
 
+def _twelve(steps: tuple[float, ...]) -> tuple[float, ...]:
+    """Around each of four."""
+    return tuple(round(step * factor, 6) for step in steps for factor in (0.8, 1.0, 1.25))
+
+
 def _search(algorithm: TrackedADGDA, setup: _Setup) -> Search:
     """Four primal steps with three numbers of the weighing, or twelve steps where it has none."""
     steps = setup.plain if not algorithm.scaling else _SCALED
     if isinstance(algorithm.weighing, Fixed):
-        return {"primal_step.start": tuple(step * factor for step in steps for factor in (0.7, 1.0, 1.4))}
+        return {"primal_step.start": _twelve(steps)}
     if isinstance(algorithm.weighing, Ascent):
         return {"primal_step.start": steps, "weighing.step.value": (0.003, 0.01, 0.03)}
     return {"primal_step.start": steps, "regularizer.strength": setup.alphas}
@@ -160,7 +165,7 @@ def _rivals(name: str) -> list[Row]:
         ),
         "CHOCO-SGD, 4 bits in blocks": (
             ChocoSGD(Linear(0.1), 0.7, FOUR_BITS),
-            {"primal_step.start": tuple(step * factor for step in setup.plain for factor in (0.7, 1.0, 1.4))},
+            {"primal_step.start": _twelve(setup.plain)},
         ),
         "DR-DSGD": (
             DRDSGD(Linear(0.5), 6.0),
