@@ -6,13 +6,13 @@ there neither a good alpha nor a good step depends on how many nodes there are.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Round, check_dual_step, plain, prior_weights
+from fairmesh.algorithms.base import STRUCTURAL, Round, check_dual_step, plain, prior_weights
 from fairmesh.algorithms.compressed_gossip import PublicCopies, difference, followed, no_copies, toward_neighbours
 from fairmesh.ambiguity import Custom, Regularizer, check_priced, ratio_at
 from fairmesh.compression import Compressor
@@ -125,6 +125,9 @@ class Tables(NamedTuple):
     dual_copies: PublicCopies | None
 
 
+_NO_LOSS = 1e-6  # a mean below it counts as this
+
+
 def _check_share(name: str, value: float) -> None:
     if not 0 < value <= 1:
         raise BadInput(f"{name} lies in (0, 1], got {value}")
@@ -172,6 +175,9 @@ class Prices(NamedTuple):
     prices: Tensor  # in units of the regularizer's softness (..., nodes, 1)
     balances: Tensor  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
     weights: Tensor  # m lambda_i of the last round (..., nodes, 1)
+    mean_balances: (
+        Tensor | None
+    )  # what gossip added to f_i: with it the mean of all losses; sums to zero (..., nodes, 1)
 
 
 @dataclass(frozen=True)
@@ -180,11 +186,15 @@ class Price(Weighing):
     nodes gossip and which rises where weights exceed their share. One number a message, however many nodes.
 
     Gossip alone would leave every node with a price of its neighbourhood. So what it added last is added again, which
-    makes the one price of all nodes the only one that stays (exact diffusion: Yuan et al., IEEE TSP 2019)."""
+    makes the one price of all nodes the only one that stays (exact diffusion: Yuan et al., IEEE TSP 2019).
+
+    `relative` counts losses in units of their mean over all nodes, a second number that is gossiped: alpha then means
+    the same whether losses are large, as at the start, or small. It needs losses that are not negative."""
 
     fresh: float = 0.1  # the share of a new batch in the loss that is remembered
     step: float = 0.1  # of the price, in units in which 1 corrects a lone node's weight at once; under KullbackLeibler
     # too long where a node weighs more than 2 / step times its prior
+    relative: bool = field(default=True, metadata=STRUCTURAL)
 
     def __post_init__(self):
         _check_share("fresh", self.fresh)
@@ -196,20 +206,25 @@ class Price(Weighing):
     def init(self, oracle: Oracle, network: Network) -> Prices:
         nothing = torch.zeros_like(oracle.initial_models()[..., :1])
         hosted = oracle.prior.squeeze(-2).index_select(-1, network.hosted).unsqueeze(-1)
-        return Prices(nothing, nothing.clone(), nothing.clone(), nothing + network.n * hosted)
+        means = nothing.clone() if self.relative else None
+        return Prices(nothing, nothing.clone(), nothing.clone(), nothing + network.n * hosted, means)
 
     def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
         losses = torch.lerp(state.losses, losses, self.fresh)
         prior = prior_weights(round)  # m p_i
-        weights = prior * ratio_at(regularizer, losses, state.prices)
+        means = None if state.mean_balances is None else losses + state.mean_balances
+        units = losses if means is None else losses / means.clamp(min=_NO_LOSS)
+        weights = prior * ratio_at(regularizer, units, state.prices)
         raised = state.prices + self.step * (weights - prior)
         told = raised + state.balances
 
         def settled(delivery: Delivery) -> Prices:
-            prices = (told + delivery.mix("price")) / 2
-            return Prices(losses, prices, prices - raised, weights)
+            mixed = delivery.mix("price")
+            prices = (told + mixed[..., :1]) / 2
+            balances = None if means is None else mixed[..., 1:] - losses
+            return Prices(losses, prices, prices - raised, weights, balances)
 
-        return Weighed(weights, {"price": plain(told)}, settled)
+        return Weighed(weights, {"price": plain(told if means is None else torch.cat([told, means], dim=-1))}, settled)
 
 
 @dataclass(frozen=True)
