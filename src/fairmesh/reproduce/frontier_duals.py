@@ -37,7 +37,7 @@ def weighings(n: int) -> dict[str, Weighing]:
     large as the regularizer's softness changes a weight by that."""
     return {
         "fixed": Fixed(),
-        "price": Price(),
+        "price": Price(relative=False),  # in the units of the others; one number more makes it relative
         "maximum": Maximum(),
         "maximum, thresholded": Maximum(compressor=Threshold(FINE * float(REGULARIZER.softness()))),
         "ascent": Ascent(STEP),
