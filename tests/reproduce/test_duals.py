@@ -1,16 +1,17 @@
 """Ways to find the weights when nodes are many: the experiment runs, and its record says what the documents say."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from fairmesh.reproduce import frontier_duals, frontier_duals_problem
+from fairmesh.reproduce.frontier import duals
+from fairmesh.reproduce.frontier import sites as problem
+from fairmesh.reproduce.verdicts import RECORDED
 from fairmesh.runfolder import as_json
 from fairmesh.settings import to_table
 
-RECORD = Path(frontier_duals.__file__).parent / "results" / "frontier_duals.jsonl"
+RECORD = RECORDED / "frontier_duals.jsonl"
 LINES = [json.loads(line) for line in RECORD.read_text().splitlines()]
 RUNS = {(line["nodes"], line["graph"], line["weighing"]): line for line in LINES if "graph" in line}
 BEST = {line["nodes"]: line["objective"] for line in LINES if "graph" not in line}
@@ -23,7 +24,7 @@ def above_best(n: int, graph: str, weighing: str) -> float:
 
 def test_a_miniature_gives_every_kind_of_line_as_plain_values():
     said: list[str] = []
-    lines = frontier_duals.lines(say=said.append, miniature=True)
+    lines = duals.lines(say=said.append, miniature=True)
     assert json.loads(as_json(lines)) == lines
     runs = [line for line in lines if "graph" in line]
     assert len(said) == len(runs) == 7 + 7 + 6
@@ -36,14 +37,14 @@ def test_a_miniature_gives_every_kind_of_line_as_plain_values():
 
 
 def test_the_optimum_that_models_are_compared_with_is_one():
-    sites = frontier_duals_problem.Sites.drawn(30)
+    sites = problem.Sites.drawn(30)
     best = sites.best()
-    least = frontier_duals_problem.objective_of(sites.outcome(best)[0])
+    least = problem.objective_of(sites.outcome(best)[0])
     generator = torch.Generator().manual_seed(0)
     for size in (1e-3, 1e-2, 1e-1):
         for _ in range(20):
             away = best + size * torch.randn(best.shape, generator=generator, dtype=best.dtype)
-            assert frontier_duals_problem.objective_of(sites.outcome(away)[0]) > least
+            assert problem.objective_of(sites.outcome(away)[0]) > least
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -99,7 +100,7 @@ def test_where_a_thousand_nodes_mix_slowly_rows_lose_the_weights_and_a_price_onl
 def test_the_record_is_of_the_experiment_as_it_is(run):
     n, _, name = run
     algorithm = RUNS[run]["settings"]["algorithm"]
-    assert algorithm["weighing"] == json.loads(as_json(to_table(frontier_duals.weighings(n)[name])))
-    assert algorithm["regularizer"] == to_table(frontier_duals_problem.REGULARIZER)
-    whole = n <= frontier_duals.ROWS_UP_TO or name in ("fixed", "price")
-    assert RUNS[run]["rounds"] == (frontier_duals.ROUNDS if whole else frontier_duals.COST_ONLY)
+    assert algorithm["weighing"] == json.loads(as_json(to_table(duals.weighings(n)[name])))
+    assert algorithm["regularizer"] == to_table(problem.REGULARIZER)
+    whole = n <= duals.ROWS_UP_TO or name in ("fixed", "price")
+    assert RUNS[run]["rounds"] == (duals.ROUNDS if whole else duals.COST_ONLY)

@@ -54,7 +54,7 @@ def fitted(rounds: Sequence[float], losses: Sequence[float]) -> Fit | None:
     return best[1] if best and best[1].scale > 0 else None
 
 
-def _canvas(width: float, height: float, rows: int, columns: int, ratios: Sequence[float] | None = None) -> Any:
+def canvas(width: float, height: float, rows: int, columns: int, ratios: Sequence[float] | None = None) -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -119,7 +119,7 @@ def _network(axis: Any, nodes: int, odd: int) -> None:
 
 def figure1(lines: Lines) -> Any:
     """Accuracy with either instrument and half and half: AD-GDA solid, CHOCO-SGD dashed."""
-    figure, axes = _canvas(10.5, 3.6, 1, 3, (0.75, 1, 1))
+    figure, axes = canvas(10.5, 3.6, 1, 3, (0.75, 1, 1))
     _network(axes[0, 0], 10, 2)
     for axis, protocol in zip(axes[0, 1:], PROTOCOLS):
         axis.set_title(f"{protocol} protocol", fontsize=9)
@@ -152,7 +152,7 @@ def _convergence(recipe: str, rows: Sequence[str]) -> Callable[[Lines], Any]:
     """The worst node's loss against rounds, each curve with its fitted rate."""
 
     def drawn(lines: Lines) -> Any:
-        figure, axes = _canvas(9.5, 3.6, 1, 2)
+        figure, axes = canvas(9.5, 3.6, 1, 2)
         for axis, protocol in zip(axes[0], PROTOCOLS):
             axis.set_title(f"{protocol} protocol", fontsize=9)
             found = [(row, line) for row in rows if (line := lines.line(recipe, row, protocol)) is not None]
@@ -197,7 +197,7 @@ def figure4(lines: Lines) -> Any:
     from matplotlib.ticker import NullLocator
 
     ratios = [1 if any(_compared(lines, setup, protocol) for protocol in PROTOCOLS) else 0.5 for setup in FACTORS]
-    figure, axes = _canvas(10.5, 6.2, 2, len(FACTORS), ratios)
+    figure, axes = canvas(10.5, 6.2, 2, len(FACTORS), ratios)
     for row, protocol in zip(axes, PROTOCOLS):
         for axis, setup in zip(row, FACTORS):
             axis.set_title(f"{setup}, {protocol} protocol", fontsize=9)

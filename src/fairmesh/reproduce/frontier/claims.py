@@ -1,5 +1,6 @@
 """What docs/frontier.md claims, each beside what was recorded."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,13 @@ def _no_code_of_its_own() -> dict[str, Any]:
 def chosen_defaults(results: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """The candidate whose worst group lags least behind the best candidate of a problem, where it lags most; and all
     candidates with how far they lag on each problem, the least first."""
-    lines = list(lines_by_row(results, "frontier_choice").values())
-    tops = [max(one["worst"] for one in line["search"]["tried"]) for line in lines]
+    lags: list[dict[tuple[float, ...], float]] = []
+    for line in lines_by_row(results, "frontier_choice").values():
+        tried = {tuple(one[name] for name in CHOSEN): one["worst"] for one in line["search"]["tried"]}
+        lags.append({numbers: round(100 * (max(tried.values()) - worst), 2) for numbers, worst in tried.items()})
     candidates: list[dict[str, Any]] = [
-        {name: one[name] for name in CHOSEN}
-        | {"behind": [round(100 * (top - line["search"]["tried"][k]["worst"]), 2) for top, line in zip(tops, lines)]}
-        for k, one in enumerate(lines[0]["search"]["tried"])
+        dict(zip(CHOSEN, numbers)) | {"behind": [lag[numbers] for lag in lags]}
+        for numbers in itertools.product(*CHOSEN.values())
     ]
     candidates.sort(key=lambda one: (max(one["behind"]), sum(one["behind"])))
     return {name: candidates[0][name] for name in CHOSEN}, candidates

@@ -193,8 +193,7 @@ def ablation() -> list[Row]:
         rows += [_tracked(name, replace(_PARENT, **change), f"AD-GDA + {what}") for what, change in ADDED.items()]
         rows += [_tracked(name, _WHOLE, "all")]
         rows += [_tracked(name, replace(_WHOLE, **change), f"all but {what}") for what, change in LEFT_OUT.items()]
-        rows += [_tracked(name, replace(_WHOLE, **change), f"all, {what}") for what, change in INSTEAD.items()]
-    return rows
+    return rows + [_tracked(FASHION, replace(_WHOLE, **change), f"all, {what}") for what, change in INSTEAD.items()]
 
 
 # How far it goes
@@ -220,12 +219,12 @@ def best() -> list[Row]:
     """Long runs for accuracy, short ones for bytes."""
     start, alpha, signs = "primal_step.start", "regularizer.strength", Sign(block=64)
     long = {start: (0.0003, 0.0005, 0.001), alpha: (0.0125, 0.025, 0.05, 0.1)}
-    short = {start: (0.002, 0.003), "rate": (0.75, 1.0), alpha: (0.1, 0.25, 0.5)}
+    short = {start: (0.002, 0.003), alpha: (0.05, 0.1, 0.2)}
     steps = (0.001, 0.0015, 0.002, 0.003)
     return [
         _best(FASHION, "uncompressed, long", Identity(), 5000, 5000, long),
         _best(FASHION, "compressed, long", signs, 5000, 5000, long),
-        _best(FASHION, "compressed, short", signs, 250, 250, short, momentum=0.2, seeds=3),
+        _best(FASHION, "compressed, short", signs, 400, 400, short, momentum=0.2, seeds=5),
         _best(CIFAR, "compressed, long", signs, 2000, 1000, {start: steps, alpha: SETUPS[CIFAR].alphas}),
         _best(CIFAR, "compressed, short", signs, 250, 250, {start: steps, "momentum": (0.05, 0.1, 0.2)}),
     ]

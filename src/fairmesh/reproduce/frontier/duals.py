@@ -17,7 +17,7 @@ from fairmesh.algorithms.weighing import Ascent, Fixed, Maximum, Price, Weighing
 from fairmesh.compression import Threshold
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.replicas import Replica
-from fairmesh.reproduce.frontier_duals_problem import REGULARIZER, Sites, exact, quality
+from fairmesh.reproduce.frontier.sites import REGULARIZER, Sites, exact, quality
 from fairmesh.reproduce.lines import Line
 from fairmesh.schedules import Linear
 from fairmesh.settings import to_table
