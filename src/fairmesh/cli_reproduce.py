@@ -228,5 +228,9 @@ def _page(out: Path | None, quiet: bool = False) -> None:
 
     path, figures = (out or Path()) / "REPRODUCTION.md", (out / "figures") if out else Path("docs/reproduction")
     write(_results(out), path, figures)
+    if out is None and Path("docs/frontier.md").is_file():
+        from fairmesh.reproduce.frontier.page import write as write_frontier
+
+        write_frontier(_results(out), Path("docs/frontier.md"))
     if not quiet:
         say(f"written: {path}")
