@@ -118,7 +118,7 @@ ALGORITHMS = {
     "tracked ascent": fm.TrackedADGDA(
         primal_step=0.2,
         momentum=0.5,
-        scaling=None,
+        scaling=0.0,
         rate=0.3,
         compressor=fm.Quantize(bits=6),
         weighing=fm.Ascent(0.1, compressor=fm.Threshold(1e-3)),
@@ -135,7 +135,7 @@ ALGORITHMS = {
     "tracked local": fm.TrackedADGDA(
         primal_step=0.1,
         momentum=0.7,
-        scaling=None,
+        scaling=0.0,
         local_steps=3,
         compressor=fm.TopK(0.3),
         weighing=fm.Fixed(),

@@ -617,7 +617,7 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
             else:
                 trackers[i] = momenta[i]
             steps = np.full(mesh.dim, eta)
-            if algorithm.scaling is not None:
+            if algorithm.scaling > 0:
                 squares[i] = algorithm.scaling * squares[i] + (1 - algorithm.scaling) * trackers[i] ** 2
                 steps = eta / (np.sqrt(squares[i] / (1 - algorithm.scaling ** (t + 1))) + 1e-8)
             local = node.model - steps * trackers[i]

@@ -127,7 +127,7 @@ def test_ad_gda_is_its_loop_where_duals_travel_compressed(problem, compressor, t
 
 
 TRACKED = toys.ALGORITHMS["tracked ascent"]
-PLAIN = {"momentum": 1.0, "tracking": False, "scaling": None, "local_steps": 1, "warm_start": False}
+PLAIN = {"momentum": 1.0, "tracking": False, "scaling": 0.0, "local_steps": 1, "warm_start": False}
 FULL = {"momentum": 0.4, "tracking": True, "scaling": 0.9, "local_steps": 3, "warm_start": True, "primal_step": 0.03}
 
 
@@ -239,7 +239,7 @@ FAITHFUL = 1e-12
         *((fm.ADGDA, compressor, "ring") for compressor in toys.COMPRESSORS),
         (fm.ADGDA, "quantize", "changing"),
         (fm.ChocoSGD, "quantize", "ring"),
-        (partial(fm.TrackedADGDA, scaling=None, warm_start=False), "quantize", "ring"),
+        (partial(fm.TrackedADGDA, scaling=0.0, warm_start=False), "quantize", "ring"),
     ],
 )
 def test_flipping_the_last_bit_of_one_message_at_one_receiver_is_seen(problem, method, compressor, topology):
