@@ -584,11 +584,14 @@ class Rows:
 
 
 def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
-    """gamma: as given, or 2 delta / ||I - W||, at most one."""
+    """gamma: as given, or 2 delta / ||I - W||, at most one; less where coordinates are left out, or rounded up."""
     if algorithm.rate is not None:
         return algorithm.rate
     largest = max(np.abs(np.linalg.eigvalsh(np.eye(mesh.n) - W)).max() for W in mesh.weights)
-    return min(1.0, 2 * steady_contraction(algorithm.compressor, mesh.dim) / max(largest, 1e-6))
+    compressor = algorithm.compressor
+    harsh = isinstance(compressor, fm.TopK | fm.RandomK | fm.TopKQuantize)
+    harsh = harsh or getattr(compressor, "rounding", "") == "ceil"
+    return min(1.0, (0.8 if harsh else 2) * steady_contraction(compressor, mesh.dim) / max(largest, 1e-6))
 
 
 def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tamper | None = None) -> Trace:

@@ -82,10 +82,36 @@ def test_rates_by_hand_on_the_paper_s_graph(compressor, lowest, highest):
 def test_the_rate_scales_with_how_far_a_graph_moves_its_nodes():
     """||I - W|| of two nodes that swap half is 1, of a lazier pair half that."""
     swap, lazy = (fm.Matrix(((1 - w, w), (w, 1 - w))) for w in (0.5, 0.25))
-    compressor = fm.TopK(0.1)
-    rates = [steady_rate(compressor, 1000, _network(topology, 2)) for topology in (swap, lazy)]
+    compressor = fm.Quantize(4)
+    rates = [steady_rate(compressor, 10_000, _network(topology, 2)) for topology in (swap, lazy)]
     assert rates[1] == pytest.approx(2 * rates[0])
-    assert rates[0] == pytest.approx(2 * steady_contraction(compressor, 1000))
+    assert rates[0] == pytest.approx(2 * steady_contraction(compressor, 10_000))
+
+
+def test_a_node_alone_has_nobody_to_be_careful_with():
+    assert steady_rate(fm.TopK(0.01), 100, _network(fm.Ring(), 1)) == 1
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 0.5, 0.8])
+def test_random_k_stays_below_the_pull_at_which_its_second_moments_grow(share):
+    """On a complete graph these are a linear map of (x^2, x e, e^2), e = x_hat - x, steady below 2 delta / (2 - delta),
+    with delta the share of coordinates that a message holds."""
+
+    def radius(pull: float) -> float:
+        x, e = np.array([1 - pull, -pull]), np.array([pull, 1 + pull])  # what each is made of, before it is sent
+
+        def product(a: np.ndarray, b: np.ndarray, kept: float) -> list[float]:
+            return [kept * a[0] * b[0], kept * (a[0] * b[1] + a[1] * b[0]), kept * a[1] * b[1]]
+
+        kept = 1 - share
+        return float(
+            np.abs(np.linalg.eigvals(np.array([product(x, x, 1), product(x, e, kept), product(e, e, kept)]))).max()
+        )
+
+    bound = 2 * share / (2 - share)
+    assert radius(0.99 * bound) < 1 < radius(1.01 * bound)
+    pull = steady_rate(fm.RandomK(share), 2000, _network(fm.Complete(), 50))
+    assert 0.4 * bound < pull < 0.9 * bound
 
 
 # Gossip at this rate -------------------------------------------------------------------------------------------------
