@@ -82,6 +82,7 @@ WEIGHINGS = {
     "maximum": fm.Maximum(0.3),
     "maximum, losses compressed": fm.Maximum(0.3, compressor=fm.Quantize(bits=8)),
     "price": fm.Price(0.3, step=0.2),
+    "price, losses as they are": fm.Price(0.3, step=0.2, relative=False),
     "fixed": fm.Fixed(),
 }
 
@@ -142,7 +143,12 @@ ALGORITHMS = {
         warm_start=False,
     ),
     "tracked nothing": fm.TrackedADGDA(
-        primal_step=0.04, tracking=False, scaling=0.9, compressor=fm.Sign(), regularizer=fm.KullbackLeibler(0.5)
+        primal_step=0.04,
+        tracking=False,
+        scaling=0.9,
+        compressor=fm.Sign(),
+        regularizer=fm.KullbackLeibler(0.5),
+        weighing=fm.Price(relative=False),
     ),
     "drfa": fm.DRFA(primal_step=0.1, dual_step=0.01, local_steps=3),
     "afl": fm.AFL(primal_step=0.2, dual_step=0.02),

@@ -92,7 +92,8 @@ BITS_OF_A_WEIGHING = {  # one message
     "ascent, duals compressed": 32 * 8,  # billed as if all were sent
     "maximum": 32 * 8,
     "maximum, losses compressed": 8 * 8,
-    "price": 32,
+    "price": 2 * 32,  # and the mean of the losses
+    "price, losses as they are": 32,
     "fixed": 0,
 }
 

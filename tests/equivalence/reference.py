@@ -522,7 +522,7 @@ class Rows:
         self.mesh, self.weighing, self.regularizer = mesh, algorithm.weighing, algorithm.regularizer
         self.prior, self.n = mesh.prior, mesh.n
         self.losses = np.zeros(mesh.n)
-        self.prices, self.raised = np.zeros(mesh.n), np.zeros(mesh.n)
+        self.prices, self.raised, self.means = np.zeros(mesh.n), np.zeros(mesh.n), np.zeros(mesh.n)
         self.rows = [np.zeros(mesh.n) for _ in range(mesh.n)]  # whose average is the table of losses
 
     def weigh(self, losses: np.ndarray, t: int) -> np.ndarray:
@@ -547,7 +547,11 @@ class Rows:
                 known[i] = self.losses[i]
                 node.dual = best_weights(self.regularizer, known, self.prior)
             return np.array([n * node.dual[i] for i, node in enumerate(nodes)])
-        self.weights = n * self.prior * np.array([self.ratio(f, price) for f, price in zip(self.losses, self.prices)])
+        self.means = self.means + self.losses - before  # each node's estimate of the mean loss
+        seen = self.losses
+        if self.weighing.relative:
+            seen = seen / np.maximum(self.means, seen / n + 1e-6)
+        self.weights = n * self.prior * np.array([self.ratio(f, price) for f, price in zip(seen, self.prices)])
         return self.weights
 
     def ratio(self, loss: float, price: float) -> float:
@@ -579,8 +583,9 @@ class Rows:
             told = raised + self.prices - self.raised
             self.prices = np.array([(told[i] + mesh.average_around(i, t, told)) / 2 for i in range(self.n)])
             self.raised = raised
+            self.means = np.array([mesh.average_around(i, t, self.means) for i in range(self.n)])
             for i in range(self.n):
-                mesh.bits[i] += FLOAT * len(mesh.neighbours(i, t))
+                mesh.bits[i] += FLOAT * (2 if weighing.relative else 1) * len(mesh.neighbours(i, t))
 
 
 def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:

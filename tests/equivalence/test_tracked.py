@@ -197,8 +197,8 @@ def test_balances_sum_to_zero_and_trackers_average_to_the_momenta(problem, name,
         if t > 1:
             assert float(state.balances.abs().max()) > 1e-4
         own = getattr(state.weighing, "balances", getattr(state.weighing, "dual_balances", None))
-        if own is not None:
-            assert float(own.sum(dim=-2).abs().max()) < 1e-12
+        means = getattr(state.weighing, "mean_balances", None)
+        assert all(float(rows.sum(dim=-2).abs().max()) < 1e-12 for rows in (own, means) if rows is not None)
     assert before is not state
 
 
@@ -265,8 +265,12 @@ def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, reg
     prior = 0.5 + 1.5 * torch.rand(40, 1, 9, generator=generator, dtype=torch.float64)
     oracle = Given(losses, prior / prior.sum(dim=-1, keepdim=True))
     expected = 9 * regularizer.maximiser(9 * losses.transpose(-1, -2), oracle.prior)
-    priced = _weighed(fm.Price(), regularizer, topology, oracle, 500)
+    priced = _weighed(fm.Price(relative=False), regularizer, topology, oracle, 500)
     assert float((priced.weights.transpose(-1, -2) - expected).abs().max()) < 1e-4
+    relative = _weighed(fm.Price(), regularizer, topology, oracle, 500)
+    in_units = losses / losses.mean(dim=-2, keepdim=True)
+    of_units = 9 * regularizer.maximiser(9 * in_units.transpose(-1, -2), oracle.prior)
+    assert float((relative.weights.transpose(-1, -2) - of_units).abs().max()) < 1e-3
     known = _weighed(fm.Maximum(), regularizer, topology, oracle, 300)
     assert float((9 * known.duals - expected).abs().max()) < 1e-4
     assert float((expected - 9 * oracle.prior).abs().max()) > 0.4
