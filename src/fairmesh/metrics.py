@@ -83,7 +83,7 @@ class Meter:
         return values.amin(dim=-1) if primary != "loss" else -values.amax(dim=-1)
 
     def weights(self, state: Any) -> Tensor | None:
-        """lambda of an algorithm's state by node (replicas, n): the network average, or each node's own, scaled to one."""
+        """lambda by node (replicas, n): the network's average, or each node's own weight, scaled to sum to one."""
         duals, own = (getattr(state, name, None) for name in ("duals", "weights"))
         if duals is not None or own is None:
             return None if duals is None else self.mean(duals)

@@ -1,4 +1,4 @@
-"""Tracked AD-GDA with ingredients left out is the algorithm they were added to; what its weights and trackers add up to."""
+"""Tracked AD-GDA with ingredients left out is the algorithm they were added to; what its weights add up to."""
 
 from dataclasses import replace
 
