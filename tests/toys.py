@@ -76,6 +76,17 @@ REGULARIZERS = {
 }
 
 
+WEIGHINGS = {
+    "ascent": fm.Ascent(0.1),
+    "ascent, duals compressed": fm.Ascent(fm.Geometric(0.1, 0.99), compressor=fm.Threshold(1e-3)),
+    "maximum": fm.Maximum(0.3),
+    "maximum, losses compressed": fm.Maximum(0.3, compressor=fm.Quantize(bits=8)),
+    "price": fm.Price(0.3, step=0.2),
+    "price, losses as they are": fm.Price(0.3, step=0.2, relative=False),
+    "fixed": fm.Fixed(),
+}
+
+
 def of_strength(regularizer: fm.Regularizer, strength: float) -> fm.Regularizer:
     """The same regularizer with another strength, where it has one."""
     if isinstance(regularizer, fm.Capped):
@@ -104,6 +115,41 @@ ALGORITHMS = {
     "choco-sgd": fm.ChocoSGD(primal_step=0.3, rate=0.3, compressor=fm.TopK(0.3)),
     "dsgd": fm.DSGD(primal_step=0.3),
     "dr-dsgd": fm.DRDSGD(primal_step=0.5, temperature=2.0),
+    "tracked": fm.TrackedADGDA(fm.Linear(0.05, 60), compressor=fm.Sign(block=5)),
+    "tracked ascent": fm.TrackedADGDA(
+        primal_step=0.2,
+        momentum=0.5,
+        scaling=0.0,
+        rate=0.3,
+        compressor=fm.Quantize(bits=6),
+        weighing=fm.Ascent(0.1, compressor=fm.Threshold(1e-3)),
+    ),
+    "tracked maximum": fm.TrackedADGDA(
+        primal_step=0.03,
+        momentum=0.3,
+        scaling=0.9,
+        compressor=fm.Quantize(bits=4, block=16),
+        weighing=fm.Maximum(0.3),
+        regularizer=fm.Capped(0.6, fm.ChiSquare(0.2)),
+        loss_cap=1.5,
+    ),
+    "tracked local": fm.TrackedADGDA(
+        primal_step=0.1,
+        momentum=0.7,
+        scaling=0.0,
+        local_steps=3,
+        compressor=fm.TopK(0.3),
+        weighing=fm.Fixed(),
+        warm_start=False,
+    ),
+    "tracked nothing": fm.TrackedADGDA(
+        primal_step=0.04,
+        tracking=False,
+        scaling=0.9,
+        compressor=fm.Sign(),
+        regularizer=fm.KullbackLeibler(0.5),
+        weighing=fm.Price(relative=False),
+    ),
     "drfa": fm.DRFA(primal_step=0.1, dual_step=0.01, local_steps=3),
     "afl": fm.AFL(primal_step=0.2, dual_step=0.02),
 }

@@ -29,6 +29,7 @@ class Meter:
         home: torch.device | None = None,  # of the held-out data
         own_models: bool = False,
         regularizer: Regularizer | None = None,  # given where Phi is to be measured
+        alpha_of_sum: bool = False,  # its alpha is m times the paper's
     ):
         self._problem, self._network, self._at_server = problem, network, at_server
         self._node_of_site = placements.cpu().argsort(dim=-1)
@@ -39,7 +40,7 @@ class Meter:
         self._validation = Evaluator(problem, "validation", device, dtype, home)
         needs_train = regularizer is not None or not self._test
         self._train = Evaluator(problem, "train", device, dtype, home) if needs_train else None
-        self._own_models, self._regularizer = own_models, regularizer
+        self._own_models, self._regularizer, self._alpha_of_sum = own_models, regularizer, alpha_of_sum
 
     @property
     def judged_on(self) -> str:
@@ -81,8 +82,17 @@ class Meter:
         values = self.by_site(rows, "validation")[primary]
         return values.amin(dim=-1) if primary != "loss" else -values.amax(dim=-1)
 
-    def records(self, round_index: int, models: Tensor, duals: Tensor | None, sent: Traffic) -> list[Record]:
-        """One record per replica of the network-average model; `models` (replicas, nodes, dim) of the hosted nodes."""
+    def weights(self, state: Any) -> Tensor | None:
+        """lambda by node (replicas, n): the network's average, or each node's own weight, scaled to sum to one."""
+        duals, own = (getattr(state, name, None) for name in ("duals", "weights"))
+        if duals is not None or own is None:
+            return None if duals is None else self.mean(duals)
+        gathered = self._network.gather(own).squeeze(-1)
+        return gathered / gathered.sum(dim=-1, keepdim=True)
+
+    def records(self, round_index: int, state: Any, sent: Traffic) -> list[Record]:
+        """One record per replica of the network-average model; `state` is an algorithm's, of the hosted nodes."""
+        models, duals, weights = state.models, getattr(state, "duals", None), self.weights(state)
         average = self.mean(models)
         columns: list[dict[str, Any]] = [{"round": round_index, "replica": r} for r in range(len(average))]
         with_spread(columns, self.by_site(average, "test"), self._problem, None)
@@ -102,12 +112,12 @@ class Meter:
             column["nominal_bits_total"] = float(nodes[r].sum() + server[r])
             column["bytes_busiest_node"] = int(max(node_bytes[r].max(), server_bytes[r]))
             column["bytes_total"] = int(node_bytes[r].sum() + server_bytes[r])
-        if duals is not None:
-            mean = self.mean(duals)
-            weights, apart = mean.cpu().double(), self._consensus_error(duals, mean)
+        if weights is not None:
             for r, column in enumerate(columns):
-                column["lambda"] = weights[r][self._node_of_site[r]].tolist()
-                column["consensus_duals"] = float(apart[r])
+                column["lambda"] = weights[r].cpu().double()[self._node_of_site[r]].tolist()
+        if duals is not None and weights is not None:
+            for column, apart in zip(columns, self._consensus_error(duals, weights)):
+                column["consensus_duals"] = float(apart)
         if self._regularizer is not None:
             for column, value in zip(columns, self.worst_case(average)):
                 column["phi"] = float(value)
@@ -119,7 +129,8 @@ class Meter:
             raise ValueError("this meter was made without a regularizer")
         losses = self.by_site(rows, "train")["loss"].unsqueeze(-2)
         prior = self._problem.prior_of_sites.expand_as(losses)
-        return worst_case(self._regularizer, losses, prior).flatten()
+        times = self._problem.n if self._alpha_of_sum else 1
+        return worst_case(self._regularizer, times * losses, prior).flatten() / times
 
 
 def with_spread(columns: list[Record], values: dict[str, Tensor], problem: Problem, under: str | None) -> None:

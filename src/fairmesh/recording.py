@@ -150,6 +150,7 @@ class _Recorder:
             home=training.data_home,
             own_models=options.own_models,
             regularizer=stacked(regularizers, torch.float64, cpu) if options.measure_phi else None,  # type: ignore[arg-type]
+            alpha_of_sum=training.algorithm.alpha_of_sum,
         )
         self.settings = settings or _settings(training.topology, training.replicas, rounds)
         self.records: list[Record] = []
@@ -216,8 +217,7 @@ class _Recorder:
         """With the averages over all nodes, wherever hosted."""
         training, averages = self.training, None
         if self.hosts.number > 1:
-            models, duals = state.algorithm.models, getattr(state.algorithm, "duals", None)
-            averages = Averages(self.meter.mean(models), None if duals is None else self.meter.mean(duals))
+            averages = Averages(self.meter.mean(state.algorithm.models), self.meter.weights(state.algorithm))
             if not training.algorithm.needs_server:
                 kept = {name: getattr(state, name) for name in ("average_model", "average_dual", "iterate")}
                 mean = training.network.mean_of_hosts
@@ -227,8 +227,7 @@ class _Recorder:
 
     def _measured(self, now: int, state: TrainingState) -> tuple[list[Record], TrainingState]:
         training = self.training
-        models, duals = state.algorithm.models, getattr(state.algorithm, "duals", None)
-        fresh = self.meter.records(now, models, duals, state.sent)
+        fresh = self.meter.records(now, state.algorithm, state.sent)
         for record, replica in zip(fresh, training.replicas):
             record["seed"] = replica.seed
         self.records += fresh
@@ -237,7 +236,7 @@ class _Recorder:
                 self.folder.append(fresh)
         if state.best is None or now % training.options.measure_every:
             return fresh, state
-        average = self.meter.mean(models)
+        average = self.meter.mean(state.algorithm.models)
         scores = self.meter.worst_on_validation(average)
         better = scores > state.best.score
         best = Best(

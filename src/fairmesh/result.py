@@ -74,8 +74,9 @@ class Result:
     def _last(self) -> Averages:
         if self.averages is not None:
             return self.averages
-        duals = getattr(self.state.algorithm, "duals", None)
-        return Averages(self.state.algorithm.models.mean(dim=-2), None if duals is None else duals.mean(dim=-2))
+        duals, own = (getattr(self.state.algorithm, name, None) for name in ("duals", "weights"))
+        weights = None if own is None else own.squeeze(-1) / own.sum(dim=-2)
+        return Averages(self.state.algorithm.models.mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
 
     def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):
         """The network-average model as a plain state_dict of the user's module."""

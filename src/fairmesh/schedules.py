@@ -87,7 +87,10 @@ class Linear(Schedule):
 
     def __post_init__(self):
         _check_start(self.start)
-        _check(self.rounds is None or self.rounds >= 1, f"rounds must be >= 1, got {self.rounds}")
+        _check(
+            self.rounds is None or self.rounds >= 1,
+            f"rounds must be >= 1, got {self.rounds}; leave it out to end with the run",
+        )
 
     def at(self, round_index: Tensor) -> Tensor:
         if self.rounds is None:

@@ -24,9 +24,13 @@ def problem() -> fm.Problem:
 
 def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
     """The algorithm, and itself with every number changed that may differ between replicas."""
-    changed = with_steps(algorithm, primal_step=_scaled(algorithm.primal_step), rate=0.15, temperature=3.0)
-    changed = with_steps(changed, dual_step=0.04)
-    if hasattr(changed, "regularizer"):
+    changed = with_steps(algorithm, primal_step=_scaled(algorithm.primal_step), temperature=3.0, momentum=0.25)
+    changed = with_steps(changed, dual_step=0.04, **{} if getattr(algorithm, "rate", None) is None else {"rate": 0.15})
+    if isinstance(changed, fm.TrackedADGDA):
+        weighing = with_steps(changed.weighing, fresh=0.4, step=0.04)
+        regularizer = toys.of_strength(changed.regularizer, 0.07)
+        changed = dataclasses.replace(changed, weighing=weighing, regularizer=regularizer)
+    elif hasattr(changed, "regularizer"):
         changed = dataclasses.replace(changed, regularizer=toys.of_strength(changed.regularizer, 0.007))
     assert changed != algorithm
     return [algorithm, changed]
@@ -35,6 +39,8 @@ def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
 def _scaled(schedule: fm.Schedule) -> fm.Schedule:
     if isinstance(schedule, fm.Geometric):
         return fm.Geometric(schedule.start / 2, 0.97)
+    if isinstance(schedule, fm.Linear):
+        return fm.Linear(schedule.start / 2, schedule.rounds)
     return fm.Constant(schedule.value / 2)
 
 
@@ -129,7 +135,7 @@ def test_time_averages_are_the_means_over_rounds_zero_to_t_minus_one(problem, al
     assert float((last.average_model - models.mean(dim=0)).abs().max()) < 1e-14
     shifted = torch.cat([models[1:], last.algorithm.models.mean(dim=-2)[None]]).mean(dim=0)  # t = 1 .. T
     assert float((last.average_model - shifted).abs().max()) > 1e-4
-    if hasattr(last.algorithm, "duals"):
+    if getattr(last.algorithm, "duals", None) is not None:
         duals = torch.stack([state.algorithm.duals.mean(dim=-2) for state in past])
         assert float((last.average_dual - duals.mean(dim=0)).abs().max()) < 1e-14
     else:

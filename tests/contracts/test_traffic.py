@@ -67,6 +67,7 @@ FIXED = [name for name in toys.TOPOLOGIES if name != "changing"]
 
 def test_every_compressor_and_topology_has_its_bill():
     assert BITS_OF_A_MODEL.keys() == toys.COMPRESSORS.keys()
+    assert BITS_OF_A_WEIGHING.keys() == toys.WEIGHINGS.keys()
     assert {*DEGREES, "erdos-renyi", "changing"} == toys.TOPOLOGIES.keys()
 
 
@@ -84,6 +85,32 @@ def test_every_compressor_bills_its_own_bits(problem, compressor):
     assert (nodes[0] == 2 * _degrees("star") * (BITS_OF_A_MODEL[compressor] + 32 * N)).all()
     nodes, _ = _sent(problem, fm.Star(), fm.ChocoSGD(0.1, rate=0.2, compressor=used), 2)
     assert (nodes[0] == 2 * _degrees("star") * BITS_OF_A_MODEL[compressor]).all()
+
+
+BITS_OF_A_WEIGHING = {  # one message
+    "ascent": 32 * 8,
+    "ascent, duals compressed": 32 * 8,  # billed as if all were sent
+    "maximum": 32 * 8,
+    "maximum, losses compressed": 8 * 8,
+    "price": 2 * 32,  # and the mean of the losses
+    "price, losses as they are": 32,
+    "fixed": 0,
+}
+
+
+@pytest.mark.parametrize("weighing", toys.WEIGHINGS)
+@pytest.mark.parametrize("tracking", [True, False])
+def test_tracked_ad_gda_sends_model_and_tracker_alike_and_what_its_weighing_needs(problem, weighing, tracking):
+    algorithm = fm.TrackedADGDA(0.01, tracking=tracking, weighing=toys.WEIGHINGS[weighing], compressor=fm.Quantize(4))
+    nodes, server = _sent(problem, fm.Star(), algorithm)
+    message = (2 if tracking else 1) * 4 * DIM + BITS_OF_A_WEIGHING[weighing]
+    assert (nodes[0] == ROUNDS * _degrees("star") * message).all()
+    assert server.sum() == 0
+
+
+def test_warm_public_copies_cost_nothing(problem):
+    sent = [_sent(problem, fm.Ring(), fm.TrackedADGDA(0.01, warm_start=warm))[0] for warm in (True, False)]
+    assert (sent[0] == sent[1]).all()
 
 
 @pytest.mark.parametrize("name", ["dsgd", "dr-dsgd"])

@@ -3,7 +3,8 @@
 Slow on purpose. A node is an object with 1-D float64 vectors of its own and a dictionary with the public copy of every
 neighbour; there is no mixed buffer and no stack. Compressors, projection and slopes are spelled out anew. Of fairmesh
 it uses only the configured objects, to read their numbers, and the counter-based streams, so that batches and dithers
-are the same integers. Nothing of fairmesh.algorithms, networks or problems.oracle is used.
+are the same integers. Nothing of fairmesh.networks or problems.oracle is used, and of fairmesh.algorithms only the
+measured contraction of a compressor, a number that a run settles on before it begins.
 """
 
 import copy
@@ -19,6 +20,7 @@ from torch import nn
 
 import fairmesh as fm
 from fairmesh import randomness
+from fairmesh.algorithms.compressed_gossip import steady_contraction
 
 SERVER = -1
 FLOAT = 32  # billed bits of a number sent as it is
@@ -265,7 +267,44 @@ def step_size(schedule: fm.Schedule, t: int) -> float:
         return schedule.value
     if isinstance(schedule, fm.Geometric):
         return schedule.start * schedule.ratio**t
+    if isinstance(schedule, fm.Linear) and schedule.rounds is not None:
+        return schedule.start * max(0.0, 1 - t / schedule.rounds)
     raise NotImplementedError(f"no reference for {schedule}")
+
+
+def best_weights(regularizer: fm.Regularizer, losses: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """The argmax of sum_i lambda_i f_i + alpha r(lambda), by halving the interval in which the price of sum_i lambda_i
+    = 1 lies: the dearer, the less of each."""
+    inner = regularizer.inner if isinstance(regularizer, fm.Capped) else regularizer
+    caps = prior / regularizer.level if isinstance(regularizer, fm.Capped) else np.full(len(prior), np.inf)
+    if isinstance(inner, fm.NoRegularizer):
+        return filled(losses, np.minimum(caps, 1.0))
+
+    def bought(price: float) -> np.ndarray:
+        if isinstance(inner, fm.ChiSquare):
+            wanted = prior * np.maximum(0.0, 1 + losses / (2 * inner.strength) - price)
+        elif isinstance(inner, fm.KullbackLeibler):
+            wanted = prior * np.exp(losses / inner.strength - price)
+        elif isinstance(inner, fm.OwnCoordinate):
+            wanted = np.maximum(0.0, prior + len(prior) * losses / inner.strength - price)
+        else:
+            raise NotImplementedError(f"no reference for {regularizer}")
+        return np.minimum(wanted, caps)
+
+    scale = np.abs(losses).max() / getattr(inner, "strength", 1.0) * len(prior) + 2.0
+    low, high = -scale, scale
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if bought(middle).sum() > 1 else (low, middle)
+    return bought(low)
+
+
+def filled(losses: np.ndarray, caps: np.ndarray) -> np.ndarray:
+    """All weight on the worst, then on the next worst, each up to its cap."""
+    weights, left = np.zeros(len(losses)), 1.0
+    for i in sorted(range(len(losses)), key=lambda i: (-losses[i], i)):
+        weights[i] = min(caps[i], left)
+        left -= weights[i]
+    return weights
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
@@ -340,6 +379,8 @@ class Trace:
     copies: list[np.ndarray] = field(default_factory=list)  # (n, dim) each node's own public copy
     mixed: list[np.ndarray] = field(default_factory=list)  # (n, dim) sum_j W[i, j] x_hat_j, from what i itself holds
     dual_copies: list[np.ndarray] = field(default_factory=list)  # (n, n), where duals travel compressed
+    tracker_copies: list[np.ndarray] = field(default_factory=list)  # (n, dim), where trackers are gossiped
+    weights: list[np.ndarray] = field(default_factory=list)  # (n, 1) m lambda_i, where nobody knows all of lambda
     bits_of_nodes: np.ndarray = field(default_factory=lambda: np.zeros(0))
     bits_of_server: float = 0.0
 
@@ -473,6 +514,138 @@ def ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tam
     return trace
 
 
+class Rows:
+    """What the nodes of a mesh know of all nodes' weights, for Tracked AD-GDA's ways to weigh: `weigh` gives m lambda_i
+    from this round's losses, `exchange` comes after it."""
+
+    def __init__(self, mesh: Mesh, algorithm: fm.TrackedADGDA):
+        self.mesh, self.weighing, self.regularizer = mesh, algorithm.weighing, algorithm.regularizer
+        self.prior, self.n = mesh.prior, mesh.n
+        self.losses = np.zeros(mesh.n)
+        self.prices, self.raised, self.means = np.zeros(mesh.n), np.zeros(mesh.n), np.zeros(mesh.n)
+        self.rows = [np.zeros(mesh.n) for _ in range(mesh.n)]  # whose average is the table of losses
+
+    def weigh(self, losses: np.ndarray, t: int) -> np.ndarray:
+        nodes, n = self.mesh.nodes, self.n
+        if isinstance(self.weighing, fm.Fixed):
+            return n * self.prior
+        if isinstance(self.weighing, fm.Ascent):
+            weights = np.array([n * node.dual[i] for i, node in enumerate(nodes)])
+            self.ascended = []
+            for i, node in enumerate(nodes):
+                ascent = slope(self.regularizer, node.dual, self.prior, i) / n
+                ascent[i] += losses[i]
+                moved = node.dual + step_size(self.weighing.step, t) * ascent
+                self.ascended.append(into_set(self.regularizer, moved, self.prior))
+            return weights
+        before, self.losses = self.losses, (1 - self.weighing.fresh) * self.losses + self.weighing.fresh * losses
+        if isinstance(self.weighing, fm.Maximum):
+            for i, node in enumerate(nodes):
+                self.rows[i] = self.rows[i].copy()
+                self.rows[i][i] += n * (self.losses[i] - before[i])
+                known = self.rows[i].copy()
+                known[i] = self.losses[i]
+                node.dual = best_weights(self.regularizer, known, self.prior)
+            return np.array([n * node.dual[i] for i, node in enumerate(nodes)])
+        self.means = self.means + self.losses - before  # each node's estimate of the mean loss
+        seen = self.losses
+        if self.weighing.relative:
+            seen = seen / np.maximum(self.means, seen / n + 1e-6)
+        self.weights = n * self.prior * np.array([self.ratio(f, price) for f, price in zip(seen, self.prices)])
+        return self.weights
+
+    def ratio(self, loss: float, price: float) -> float:
+        inner, most = self.regularizer, math.inf
+        if isinstance(inner, fm.Capped):
+            inner, most = inner.inner, 1 / inner.level
+        if isinstance(inner, fm.ChiSquare):
+            return min(most, max(0.0, 1 + loss / (2 * inner.strength) - price))
+        assert isinstance(inner, fm.KullbackLeibler)
+        return min(most, math.exp(min(4.0, loss / inner.strength - price)))
+
+    def exchange(self, t: int) -> None:
+        mesh, weighing = self.mesh, self.weighing
+        compressor = getattr(weighing, "compressor", None)
+        if isinstance(weighing, fm.Ascent) and compressor is None:
+            mesh.mix_duals(self.ascended, t)
+        elif isinstance(weighing, fm.Ascent):
+            mesh.gossip_duals(self.ascended, t, compressor, self.regularizer)
+        elif isinstance(weighing, fm.Maximum) and compressor is None:
+            self.rows = [mesh.average_around(i, t, self.rows) for i in range(self.n)]
+            for i in range(self.n):
+                mesh.bits[i] += FLOAT * self.n * len(mesh.neighbours(i, t))
+        elif isinstance(weighing, fm.Maximum):
+            copies = [node.public_duals for node in mesh.nodes]
+            self.rows = [row + mesh.toward_others(i, t, copies[i]) for i, row in enumerate(self.rows)]
+            mesh.publish(self.rows, copies, t, "dual compression", compressor)
+        elif isinstance(weighing, fm.Price):  # exact diffusion: step, correct by the step before, mix half
+            raised = self.prices + weighing.step * (self.weights - self.n * self.prior)
+            told = raised + self.prices - self.raised
+            self.prices = np.array([(told[i] + mesh.average_around(i, t, told)) / 2 for i in range(self.n)])
+            self.raised = raised
+            self.means = np.array([mesh.average_around(i, t, self.means) for i in range(self.n)])
+            for i in range(self.n):
+                mesh.bits[i] += FLOAT * (2 if weighing.relative else 1) * len(mesh.neighbours(i, t))
+
+
+def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
+    """gamma: as given, or 2 delta / ||I - W||, at most one; less where coordinates are left out, or rounded up."""
+    if algorithm.rate is not None:
+        return algorithm.rate
+    largest = max(np.abs(np.linalg.eigvalsh(np.eye(mesh.n) - W)).max() for W in mesh.weights)
+    compressor = algorithm.compressor
+    harsh = isinstance(compressor, fm.TopK | fm.RandomK | fm.TopKQuantize)
+    harsh = harsh or getattr(compressor, "rounding", "") == "ceil"
+    return min(1.0, (0.8 if harsh else 2) * steady_contraction(compressor, mesh.dim) / max(largest, 1e-6))
+
+
+def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tamper | None = None) -> Trace:
+    """v_i += gamma sum_j w_ij (v_hat_j - v_hat_i) + h_i - h_i before, of momenta h_i of the weighted gradient; descent
+    along v_i over the root of its mean squares; gossip of models and of v_i, each with public copies of its own."""
+    mesh, trace = Mesh(problem, topology, seed, 1), Trace()
+    rows, rate = Rows(mesh, algorithm), steady(algorithm, mesh)
+    everyone = range(mesh.n)
+    momenta, trackers, squares = ([np.zeros(mesh.dim) for _ in everyone] for _ in range(3))
+    public = [{j: np.zeros(mesh.dim) for j in [i, *mesh.reach[i]]} for i in everyone]
+    if algorithm.warm_start:
+        for node in mesh.nodes:
+            node.public = {j: node.worker.start.copy() for j in node.public}
+    for t in range(rounds):
+        eta = step_size(algorithm.primal_step, t)
+        answers = [node.worker.loss_and_gradient(node.model, t) for node in mesh.nodes]
+        cap = math.inf if algorithm.loss_cap is None else algorithm.loss_cap
+        weights = rows.weigh(np.array([min(loss, cap) for loss, _ in answers]), t)
+        descended = []
+        for i, node in enumerate(mesh.nodes):
+            gradient = answers[i][1]
+            news = algorithm.momentum * (weights[i] * gradient - momenta[i])
+            momenta[i] = momenta[i] + news
+            if algorithm.tracking:
+                trackers[i] = trackers[i] + rate * mesh.toward_others(i, t, public[i]) + news
+            else:
+                trackers[i] = momenta[i]
+            steps = np.full(mesh.dim, eta)
+            if algorithm.scaling > 0:
+                squares[i] = algorithm.scaling * squares[i] + (1 - algorithm.scaling) * trackers[i] ** 2
+                steps = eta / (np.sqrt(squares[i] / (1 - algorithm.scaling ** (t + 1))) + 1e-8)
+            local = node.model - steps * trackers[i]
+            for _ in range(algorithm.local_steps - 1):
+                moved = node.worker.loss_and_gradient(local, t)[1] - gradient
+                local = local - steps * (trackers[i] + weights[i] * moved)
+            descended.append(local)
+        mesh.gossip(descended, t, rate, algorithm.compressor, tamper)
+        if algorithm.tracking:
+            mesh.publish(trackers, public, t, "tracker compression", algorithm.compressor)
+            trace.tracker_copies.append(np.stack([public[i][i] for i in everyone]))
+        rows.exchange(t)
+        if getattr(algorithm.weighing, "compressor", None) is not None:
+            trace.dual_copies.append(np.stack([node.public_duals[i] for i, node in enumerate(mesh.nodes)]))
+        if isinstance(algorithm.weighing, fm.Price):
+            trace.weights.append(weights[:, None])
+        mesh.recorded(trace, t, duals=isinstance(algorithm.weighing, fm.Ascent | fm.Maximum), copies=True)
+    return trace
+
+
 def choco_sgd(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tamper | None = None) -> Trace:
     """Koloskova et al. 2019, Algorithm 2, for sum_i p_i f_i."""
     mesh, trace = Mesh(problem, topology, seed, 1), Trace()
@@ -594,6 +767,7 @@ def afl(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
 
 REFERENCES: dict[type, Callable[..., Trace]] = {
     fm.ADGDA: ad_gda,
+    fm.TrackedADGDA: tracked_ad_gda,
     fm.ChocoSGD: choco_sgd,
     fm.DSGD: dsgd,
     fm.DRDSGD: dr_dsgd,

@@ -18,10 +18,15 @@ def on_the_stack(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algor
         state = training.advance(state, t)
         now = state.algorithm
         trace.models.append(now.models[0].numpy())
-        if hasattr(now, "duals"):
+        weighing = getattr(now, "weighing", now)
+        if getattr(now, "duals", None) is not None:
             trace.duals.append(now.duals[0].numpy())
-        if getattr(now, "dual_copies", None) is not None:
-            trace.dual_copies.append(now.dual_copies.own[0].numpy())
+        if getattr(weighing, "dual_copies", None) is not None:
+            trace.dual_copies.append(weighing.dual_copies.own[0].numpy())
+        if getattr(weighing, "weights", None) is not None:
+            trace.weights.append(weighing.weights[0].numpy())
+        if getattr(now, "tracker_copies", None) is not None:
+            trace.tracker_copies.append(now.tracker_copies.own[0].numpy())
         if hasattr(now, "copies"):
             trace.copies.append(now.copies.own[0].numpy())
             trace.mixed.append(training.network.mixed_copies(now.copies.kept, torch.tensor(t + 1))[0].numpy())
@@ -32,7 +37,7 @@ def on_the_stack(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algor
 def apart(one: Trace, other: Trace) -> float:
     """The largest difference of any number in any round."""
     largest = 0.0
-    for name in ("models", "duals", "copies", "mixed", "dual_copies"):
+    for name in ("models", "duals", "copies", "mixed", "dual_copies", "tracker_copies", "weights"):
         ours, theirs = getattr(one, name), getattr(other, name)
         assert len(ours) == len(theirs), f"{len(ours)} and {len(theirs)} rounds of {name}"
         for a, b in zip(ours, theirs):

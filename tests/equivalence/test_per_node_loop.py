@@ -1,6 +1,8 @@
 """The stack against the per-node loops of reference.py: float64, 30 rounds, 1e-10."""
 
 import contextlib
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -50,6 +52,7 @@ def test_every_registered_member_has_a_reference():
     assert toys.covers(fm.Compressor, toys.COMPRESSORS)
     assert toys.covers(fm.Topology, toys.TOPOLOGIES)
     assert toys.covers(fm.Regularizer, toys.REGULARIZERS)
+    assert toys.covers(fm.Weighing, toys.WEIGHINGS)
 
 
 def _every_pair() -> list:
@@ -121,6 +124,43 @@ def test_ad_gda_is_its_loop_where_duals_travel_compressed(problem, compressor, t
     algorithm = fm.ADGDA(1.0, dual_step=0.1, rate=0.3, dual_compressor=toys.COMPRESSORS[compressor])
     stack = _compared(problem, toys.TOPOLOGIES[topology], algorithm)
     assert len(stack.dual_copies) == ROUNDS
+
+
+TRACKED = toys.ALGORITHMS["tracked ascent"]
+PLAIN = {"momentum": 1.0, "tracking": False, "scaling": 0.0, "local_steps": 1, "warm_start": False}
+FULL = {"momentum": 0.4, "tracking": True, "scaling": 0.9, "local_steps": 3, "warm_start": True, "primal_step": 0.03}
+
+
+@pytest.mark.parametrize("weighing", toys.WEIGHINGS.values(), ids=toys.WEIGHINGS)
+@pytest.mark.parametrize(
+    ("topology", "regularizer"), [("ring", fm.ChiSquare(0.3)), ("changing", fm.Capped(0.6, fm.KullbackLeibler(0.5)))]
+)
+def test_tracked_ad_gda_is_its_loop_for_every_way_to_weigh(problem, weighing, topology, regularizer):
+    algorithm = replace(TRACKED, weighing=weighing, regularizer=regularizer)
+    _compared(problem, toys.TOPOLOGIES[topology], algorithm)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_tracked_ad_gda_is_its_loop_with_each_ingredient_left_out_and_alone(problem, name):
+    without = replace(TRACKED, **(FULL | {name: PLAIN[name]} if name in PLAIN else FULL))
+    alone = replace(TRACKED, **PLAIN | {name: FULL[name]})
+    for algorithm in (without, alone):
+        _compared(problem, fm.Ring(), algorithm, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "topology"),
+    [*((compressor, "ring") for compressor in toys.COMPRESSORS), ("quantize", "changing"), ("top-k", "star")],
+)
+def test_tracked_ad_gda_is_its_loop_for_every_compressor_at_the_rate_it_finds(problem, compressor, topology):
+    algorithm = replace(TRACKED, rate=None, primal_step=0.1, compressor=toys.COMPRESSORS[compressor])
+    _compared(problem, toys.TOPOLOGIES[topology], algorithm, seed=2)
+
+
+@pytest.mark.parametrize("name", [name for name in toys.REGULARIZERS if name != "custom"])
+def test_the_inner_maximum_of_every_regularizer_is_that_of_the_loop(problem, name):
+    regularizer = toys.of_strength(toys.REGULARIZERS[name], 5.0 if "own" in name else 0.3)
+    _compared(problem, fm.Ring(), replace(TRACKED, weighing=fm.Maximum(0.3), regularizer=regularizer))
 
 
 @pytest.mark.parametrize(
@@ -199,6 +239,7 @@ FAITHFUL = 1e-12
         *((fm.ADGDA, compressor, "ring") for compressor in toys.COMPRESSORS),
         (fm.ADGDA, "quantize", "changing"),
         (fm.ChocoSGD, "quantize", "ring"),
+        (partial(fm.TrackedADGDA, scaling=0.0, warm_start=False), "quantize", "ring"),
     ],
 )
 def test_flipping_the_last_bit_of_one_message_at_one_receiver_is_seen(problem, method, compressor, topology):

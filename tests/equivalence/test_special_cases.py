@@ -91,7 +91,12 @@ SGD_STEPS = {  # each algorithm at one node: how large its step is for a loss f,
 }
 
 
-@pytest.mark.parametrize("name", toys.ALGORITHMS)
+def test_every_algorithm_s_steps_at_one_node_are_known():
+    """Those of Tracked AD-GDA are Adam's (test_tracked.py)."""
+    assert {*SGD_STEPS} == {name for name, a in toys.ALGORITHMS.items() if not isinstance(a, fm.TrackedADGDA)}
+
+
+@pytest.mark.parametrize("name", SGD_STEPS)
 def test_one_node_alone_takes_the_steps_of_plain_sgd(name):
     problem, algorithm = toys.problem(1), toys.ALGORITHMS[name]
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fairmesh as fm
-from tests.toys import problem, sites
+from tests.toys import REGULARIZERS, problem, sites
 
 
 def refused(*words: str):
@@ -14,7 +14,7 @@ def refused(*words: str):
 
 
 @pytest.mark.parametrize("step", [-0.1, math.nan, math.inf])
-@pytest.mark.parametrize("kind", [fm.ADGDA, fm.ChocoSGD, fm.DSGD, fm.DRDSGD, fm.DRFA, fm.AFL])
+@pytest.mark.parametrize("kind", [fm.ADGDA, fm.TrackedADGDA, fm.ChocoSGD, fm.DSGD, fm.DRDSGD, fm.DRFA, fm.AFL])
 def test_a_primal_step_that_is_negative_or_not_finite_is_refused(kind, step):
     with refused("step size", "finite number >= 0", str(step)):
         kind(primal_step=step)
@@ -28,10 +28,62 @@ def test_a_dual_step_that_is_negative_or_not_a_number_is_refused(kind, step):
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.5, 1.01, math.nan])
-@pytest.mark.parametrize("kind", [fm.ADGDA, fm.ChocoSGD])
+@pytest.mark.parametrize("kind", [fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA])
 def test_a_rate_outside_zero_to_one_is_refused(kind, rate):
     with refused("rate", r"\(0, 1\]", str(rate)):
         kind(rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"momentum": 0.0}, ["momentum", r"\(0, 1\]", "1 is none"]),
+        ({"momentum": 1.5}, ["momentum", r"\(0, 1\]", "1.5"]),
+        ({"scaling": 1.0}, ["scaling", r"\[0, 1\)", "0 leaves steps as they are"]),
+        ({"scaling": -0.1}, ["scaling", r"\[0, 1\)"]),
+        ({"local_steps": 0}, ["local_steps", ">= 1", "0"]),
+        ({"local_steps": 1.5}, ["local_steps", "whole number"]),
+        ({"loss_cap": 0.0}, ["loss_cap", "leave it out"]),
+        ({"weighing": "prize"}, ["weighing", "did you mean 'price'"]),
+    ],
+    ids=str,
+)
+def test_a_field_of_tracked_ad_gda_out_of_range_is_refused_with_the_range(fields, words):
+    with refused(*words):
+        fm.TrackedADGDA(**fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: fm.Price(fresh=0.0), ["fresh", r"\(0, 1\]"]),
+        (lambda: fm.Price(step=2.0), ["step of the price", r"\(0, 1\]", "2.0"]),
+        (lambda: fm.Maximum(fresh=1.1), ["fresh", r"\(0, 1\]"]),
+        (lambda: fm.Ascent(step=-1.0), ["step size", ">= 0"]),
+        (lambda: fm.Ascent(compressor="zip"), ["compressor", "zip"]),
+    ],
+)
+def test_a_way_to_weigh_out_of_range_is_refused_with_the_range(make, words):
+    with refused(*words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("weighing", "regularizer", "words"),
+    [
+        (fm.Price(), fm.NoRegularizer(), ["NoRegularizer", "ChiSquare or KullbackLeibler", "Ascent"]),
+        (fm.Price(), fm.OwnCoordinate(1.0), ["OwnCoordinate", "Ascent"]),
+        (fm.Price(), fm.Capped(0.5, fm.NoRegularizer()), ["NoRegularizer", "Ascent"]),
+        (fm.Price(), REGULARIZERS["custom"], ["Custom", "Ascent"]),
+        (fm.Maximum(), REGULARIZERS["custom"], ["custom", "use an Ascent"]),
+        (fm.Ascent(9.0), fm.ChiSquare(0.5), ["weighing.step 9", "at most 2", "smaller strength"]),
+    ],
+)
+def test_a_way_to_weigh_that_cannot_serve_its_regularizer_says_which_can(weighing, regularizer, words):
+    algorithm = fm.TrackedADGDA(weighing=weighing, regularizer=regularizer)
+    made = problem(4, sites=sites(4, sizes=(10, 10, 10, 10)))  # m p / alpha = 4 * 0.25 / 0.5
+    with refused(*words):
+        fm.train(made, fm.Ring(), algorithm, 1)
 
 
 def test_a_rate_of_one_is_allowed():

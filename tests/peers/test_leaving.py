@@ -21,6 +21,7 @@ from fairmesh.networks.peers.transport import Apart
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.node import leaving
 from fairmesh.problems.oracle import Oracle
+from tests import toys
 from tests.peers import fleet
 
 ROOT = Path(__file__).parents[2]
@@ -179,6 +180,78 @@ def _stacked(states):
             rows = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[-2])) for row in rows]
         whole[name] = torch.cat(rows, dim=1)
     return refilled(states[0], whole)
+
+
+@pytest.mark.parametrize("weighing", [fm.Ascent(compressor=fm.Threshold(1e-3)), fm.Maximum(), fm.Price()], ids=str)
+def test_what_sums_to_zero_over_all_begins_anew_and_the_rest_of_a_tracked_state_stays(weighing):
+    state = _Tracked(weighing).after(None, fm.Circulant((1, 2)).build(6), range(6), range(8))
+    slots, prior = [0, 1, 2, 4, 5], torch.ones(5, dtype=torch.float64) / 5
+    mine = _rows(state, 0)
+    before, after = flattened(mine), flattened(leaving.without(mine, [GONE], slots, prior))
+    assert after.keys() == before.keys()
+    for name, tensor in after.items():
+        shape = list(before[name].shape)
+        if name.endswith(".kept"):
+            assert tensor.shape[-2] == shape[-2] - 1, name
+        if "dual" in name:
+            assert tensor.shape[-1] == shape[-1] - 1 == 5, name
+        if "balance" in name:
+            assert not tensor.any(), name
+        elif "dual" not in name and not name.endswith(".kept"):
+            assert torch.equal(tensor, before[name]), name
+    assert {name for name in after if "balance" in name} >= {"state.balances"}
+    assert before["state.balances"].any()
+    assert before["state.tracker_copies.kept"].shape[-2] == 5
+    if "state.weighing.duals" in after:
+        assert float(after["state.weighing.duals"].sum()) == pytest.approx(1)
+
+
+def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
+    """Balances sum to zero over the five, weights to one, and they agree again."""
+    tracked, whole = _Tracked(fm.Price()), fm.Circulant((1, 2)).build(6)
+    state = tracked.after(None, whole, range(6), range(10))
+    kept = [0, 1, 2, 3, 4]
+    graph = {i: [j for j in range(6) if j != i and whole[0].matrix.toarray()[i, j]] for i in kept}
+    prior = torch.ones(5, dtype=torch.float64) / 5
+    reduced = _stacked([leaving.without(_rows(state, i), [GONE], [i, *graph[i]], prior) for i in kept])
+    mesh = Mesh(
+        "six",
+        "0" * 64,
+        tuple(
+            Member(
+                name,
+                f"127.0.0.1:{7000 + i}",
+                tuple(NAMES[j] for j in range(6) if whole[0].matrix.toarray()[i, j] and j != i),
+            )
+            for i, name in enumerate(NAMES)
+        ),
+    )
+    end = tracked.after(reduced, leaving.cycle_of(fm.Circulant((1, 2)), mesh.without(DEAD)), kept, range(10, 150))
+    assert float(end.balances.sum(dim=-2).abs().max()) < 1e-12
+    assert float(end.weighing.balances.sum(dim=-2).abs().max()) < 1e-12
+    assert float(end.weights.mean()) == pytest.approx(1, abs=0.05)
+    trackers = end.momenta + end.balances
+    assert float(trackers.std(dim=-2).mean()) < float(end.momenta.std(dim=-2).mean())
+
+
+class _Tracked:
+    """A run of Tracked AD-GDA whose nodes keep a copy of each neighbour's."""
+
+    def __init__(self, weighing):
+        self.algorithm = fm.TrackedADGDA(0.01, weighing=weighing, compressor=fm.Quantize(6))
+        self.sites = toys.sites(6, sizes=(20,) * 6)
+
+    def after(self, state, cycle, identities, rounds):
+        problem = toys.problem(sites=[self.sites[i] for i in identities])
+        nodes = range(len(problem.sites))
+        network = RemoteNetwork(
+            cycle, nodes, _Nobody(), dtype=torch.float64, identities=list(identities), each_copy=True
+        )
+        oracle = Oracle(problem, network.hosted, network.identities, seeds=[0], dtype=torch.float64)
+        state = self.algorithm.init(oracle, network) if state is None else state
+        for t in rounds:
+            state = self.algorithm.step(state, Round(torch.tensor(t), oracle, network))
+        return state
 
 
 def _mesh(**fields):

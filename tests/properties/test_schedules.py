@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fairmesh as fm
 from fairmesh.replicas import stacked
-from fairmesh.schedules import as_schedule
+from fairmesh.schedules import as_schedule, spanning
 from fairmesh.settings import members
 
 T = st.integers(0, 20_000)
@@ -19,6 +19,7 @@ RATIO = st.floats(0.5, 1)
 EXAMPLES = {  # two of each member, that differ in every number a replica may have of its own
     "constant": (fm.Constant(0.5), fm.Constant(0.1)),
     "geometric": (fm.Geometric(2.0, 0.99), fm.Geometric(1.0, 0.9)),
+    "linear": (fm.Linear(2.0, 20), fm.Linear(1.0, 20)),
     "staircase": (fm.Staircase(2.0, 0.5, 10), fm.Staircase(1.0, 0.1, 10)),
     "theorem-1": (fm.Theorem1(100), fm.Theorem1(100)),
     "theorem-2-dual": (fm.Theorem2Dual(2.0, 400), fm.Theorem2Dual(5.0, 400)),
@@ -47,6 +48,24 @@ def test_geometric_is_start_times_ratio_to_the_t_and_never_grows(t, start, ratio
     schedule = fm.Geometric(start, ratio)
     assert at(schedule, t) == pytest.approx(start * ratio**t, rel=1e-9, abs=1e-300)
     assert at(schedule, t + 1) <= at(schedule, t)
+
+
+@given(t=T, start=STEP, rounds=st.integers(1, 20_000))
+def test_linear_falls_by_the_same_in_every_round_to_zero_at_its_end_and_stays_there(t, start, rounds):
+    schedule = fm.Linear(start, rounds)
+    assert at(schedule, t) == pytest.approx(start * max(0, rounds - t) / rounds, rel=1e-9, abs=1e-300)
+    assert at(schedule, 0) == start
+    assert at(schedule, rounds) == 0
+
+
+@given(t=T, start=STEP, rounds=st.integers(1, 20_000))
+def test_linear_without_an_end_takes_the_run_s_wherever_it_is(t, start, rounds):
+    assert at(fm.Linear(start), t) == start
+    assert spanning(fm.Linear(start), rounds) == fm.Linear(start, rounds)
+    nested = fm.TrackedADGDA(fm.Linear(start), weighing=fm.Ascent(fm.Linear(start / 2)))
+    found = spanning(nested, rounds)
+    assert found == fm.TrackedADGDA(fm.Linear(start, rounds), weighing=fm.Ascent(fm.Linear(start / 2, rounds)))
+    assert spanning(found, rounds + 1) is found  # it has an end of its own now
 
 
 @given(t=T, start=STEP, ratio=RATIO, every=st.integers(1, 500))
@@ -95,7 +114,7 @@ def test_a_bare_number_is_a_constant_step():
 
 @pytest.mark.parametrize("step", [-1.0, -1e-9, math.nan, math.inf])
 @pytest.mark.parametrize(
-    "make", [fm.Constant, lambda s: fm.Geometric(s, 0.9), lambda s: fm.Staircase(s, 0.9, 5), as_schedule]
+    "make", [fm.Constant, lambda s: fm.Geometric(s, 0.9), lambda s: fm.Staircase(s, 0.9, 5), as_schedule, fm.Linear]
 )
 def test_a_step_that_is_negative_or_not_finite_is_refused(make, step):
     with pytest.raises(fm.BadInput, match=rf"step size must be a finite number >= 0, got {step}"):
@@ -113,6 +132,7 @@ def test_a_ratio_outside_0_1_is_refused(make, ratio):
     ("make", "reason"),
     [
         (lambda: fm.Staircase(1.0, 0.5, 0), "every must be a number of rounds >= 1, got 0"),
+        (lambda: fm.Linear(1.0, 0), "rounds must be >= 1, got 0; leave it out to end with the run"),
         (lambda: fm.Theorem1(0), "rounds must be >= 1, got 0"),
         (lambda: fm.Theorem2Dual(1.0, 0), "rounds must be >= 1, got 0"),
         (lambda: fm.Theorem2Dual(0.0, 10), "smoothness L must be > 0, got 0.0"),

@@ -25,9 +25,12 @@ FAMILIES = {
     fm.Topology: toys.TOPOLOGIES,
     fm.Regularizer: toys.REGULARIZERS,
     Algorithm: toys.ALGORITHMS,
+    fm.Weighing: toys.WEIGHINGS,
     fm.Schedule: {
         "constant": fm.Constant(0.1),
         "geometric": fm.Geometric(2.0, 0.998),
+        "linear": fm.Linear(0.002),
+        "linear with an end": fm.Linear(0.002, 5000),
         "staircase": fm.Staircase(1.0, 0.5, 100),
         "theorem 1": fm.Theorem1(1000),
         "theorem 2 dual": fm.Theorem2Dual(3.0, 1000),

@@ -25,9 +25,11 @@ class Algorithm(ABC):
     """`init` gives the state before round 0, `step` that after a round; neither changes anything else.
 
     A state is a NamedTuple of tensors. `models` is (..., nodes, dim), or (..., 1, dim) where a server holds the model;
-    an algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n)."""
+    an algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n), or where nobody knows all of lambda
+    each node's own `weights`, m lambda_i (..., nodes, 1)."""
 
     needs_server: ClassVar[bool]
+    alpha_of_sum: ClassVar[bool] = False  # alpha is that of sum_i lambda_i f_i + alpha r, m times the paper's objective
     copies_at_peak: ClassVar[int] = 12  # of all models in a round (tests/contracts/test_memory.py holds this)
 
     @abstractmethod
@@ -157,14 +159,16 @@ def check_rate(rate: float) -> None:
         raise BadInput(f"rate, the consensus step size gamma, lies in (0, 1], got {rate}")
 
 
-def check_dual_step(dual_step: Schedule | float, regularizer: Regularizer, prior: Tensor) -> None:
-    """Refuses a dual step that overshoots for ever, with the bound."""
+def check_dual_step(
+    dual_step: Schedule | float, regularizer: Regularizer, prior: Tensor, name: str = "dual_step", times: int = 1
+) -> None:
+    """Refuses a dual step that overshoots for ever, with the bound; alpha is so many times that of the objective."""
     if isinstance(regularizer, Custom):
         regularizer.check(prior)
     first = float(as_schedule(dual_step).at(torch.zeros((), dtype=torch.int64)))
-    bound = regularizer.largest_step(prior)
+    bound = times * regularizer.largest_step(prior)
     if first > bound:
         raise BadInput(
-            f"dual_step {first:g} is beyond the stable range of {regularizer} with smallest prior "
+            f"{name} {first:g} is beyond the stable range of {regularizer} with smallest prior "
             f"{float(prior.min()):.3g}: use at most {bound:.3g}, or a smaller strength"
         )

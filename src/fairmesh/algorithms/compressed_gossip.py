@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairmesh import randomness
 from fairmesh.algorithms.base import Round
-from fairmesh.compression import Compressor
+from fairmesh.compression import Compressor, Quantize, RandomK, TopK, TopKQuantize
 from fairmesh.networks.base import Delivery, Network, Part
 from fairmesh.randomness import Draw
 
@@ -40,9 +40,12 @@ def copies_of(models: Tensor, network: Network) -> PublicCopies:
 
 
 def steady_rate(compressor: Compressor, dim: int, network: Network) -> float:
-    """A consensus step size for this compressor on this graph: the largest of a stable run scales with delta over
-    ||I - W||, and so does this, with delta as it is measured."""
-    return min(1.0, 2.0 * steady_contraction(compressor, min(dim, _LONGEST)) / max(network.beta(), 1e-6))
+    """A consensus step size for this compressor on this graph: gossip is steady below some multiple of delta over
+    ||I - W||, with delta as it is measured. The multiple is smaller where coordinates are left out whole, for what they
+    lack grows meanwhile (2 / (2 - delta) for random-K on a complete graph), and where all are rounded away from 0."""
+    few = isinstance(compressor, TopK | RandomK | TopKQuantize)
+    multiple = 0.8 if few or (isinstance(compressor, Quantize) and compressor.rounding == "ceil") else 2.0
+    return min(1.0, multiple * steady_contraction(compressor, min(dim, _LONGEST)) / max(network.beta(), 1e-6))
 
 
 def _normal(draw: Draw, count: int) -> Tensor:

@@ -48,6 +48,10 @@ class TrackedState(NamedTuple):
     def duals(self) -> Tensor | None:
         return getattr(self.weighing, "duals", None)
 
+    @property
+    def weights(self) -> Tensor | None:
+        return getattr(self.weighing, "weights", None)
+
 
 @dataclass(frozen=True)
 class TrackedADGDA(Algorithm):
@@ -72,7 +76,8 @@ class TrackedADGDA(Algorithm):
     warm_start: bool = field(default=True, metadata=STRUCTURAL)  # public copies begin at the model that all begin with
 
     needs_server: ClassVar[bool] = False
-    copies_at_peak: ClassVar[int] = 24
+    alpha_of_sum: ClassVar[bool] = True
+    copies_at_peak: ClassVar[int] = 22  # two states of eight, and what a compressor takes
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))

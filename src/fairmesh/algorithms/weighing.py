@@ -92,7 +92,7 @@ class Ascent(Weighing):
         object.__setattr__(self, "step", as_schedule(self.step))
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
-        check_dual_step(_slowed(self.step, prior.shape[-1]), regularizer, prior)
+        check_dual_step(self.step, regularizer, prior, "weighing.step", times=prior.shape[-1])
 
     def init(self, oracle: Oracle, network: Network) -> Rows:
         duals = _prior_rows(oracle, network)
@@ -111,11 +111,6 @@ class Ascent(Weighing):
         return Weighed(_of_own(state.duals, round), parts, lambda delivery: Rows(*arrived(delivery)))
 
 
-def _slowed(step: Schedule | float, n: int) -> float:
-    """The step that is as far from overshooting with alpha as this one with alpha / m."""
-    return float(as_schedule(step).at(torch.zeros((), dtype=torch.int64))) / n
-
-
 class Tables(NamedTuple):
     """What a node knows of all nodes' losses."""
 
@@ -125,12 +120,12 @@ class Tables(NamedTuple):
     dual_copies: PublicCopies | None
 
 
-_NO_LOSS = 1e-6  # a mean below it counts as this
+_NO_LOSS = 1e-6  # where all losses are zero their mean counts as this
 
 
 def _check_share(name: str, value: float) -> None:
     if not 0 < value <= 1:
-        raise BadInput(f"{name} lies in (0, 1], got {value}")
+        raise BadInput(f"{name} is a share and lies in (0, 1], got {value}")
 
 
 @dataclass(frozen=True)
@@ -175,9 +170,7 @@ class Prices(NamedTuple):
     prices: Tensor  # in units of the regularizer's softness (..., nodes, 1)
     balances: Tensor  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
     weights: Tensor  # m lambda_i of the last round (..., nodes, 1)
-    mean_balances: (
-        Tensor | None
-    )  # what gossip added to f_i: with it the mean of all losses; sums to zero (..., nodes, 1)
+    mean_balances: Tensor | None  # f_i and this are the mean of all losses: sums to zero (..., nodes, 1)
 
 
 @dataclass(frozen=True)
@@ -198,7 +191,8 @@ class Price(Weighing):
 
     def __post_init__(self):
         _check_share("fresh", self.fresh)
-        _check_share("step", self.step)
+        if not 0 < self.step <= 1:
+            raise BadInput(f"step of the price lies in (0, 1], got {self.step}; 0.1 is a good one")
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         check_priced(regularizer)
@@ -213,7 +207,8 @@ class Price(Weighing):
         losses = torch.lerp(state.losses, losses, self.fresh)
         prior = prior_weights(round)  # m p_i
         means = None if state.mean_balances is None else losses + state.mean_balances
-        units = losses if means is None else losses / means.clamp(min=_NO_LOSS)
+        # The mean of m losses is no less than a share 1 / m of each: a node is not fooled while gossip lags behind.
+        units = losses if means is None else losses / torch.maximum(means, losses / round.n + _NO_LOSS)
         weights = prior * ratio_at(regularizer, units, state.prices)
         raised = state.prices + self.step * (weights - prior)
         told = raised + state.balances

@@ -60,9 +60,13 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0]}
     with_spread([record], by_site, problem, None)
     record |= _traffic(totals) | {"consensus_models": float(judged[-2] / n)}
+    weighed = float(means["dual"].sum()) > 0  # some algorithms weigh nothing
+    if weighed:
+        means["dual"] = means["dual"] if duals is not None else means["dual"] / means["dual"].sum()
+        record |= {"lambda": means["dual"].tolist()}
     if duals is not None:
-        record |= {"lambda": means["dual"].tolist(), "consensus_duals": float(judged[-1] / n)}
-    whole = _whole(state, means, training.dtype, duals is not None)
+        record |= {"consensus_duals": float(judged[-1] / n)}
+    whole = _whole(state, means, training.dtype, weighed)
     result = Result(problem, training.replicas, last, [record], whole, [], rounds.judged_on)
     with storing(folder.parent):
         _write(result, membership, folder)
@@ -70,12 +74,13 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
 
 def _pieces(state: TrainingState, own: Tensor) -> dict[str, Tensor]:
     """What is summed: rows of the node, and its own entries of rows over all nodes."""
-    duals = getattr(state.algorithm, "duals", None)
+    duals, weights = (getattr(state.algorithm, name, None) for name in ("duals", "weights"))
     nothing = torch.zeros_like(own)
+    weighed = nothing if weights is None else own * weights[0, 0].cpu()  # m lambda_i
     return {
         "model": state.algorithm.models[0, 0],
         "time-average": state.average_model[0],
-        "dual": nothing if duals is None else duals[0, 0],
+        "dual": weighed if duals is None else duals[0, 0],
         "dual time-average": nothing if state.average_dual is None else state.average_dual[0],
         "bits": own * state.sent.nodes[0, 0].cpu(),
         "bytes": own * state.sent.node_bytes[0, 0].cpu(),
@@ -91,14 +96,14 @@ def _traffic(totals: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _whole(state: TrainingState, means: dict[str, Tensor], dtype: torch.dtype, has_duals: bool) -> TrainingState:
+def _whole(state: TrainingState, means: dict[str, Tensor], dtype: torch.dtype, weighed: bool) -> TrainingState:
     models = means["model"].to(dtype).reshape(1, 1, -1)
-    duals = means["dual"].to(dtype).reshape(1, 1, -1) if has_duals else None
+    duals = means["dual"].to(dtype).reshape(1, 1, -1) if weighed else None
     nobody = torch.zeros(1)
     return TrainingState(
         algorithm=_Averages(models, duals),
         average_model=means["time-average"].to(dtype).unsqueeze(0),
-        average_dual=means["dual time-average"].to(dtype).unsqueeze(0) if has_duals else None,
+        average_dual=means["dual time-average"].to(dtype).unsqueeze(0) if state.average_dual is not None else None,
         iterate=None,
         sent=Traffic(nobody, nobody, nobody, nobody),
         best=None,

@@ -156,6 +156,7 @@ class Rounds:
             raise Diverged(self.training.divergence_message(self.state, self.done, saved))
         found = self.judge.of_sites(self.state.algorithm.models[:, 0])
         values = {name: float(value[0, self._number]) for name, value in found.items()} | {"round": self.done}
-        duals = getattr(self.state.algorithm, "duals", None)
-        weight = None if duals is None else float(duals[0, 0, self._number])
+        duals, own = (getattr(self.state.algorithm, name, None) for name in ("duals", "weights"))
+        weight = None if own is None else float(own[0, 0, 0]) / self.problem.n
+        weight = weight if duals is None else float(duals[0, 0, self._number])
         self._watcher.measured(values, self.problem.primary, weight)

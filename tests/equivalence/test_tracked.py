@@ -1,0 +1,285 @@
+"""Tracked AD-GDA with ingredients left out is the algorithm they were added to; what its weights add up to."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fairmesh as fm
+from fairmesh.algorithms.base import Round
+from fairmesh.networks.memory import MemoryNetwork
+from tests import toys
+from tests.equivalence.reference import Mesh, Worker
+from tests.equivalence.stack import NoData, apart, on_the_stack
+
+ROUNDS = 30
+OFF = {"momentum": 1.0, "tracking": False, "scaling": 0.0, "local_steps": 1, "warm_start": False}
+TRACKED = [name for name, algorithm in toys.ALGORITHMS.items() if isinstance(algorithm, fm.TrackedADGDA)]
+GRAPHS = {name: toys.TOPOLOGIES[name] for name in ("ring", "star", "changing")}
+
+over_some_graphs = pytest.mark.parametrize("topology", GRAPHS.values(), ids=GRAPHS)
+
+
+@pytest.fixture(scope="module")
+def problem() -> fm.Problem:
+    return toys.problem()
+
+
+def _models_apart(one, other) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(one.models, other.models, strict=True))
+
+
+# Parents -------------------------------------------------------------------------------------------------------------
+
+
+@over_some_graphs
+@pytest.mark.parametrize("duals", [None, fm.Threshold(1e-3)], ids=["plain duals", "compressed duals"])
+@pytest.mark.parametrize("regularizer", [fm.ChiSquare(0.02), fm.Capped(0.6, fm.KullbackLeibler(0.02))])
+def test_with_all_left_out_but_the_ascent_it_is_ad_gda(problem, topology, duals, regularizer):
+    """At m times the step and m times alpha: nodes weigh m lambda_i here, and lambda_i there."""
+    same = {"rate": 0.3, "compressor": fm.Quantize(bits=4), "loss_cap": 1.3}
+    adgda = fm.ADGDA(fm.Geometric(2.4, 0.99), dual_step=0.1, regularizer=regularizer, dual_compressor=duals, **same)
+    inner = toys.of_strength(regularizer, 8 * 0.02)
+    off = fm.TrackedADGDA(
+        fm.Geometric(0.3, 0.99), weighing=fm.Ascent(0.1, compressor=duals), regularizer=inner, **same, **OFF
+    )
+    one, other = (on_the_stack(problem, topology, algorithm, ROUNDS) for algorithm in (adgda, off))
+    assert apart(one, other) < 1e-12
+    assert (one.bits_of_nodes == other.bits_of_nodes).all()
+
+
+@over_some_graphs
+def test_with_all_left_out_it_is_choco_sgd(problem, topology):
+    same = {"primal_step": 0.3, "rate": 0.3, "compressor": fm.TopK(0.3)}
+    choco, off = fm.ChocoSGD(**same), fm.TrackedADGDA(**same, **OFF, weighing=fm.Fixed())
+    one, other = (on_the_stack(problem, topology, algorithm, ROUNDS) for algorithm in (choco, off))
+    assert apart(one, other) < 1e-12
+    assert (one.bits_of_nodes == other.bits_of_nodes).all()
+
+
+@pytest.mark.parametrize("name", ["momentum", "tracking", "scaling", "local_steps"])
+def test_each_ingredient_changes_the_run(problem, name):
+    off = fm.TrackedADGDA(0.1, rate=0.3, compressor=fm.Quantize(bits=6), weighing=fm.Fixed(), **OFF)
+    value = {"momentum": 0.5, "tracking": True, "scaling": 0.9, "local_steps": 2}[name]
+    one, other = (on_the_stack(problem, fm.Ring(), a, 10) for a in (off, replace(off, **{name: value})))
+    assert _models_apart(one, other) > 1e-2
+
+
+def test_copies_that_begin_warm_change_nothing_where_differences_travel_whole(problem):
+    """Without loss every copy is its model after the first message, warm or not."""
+    cold, warm = (
+        fm.TrackedADGDA(0.1, rate=0.4, scaling=0.0, compressor=fm.Identity(), weighing=fm.Fixed(), warm_start=warm)
+        for warm in (False, True)
+    )
+    one, other = (on_the_stack(problem, fm.Ring(), algorithm, 10) for algorithm in (cold, warm))
+    assert _models_apart(one, other) < 1e-12
+
+
+def _gradients(mesh: Mesh, t: int) -> list[np.ndarray]:
+    return [
+        mesh.n * mesh.prior[i] * node.worker.loss_and_gradient(node.model, t)[1] for i, node in enumerate(mesh.nodes)
+    ]
+
+
+@over_some_graphs
+def test_without_compression_and_momentum_at_rate_one_it_is_gradient_tracking(problem, topology):
+    """x = W x - eta y, y = W y + g(x) - g(x before): DSGT, of Pu and Nedic, with W of each round."""
+    mesh = Mesh(problem, topology, 0, 1)
+    everyone, eta = range(mesh.n), 0.1
+    algorithm = fm.TrackedADGDA(eta, 1.0, scaling=0.0, rate=1.0, compressor=fm.Identity(), weighing=fm.Fixed())
+    stack = on_the_stack(problem, topology, algorithm, ROUNDS)
+    before = trackers = [np.zeros(mesh.dim)] * mesh.n
+    for t in range(ROUNDS):
+        fresh = _gradients(mesh, t)
+        trackers = [mesh.average_around(i, t, trackers) + fresh[i] - before[i] for i in everyone]
+        models = [node.model for node in mesh.nodes]
+        for i, node in enumerate(mesh.nodes):
+            node.model = mesh.average_around(i, t, models) - eta * trackers[i]
+        before = fresh
+        assert np.abs(stack.models[t] - np.stack([node.model for node in mesh.nodes])).max() < 1e-10
+
+
+@pytest.mark.parametrize("compressor", ["quantize", "top-k", "sign blocks"])
+@pytest.mark.parametrize("momentum", [1.0, 0.3], ids=["BEER", "MoTEF"])
+def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum, compressor):
+    """Zhao et al. 2022, Algorithm 1, in its own order: x moves by the copies h and along v, then v by the copies g and
+    the news of the gradient; differences to both are compressed. Islamov et al. 2024 put a momentum M into v."""
+    mesh, eta, rate = Mesh(problem, fm.Ring(), 0, 1), 0.1, 0.2
+    everyone, lossy = range(mesh.n), toys.COMPRESSORS[compressor]
+    algorithm = fm.TrackedADGDA(
+        eta, momentum, scaling=0.0, rate=rate, compressor=lossy, weighing=fm.Fixed(), warm_start=False
+    )
+    stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
+    W = mesh.at(0)
+    copies_of_models, copies_of_trackers = np.zeros((8, mesh.dim)), np.zeros((8, mesh.dim))
+    models = np.stack([node.model for node in mesh.nodes])
+    memory = momentum * np.stack(_gradients(mesh, 0))
+    trackers = memory.copy()
+
+    def sent(rows: np.ndarray, t: int, purpose: str) -> np.ndarray:
+        held = [{j: np.zeros(mesh.dim) for j in [i, *mesh.reach[i]]} for i in everyone]
+        mesh.publish(list(rows), held, t, purpose, lossy)
+        return np.stack([held[i][i] for i in everyone])
+
+    for t in range(ROUNDS):
+        models = models + rate * (W - np.eye(8)) @ copies_of_models - eta * trackers
+        copies_of_models = copies_of_models + sent(models - copies_of_models, t, "compression")
+        copies_of_trackers = copies_of_trackers + sent(trackers - copies_of_trackers, t, "tracker compression")
+        assert np.abs(stack.models[t] - models).max() < 1e-10
+        for node, row in zip(mesh.nodes, models):
+            node.model = row
+        before, memory = memory, (1 - momentum) * memory + momentum * np.stack(_gradients(mesh, t + 1))
+        trackers = trackers + rate * (W - np.eye(8)) @ copies_of_trackers + memory - before
+
+
+# One node ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TRACKED)
+def test_one_node_alone_takes_steps_along_its_momentum_scaled_as_adam_scales_a_gradient(name):
+    """torch's Adam without a first moment of its own, given the momentum as the gradient; or torch's SGD."""
+    problem, algorithm = toys.problem(1), replace(toys.ALGORITHMS[name], weighing=fm.Fixed(), local_steps=1)
+    stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
+    worker = Worker(problem, 0, 0, 1)  # for its batches
+    parameters = list(worker.module.parameters())
+    optimizer = (
+        torch.optim.Adam(parameters, betas=(0.0, algorithm.scaling), eps=1e-8)
+        if algorithm.scaling
+        else torch.optim.SGD(parameters)
+    )
+    momenta = [torch.zeros_like(parameter) for parameter in parameters]
+    for t in range(ROUNDS):
+        ((inputs, targets),) = worker.batches(t, 0)
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(worker.module(inputs), targets), parameters)
+        momenta = [(1 - algorithm.momentum) * m + algorithm.momentum * g for m, g in zip(momenta, gradients)]
+        for parameter, momentum in zip(parameters, momenta):
+            parameter.grad = momentum.clone()
+        optimizer.param_groups[0]["lr"] = float(algorithm.primal_step.at(torch.tensor(t)))  # type: ignore[union-attr]
+        optimizer.step()
+        row = nn.utils.parameters_to_vector(parameters).detach().numpy()
+        assert np.abs(stack.models[t][0] - row).max() < 1e-10
+    assert np.abs(stack.models[-1] - stack.models[0]).max() > 1e-2
+    assert stack.bits_of_nodes.sum() == 0
+
+
+@pytest.mark.parametrize("local_steps", [1, 2, 5])
+def test_one_node_alone_without_momentum_takes_local_steps_of_plain_sgd_on_one_batch(local_steps):
+    problem = toys.problem(1)
+    algorithm = fm.TrackedADGDA(0.2, 1.0, scaling=0.0, local_steps=local_steps, weighing=fm.Fixed())
+    stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
+    worker = Worker(problem, 0, 0, 1)
+    row = worker.start.copy()
+    for t in range(ROUNDS):
+        for _ in range(local_steps):
+            row = row - 0.2 * worker.loss_and_gradient(row, t)[1]
+        assert np.abs(stack.models[t][0] - row).max() < 1e-10
+
+
+# Sums ----------------------------------------------------------------------------------------------------------------
+
+
+@over_some_graphs
+@pytest.mark.parametrize("name", TRACKED)
+def test_balances_sum_to_zero_and_trackers_average_to_the_momenta(problem, name, topology):
+    algorithm = toys.ALGORITHMS[name]
+    network, oracle = toys.on_stack(problem, topology, count_bytes=False)
+    state = algorithm.init(oracle, network)
+    for t in range(12):
+        before, state = state, algorithm.step(state, Round(torch.tensor(t), oracle, network))
+        if not algorithm.tracking:
+            assert state.balances is None
+            assert state.tracker_copies is None
+            continue
+        assert float(state.balances.sum(dim=-2).abs().max()) < 1e-13
+        assert float(state.momenta.abs().max()) > 1e-3
+        if t > 1:
+            assert float(state.balances.abs().max()) > 1e-4
+        own = getattr(state.weighing, "balances", getattr(state.weighing, "dual_balances", None))
+        means = getattr(state.weighing, "mean_balances", None)
+        assert all(float(rows.sum(dim=-2).abs().max()) < 1e-12 for rows in (own, means) if rows is not None)
+    assert before is not state
+
+
+@over_some_graphs
+def test_trackers_agree_on_the_network_s_gradient_where_nothing_moves(problem, topology):
+    """Full batches at a standstill: every node's tracker becomes the average of all weighted gradients."""
+    still = toys.problem(sampling=fm.Sampling(order="full"))
+    algorithm = fm.TrackedADGDA(0.0, 0.5, scaling=0.0, compressor=fm.Quantize(8), weighing=fm.Fixed())
+    network, oracle = toys.on_stack(still, topology, count_bytes=False)
+    state = algorithm.init(oracle, network)
+    for t in range(400):
+        state = algorithm.step(state, Round(torch.tensor(t), oracle, network))
+    _, gradients = oracle.losses_and_gradients(state.models, torch.tensor(0), 0)
+    weights = 8 * oracle.prior.transpose(-1, -2)
+    expected = (weights * gradients).mean(dim=-2, keepdim=True)
+    trackers = state.momenta + state.balances
+    assert float((trackers - expected).abs().max()) < 1e-9
+    assert float((weights * gradients - expected).abs().max()) > 1e-2
+    assert float((state.models - oracle.initial_models()).abs().max()) < 1e-13
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
+class Given(NoData):
+    """Nodes whose losses never change, with nothing to learn."""
+
+    def __init__(self, losses: torch.Tensor, prior: torch.Tensor):
+        self.rows, self.seeds = torch.zeros_like(losses).expand(-1, -1, 3), torch.zeros(len(losses)).long()
+        self.given, self.prior = losses, prior
+
+    def losses_and_gradients(self, models, round_index, call):
+        return self.given.clone(), torch.zeros_like(models)
+
+
+SOFT = {
+    "chi-square": fm.ChiSquare(0.3),
+    "kl": fm.KullbackLeibler(0.4),
+    "capped": fm.Capped(0.6, fm.ChiSquare(0.2)),
+    "capped kl": fm.Capped(0.4, fm.KullbackLeibler(0.3)),
+}
+NINE = {"ring": fm.Ring(), "star": fm.Star(), "circulant": fm.Circulant((1, 2))}
+NINE["changing"] = fm.Changing((fm.Ring(), fm.Star()))
+
+
+def _weighed(weighing: fm.Weighing, regularizer: fm.Regularizer, topology: fm.Topology, oracle, rounds: int):
+    """The state of a weighing after some rounds of losses that never change."""
+    network = MemoryNetwork(topology.build(9), dtype=torch.float64, count_bytes=False)
+    state = weighing.init(oracle, network)
+    for t in range(rounds):
+        round = Round(torch.tensor(t), oracle, network)
+        _, parts, settled = weighing.weigh(state, oracle.given, regularizer, round)
+        state = settled(round.exchange(**parts))
+    return state
+
+
+@pytest.mark.parametrize("regularizer", SOFT.values(), ids=SOFT)
+@pytest.mark.parametrize("topology", NINE.values(), ids=NINE)
+def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, regularizer):
+    """For forty tables of losses at once, of nodes that weigh differently."""
+    generator = torch.Generator().manual_seed(5)
+    losses = 1.5 * torch.rand(40, 9, 1, generator=generator, dtype=torch.float64)
+    losses[:4] = 0.2 + 0.1 * torch.cos(2 * torch.pi * torch.arange(9) / 9).view(9, 1)  # little between neighbours
+    prior = 0.5 + 1.5 * torch.rand(40, 1, 9, generator=generator, dtype=torch.float64)
+    oracle = Given(losses, prior / prior.sum(dim=-1, keepdim=True))
+    expected = 9 * regularizer.maximiser(9 * losses.transpose(-1, -2), oracle.prior)
+    priced = _weighed(fm.Price(relative=False), regularizer, topology, oracle, 500)
+    assert float((priced.weights.transpose(-1, -2) - expected).abs().max()) < 1e-4
+    relative = _weighed(fm.Price(), regularizer, topology, oracle, 500)
+    in_units = losses / losses.mean(dim=-2, keepdim=True)
+    of_units = 9 * regularizer.maximiser(9 * in_units.transpose(-1, -2), oracle.prior)
+    assert float((relative.weights.transpose(-1, -2) - of_units).abs().max()) < 1e-3
+    known = _weighed(fm.Maximum(), regularizer, topology, oracle, 300)
+    assert float((9 * known.duals - expected).abs().max()) < 1e-4
+    assert float((expected - 9 * oracle.prior).abs().max()) > 0.4
+
+
+def test_an_ascent_ends_at_the_inner_maximum_too():
+    losses = torch.linspace(0, 0.6, 9, dtype=torch.float64).view(1, 9, 1)
+    oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))
+    regularizer = fm.ChiSquare(0.3)
+    state = _weighed(fm.Ascent(0.05), regularizer, fm.Complete(), oracle, 2000)
+    expected = regularizer.maximiser(9 * losses.transpose(-1, -2), oracle.prior)
+    assert float((state.duals - expected).abs().max()) < 2e-2  # each node projects its own row, before they are mixed

@@ -1,0 +1,172 @@
+"""The consensus step size that Tracked AD-GDA finds for a compressor and a graph: gossip at it is stable."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.compressed_gossip import steady_contraction, steady_rate
+from fairmesh.networks.memory import MemoryNetwork
+from tests import toys
+from tests.equivalence import reference
+from tests.equivalence.stack import NoData
+
+DIM = 53
+
+
+def _network(topology: fm.Topology, n: int) -> MemoryNetwork:
+    return MemoryNetwork(topology.build(n), count_bytes=False)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 5000])
+def test_what_travels_whole_contracts_at_once_and_gossips_at_rate_one(dim):
+    assert steady_contraction(fm.Identity(), dim) == 1
+    assert steady_rate(fm.Identity(), dim, _network(fm.Ring(), 8)) == 1
+
+
+@pytest.mark.parametrize("name", toys.COMPRESSORS)
+def test_a_contraction_lies_in_zero_to_one_and_is_the_same_each_time(name):
+    compressor = toys.COMPRESSORS[name]
+    found = steady_contraction(compressor, DIM)
+    steady_contraction.cache_clear()
+    assert steady_contraction(compressor, DIM) == found
+    assert 0 < found <= 1
+    rate = steady_rate(compressor, DIM, _network(fm.Ring(), 8))
+    assert 0 < rate <= 1
+
+
+def test_a_contraction_is_what_a_loop_over_rounds_finds():
+    """The rehearsal spelled out: news of unequal sizes, the message taken away, what is left by its own size."""
+    compressor, dim, total = fm.TopK(0.3), DIM, []
+
+    def normal(purpose: str, t: int) -> np.ndarray:
+        uniforms = reference.uniforms(0, purpose, t, 0, 2 * dim)
+        return np.sqrt(-2 * np.log(1 - uniforms[:dim])) * np.cos(2 * np.pi * uniforms[dim:])
+
+    sizes, behind = np.exp(0.5 * normal("sizes", 0)), np.zeros(dim)
+    for t in range(100):
+        behind = behind + sizes * normal("news", t)
+        behind = behind - reference.compressed(compressor, behind, np.zeros(dim)).decode()
+        total.append(((behind / sizes) ** 2).mean())
+    assert steady_contraction(compressor, dim) == pytest.approx(1 / (1 + np.mean(total[50:])), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "finer",
+    [
+        [fm.TopK(share) for share in (0.9, 0.5, 0.25, 0.1, 0.02)],
+        [fm.RandomK(share) for share in (0.9, 0.5, 0.25, 0.1)],
+        [fm.Quantize(bits) for bits in (16, 8, 4, 2, 1)],
+        [fm.Quantize(4, block=block) for block in (16, 128, 1024)],
+        [fm.Sign(block=block) for block in (1, 8, 64)],
+    ],
+    ids=lambda finer: f"{type(finer[0]).__name__}",
+)
+def test_the_more_is_lost_the_smaller_the_rate(finer):
+    found = [steady_contraction(compressor, 1024) for compressor in finer]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 1.05 * found[-1]
+
+
+@pytest.mark.parametrize(
+    ("compressor", "lowest", "highest"),
+    [(fm.Sign(block=64), 0.68, 0.78), (fm.Quantize(4, block=512), 0.6, 0.85), (fm.Quantize(8, block=512), 0.95, 1.0)],
+)
+def test_rates_by_hand_on_the_paper_s_graph(compressor, lowest, highest):
+    assert lowest < steady_rate(compressor, 7850, _network(fm.Circulant((1, 2)), 10)) <= highest
+
+
+def test_the_rate_scales_with_how_far_a_graph_moves_its_nodes():
+    """||I - W|| of two nodes that swap half is 1, of a lazier pair half that."""
+    swap, lazy = (fm.Matrix(((1 - w, w), (w, 1 - w))) for w in (0.5, 0.25))
+    compressor = fm.Quantize(4)
+    rates = [steady_rate(compressor, 10_000, _network(topology, 2)) for topology in (swap, lazy)]
+    assert rates[1] == pytest.approx(2 * rates[0])
+    assert rates[0] == pytest.approx(2 * steady_contraction(compressor, 10_000))
+
+
+def test_a_node_alone_has_nobody_to_be_careful_with():
+    assert steady_rate(fm.TopK(0.01), 100, _network(fm.Ring(), 1)) == 1
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 0.5, 0.8])
+def test_random_k_stays_below_the_pull_at_which_its_second_moments_grow(share):
+    """On a complete graph these are a linear map of (x^2, x e, e^2), e = x_hat - x, steady below 2 delta / (2 - delta),
+    with delta the share of coordinates that a message holds."""
+
+    def radius(pull: float) -> float:
+        x, e = np.array([1 - pull, -pull]), np.array([pull, 1 + pull])  # what each is made of, before it is sent
+
+        def product(a: np.ndarray, b: np.ndarray, kept: float) -> list[float]:
+            return [kept * a[0] * b[0], kept * (a[0] * b[1] + a[1] * b[0]), kept * a[1] * b[1]]
+
+        kept = 1 - share
+        return float(
+            np.abs(np.linalg.eigvals(np.array([product(x, x, 1), product(x, e, kept), product(e, e, kept)]))).max()
+        )
+
+    bound = 2 * share / (2 - share)
+    assert radius(0.99 * bound) < 1 < radius(1.01 * bound)
+    pull = steady_rate(fm.RandomK(share), 2000, _network(fm.Complete(), 50))
+    assert 0.4 * bound < pull < 0.9 * bound
+
+
+# Gossip at this rate -------------------------------------------------------------------------------------------------
+
+
+def _gossiped(compressor: fm.Compressor, topology: fm.Topology, n: int, dim: int, rounds: int) -> list[float]:
+    """How far nodes are apart after each round of nothing but gossip, in units of how far they were."""
+    network = _network(topology, n)
+    rows = torch.randn(1, n, dim, generator=torch.Generator().manual_seed(1))
+    oracle = NoData(rows)
+    rate = steady_rate(compressor, dim, network)
+    algorithm = fm.ChocoSGD(0.0, rate=rate, compressor=compressor)
+    state, found = algorithm.init(oracle, network), []
+    for t in range(rounds):
+        state = algorithm.step(state, Round(torch.tensor(t), oracle, network))
+        found.append(float((state.models - state.models.mean(dim=-2, keepdim=True)).norm() / rows.norm()))
+    return found
+
+
+@pytest.mark.parametrize("topology", toys.TOPOLOGIES)
+@pytest.mark.parametrize("compressor", toys.COMPRESSORS)
+def test_gossip_at_this_rate_never_grows_and_ends_in_consensus(compressor, topology):
+    found = _gossiped(toys.COMPRESSORS[compressor], toys.TOPOLOGIES[topology], 8, DIM, 300)
+    assert max(found) < 2
+    floor = 0.05 if compressor == "threshold" else 1e-2  # what is below the threshold stays apart
+    assert found[-1] < floor
+
+
+PAPER = {
+    **{f"quantize {bits}": fm.Quantize(bits) for bits in (16, 8, 4)},
+    **{f"top-k {share}": fm.TopK(share) for share in (0.5, 0.25, 0.1)},
+    "sign": fm.Sign(),
+    "sign 64": fm.Sign(block=64),
+    "quantize 4, 512": fm.Quantize(4, block=512),
+}
+GRAPHS = {
+    "ring of 10": (fm.Ring(), 10),
+    "circulant of 10": (fm.Circulant((1, 2)), 10),
+    "circulant of 50": (fm.Circulant((1, 2)), 50),
+    "complete of 10": (fm.Complete(), 10),
+    "torus of 50": (fm.Torus(5, 10), 50),
+}
+
+
+@functools.cache
+def _dim(compressor: str) -> int:
+    """A norm over the whole row is the worse the longer the row."""
+    return 19_885 if compressor in ("quantize 4", "quantize 8") else 2000
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("compressor", PAPER)
+def test_gossip_at_this_rate_does_not_diverge_on_the_paper_s_settings(compressor, graph):
+    topology, n = GRAPHS[graph]
+    dim = _dim(compressor)
+    found = _gossiped(PAPER[compressor], topology, n, dim, 300 if n * dim < 500_000 else 60)
+    assert max(found) < 2
+    assert found[-1] < 0.9

@@ -1,0 +1,91 @@
+"""Runs of Tracked AD-GDA as a user sees them: their ends, weights, worst cases, files and folders."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fairmesh as fm
+from fairmesh.ambiguity import worst_case
+from fairmesh.cli import app
+from fairmesh.experiment import load_experiment
+from tests import toys
+from tests.contracts.battery import same_bits, state_bits
+
+PRICED = fm.TrackedADGDA(0.03, compressor=fm.Quantize(6))
+
+
+@pytest.fixture(scope="module")
+def problem() -> fm.Problem:
+    return toys.problem()
+
+
+def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
+    open_ended, ending = (fm.TrackedADGDA(fm.Linear(0.05, rounds), compressor=fm.Quantize(6)) for rounds in (None, 30))
+    one, other = (fm.train(problem, fm.Ring(), algorithm, 30, dtype="float64") for algorithm in (open_ended, ending))
+    assert same_bits(state_bits(one.state), state_bits(other.state))
+    longer = fm.train(problem, fm.Ring(), open_ended, 31, dtype="float64")
+    assert float((longer.row() - one.row()).abs().max()) > 1e-4
+    assert one.replicas[0].algorithm == ending
+
+
+def test_a_run_whose_steps_end_with_it_is_not_extended_and_says_which_steps(problem, tmp_path):
+    algorithm = fm.TrackedADGDA(fm.Linear(0.05))
+    fm.train(problem, fm.Ring(), algorithm, 6, out=tmp_path)
+    with pytest.raises(fm.CheckpointError, match=r"primal_step\.rounds is 12 here but 6 there"):
+        fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path, resume=True)
+    again = fm.train(problem, fm.Ring(), algorithm, 6, out=tmp_path, resume=True)
+    assert again.final[0]["round"] == 6
+
+
+@pytest.mark.parametrize("placement", [tuple(range(8)), (3, 0, 7, 5, 1, 6, 2, 4)])
+def test_each_node_s_own_weight_is_recorded_as_lambda_by_site(problem, placement):
+    result = fm.train(problem, fm.Ring(), PRICED, 20, placements=[placement], dtype="float64", measure_every=10)
+    assert [sum(record["lambda"]) for record in result.records] == pytest.approx([1.0] * 3)
+    assert result.records[0]["lambda"] == pytest.approx(problem.prior_of_sites[list(range(8))].tolist(), rel=0.2)
+    weights = result.weights()
+    own = result.state.algorithm.weights[0, :, 0]
+    assert weights[0].tolist() == pytest.approx((own / own.sum()).tolist())
+    assert [result.final[0]["lambda"][site] for site in placement] == pytest.approx(weights[0].tolist())
+    assert "consensus_duals" not in result.final[0]
+    assert result.weights("time-average") is None
+
+
+def test_where_nothing_is_weighed_no_weights_are_recorded(problem):
+    result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(0.03, weighing=fm.Fixed()), 3)
+    assert "lambda" not in result.final[0]
+    assert result.weights() is None
+
+
+@pytest.mark.parametrize("weighing", [fm.Price(), fm.Maximum(), fm.Ascent()], ids=["price", "maximum", "ascent"])
+def test_the_worst_case_is_that_of_the_paper_s_objective_with_alpha_over_m(problem, weighing):
+    made = toys.problem(sites=[fm.Site(site.train) for site in toys.sites()])
+    algorithm = fm.TrackedADGDA(0.03, weighing=weighing, regularizer=fm.ChiSquare(0.4))
+    result = fm.train(made, fm.Ring(), algorithm, 4, dtype="float64", measure_phi=True)
+    losses = torch.tensor(result.final[0]["loss"]["sites"], dtype=torch.float64)[None]
+    expected = worst_case(fm.ChiSquare(0.4 / 8), losses, made.prior_of_sites[None])
+    assert result.final[0]["phi"] == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_it_runs_and_reports_from_a_file(tmp_path):
+    text = """
+rounds = 12
+data = { name = "digits", nodes = 4 }
+topology = "ring"
+algorithm = "tracked-ad-gda"
+[options]
+measure_every = 6
+measure_phi = true
+"""
+    (tmp_path / "experiment.toml").write_text(text)
+    assert load_experiment(tmp_path / "experiment.toml").algorithm == fm.TrackedADGDA()
+    run = CliRunner().invoke(app, ["run", str(tmp_path / "experiment.toml"), "--out", str(tmp_path / "run")])
+    assert run.exit_code == 0, run.output
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(records[-1]["lambda"]) == pytest.approx(1)
+    assert {"phi", "accuracy", "bytes_total"} <= records[-1].keys()
+    report = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    assert report.exit_code == 0, report.output
+    written = load_experiment(tmp_path / "run" / "experiment.toml")
+    assert written.algorithm == fm.TrackedADGDA()  # its steps end with whatever run it is read for
