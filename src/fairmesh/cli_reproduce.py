@@ -168,9 +168,14 @@ def _frontier(folder: Path, device: str, jobs: int | None, quick: bool, json_: b
     from fairmesh.reproduce.lines import write_lines
 
     _run(list(FRONTIER), folder, device, jobs, quick, json_)
-    for name, lines in {"frontier_lies": lies.lines, "frontier_duals": duals.lines}.items():
-        if not (folder / "results" / f"{name}.jsonl").exists():
-            write_lines(folder / "results", name, lines(say=(lambda text: None) if json_ else say, miniature=quick))
+    for name, lines in {"frontier_duals": duals.lines, "frontier_lies": lies.lines}.items():
+        if not (folder / "results" / f"{name}.jsonl").exists():  # as a whole, or not at all
+            try:
+                made = lines(say=(lambda text: None) if json_ else say, miniature=quick)
+            except BadInput as error:  # its data is not here
+                say(f"{name} not run: {error}")
+            else:
+                write_lines(folder / "results", name, made)
     _claims(folder, json_)
 
 

@@ -88,7 +88,7 @@ class Meter:
         if duals is not None or own is None:
             return None if duals is None else self.mean(duals)
         gathered = self._network.gather(own).squeeze(-1)
-        return gathered / gathered.sum(dim=-1, keepdim=True)
+        return gathered / gathered.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(gathered.dtype).tiny)
 
     def records(self, round_index: int, state: Any, sent: Traffic) -> list[Record]:
         """One record per replica of the network-average model; `state` is an algorithm's, of the hosted nodes."""

@@ -75,7 +75,7 @@ class Result:
         if self.averages is not None:
             return self.averages
         duals, own = (getattr(self.state.algorithm, name, None) for name in ("duals", "weights"))
-        weights = None if own is None else own.squeeze(-1) / own.sum(dim=-2)
+        weights = None if own is None else own.squeeze(-1) / own.sum(dim=-2).clamp(min=torch.finfo(own.dtype).tiny)
         return Averages(self.state.algorithm.models.mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
 
     def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):

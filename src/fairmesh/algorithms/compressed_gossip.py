@@ -45,7 +45,8 @@ def steady_rate(compressor: Compressor, dim: int, network: Network) -> float:
     lack grows meanwhile (2 / (2 - delta) for random-K on a complete graph), and where all are rounded away from 0."""
     few = isinstance(compressor, TopK | RandomK | TopKQuantize)
     multiple = 0.8 if few or (isinstance(compressor, Quantize) and compressor.rounding == "ceil") else 2.0
-    return min(1.0, multiple * steady_contraction(compressor, min(dim, _LONGEST)) / max(network.beta(), 1e-6))
+    rate = multiple * steady_contraction(compressor, min(dim, _LONGEST)) / max(network.beta(), 1e-6)
+    return min(1.0, max(0.001, round(rate, 3)))  # rounded, so that machines that differ in a last bit agree
 
 
 def _normal(draw: Draw, count: int) -> Tensor:

@@ -63,7 +63,7 @@ class TrackedADGDA(Algorithm):
     out: `momentum = 1`, `tracking = False`, `scaling = 0`, `local_steps = 1`, `warm_start = False` and an `Ascent`
     give AD-GDA with m times the step; a `Fixed` weighing with tracking BEER, and with momentum MoTEF."""
 
-    primal_step: Schedule | float = field(default_factory=lambda: Linear(0.004))  # eta_theta
+    primal_step: Schedule | float = field(default_factory=lambda: Linear(0.002))  # eta_theta
     momentum: float = 0.1  # the share of the fresh gradient in what a node remembers of its own; 1: no memory
     tracking: bool = field(default=True, metadata=STRUCTURAL)
     scaling: float = field(default=0.99, metadata=STRUCTURAL)  # memory of the squares steps are divided by; 0: none are
@@ -71,7 +71,7 @@ class TrackedADGDA(Algorithm):
     rate: float | None = None  # gamma, the consensus step size; from the compressor and the graph where not given
     compressor: Compressor = field(default_factory=lambda: Sign(block=64))  # Q, of models and of trackers
     weighing: Weighing = field(default_factory=Price)
-    regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.1))  # alpha r
+    regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.2))  # alpha r
     loss_cap: float | None = None  # what the weighing sees of a loss at most
     warm_start: bool = field(default=True, metadata=STRUCTURAL)  # public copies begin at the model that all begin with
 

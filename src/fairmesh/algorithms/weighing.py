@@ -120,6 +120,7 @@ class Tables(NamedTuple):
     dual_copies: PublicCopies | None
 
 
+_LARGE = 10  # times the usual share of the data: a site beyond that would make the price swing, so its step is shorter
 _NO_LOSS = 1e-6  # where all losses are zero their mean counts as this
 
 
@@ -210,7 +211,8 @@ class Price(Weighing):
         # The mean of m losses is no less than a share 1 / m of each: a node is not fooled while gossip lags behind.
         units = losses if means is None else losses / torch.maximum(means, losses / round.n + _NO_LOSS)
         weights = prior * ratio_at(regularizer, units, state.prices)
-        raised = state.prices + self.step * (weights - prior)
+        step = self.step / (round.n * round.prior.amax(dim=-1, keepdim=True) / _LARGE).clamp(min=1.0)
+        raised = state.prices + step * (weights - prior)
         told = raised + state.balances
 
         def settled(delivery: Delivery) -> Prices:
