@@ -63,6 +63,16 @@ def test_show_prints_the_claims():
     assert any(FASHION in one["claim"] for one in found)
 
 
+def test_the_claims_that_do_not_hold_are_those_that_the_page_admits():
+    """A claim that stops holding, or begins to, has to be told."""
+    short = {one["claim"] for one in claims.claims(RECORDED) if not one["holds"]}
+    assert short == {
+        "Fashion-MNIST-50: bits a parameter and edge until worst-node accuracy is 53.5 %, at most (moonshot)",
+        "digits: points by which defaults are worse than tuned, at most",
+        "Fashion-MNIST-10: points by which defaults are worse than tuned, at most",
+    }
+
+
 def test_show_goes_with_frontier_alone():
     refused = CliRunner().invoke(app, ["reproduce", "table2", "--show"])
     assert refused.exit_code != 0
