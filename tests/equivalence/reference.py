@@ -589,14 +589,16 @@ class Rows:
 
 
 def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
-    """gamma: as given, or 2 delta / ||I - W||, at most one; less where coordinates are left out, or rounded up."""
+    """gamma: as given, or 2 delta / ||I - W|| to three digits, at most one; less where coordinates are left out, or
+    rounded up."""
     if algorithm.rate is not None:
         return algorithm.rate
     largest = max(np.abs(np.linalg.eigvalsh(np.eye(mesh.n) - W)).max() for W in mesh.weights)
     compressor = algorithm.compressor
     harsh = isinstance(compressor, fm.TopK | fm.RandomK | fm.TopKQuantize)
     harsh = harsh or getattr(compressor, "rounding", "") == "ceil"
-    return min(1.0, (0.8 if harsh else 2) * steady_contraction(compressor, mesh.dim) / max(largest, 1e-6))
+    rate = (0.8 if harsh else 2) * steady_contraction(compressor, mesh.dim) / max(largest, 1e-6)
+    return min(1.0, max(0.001, round(rate, 3)))
 
 
 def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tamper | None = None) -> Trace:

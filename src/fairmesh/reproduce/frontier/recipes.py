@@ -199,17 +199,10 @@ def ablation() -> list[Row]:
 
 
 def _best(
-    name: str,
-    label: str,
-    compressor: Compressor,
-    rounds: int,
-    searched: int,
-    search: Search,
-    momentum: float = 0.1,
-    seeds: int = 2,
+    name: str, label: str, compressor: Compressor, rounds: int, searched: int, search: Search, seeds: int = 2
 ) -> Row:
     setup = SETUPS[name]
-    algorithm = replace(_WHOLE, compressor=compressor, regularizer=ChiSquare(setup.alpha), momentum=momentum)
+    algorithm = replace(_WHOLE, compressor=compressor, regularizer=ChiSquare(setup.alpha))
     experiment = _experiment(setup.data, setup.model, LATTICE, algorithm, rounds, 50)
     return Row("frontier_best", f"{name}: {label}", "frontier", experiment, search, searched, search_seeds=seeds)
 
