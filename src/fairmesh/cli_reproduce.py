@@ -180,20 +180,13 @@ def _frontier(folder: Path, device: str, jobs: int | None, quick: bool, json_: b
 
 
 def _claims(out: Path | None, json_: bool) -> None:
-    from fairmesh.reproduce.frontier.claims import claims
+    from fairmesh.reproduce.frontier.claims import claims, in_words
 
     found = claims(_results(out))
     if json_:
         print_json({"claims": found})
         return
-    rows = [
-        [
-            c["claim"],
-            *("not run" if c[k] is None else f"{c[k]:g}" for k in ("measured", "required")),
-            _ANSWERS[c["holds"]],
-        ]
-        for c in found
-    ]
+    rows = [[*in_words(one), _ANSWERS[one["holds"]]] for one in found]
     show_table([["claim", "measured", "required", ""], *rows])
 
 

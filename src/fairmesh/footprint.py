@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm
-from fairmesh.algorithms.weighing import Ascent, Maximum
 from fairmesh.errors import BadInput
 from fairmesh.problems.base import Problem
 from fairmesh.problems.losses import as_floats
@@ -62,7 +61,8 @@ def footprint(
 def _holds_weights(algorithm: Algorithm) -> bool:
     """Whether every node holds a weight for every node."""
     weighing = getattr(algorithm, "weighing", None)
-    return isinstance(weighing, Ascent | Maximum) or ("dual_step" in algorithm.steps() and not algorithm.needs_server)
+    keeps_rows = weighing is not None and weighing.keeps_rows
+    return keeps_rows or ("dual_step" in algorithm.steps() and not algorithm.needs_server)
 
 
 def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from fairmesh.ambiguity import Regularizer, worst_case
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.problems.base import Problem
 from fairmesh.problems.evaluation import Evaluator, group_means, spread
+from fairmesh.simplex import shares
 
 Record = dict[str, Any]
 
@@ -87,8 +88,7 @@ class Meter:
         duals, own = (getattr(state, name, None) for name in ("duals", "weights"))
         if duals is not None or own is None:
             return None if duals is None else self.mean(duals)
-        gathered = self._network.gather(own).squeeze(-1)
-        return gathered / gathered.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(gathered.dtype).tiny)
+        return shares(self._network.gather(own).squeeze(-1))
 
     def records(self, round_index: int, state: Any, sent: Traffic) -> list[Record]:
         """One record per replica of the network-average model; `state` is an algorithm's, of the hosted nodes."""

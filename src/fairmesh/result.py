@@ -12,6 +12,7 @@ from fairmesh.metrics import Record
 from fairmesh.problems.base import Problem
 from fairmesh.replicas import Replica
 from fairmesh.settings import flat_table, name_of, to_table
+from fairmesh.simplex import shares
 from fairmesh.training import TrainingState
 
 
@@ -75,7 +76,7 @@ class Result:
         if self.averages is not None:
             return self.averages
         duals, own = (getattr(self.state.algorithm, name, None) for name in ("duals", "weights"))
-        weights = None if own is None else own.squeeze(-1) / own.sum(dim=-2).clamp(min=torch.finfo(own.dtype).tiny)
+        weights = None if own is None else shares(own.squeeze(-1))
         return Averages(self.state.algorithm.models.mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
 
     def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):

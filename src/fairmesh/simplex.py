@@ -15,6 +15,11 @@ def project_onto_simplex(rows: Tensor) -> Tensor:
     return (rows - threshold).clamp_(min=0.0)
 
 
+def shares(weights: Tensor) -> Tensor:
+    """Each row of weights (..., n) scaled to sum to one; a row of zeros stays."""
+    return weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
 def _by_sorting(rows: Tensor) -> Tensor:
     """tau with sum max(x - tau, 0) = 1 for each row: (..., 1). It is the largest of (sum of the k largest - 1) / k."""
     descending = rows.sort(dim=-1, descending=True).values

@@ -5,12 +5,20 @@ Algorithm 1.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round, capped, check_dual_step, check_loss_cap, check_rate, plain
-from fairmesh.algorithms.compressed_gossip import PublicCopies, difference, followed, no_copies, toward_neighbours
+from fairmesh.algorithms.base import Algorithm, Round, capped, check_dual_step, check_loss_cap, check_rate, prior_rows
+from fairmesh.algorithms.compressed_gossip import (
+    PublicCopies,
+    difference,
+    followed,
+    gossiped_rows,
+    no_copies,
+    toward_neighbours,
+)
 from fairmesh.ambiguity import ChiSquare, Regularizer
 from fairmesh.compression import Compressor, Identity
 from fairmesh.networks.base import Network
@@ -61,29 +69,22 @@ class ADGDA(Algorithm):
 
     def init(self, oracle: Oracle, network: Network) -> ADGDAState:
         models = oracle.initial_models()
-        duals = oracle.prior.expand(*models.shape[:-1], network.n).clone()
+        duals = prior_rows(oracle, network)
         dual_copies = None if self.dual_compressor is None else no_copies(duals, network)
         return ADGDAState(models, duals, no_copies(models, network), dual_copies)
 
     def step(self, state: ADGDAState, round: Round) -> ADGDAState:
         losses, gradients = round.losses_and_gradients(state.models)
         slopes = capped(losses, self.loss_cap) * round.own + self.regularizer.slope(state.duals, round.prior, round.own)
-        duals = self.regularizer.project(state.duals.addcmul(slopes, round.step_size(self.dual_step)), round.prior)
+        allowed = partial(self.regularizer.project, prior=round.prior)
+        duals = allowed(state.duals.addcmul(slopes, round.step_size(self.dual_step)))
         weighing = state.duals if self.dual_order == "simultaneous" else duals
         own_weights = (weighing * round.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
         models = state.models.addcmul(gradients, round.step_size(self.primal_step) * own_weights, value=-1)
         del gradients
         models = toward_neighbours(models, state.copies, self.rate, round)
         message = difference(models, state.copies, self.compressor, round)
-        if self.dual_compressor is None or state.dual_copies is None:
-            delivery = round.exchange(model=message, dual=plain(duals))
-            return ADGDAState(models, delivery.mix("dual"), followed(state.copies, message, delivery, "model"), None)
-        duals = self.regularizer.project(toward_neighbours(duals, state.dual_copies, 1.0, round), round.prior)
-        dual_message = difference(duals, state.dual_copies, self.dual_compressor, round, "dual compression")
-        delivery = round.exchange(model=message, dual=dual_message)
-        return ADGDAState(
-            models,
-            duals,
-            followed(state.copies, message, delivery, "model"),
-            followed(state.dual_copies, dual_message, delivery, "dual"),
-        )
+        parts, arrived = gossiped_rows(duals, state.dual_copies, self.dual_compressor, round, allowed)
+        delivery = round.exchange(model=message, **parts)
+        duals, dual_copies = arrived(delivery)
+        return ADGDAState(models, duals, followed(state.copies, message, delivery, "model"), dual_copies)

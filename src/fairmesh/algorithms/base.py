@@ -139,6 +139,11 @@ def plain(rows: Tensor) -> Part:
     return Part(Dense(rows), FLOAT_BITS * rows.shape[-1])
 
 
+def prior_rows(oracle: Oracle, network: Network) -> Tensor:
+    """p at every hosted node, lambda before the first round: (..., nodes, n)."""
+    return oracle.prior.expand(-1, len(network.hosted), -1).clone()
+
+
 def prior_weights(round: Round) -> Tensor:
     """m p_i of each hosted node, (..., nodes, 1): 1 where all sites are of equal size."""
     return (round.n * round.hosted(round.prior)).unsqueeze(-1)

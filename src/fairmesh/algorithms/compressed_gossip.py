@@ -4,6 +4,7 @@ Koloskova, Stich, Jaggi: Decentralized Stochastic Optimization and Gossip Algori
 ICML 2019 (the memory-efficient form).
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairmesh import randomness
-from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.base import Round, plain
 from fairmesh.compression import Compressor, Quantize, RandomK, TopK, TopKQuantize
 from fairmesh.networks.base import Delivery, Network, Part
 from fairmesh.randomness import Draw
@@ -94,3 +95,19 @@ def difference(
 def followed(copies: PublicCopies, part: Part, delivery: Delivery, name: str) -> PublicCopies:
     """The public copies with the differences just sent and received added."""
     return PublicCopies(copies.own + part.rows, delivery.follow(name, copies.kept))
+
+
+def gossiped_rows(
+    rows: Tensor,
+    copies: PublicCopies | None,
+    compressor: Compressor | None,
+    round: Round,
+    allowed: Callable[[Tensor], Tensor] = lambda rows: rows,
+) -> tuple[dict[str, Part], Callable[[Delivery], tuple[Tensor, PublicCopies | None]]]:
+    """Rows over all nodes on their way: as they are, mixed on arrival; or moved toward the public copies and put back
+    where they are `allowed`, the difference to their own copy sent compressed."""
+    if compressor is None or copies is None:
+        return {"dual": plain(rows)}, lambda delivery: (delivery.mix("dual"), None)
+    rows = allowed(toward_neighbours(rows, copies, 1.0, round))
+    part = difference(rows, copies, compressor, round, "dual compression")
+    return {"dual": part}, lambda delivery: (rows, followed(copies, part, delivery, "dual"))

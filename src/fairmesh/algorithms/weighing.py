@@ -7,13 +7,14 @@ there neither a good alpha nor a good step depends on how many nodes there are.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import STRUCTURAL, Round, check_dual_step, plain, prior_weights
-from fairmesh.algorithms.compressed_gossip import PublicCopies, difference, followed, no_copies, toward_neighbours
+from fairmesh.algorithms.base import STRUCTURAL, Round, check_dual_step, plain, prior_rows, prior_weights
+from fairmesh.algorithms.compressed_gossip import PublicCopies, gossiped_rows, no_copies
 from fairmesh.ambiguity import Custom, Regularizer, check_priced, ratio_at
 from fairmesh.compression import Compressor
 from fairmesh.errors import BadInput
@@ -35,6 +36,8 @@ class Weighing(ABC):
     """`init` gives the state before round 0, `weigh` this round's weights from the hosted nodes' losses (..., nodes,
     1). A state that holds lambda calls it `duals`, (..., nodes, n)."""
 
+    keeps_rows: ClassVar[bool]  # every node holds a number for every node
+
     @abstractmethod
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         """Refuses a regularizer that this way cannot serve."""
@@ -51,34 +54,13 @@ class Weighing(ABC):
 class Rows(NamedTuple):
     """Rows with a coordinate for every node, each node's estimate of all."""
 
-    duals: Tensor | None  # lambda_i (..., nodes, n)
+    duals: Tensor  # lambda_i (..., nodes, n)
     dual_copies: PublicCopies | None  # where rows travel compressed
-
-
-def _gossiped(
-    rows: Tensor,
-    copies: PublicCopies | None,
-    compressor: Compressor | None,
-    round: Round,
-    allowed: Callable[[Tensor], Tensor] = lambda rows: rows,
-) -> tuple[dict[str, Part], Callable[[Delivery], tuple[Tensor, PublicCopies | None]]]:
-    """Rows over all nodes on their way: as they are, mixed on arrival; or moved toward the public copies and put back
-    where they are `allowed`, the difference to their own copy sent compressed."""
-    if compressor is None or copies is None:
-        return {"dual": plain(rows)}, lambda delivery: (delivery.mix("dual"), None)
-    rows = allowed(toward_neighbours(rows, copies, 1.0, round))
-    part = difference(rows, copies, compressor, round, "dual compression")
-    return {"dual": part}, lambda delivery: (rows, followed(copies, part, delivery, "dual"))
 
 
 def _of_own(rows: Tensor, round: Round) -> Tensor:
     """m times each hosted node's own entry: (..., nodes, 1)."""
     return round.n * (rows * round.own).sum(dim=-1, keepdim=True)
-
-
-def _prior_rows(oracle: Oracle, network: Network) -> Tensor:
-    models = oracle.initial_models()
-    return oracle.prior.expand(*models.shape[:-1], network.n).clone()
 
 
 @dataclass(frozen=True)
@@ -88,6 +70,8 @@ class Ascent(Weighing):
     step: Schedule | float = 0.01  # eta_lambda
     compressor: Compressor | None = None  # of the rows; without one they travel as they are
 
+    keeps_rows: ClassVar[bool] = True
+
     def __post_init__(self):
         object.__setattr__(self, "step", as_schedule(self.step))
 
@@ -95,19 +79,14 @@ class Ascent(Weighing):
         check_dual_step(self.step, regularizer, prior, "weighing.step", times=prior.shape[-1])
 
     def init(self, oracle: Oracle, network: Network) -> Rows:
-        duals = _prior_rows(oracle, network)
+        duals = prior_rows(oracle, network)
         return Rows(duals, None if self.compressor is None else no_copies(duals, network))
 
     def weigh(self, state: Rows, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
-        if state.duals is None:
-            raise TypeError("an ascent lost its lambda")
         slopes = losses * round.own + regularizer.slope(state.duals, round.prior, round.own) / round.n
-
-        def allowed(rows: Tensor) -> Tensor:
-            return regularizer.project(rows, round.prior)
-
+        allowed = partial(regularizer.project, prior=round.prior)
         duals = allowed(state.duals.addcmul(slopes, round.step_size(self.step)))
-        parts, arrived = _gossiped(duals, state.dual_copies, self.compressor, round, allowed)
+        parts, arrived = gossiped_rows(duals, state.dual_copies, self.compressor, round, allowed)
         return Weighed(_of_own(state.duals, round), parts, lambda delivery: Rows(*arrived(delivery)))
 
 
@@ -137,6 +116,8 @@ class Maximum(Weighing):
     fresh: float = 0.1  # the share of a new batch in the loss that is remembered
     compressor: Compressor | None = None  # of the rows; without one they travel as they are
 
+    keeps_rows: ClassVar[bool] = True
+
     def __post_init__(self):
         _check_share("fresh", self.fresh)
 
@@ -145,7 +126,7 @@ class Maximum(Weighing):
             raise BadInput("the inner maximum of a custom regularizer takes too long for every round; use an Ascent")
 
     def init(self, oracle: Oracle, network: Network) -> Tables:
-        duals = _prior_rows(oracle, network)
+        duals = prior_rows(oracle, network)
         copies = None if self.compressor is None else no_copies(duals, network)
         return Tables(duals, torch.zeros_like(duals[..., :1]), torch.zeros_like(duals), copies)
 
@@ -155,7 +136,7 @@ class Maximum(Weighing):
         rows = state.dual_balances + injected
         known = torch.where(round.own > 0, losses, rows)  # its own loss a node knows better
         duals = regularizer.maximiser(round.n * known, round.prior)
-        parts, arrived = _gossiped(rows, state.dual_copies, self.compressor, round)
+        parts, arrived = gossiped_rows(rows, state.dual_copies, self.compressor, round)
 
         def settled(delivery: Delivery) -> Tables:
             mixed, copies = arrived(delivery)
@@ -190,6 +171,8 @@ class Price(Weighing):
     # too long where a node weighs more than 2 / step times its prior
     relative: bool = field(default=True, metadata=STRUCTURAL)
 
+    keeps_rows: ClassVar[bool] = False
+
     def __post_init__(self):
         _check_share("fresh", self.fresh)
         if not 0 < self.step <= 1:
@@ -199,10 +182,10 @@ class Price(Weighing):
         check_priced(regularizer)
 
     def init(self, oracle: Oracle, network: Network) -> Prices:
-        nothing = torch.zeros_like(oracle.initial_models()[..., :1])
+        nothing = torch.zeros_like(prior_rows(oracle, network)[..., :1])
         hosted = oracle.prior.squeeze(-2).index_select(-1, network.hosted).unsqueeze(-1)
         means = nothing.clone() if self.relative else None
-        return Prices(nothing, nothing.clone(), nothing.clone(), nothing + network.n * hosted, means)
+        return Prices(nothing, nothing.clone(), nothing.clone(), network.n * hosted, means)
 
     def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
         losses = torch.lerp(state.losses, losses, self.fresh)
@@ -228,14 +211,16 @@ class Price(Weighing):
 class Fixed(Weighing):
     """Every node weighs what the prior gives it: not robust."""
 
+    keeps_rows: ClassVar[bool] = False
+
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         pass
 
-    def init(self, oracle: Oracle, network: Network) -> Rows:
-        return Rows(None, None)
+    def init(self, oracle: Oracle, network: Network) -> None:
+        return None
 
-    def weigh(self, state: Rows, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
-        return Weighed(prior_weights(round), {}, lambda delivery: state)
+    def weigh(self, state: None, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
+        return Weighed(prior_weights(round), {}, lambda delivery: None)
 
 
 family(Weighing, {"ascent": Ascent, "maximum": Maximum, "price": Price, "fixed": Fixed})

@@ -20,6 +20,7 @@ from fairmesh.node.store import put_in_place
 from fairmesh.result import Result, summary_of
 from fairmesh.runfolder import RunFolder
 from fairmesh.settings import to_table
+from fairmesh.simplex import shares
 from fairmesh.training import TrainingState
 
 
@@ -62,7 +63,7 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     record |= _traffic(totals) | {"consensus_models": float(judged[-2] / n)}
     weighed = float(means["dual"].sum()) > 0  # some algorithms weigh nothing
     if weighed:
-        means["dual"] = means["dual"] if duals is not None else means["dual"] / means["dual"].sum()
+        means["dual"] = means["dual"] if duals is not None else shares(means["dual"])
         record |= {"lambda": means["dual"].tolist()}
     if duals is not None:
         record |= {"consensus_duals": float(judged[-1] / n)}

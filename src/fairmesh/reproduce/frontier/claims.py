@@ -2,14 +2,14 @@
 
 import itertools
 import re
-from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from fairmesh.reproduce.frontier.recipes import CHOSEN, CIFAR, FASHION, JUDGED, LATTICE
+from fairmesh.reproduce.frontier.recipes import CHOSEN, CIFAR, FASHION, JUDGED
 from fairmesh.reproduce.lines import Line, lines_of
+from fairmesh.reproduce.verdicts import DEGREE
 
-NEIGHBOURS = 2 * len(LATTICE.offsets)  # of a node
 LEVELS = {FASHION: 53.5, CIFAR: 39.06}  # percent, the published AD-GDA's worst node in four bits; its worst contrast
 WORST = {FASHION: "worst", CIFAR: "worst_group"}
 WITHIN = 3.0  # points
@@ -18,10 +18,6 @@ _ENOUGH, _MOONSHOT = 1300, 700  # bits a parameter and edge; published: 20,000
 
 def lines_by_row(results: Path, recipe: str) -> dict[str, Line]:
     return {line["row"]: line for line in lines_of(results, recipe)}
-
-
-def mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)
 
 
 def bytes_to(line: Line, level: float, worst: str) -> float | None:
@@ -33,7 +29,7 @@ def bytes_to(line: Line, level: float, worst: str) -> float | None:
 
 def bits_a_parameter(line: Line, sent: float) -> float:
     """Bytes of the busiest node as bits for every parameter on every one of its edges."""
-    return 8 * sent / (NEIGHBOURS * line["parameters"])
+    return 8 * sent / (DEGREE * line["parameters"])
 
 
 def claims(results: Path) -> list[dict[str, Any]]:
@@ -55,9 +51,15 @@ def _claim(claim: str, measured: float | None, required: float, at_most: bool) -
     return {"claim": claim, "measured": measured, "required": required, "holds": holds}
 
 
+def in_words(claim: dict[str, Any]) -> list[str]:
+    """A claim, what was measured and what is required, as a table has them."""
+    numbers = ("not run" if claim[name] is None else f"{claim[name]:g}" for name in ("measured", "required"))
+    return [claim["claim"], *numbers]
+
+
 def _accuracy(best: dict[str, Line], setup: str, row: str, required: float, what: str) -> list[dict[str, Any]]:
     line = best.get(f"{setup}: {row}")
-    measured = None if line is None or line["diverged"] else round(mean(line["final"][WORST[setup]]), 2)
+    measured = None if line is None or line["diverged"] else round(fmean(line["final"][WORST[setup]]), 2)
     return [_claim(f"{setup}: {what}, percent, at least", measured, required, at_most=False)]
 
 
@@ -79,7 +81,7 @@ def _defaults(lines: dict[str, Line]) -> list[dict[str, Any]]:
         diverged = None if default is None else len(default["diverged"])
         behind = None
         if default is not None and tuned is not None and not default["diverged"]:
-            worst = [mean(line["final"]["worst_group"]) for line in (default, tuned)]
+            worst = [fmean(line["final"]["worst_group"]) for line in (default, tuned)]
             behind = round(worst[1] - worst[0], 2)
         made.append(_claim(f"{name}: placements of five that diverge with defaults, at most", diverged, 0, True))
         made.append(_claim(f"{name}: points by which defaults are worse than tuned, at most", behind, WITHIN, True))

@@ -1,8 +1,8 @@
 """The tables and the picture of docs/frontier.md, from the recorded results."""
 
 import re
-import statistics
 from pathlib import Path
+from statistics import fmean, stdev
 
 from fairmesh.reproduce.figures import canvas, svg
 from fairmesh.reproduce.frontier.claims import (
@@ -12,8 +12,8 @@ from fairmesh.reproduce.frontier.claims import (
     bytes_to,
     chosen_defaults,
     claims,
+    in_words,
     lines_by_row,
-    mean,
 )
 from fairmesh.reproduce.frontier.recipes import CHOSEN, CIFAR, FASHION, JUDGED, SETUPS
 from fairmesh.reproduce.lines import Line
@@ -30,7 +30,7 @@ _DRAWN = {
 
 
 def _spread(numbers: list[float]) -> str:
-    return f"{mean(numbers):.1f} ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else f"{mean(numbers):.1f}"
+    return f"{fmean(numbers):.1f} ± {stdev(numbers):.1f}" if len(numbers) > 1 else f"{fmean(numbers):.1f}"
 
 
 def _megabytes(sent: float | None) -> str:
@@ -79,7 +79,7 @@ def defaults(results: Path) -> str:
         default, tuned = (lines.get(f"{name}: {kind}") for kind in ("default", "tuned"))
         if default is not None and tuned is not None:
             worst = [line["final"]["worst_group"] for line in (default, tuned)]
-            rows.append([name, *map(_spread, worst), f"{mean(worst[1]) - mean(worst[0]):.1f}", _numbers(tuned)])
+            rows.append([name, *map(_spread, worst), f"{fmean(worst[1]) - fmean(worst[0]):.1f}", _numbers(tuned)])
     return markdown(["problem", "default", "tuned", "points behind", "tuned: step, momentum, alpha"], rows)
 
 
@@ -99,10 +99,7 @@ def choice(results: Path) -> str:
 
 
 def claimed(results: Path) -> str:
-    rows = []
-    for one in claims(results):
-        numbers = ("not run" if one[k] is None else f"{one[k]:g}" for k in ("measured", "required"))
-        rows.append([one["claim"], *numbers, "holds" if one["holds"] else "**does not hold**"])
+    rows = [[*in_words(one), "holds" if one["holds"] else "**does not hold**"] for one in claims(results)]
     return markdown(["claim", "measured", "required", ""], rows)
 
 
