@@ -44,7 +44,10 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     "picture": "holdings",
     "plot": "report",
     **dict.fromkeys(
-        ["Constant", "Geometric", "Linear", "Schedule", "Staircase", "Theorem1", "Theorem2Dual", "Theorem2Primal"],
+        [
+            "Constant", "Geometric", "Linear", "Polynomial", "Schedule", "Staircase", "Theorem1", "Theorem2Dual",
+            "Theorem2Primal",
+        ],
         "schedules",
     ),
     **dict.fromkeys(

@@ -93,9 +93,27 @@ class Linear(Schedule):
         )
 
     def at(self, round_index: Tensor) -> Tensor:
+        return self.start * self._left(round_index)
+
+    def _left(self, round_index: Tensor) -> Tensor:
+        """The share of the run that is left."""
         if self.rounds is None:
-            return self.start + torch.zeros_like(round_index, dtype=torch.float64)
-        return self.start * (1.0 - round_index.double() / self.rounds).clamp(min=0.0)
+            return torch.ones_like(round_index, dtype=torch.float64)
+        return (1.0 - round_index.double() / self.rounds).clamp(min=0.0)
+
+
+@dataclass(frozen=True)
+class Polynomial(Linear):
+    """start * (1 - t / rounds)^power: to zero at the end of the run as well, with more rounds at small steps."""
+
+    power: float = 2.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check(self.power > 0, f"power must be > 0, got {self.power}; 1 is a straight line")
+
+    def at(self, round_index: Tensor) -> Tensor:
+        return self.start * self._left(round_index) ** self.power
 
 
 @dataclass(frozen=True)
@@ -166,6 +184,7 @@ family(
         "constant": Constant,
         "geometric": Geometric,
         "linear": Linear,
+        "polynomial": Polynomial,
         "staircase": Staircase,
         "theorem-1": Theorem1,
         "theorem-2-dual": Theorem2Dual,

@@ -20,6 +20,7 @@ EXAMPLES = {  # two of each member, that differ in every number a replica may ha
     "constant": (fm.Constant(0.5), fm.Constant(0.1)),
     "geometric": (fm.Geometric(2.0, 0.99), fm.Geometric(1.0, 0.9)),
     "linear": (fm.Linear(2.0, 20), fm.Linear(1.0, 20)),
+    "polynomial": (fm.Polynomial(2.0, 20), fm.Polynomial(1.0, 20, 3.0)),
     "staircase": (fm.Staircase(2.0, 0.5, 10), fm.Staircase(1.0, 0.1, 10)),
     "theorem-1": (fm.Theorem1(100), fm.Theorem1(100)),
     "theorem-2-dual": (fm.Theorem2Dual(2.0, 400), fm.Theorem2Dual(5.0, 400)),
@@ -66,6 +67,15 @@ def test_linear_without_an_end_takes_the_run_s_wherever_it_is(t, start, rounds):
     found = spanning(nested, rounds)
     assert found == fm.TrackedADGDA(fm.Linear(start, rounds), weighing=fm.Ascent(fm.Linear(start / 2, rounds)))
     assert spanning(found, rounds + 1) is found  # it has an end of its own now
+
+
+@given(t=T, start=STEP, rounds=st.integers(1, 20_000), power=st.floats(0.1, 5))
+def test_polynomial_is_a_power_of_what_is_left_of_the_run(t, start, rounds, power):
+    schedule = fm.Polynomial(start, rounds, power)
+    left = max(0, rounds - t) / rounds
+    assert at(schedule, t) == pytest.approx(start * left**power, rel=1e-9, abs=1e-300)
+    assert at(fm.Polynomial(start, rounds, 1.0), t) == at(fm.Linear(start, rounds), t)
+    assert spanning(fm.Polynomial(start, power=power), rounds) == schedule
 
 
 @given(t=T, start=STEP, ratio=RATIO, every=st.integers(1, 500))
@@ -133,6 +143,8 @@ def test_a_ratio_outside_0_1_is_refused(make, ratio):
     [
         (lambda: fm.Staircase(1.0, 0.5, 0), "every must be a number of rounds >= 1, got 0"),
         (lambda: fm.Linear(1.0, 0), "rounds must be >= 1, got 0; leave it out to end with the run"),
+        (lambda: fm.Polynomial(1.0, 0), "rounds must be >= 1, got 0; leave it out to end with the run"),
+        (lambda: fm.Polynomial(1.0, 10, 0.0), "power must be > 0, got 0.0; 1 is a straight line"),
         (lambda: fm.Theorem1(0), "rounds must be >= 1, got 0"),
         (lambda: fm.Theorem2Dual(1.0, 0), "rounds must be >= 1, got 0"),
         (lambda: fm.Theorem2Dual(0.0, 10), "smoothness L must be > 0, got 0.0"),

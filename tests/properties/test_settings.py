@@ -31,6 +31,7 @@ FAMILIES = {
         "geometric": fm.Geometric(2.0, 0.998),
         "linear": fm.Linear(0.002),
         "linear with an end": fm.Linear(0.002, 5000),
+        "polynomial": fm.Polynomial(0.5, power=1.5),
         "staircase": fm.Staircase(1.0, 0.5, 100),
         "theorem 1": fm.Theorem1(1000),
         "theorem 2 dual": fm.Theorem2Dual(3.0, 1000),
