@@ -81,8 +81,8 @@ WEIGHINGS = {
     "ascent, duals compressed": fm.Ascent(fm.Geometric(0.1, 0.99), compressor=fm.Threshold(1e-3)),
     "maximum": fm.Maximum(0.3),
     "maximum, losses compressed": fm.Maximum(0.3, compressor=fm.Quantize(bits=8)),
-    "price": fm.Price(0.3, step=0.2),
-    "price, losses as they are": fm.Price(0.3, step=0.2, relative=False),
+    "price": fm.Price(0.3, step=0.2, ease=fm.Linear(3.0, 20)),
+    "price, losses as they are": fm.Price(0.3, step=0.2, relative=False, ease=0.0),
     "fixed": fm.Fixed(),
 }
 
@@ -115,7 +115,9 @@ ALGORITHMS = {
     "choco-sgd": fm.ChocoSGD(primal_step=0.3, rate=0.3, compressor=fm.TopK(0.3)),
     "dsgd": fm.DSGD(primal_step=0.3),
     "dr-dsgd": fm.DRDSGD(primal_step=0.5, temperature=2.0),
-    "tracked": fm.TrackedADGDA(fm.Linear(0.05, 60), compressor=fm.Sign(block=5)),
+    "tracked": fm.TrackedADGDA(
+        fm.Polynomial(0.3, 60), compressor=fm.Sign(block=5), weighing=fm.Price(ease=fm.Polynomial(10.0, 60))
+    ),
     "tracked ascent": fm.TrackedADGDA(
         primal_step=0.2,
         momentum=0.5,
@@ -125,7 +127,7 @@ ALGORITHMS = {
         weighing=fm.Ascent(0.1, compressor=fm.Threshold(1e-3)),
     ),
     "tracked maximum": fm.TrackedADGDA(
-        primal_step=0.03,
+        primal_step=0.2,
         momentum=0.3,
         scaling=0.9,
         compressor=fm.Quantize(bits=4, block=16),
@@ -143,12 +145,12 @@ ALGORITHMS = {
         warm_start=False,
     ),
     "tracked nothing": fm.TrackedADGDA(
-        primal_step=0.04,
+        primal_step=0.25,
         tracking=False,
         scaling=0.9,
         compressor=fm.Sign(),
         regularizer=fm.KullbackLeibler(0.5),
-        weighing=fm.Price(relative=False),
+        weighing=fm.Price(relative=False, ease=0.0),
     ),
     "drfa": fm.DRFA(primal_step=0.1, dual_step=0.01, local_steps=3),
     "afl": fm.AFL(primal_step=0.2, dual_step=0.02),

@@ -28,6 +28,8 @@ def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
     changed = with_steps(changed, dual_step=0.04, **{} if getattr(algorithm, "rate", None) is None else {"rate": 0.15})
     if isinstance(changed, fm.TrackedADGDA):
         weighing = with_steps(changed.weighing, fresh=0.4, step=0.04)
+        if isinstance(weighing, fm.Price):
+            weighing = dataclasses.replace(weighing, ease=_scaled(weighing.ease))
         regularizer = toys.of_strength(changed.regularizer, 0.07)
         changed = dataclasses.replace(changed, weighing=weighing, regularizer=regularizer)
     elif hasattr(changed, "regularizer"):
@@ -40,8 +42,8 @@ def _scaled(schedule: fm.Schedule) -> fm.Schedule:
     if isinstance(schedule, fm.Geometric):
         return fm.Geometric(schedule.start / 2, 0.97)
     if isinstance(schedule, fm.Linear):
-        return fm.Linear(schedule.start / 2, schedule.rounds)
-    return fm.Constant(schedule.value / 2)
+        return dataclasses.replace(schedule, start=schedule.start / 2)
+    return fm.Constant(schedule.value / 2 if schedule.value else 0.5)
 
 
 @every_algorithm

@@ -267,8 +267,9 @@ def step_size(schedule: fm.Schedule, t: int) -> float:
         return schedule.value
     if isinstance(schedule, fm.Geometric):
         return schedule.start * schedule.ratio**t
-    if isinstance(schedule, fm.Linear) and schedule.rounds is not None:
-        return schedule.start * max(0.0, 1 - t / schedule.rounds)
+    if isinstance(schedule, fm.Linear):  # one without an end stays where it is
+        left = max(0.0, 1 - t / (schedule.rounds or math.inf))
+        return schedule.start * left ** getattr(schedule, "power", 1)
     raise NotImplementedError(f"no reference for {schedule}")
 
 
@@ -551,6 +552,7 @@ class Rows:
         seen = self.losses
         if self.weighing.relative:
             seen = seen / np.maximum(self.means, seen / n + 1e-6)
+        seen = seen / (1 + step_size(self.weighing.ease, t))
         self.weights = n * self.prior * np.array([self.ratio(f, price) for f, price in zip(seen, self.prices)])
         return self.weights
 
@@ -629,7 +631,7 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
             steps = np.full(mesh.dim, eta)
             if algorithm.scaling > 0:
                 squares[i] = algorithm.scaling * squares[i] + (1 - algorithm.scaling) * trackers[i] ** 2
-                steps = eta / (np.sqrt(squares[i] / (1 - algorithm.scaling ** (t + 1))) + 1e-8)
+                steps = eta / math.sqrt(mesh.dim) / (np.sqrt(squares[i] / (1 - algorithm.scaling ** (t + 1))) + 1e-8)
             local = node.model - steps * trackers[i]
             for _ in range(algorithm.local_steps - 1):
                 moved = node.worker.loss_and_gradient(local, t)[1] - gradient

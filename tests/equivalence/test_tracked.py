@@ -139,7 +139,8 @@ def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum
 
 @pytest.mark.parametrize("name", TRACKED)
 def test_one_node_alone_takes_steps_along_its_momentum_scaled_as_adam_scales_a_gradient(name):
-    """torch's Adam without a first moment of its own, given the momentum as the gradient; or torch's SGD."""
+    """torch's Adam without a first moment of its own, given the momentum as the gradient; or torch's SGD. Adam moves
+    every parameter by its step: over the root of their number, the whole moves by it."""
     problem, algorithm = toys.problem(1), replace(toys.ALGORITHMS[name], weighing=fm.Fixed(), local_steps=1)
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     worker = Worker(problem, 0, 0, 1)  # for its batches
@@ -156,7 +157,8 @@ def test_one_node_alone_takes_steps_along_its_momentum_scaled_as_adam_scales_a_g
         momenta = [(1 - algorithm.momentum) * m + algorithm.momentum * g for m, g in zip(momenta, gradients)]
         for parameter, momentum in zip(parameters, momenta):
             parameter.grad = momentum.clone()
-        optimizer.param_groups[0]["lr"] = float(algorithm.primal_step.at(torch.tensor(t)))  # type: ignore[union-attr]
+        length = sum(parameter.numel() for parameter in parameters) ** 0.5 if algorithm.scaling else 1.0
+        optimizer.param_groups[0]["lr"] = float(algorithm.primal_step.at(torch.tensor(t))) / length  # type: ignore[union-attr]
         optimizer.step()
         row = nn.utils.parameters_to_vector(parameters).detach().numpy()
         assert np.abs(stack.models[t][0] - row).max() < 1e-10
@@ -264,9 +266,9 @@ def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, reg
     prior = 0.5 + 1.5 * torch.rand(40, 1, 9, generator=generator, dtype=torch.float64)
     oracle = Given(losses, prior / prior.sum(dim=-1, keepdim=True))
     expected = 9 * regularizer.maximiser(9 * losses.transpose(-1, -2), oracle.prior)
-    priced = _weighed(fm.Price(relative=False), regularizer, topology, oracle, 500)
+    priced = _weighed(fm.Price(relative=False, ease=0.0), regularizer, topology, oracle, 500)
     assert float((priced.weights.transpose(-1, -2) - expected).abs().max()) < 1e-4
-    relative = _weighed(fm.Price(), regularizer, topology, oracle, 500)
+    relative = _weighed(fm.Price(ease=0.0), regularizer, topology, oracle, 500)
     in_units = losses / losses.mean(dim=-2, keepdim=True)
     of_units = 9 * regularizer.maximiser(9 * in_units.transpose(-1, -2), oracle.prior)
     assert float((relative.weights.transpose(-1, -2) - of_units).abs().max()) < 1e-3
@@ -281,7 +283,7 @@ def test_a_price_is_steady_where_one_site_has_half_of_all_data():
     prior[..., 20] = 49.0
     oracle, regularizer = Given(losses, prior / prior.sum()), fm.ChiSquare(0.3)
     expected = 50 * regularizer.maximiser(50 * losses.transpose(-1, -2), oracle.prior)
-    state = _weighed(fm.Price(relative=False), regularizer, fm.Exponential(), oracle, 2500)
+    state = _weighed(fm.Price(relative=False, ease=0.0), regularizer, fm.Exponential(), oracle, 2500)
     assert float((state.weights.transpose(-1, -2) - expected).abs().max()) < 1e-3
     assert float(expected.max()) > 20
 

@@ -13,7 +13,7 @@ from fairmesh.experiment import load_experiment
 from tests import toys
 from tests.contracts.battery import same_bits, state_bits
 
-PRICED = fm.TrackedADGDA(0.03, compressor=fm.Quantize(6))
+PRICED = fm.TrackedADGDA(0.2, compressor=fm.Quantize(6))
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,12 @@ def problem() -> fm.Problem:
 
 
 def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
-    open_ended, ending = (fm.TrackedADGDA(fm.Linear(0.05, rounds), compressor=fm.Quantize(6)) for rounds in (None, 30))
+    open_ended, ending = (
+        fm.TrackedADGDA(
+            fm.Linear(0.3, rounds), compressor=fm.Quantize(6), weighing=fm.Price(ease=fm.Polynomial(3.0, rounds))
+        )
+        for rounds in (None, 30)
+    )
     one, other = (fm.train(problem, fm.Ring(), algorithm, 30, dtype="float64") for algorithm in (open_ended, ending))
     assert same_bits(state_bits(one.state), state_bits(other.state))
     longer = fm.train(problem, fm.Ring(), open_ended, 31, dtype="float64")
@@ -31,7 +36,7 @@ def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
 
 
 def test_a_run_whose_steps_end_with_it_is_not_extended_and_says_which_steps(problem, tmp_path):
-    algorithm = fm.TrackedADGDA(fm.Linear(0.05))
+    algorithm = fm.TrackedADGDA(fm.Linear(0.3))
     fm.train(problem, fm.Ring(), algorithm, 6, out=tmp_path)
     with pytest.raises(fm.CheckpointError, match=r"primal_step\.rounds is 12 here but 6 there"):
         fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path, resume=True)

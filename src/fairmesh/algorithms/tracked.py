@@ -27,7 +27,7 @@ from fairmesh.compression import Compressor, Sign
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.problems.oracle import Oracle
-from fairmesh.schedules import Linear, Schedule, as_schedule
+from fairmesh.schedules import Polynomial, Schedule, as_schedule
 
 _TINY = 1e-8  # beside the root of the squares: a coordinate without a gradient stays where it is
 
@@ -61,17 +61,19 @@ class TrackedADGDA(Algorithm):
     In units that do not depend on the number of nodes: a node's gradient weighs m lambda_i, one on average, so that
     `primal_step` is a step along the network's gradient, and alpha is m times AD-GDA's. Every ingredient can be left
     out: `momentum = 1`, `tracking = False`, `scaling = 0`, `local_steps = 1`, `warm_start = False` and an `Ascent`
-    give AD-GDA with m times the step; a `Fixed` weighing with tracking BEER, and with momentum MoTEF."""
+    give AD-GDA with m times the step; a `Fixed` weighing with tracking BEER, and with momentum MoTEF.
 
-    primal_step: Schedule | float = field(default_factory=lambda: Linear(0.002))  # eta_theta
-    momentum: float = 0.1  # the share of the fresh gradient in what a node remembers of its own; 1: no memory
+    A scaled step is as long for a small model as for a large one: about `primal_step`, in the Euclidean norm."""
+
+    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.35))  # eta_theta
+    momentum: float = 0.05  # the share of the fresh gradient in what a node remembers of its own; 1: no memory
     tracking: bool = field(default=True, metadata=STRUCTURAL)
     scaling: float = field(default=0.99, metadata=STRUCTURAL)  # memory of the squares steps are divided by; 0: none are
     local_steps: int = field(default=1, metadata=STRUCTURAL)  # between exchanges, corrected by the tracker
     rate: float | None = None  # gamma, the consensus step size; from the compressor and the graph where not given
     compressor: Compressor = field(default_factory=lambda: Sign(block=64))  # Q, of models and of trackers
     weighing: Weighing = field(default_factory=Price)
-    regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.2))  # alpha r
+    regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.1))  # alpha r
     loss_cap: float | None = None  # what the weighing sees of a loss at most
     warm_start: bool = field(default=True, metadata=STRUCTURAL)  # public copies begin at the model that all begin with
 
@@ -128,6 +130,7 @@ class TrackedADGDA(Algorithm):
         if squares is not None:
             squares = torch.lerp(trackers.square(), squares, self.scaling)
             remembered = 1.0 - self.scaling ** (round.index + 1).double()  # below 1 in the first rounds
+            step = step / squares.shape[-1] ** 0.5  # of each parameter, for a step that is as long as the schedule says
             step = step / (squares / remembered.to(squares.dtype)).sqrt_().add_(_TINY)
         models = state.models.addcmul(trackers, step, value=-1)
         for _ in range(1, self.local_steps):

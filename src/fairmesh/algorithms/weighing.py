@@ -20,7 +20,7 @@ from fairmesh.compression import Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part
 from fairmesh.problems.oracle import Oracle
-from fairmesh.schedules import Schedule, as_schedule
+from fairmesh.schedules import Polynomial, Schedule, as_schedule
 from fairmesh.settings import family
 
 
@@ -164,16 +164,21 @@ class Price(Weighing):
     makes the one price of all nodes the only one that stays (exact diffusion: Yuan et al., IEEE TSP 2019).
 
     `relative` counts losses in units of their mean over all nodes, a second number that is gossiped: alpha then means
-    the same whether losses are large, as at the start, or small. It needs losses that are not negative."""
+    the same whether losses are large, as at the start, or small. It needs losses that are not negative.
+
+    `ease` makes alpha larger while steps are long: losses answer to weights only rounds later, so sharp weights and
+    long steps together throw the model from one site's needs to another's."""
 
     fresh: float = 0.1  # the share of a new batch in the loss that is remembered
     step: float = 0.1  # of the price, in units in which 1 corrects a lone node's weight at once; under KullbackLeibler
     # too long where a node weighs more than 2 / step times its prior
     relative: bool = field(default=True, metadata=STRUCTURAL)
+    ease: Schedule | float = field(default_factory=lambda: Polynomial(10.0))  # alpha is 1 + this times itself
 
     keeps_rows: ClassVar[bool] = False
 
     def __post_init__(self):
+        object.__setattr__(self, "ease", as_schedule(self.ease))
         _check_share("fresh", self.fresh)
         if not 0 < self.step <= 1:
             raise BadInput(f"step of the price lies in (0, 1], got {self.step}; 0.1 is a good one")
@@ -193,7 +198,7 @@ class Price(Weighing):
         means = None if state.mean_balances is None else losses + state.mean_balances
         # The mean of m losses is no less than a share 1 / m of each: a node is not fooled while gossip lags behind.
         units = losses if means is None else losses / torch.maximum(means, losses / round.n + _NO_LOSS)
-        weights = prior * ratio_at(regularizer, units, state.prices)
+        weights = prior * ratio_at(regularizer, units / (1.0 + round.step_size(self.ease)), state.prices)
         step = self.step / (round.n * round.prior.amax(dim=-1, keepdim=True) / _LARGE).clamp(min=1.0)
         raised = state.prices + step * (weights - prior)
         told = raised + state.balances

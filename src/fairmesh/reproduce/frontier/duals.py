@@ -17,7 +17,7 @@ from fairmesh.algorithms.weighing import Ascent, Fixed, Maximum, Price, Weighing
 from fairmesh.compression import Threshold
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.replicas import Replica
-from fairmesh.reproduce.frontier.sites import REGULARIZER, Sites, exact, quality
+from fairmesh.reproduce.frontier.sites import INPUTS, REGULARIZER, Sites, exact, quality
 from fairmesh.reproduce.lines import Line
 from fairmesh.schedules import Linear
 from fairmesh.settings import to_table
@@ -25,7 +25,7 @@ from fairmesh.topology import Circulant, RandomRegular, Topology
 from fairmesh.training import Options, Training, TrainingState
 
 FAST, SLOW = RandomRegular(8), Circulant((1, 2))
-PRIMAL_STEP, ROUNDS = 0.02, 300
+PRIMAL_STEP, ROUNDS = 0.02 * (2 * INPUTS + 2) ** 0.5, 300  # 0.02 for every parameter
 COST_ONLY = 4  # rounds, where rows over all nodes make a round take seconds
 ROWS_UP_TO = 2000  # nodes; above, weighings that keep rows are run for their cost only
 FINE = 0.1  # what a threshold leaves out changes a weight by about this share of an even one, 1 / n
@@ -37,7 +37,7 @@ def weighings(n: int) -> dict[str, Weighing]:
     large as the regularizer's softness changes a weight by that."""
     return {
         "fixed": Fixed(),
-        "price": Price(relative=False),  # in the units of the others; one number more makes it relative
+        "price": Price(relative=False, ease=0.0),  # in the units of the others; one number more makes it relative
         "maximum": Maximum(),
         "maximum, thresholded": Maximum(compressor=Threshold(FINE * float(REGULARIZER.softness()))),
         "ascent": Ascent(STEP),
@@ -119,7 +119,8 @@ def lines(
                 whole = n <= rows_up_to or isinstance(weighing, (Fixed, Price))
                 if name == "ascent, smaller step" and not whole:
                     continue  # costs as the other
-                algorithm = TrackedADGDA(Linear(PRIMAL_STEP, rounds), weighing=weighing, regularizer=REGULARIZER)
+                step = Linear(PRIMAL_STEP, rounds)
+                algorithm = TrackedADGDA(step, momentum=0.1, weighing=weighing, regularizer=REGULARIZER)
                 line = bench.line(algorithm, rounds if whole else cost_only, judged=whole)
                 without = line["message_bytes"] if name == "fixed" else without
                 line["dual_bytes"] = round(line["message_bytes"] - without, 1)
