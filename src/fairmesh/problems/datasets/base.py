@@ -28,7 +28,7 @@ class ImportedData(Data):
     """A function that returns the list of sites, at 'package.module:name' or 'file.py:name'."""
 
     path: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def sites(self) -> list[Site]:
         made = called(self.path, self.arguments, "data")

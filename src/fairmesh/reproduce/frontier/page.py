@@ -80,7 +80,7 @@ def defaults(results: Path) -> str:
         if default is not None and tuned is not None:
             worst = [line["final"]["worst_group"] for line in (default, tuned)]
             rows.append([name, *map(_spread, worst), f"{fmean(worst[1]) - fmean(worst[0]):.1f}", _numbers(tuned)])
-    return markdown(["problem", "default", "tuned", "points behind", "tuned: step, momentum, alpha"], rows)
+    return markdown(["problem", "default", "tuned", "points behind", "tuned: step, momentum, ease, alpha"], rows)
 
 
 def _numbers(line: Line) -> str:
@@ -95,7 +95,7 @@ def choice(results: Path) -> str:
         [", ".join(f"{one[name]:g}" for name in CHOSEN), *(f"{lag:.1f}" for lag in one["behind"])]
         for one in candidates[:10]
     ]
-    return markdown(["step, momentum, alpha", *problems], rows)
+    return markdown(["step, momentum, ease, alpha", *problems], rows)
 
 
 def claimed(results: Path) -> str:
