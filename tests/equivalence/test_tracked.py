@@ -277,6 +277,27 @@ def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, reg
     assert float((expected - 9 * oracle.prior).abs().max()) > 0.4
 
 
+@pytest.mark.parametrize("make", [fm.ChiSquare, fm.KullbackLeibler, lambda a: fm.Capped(0.4, fm.ChiSquare(a))])
+@pytest.mark.parametrize("relative", [True, False])
+def test_ease_multiplies_alpha_until_the_run_ends(make, relative):
+    losses = torch.linspace(0.5, 1.5, 9, dtype=torch.float64).view(1, 9, 1)
+    oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))
+
+    def weights(ease: fm.Schedule | float, alpha: float, rounds: int) -> torch.Tensor:
+        return _weighed(fm.Price(relative=relative, ease=ease), make(alpha), fm.Ring(), oracle, rounds).weights
+
+    assert float((weights(3.0, 0.1, 60) - weights(0.0, 0.4, 60)).abs().max()) < 1e-12
+    falling, sharp = weights(fm.Polynomial(10.0, 200), 0.4, 600), weights(0.0, 0.4, 600)
+    assert float((falling - sharp).abs().max()) < 1e-6
+    assert float((weights(10.0, 0.4, 600) - sharp).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("ease", [-1.0, float("nan"), float("inf")])
+def test_an_ease_that_would_sharpen_weights_is_refused(ease):
+    with pytest.raises(fm.BadInput, match=f"ease: step size must be a finite number >= 0, got {ease}"):
+        fm.Price(ease=ease)
+
+
 def test_a_price_is_steady_where_one_site_has_half_of_all_data():
     losses = torch.linspace(0.5, 1.5, 50, dtype=torch.float64).view(1, 50, 1)
     prior = torch.ones(1, 1, 50, dtype=torch.float64)

@@ -29,8 +29,8 @@ FAMILIES = {
     fm.Schedule: {
         "constant": fm.Constant(0.1),
         "geometric": fm.Geometric(2.0, 0.998),
-        "linear": fm.Linear(0.002),
-        "linear with an end": fm.Linear(0.002, 5000),
+        "linear": fm.Linear(0.5),
+        "linear with an end": fm.Linear(0.5, 5000),
         "polynomial": fm.Polynomial(0.5, power=1.5),
         "staircase": fm.Staircase(1.0, 0.5, 100),
         "theorem 1": fm.Theorem1(1000),

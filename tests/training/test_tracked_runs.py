@@ -58,7 +58,7 @@ def test_each_node_s_own_weight_is_recorded_as_lambda_by_site(problem, placement
 
 
 def test_where_nothing_is_weighed_no_weights_are_recorded(problem):
-    result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(0.03, weighing=fm.Fixed()), 3)
+    result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(0.2, weighing=fm.Fixed()), 3)
     assert "lambda" not in result.final[0]
     assert result.weights() is None
 
@@ -66,7 +66,7 @@ def test_where_nothing_is_weighed_no_weights_are_recorded(problem):
 @pytest.mark.parametrize("weighing", [fm.Price(), fm.Maximum(), fm.Ascent()], ids=["price", "maximum", "ascent"])
 def test_the_worst_case_is_that_of_the_paper_s_objective_with_alpha_over_m(problem, weighing):
     made = toys.problem(sites=[fm.Site(site.train) for site in toys.sites()])
-    algorithm = fm.TrackedADGDA(0.03, weighing=weighing, regularizer=fm.ChiSquare(0.4))
+    algorithm = fm.TrackedADGDA(0.2, weighing=weighing, regularizer=fm.ChiSquare(0.4))
     result = fm.train(made, fm.Ring(), algorithm, 4, dtype="float64", measure_phi=True)
     losses = torch.tensor(result.final[0]["loss"]["sites"], dtype=torch.float64)[None]
     expected = worst_case(fm.ChiSquare(0.4 / 8), losses, made.prior_of_sites[None])

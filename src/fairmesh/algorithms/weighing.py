@@ -166,14 +166,14 @@ class Price(Weighing):
     `relative` counts losses in units of their mean over all nodes, a second number that is gossiped: alpha then means
     the same whether losses are large, as at the start, or small. It needs losses that are not negative.
 
-    `ease` makes alpha larger while steps are long: losses answer to weights only rounds later, so sharp weights and
-    long steps together throw the model from one site's needs to another's."""
+    `ease`, a schedule of its own, makes alpha larger while steps are long: losses answer to weights only rounds later,
+    so sharp weights and long steps together throw the model from one site's needs to another's."""
 
     fresh: float = 0.1  # the share of a new batch in the loss that is remembered
     step: float = 0.1  # of the price, in units in which 1 corrects a lone node's weight at once; under KullbackLeibler
     # too long where a node weighs more than 2 / step times its prior
     relative: bool = field(default=True, metadata=STRUCTURAL)
-    ease: Schedule | float = field(default_factory=lambda: Polynomial(10.0))  # alpha is 1 + this times itself
+    ease: Schedule | float = field(default_factory=lambda: Polynomial(10.0))  # alpha is multiplied by 1 + this
 
     keeps_rows: ClassVar[bool] = False
 

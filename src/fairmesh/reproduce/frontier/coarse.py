@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from fairmesh.errors import BadInput
 from fairmesh.problems.base import Site
 from fairmesh.problems.datasets import FashionMNIST
 from fairmesh.problems.losses import as_floats
@@ -17,6 +18,8 @@ def sites(nodes: int, pixels: int) -> list[Site]:
 
     def pooled(held: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         images = as_floats(held[0], torch.float32).unsqueeze(1)
+        if images.shape[-1] % pixels:
+            raise BadInput(f"pixels must divide the {images.shape[-1]} a side that there are, got {pixels}")
         return avg_pool2d(images, images.shape[-1] // pixels).squeeze(1), held[1]
 
     given = FashionMNIST(Shards(nodes, 2)).sites()

@@ -145,7 +145,7 @@ def drawn(results: Path) -> str:
         axis.set_title(setup)
         axis.set_xlabel("megabytes sent by the busiest node")
         axis.set_ylabel("worst node, %" if setup == FASHION else "worst contrast, %")
-    axes[0][0].legend(fontsize=7, frameon=False)
+    axes[0][-1].legend(fontsize=7, frameon=False, loc="upper left", labelspacing=0.2)
     return svg(figure, "frontier")
 
 
