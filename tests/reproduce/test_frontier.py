@@ -60,7 +60,9 @@ def test_images_of_few_pixels_are_the_means_of_their_tiles(monkeypatch):
     other = fm.ImportedData(data.path, {"nodes": 20, "pixels": 10})
     with pytest.raises(fm.BadInput, match="pixels must divide the 28 a side that there are, got 10"):
         other.sites()
-    assert len({data, replace(data), other}) == 2  # rows are grouped by their data
+    assert len({data, replace(data), other}) == 2  # rows are grouped by their data, and their problems kept by model
+    models = [fm.ImportedModel("somewhere:made", {"units": units}) for units in (3, 3, 4)]
+    assert len(set(models)) == 2
 
 
 def test_the_page_has_the_recorded_tables():

@@ -79,7 +79,7 @@ class ImportedModel(Model):
     """A module class, or a function that returns a module, at 'package.module:name' or 'file.py:name'."""
 
     path: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def build(self, shape: torch.Size, classes: int) -> nn.Module:
         made = called(self.path, self.arguments, "model")

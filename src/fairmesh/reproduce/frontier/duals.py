@@ -17,7 +17,7 @@ from fairmesh.algorithms.weighing import Ascent, Fixed, Maximum, Price, Weighing
 from fairmesh.compression import Threshold
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.replicas import Replica
-from fairmesh.reproduce.frontier.sites import INPUTS, REGULARIZER, Sites, exact, quality
+from fairmesh.reproduce.frontier.sites import PARAMETERS, REGULARIZER, Sites, exact, quality
 from fairmesh.reproduce.lines import Line
 from fairmesh.schedules import Linear
 from fairmesh.settings import to_table
@@ -25,7 +25,7 @@ from fairmesh.topology import Circulant, RandomRegular, Topology
 from fairmesh.training import Options, Training, TrainingState
 
 FAST, SLOW = RandomRegular(8), Circulant((1, 2))
-PRIMAL_STEP, ROUNDS = 0.02 * (2 * INPUTS + 2) ** 0.5, 300  # 0.02 for every parameter
+PRIMAL_STEP, ROUNDS = 0.02 * PARAMETERS**0.5, 300  # 0.02 for every parameter
 COST_ONLY = 4  # rounds, where rows over all nodes make a round take seconds
 ROWS_UP_TO = 2000  # nodes; above, weighings that keep rows are run for their cost only
 FINE = 0.1  # what a threshold leaves out changes a weight by about this share of an even one, 1 / n

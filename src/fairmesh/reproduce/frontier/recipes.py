@@ -33,6 +33,7 @@ FASHION, CIFAR = "Fashion-MNIST-50", "CIFAR-10-20"
 SEEDS = (0, 1, 2, 3, 4)  # each with its placement
 LATTICE = Circulant((1, 2))
 FOUR_BITS = Quantize(4, block=512)
+_CONTRASTS = Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")
 _SCALED = (0.125, 0.25, 0.5, 1.0)  # primal steps where they are scaled
 _LOCAL = 10  # DRFA's local steps
 
@@ -71,7 +72,7 @@ SETUPS = {
         served=(0.05, 0.1, 0.2, 0.4),
     ),
     CIFAR: _Setup(
-        data=CIFAR10(Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")),
+        data=CIFAR10(_CONTRASTS),
         model=PaperCNN(),
         nodes=20,
         rounds=400,
@@ -232,13 +233,13 @@ def _best(
 def best() -> list[Row]:
     """Long runs for accuracy, short ones for bytes."""
     start, momentum, alpha = "primal_step.start", "momentum", "regularizer.strength"
-    whole = replace(_WHOLE, compressor=Identity())
+    uncompressed = replace(_WHOLE, compressor=Identity())
     brief = replace(_WHOLE, primal_step=Polynomial(0.4), weighing=Price(ease=0.0), compressor=Sign(block=256))
     long = {start: (0.1, 0.2), "weighing.ease.start": (0.0, 5.0), alpha: (0.01, 0.02, 0.04)}
     short = {start: (0.4, 0.6), momentum: (0.2, 0.4), alpha: (0.03, 0.05)}
     steps = (0.5, 0.75, 1.0, 1.5)
     return [
-        _best(FASHION, "uncompressed, long", whole, 5000, 5000, long),
+        _best(FASHION, "uncompressed, long", uncompressed, 5000, 5000, long),
         _best(FASHION, "compressed, long", _WHOLE, 5000, 5000, long),
         _best(FASHION, "compressed, short", brief, 420, 420, short, seeds=5),
         _best(CIFAR, "compressed, long", _WHOLE, 2000, 1000, {start: steps, alpha: (0.1, 0.3, 1.0)}),
@@ -272,14 +273,13 @@ def _elsewhere(name: str, data: Data, model: Model) -> Row:
 
 def choice() -> list[Row]:
     """What candidates for defaults give elsewhere."""
-    contrasts = FashionMNIST(Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published"))
     coarse = ImportedData("fairmesh.reproduce.frontier.coarse:sites", {"nodes": 20, "pixels": 7})
     cameras = CIFAR10(Instrument(10, 2, "camera"))
     layers = FullyConnected()
     return [
         _elsewhere("MNIST, 30 nodes with two shards each", MNIST(Shards(30, 2)), layers),
         _elsewhere("Fashion-MNIST, 40 nodes with two shards each", FashionMNIST(Shards(40, 2)), layers),
-        _elsewhere("Fashion-MNIST, 20 nodes at three contrasts", contrasts, Logistic()),
+        _elsewhere("Fashion-MNIST, 20 nodes at three contrasts", FashionMNIST(_CONTRASTS), Logistic()),
         _elsewhere("CIFAR-10, 10 nodes with two cameras", cameras, PaperCNN()),
         _elsewhere("CIFAR-10, 10 nodes of one class", CIFAR10(OneClass(10)), layers),
         _elsewhere("CIFAR-10, 40 nodes of one class", CIFAR10(OneClass(40)), layers),

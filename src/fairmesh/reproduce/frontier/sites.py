@@ -10,6 +10,7 @@ from fairmesh.problems.base import Problem, Sampling, Site
 from fairmesh.reproduce.lines import Line
 
 INPUTS, SAMPLES, BATCH = 25, 40, 20
+PARAMETERS = 2 * INPUTS + 2  # of a linear model for two classes
 HARD = 0.05  # of the sites; they follow another rule than the rest
 REGULARIZER = ChiSquare(0.1)
 
@@ -48,7 +49,7 @@ class Sites:
 
     def best(self) -> Tensor:
         """The model of least worst-case loss (dim,), by a quasi-Newton method with Danskin's gradient."""
-        row = torch.zeros(2 * INPUTS + 2, dtype=torch.float64, requires_grad=True)
+        row = torch.zeros(PARAMETERS, dtype=torch.float64, requires_grad=True)
         method = torch.optim.LBFGS([row], max_iter=300, line_search_fn="strong_wolfe")
 
         def objective() -> Tensor:
