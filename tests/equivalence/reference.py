@@ -616,7 +616,8 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
             node.public = {j: node.worker.start.copy() for j in node.public}
     for t in range(rounds):
         eta = step_size(algorithm.primal_step, t)
-        answers = [node.worker.loss_and_gradient(node.model, t) for node in mesh.nodes]
+        views = [algorithm.vantage * mesh.toward_others(i, t, node.public) for i, node in enumerate(mesh.nodes)]
+        answers = [node.worker.loss_and_gradient(node.model + view, t) for node, view in zip(mesh.nodes, views)]
         cap = math.inf if algorithm.loss_cap is None else algorithm.loss_cap
         weights = rows.weigh(np.array([min(loss, cap) for loss, _ in answers]), t)
         descended = []
@@ -634,7 +635,7 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
                 steps = eta / math.sqrt(mesh.dim) / (np.sqrt(squares[i] / (1 - algorithm.scaling ** (t + 1))) + 1e-8)
             local = node.model - steps * trackers[i]
             for _ in range(algorithm.local_steps - 1):
-                moved = node.worker.loss_and_gradient(local, t)[1] - gradient
+                moved = node.worker.loss_and_gradient(local + views[i], t)[1] - gradient
                 local = local - steps * (trackers[i] + weights[i] * moved)
             descended.append(local)
         mesh.gossip(descended, t, rate, algorithm.compressor, tamper)

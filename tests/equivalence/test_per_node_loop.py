@@ -127,8 +127,11 @@ def test_ad_gda_is_its_loop_where_duals_travel_compressed(problem, compressor, t
 
 
 TRACKED = toys.ALGORITHMS["tracked ascent"]
-PLAIN = {"momentum": 1.0, "tracking": False, "scaling": 0.0, "local_steps": 1, "warm_start": False}
-FULL = {"momentum": 0.4, "tracking": True, "scaling": 0.9, "local_steps": 3, "warm_start": True, "primal_step": 0.03}
+PLAIN = {"momentum": 1.0, "tracking": False, "scaling": 0.0, "vantage": 0.0, "local_steps": 1, "warm_start": False}
+FULL = {
+    "momentum": 0.4, "tracking": True, "scaling": 0.9, "vantage": 0.7, "local_steps": 3, "warm_start": True,
+    "primal_step": 0.03,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("weighing", toys.WEIGHINGS.values(), ids=toys.WEIGHINGS)

@@ -15,7 +15,7 @@ from tests.equivalence.reference import Mesh, Worker
 from tests.equivalence.stack import NoData, apart, on_the_stack
 
 ROUNDS = 30
-OFF = {"momentum": 1.0, "tracking": False, "scaling": 0.0, "local_steps": 1, "warm_start": False}
+OFF = {"momentum": 1.0, "tracking": False, "scaling": 0.0, "vantage": 0.0, "local_steps": 1, "warm_start": False}
 TRACKED = [name for name, algorithm in toys.ALGORITHMS.items() if isinstance(algorithm, fm.TrackedADGDA)]
 GRAPHS = {name: toys.TOPOLOGIES[name] for name in ("ring", "star", "changing")}
 
@@ -59,10 +59,10 @@ def test_with_all_left_out_it_is_choco_sgd(problem, topology):
     assert (one.bits_of_nodes == other.bits_of_nodes).all()
 
 
-@pytest.mark.parametrize("name", ["momentum", "tracking", "scaling", "local_steps"])
+@pytest.mark.parametrize("name", ["momentum", "tracking", "scaling", "vantage", "local_steps"])
 def test_each_ingredient_changes_the_run(problem, name):
     off = fm.TrackedADGDA(0.1, rate=0.3, compressor=fm.Quantize(bits=6), weighing=fm.Fixed(), **OFF)
-    value = {"momentum": 0.5, "tracking": True, "scaling": 0.9, "local_steps": 2}[name]
+    value = {"momentum": 0.5, "tracking": True, "scaling": 0.9, "vantage": 1.0, "local_steps": 2}[name]
     one, other = (on_the_stack(problem, fm.Ring(), a, 10) for a in (off, replace(off, **{name: value})))
     assert _models_apart(one, other) > 1e-2
 
@@ -88,7 +88,9 @@ def test_without_compression_and_momentum_at_rate_one_it_is_gradient_tracking(pr
     """x = W x - eta y, y = W y + g(x) - g(x before): DSGT, of Pu and Nedic, with W of each round."""
     mesh = Mesh(problem, topology, 0, 1)
     everyone, eta = range(mesh.n), 0.1
-    algorithm = fm.TrackedADGDA(eta, 1.0, scaling=0.0, rate=1.0, compressor=fm.Identity(), weighing=fm.Fixed())
+    algorithm = fm.TrackedADGDA(
+        eta, 1.0, scaling=0.0, vantage=0.0, rate=1.0, compressor=fm.Identity(), weighing=fm.Fixed()
+    )
     stack = on_the_stack(problem, topology, algorithm, ROUNDS)
     before = trackers = [np.zeros(mesh.dim)] * mesh.n
     for t in range(ROUNDS):
@@ -109,7 +111,7 @@ def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum
     mesh, eta, rate = Mesh(problem, fm.Ring(), 0, 1), 0.1, 0.2
     everyone, lossy = range(mesh.n), toys.COMPRESSORS[compressor]
     algorithm = fm.TrackedADGDA(
-        eta, momentum, scaling=0.0, rate=rate, compressor=lossy, weighing=fm.Fixed(), warm_start=False
+        eta, momentum, scaling=0.0, vantage=0.0, rate=rate, compressor=lossy, weighing=fm.Fixed(), warm_start=False
     )
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     W = mesh.at(0)

@@ -41,6 +41,8 @@ def test_a_rate_outside_zero_to_one_is_refused(kind, rate):
         ({"momentum": 1.5}, ["momentum", r"\(0, 1\]", "1.5"]),
         ({"scaling": 1.0}, ["scaling", r"\[0, 1\)", "0 leaves steps as they are"]),
         ({"scaling": -0.1}, ["scaling", r"\[0, 1\)"]),
+        ({"vantage": 1.5}, ["vantage", r"\[0, 1\]", "1.5", "own model"]),
+        ({"vantage": -0.1}, ["vantage", r"\[0, 1\]"]),
         ({"local_steps": 0}, ["local_steps", ">= 1", "0"]),
         ({"local_steps": 1.5}, ["local_steps", "whole number"]),
         ({"loss_cap": 0.0}, ["loss_cap", "leave it out"]),

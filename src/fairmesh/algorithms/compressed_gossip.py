@@ -77,11 +77,20 @@ def steady_contraction(compressor: Compressor, dim: int) -> float:
     return 1.0 / (1.0 + settled)
 
 
+def disagreement(copies: PublicCopies, round: Round) -> Tensor:
+    """s_i - x_hat_i: from a node's own public copy to the average of those around it. W is doubly stochastic, so over
+    all nodes it sums to zero."""
+    return round.mixed_copies(copies.kept) - copies.own
+
+
+def moved(models: Tensor, apart: Tensor, share: float | Tensor) -> Tensor:
+    """x_i and a share of the way; of a disagreement, the network's average model is untouched."""
+    return models.addcmul(apart, share) if isinstance(share, Tensor) else models.add(apart, alpha=share)
+
+
 def toward_neighbours(models: Tensor, copies: PublicCopies, rate: float | Tensor, round: Round) -> Tensor:
-    """Gossip: x_i + gamma (s_i - x_hat_i). W is doubly stochastic, so over all nodes the added terms sum to zero and
-    the network's average model is untouched."""
-    apart = round.mixed_copies(copies.kept) - copies.own
-    return models.addcmul(apart, rate) if isinstance(rate, Tensor) else models.add(apart, alpha=rate)
+    """Gossip: x_i + gamma (s_i - x_hat_i)."""
+    return moved(models, disagreement(copies, round), rate)
 
 
 def difference(

@@ -16,7 +16,9 @@ from fairmesh.algorithms.compressed_gossip import (
     PublicCopies,
     copies_of,
     difference,
+    disagreement,
     followed,
+    moved,
     no_copies,
     steady_rate,
     toward_neighbours,
@@ -60,20 +62,24 @@ class TrackedADGDA(Algorithm):
 
     In units that do not depend on the number of nodes: a node's gradient weighs m lambda_i, one on average, so that
     `primal_step` is a step along the network's gradient, and alpha is m times AD-GDA's. Every ingredient can be left
-    out: `momentum = 1`, `tracking = False`, `scaling = 0`, `local_steps = 1`, `warm_start = False` and an `Ascent`
-    give AD-GDA with m times the step; a `Fixed` weighing with tracking BEER, and with momentum MoTEF.
+    out: `momentum = 1`, `tracking = False`, `scaling = 0`, `vantage = 0`, `local_steps = 1`, `warm_start = False` and
+    an `Ascent` give AD-GDA with m times the step; a `Fixed` weighing with tracking BEER, and with momentum MoTEF.
+
+    A node's own model is always better at its own samples than the network's: it has just stepped along their gradient.
+    What it would say of its loss there is too small, so it looks from where its neighbours' public copies are.
 
     A scaled step is as long for a small model as for a large one: about `primal_step`, in the Euclidean norm."""
 
-    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.35))  # eta_theta
-    momentum: float = 0.05  # the share of the fresh gradient in what a node remembers of its own; 1: no memory
+    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.5, power=3.0))  # eta_theta
+    momentum: float = 0.1  # the share of the fresh gradient in what a node remembers of its own; 1: no memory
     tracking: bool = field(default=True, metadata=STRUCTURAL)
     scaling: float = field(default=0.99, metadata=STRUCTURAL)  # memory of the squares steps are divided by; 0: none are
+    vantage: float = 1.0  # from where losses and gradients are taken: 0, a node's own model; 1, the average around it
     local_steps: int = field(default=1, metadata=STRUCTURAL)  # between exchanges, corrected by the tracker
     rate: float | None = None  # gamma, the consensus step size; from the compressor and the graph where not given
     compressor: Compressor = field(default_factory=lambda: Sign(block=64))  # Q, of models and of trackers
     weighing: Weighing = field(default_factory=Price)
-    regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.1))  # alpha r
+    regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.05))  # alpha r
     loss_cap: float | None = None  # what the weighing sees of a loss at most
     warm_start: bool = field(default=True, metadata=STRUCTURAL)  # public copies begin at the model that all begin with
 
@@ -90,6 +96,10 @@ class TrackedADGDA(Algorithm):
             raise BadInput(f"momentum, the share of the fresh gradient, lies in (0, 1], got {self.momentum}; 1 is none")
         if not 0 <= self.scaling < 1:
             raise BadInput(f"scaling lies in [0, 1), got {self.scaling}; 0 leaves steps as they are")
+        if not 0 <= self.vantage <= 1:
+            raise BadInput(
+                f"vantage lies in [0, 1], got {self.vantage}; 0 is a node's own model, 1 its neighbourhood's average"
+            )
         if self.local_steps < 1:
             raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
 
@@ -117,7 +127,8 @@ class TrackedADGDA(Algorithm):
         )
 
     def step(self, state: TrackedState, round: Round) -> TrackedState:
-        losses, gradients = round.losses_and_gradients(state.models)
+        apart = disagreement(state.copies, round)
+        losses, gradients = round.losses_and_gradients(moved(state.models, apart, self.vantage))
         weights, parts, settled = self.weighing.weigh(
             state.weighing, capped(losses, self.loss_cap), self.regularizer, round
         )
@@ -134,10 +145,11 @@ class TrackedADGDA(Algorithm):
             step = step / (squares / remembered.to(squares.dtype)).sqrt_().add_(_TINY)
         models = state.models.addcmul(trackers, step, value=-1)
         for _ in range(1, self.local_steps):
-            there = round.losses_and_gradients(models)[1]
+            there = round.losses_and_gradients(moved(models, apart, self.vantage))[1]
             models = models.addcmul(trackers.addcmul(there.sub_(gradients), weights), step, value=-1)
         del gradients, step
-        models = toward_neighbours(models, state.copies, state.rates, round)
+        models = moved(models, apart, state.rates)
+        del apart
         parts = {"model": difference(models, state.copies, self.compressor, round), **parts}
         if state.tracker_copies is not None:
             purpose = "tracker compression"

@@ -120,7 +120,7 @@ def lines(
                 if name == "ascent, smaller step" and not whole:
                     continue  # costs as the other
                 step = Linear(PRIMAL_STEP, rounds)
-                algorithm = TrackedADGDA(step, momentum=0.1, weighing=weighing, regularizer=REGULARIZER)
+                algorithm = TrackedADGDA(step, momentum=0.1, vantage=0.0, weighing=weighing, regularizer=REGULARIZER)
                 line = bench.line(algorithm, rounds if whole else cost_only, judged=whole)
                 without = line["message_bytes"] if name == "fixed" else without
                 line["dual_bytes"] = round(line["message_bytes"] - without, 1)
