@@ -25,7 +25,9 @@ def problem() -> fm.Problem:
 def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
     """The algorithm, and itself with every number changed that may differ between replicas."""
     changed = with_steps(algorithm, primal_step=_scaled(algorithm.primal_step), temperature=3.0, momentum=0.25)
-    changed = with_steps(changed, dual_step=0.04, **{} if getattr(algorithm, "rate", None) is None else {"rate": 0.15})
+    changed = with_steps(
+        changed, dual_step=0.04, vantage=0.25, **{} if getattr(algorithm, "rate", None) is None else {"rate": 0.15}
+    )
     if isinstance(changed, fm.TrackedADGDA):
         weighing = with_steps(changed.weighing, fresh=0.4, step=0.04)
         if isinstance(weighing, fm.Price):

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 import fairmesh as fm
 from fairmesh.cli import app
-from fairmesh.problems.partitions import Pool
-from fairmesh.reproduce.frontier import claims, elsewhere, page, recipes
+from fairmesh.reproduce.frontier import claims, page, recipes
 from fairmesh.reproduce.frontier.recipes import CIFAR, FASHION, FRONTIER
 from fairmesh.reproduce.lines import is_as_its_recipe, lines_of, write_lines
 from fairmesh.reproduce.recipes import miniature, rows_of
@@ -51,7 +50,7 @@ def test_images_of_few_pixels_are_the_means_of_their_tiles(monkeypatch):
     images = torch.arange(2 * 28 * 28).reshape(2, 28, 28).remainder(251).to(torch.uint8)
     held = images, torch.tensor([3, 4])
     monkeypatch.setattr(fm.FashionMNIST, "sites", lambda self: [fm.Site(held, held, name="one")])
-    data = fm.ImportedData("fairmesh.reproduce.frontier.elsewhere:coarse", {"nodes": 20, "pixels": 7})
+    data = fm.ImportedData("fairmesh.reproduce.frontier.coarse:sites", {"nodes": 20, "pixels": 7})
     (site,) = data.sites()
     expected = images[1, 4:8, 24:28].double().mean() / 255
     for inputs, targets in (site.train, site.test):
@@ -64,21 +63,6 @@ def test_images_of_few_pixels_are_the_means_of_their_tiles(monkeypatch):
     assert len({data, replace(data), other}) == 2  # rows are grouped by their data, and their problems kept by model
     models = [fm.ImportedModel("somewhere:made", {"units": units}) for units in (3, 3, 4)]
     assert len(set(models)) == 2
-
-
-def test_digits_and_clothes_as_one_set_are_twenty_classes(monkeypatch):
-    def pool(name: str) -> Pool:
-        images = torch.full((40, 28, 28), {"mnist": 1, "fashion-mnist": 2}[name], dtype=torch.uint8)
-        return Pool((images, torch.arange(40) % 10), (images[:20], torch.arange(20) % 10))
-
-    monkeypatch.setattr(elsewhere, "pool_of", pool)
-    sites = elsewhere.twenty_classes(40)
-    assert [site.group for site in sites] == [f"class {i % 20}" for i in range(40)]
-    for i, site in enumerate(sites):
-        for images, labels in (site.train, site.test):
-            assert len(labels) == 2
-            assert (labels == i % 20).all()
-            assert (images == (1 if i % 20 < 10 else 2)).all()
 
 
 def test_the_page_has_the_recorded_tables():
@@ -108,7 +92,6 @@ def test_the_claims_that_do_not_hold_are_those_that_the_page_admits():
     assert "the moonshot of 700 bits is missed" in prose
     assert short == {
         "Fashion-MNIST-50: bits a parameter and edge until worst-node accuracy is 53.5 %, at most (moonshot)",
-        "CIFAR-10-20: points by which defaults are worse than tuned, at most",
     }
 
 

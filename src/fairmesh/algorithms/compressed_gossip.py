@@ -84,7 +84,7 @@ def disagreement(copies: PublicCopies, round: Round) -> Tensor:
 
 
 def moved(models: Tensor, apart: Tensor, share: float | Tensor) -> Tensor:
-    """x_i and a share of the way; of a disagreement, the network's average model is untouched."""
+    """x_i moved by a share of `apart`; where that is a disagreement, the network's average model is untouched."""
     return models.addcmul(apart, share) if isinstance(share, Tensor) else models.add(apart, alpha=share)
 
 

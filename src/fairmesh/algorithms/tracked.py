@@ -65,16 +65,16 @@ class TrackedADGDA(Algorithm):
     out: `momentum = 1`, `tracking = False`, `scaling = 0`, `vantage = 0`, `local_steps = 1`, `warm_start = False` and
     an `Ascent` give AD-GDA with m times the step; a `Fixed` weighing with tracking BEER, and with momentum MoTEF.
 
-    A node's own model is always better at its own samples than the network's: it has just stepped along their gradient.
-    What it would say of its loss there is too small, so it looks from where its neighbours' public copies are.
+    A node's own model tends to be better at its own samples than the network's is, so the loss that it finds there is
+    too small. With `vantage` it looks from a share of the way to the average of the public copies around it.
 
     A scaled step is as long for a small model as for a large one: about `primal_step`, in the Euclidean norm."""
 
-    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.5, power=3.0))  # eta_theta
+    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))  # eta_theta
     momentum: float = 0.1  # the share of the fresh gradient in what a node remembers of its own; 1: no memory
     tracking: bool = field(default=True, metadata=STRUCTURAL)
     scaling: float = field(default=0.99, metadata=STRUCTURAL)  # memory of the squares steps are divided by; 0: none are
-    vantage: float = 1.0  # from where losses and gradients are taken: 0, a node's own model; 1, the average around it
+    vantage: float = 1.0  # losses and gradients are taken at a node's own model (0), at the average around it (1)
     local_steps: int = field(default=1, metadata=STRUCTURAL)  # between exchanges, corrected by the tracker
     rate: float | None = None  # gamma, the consensus step size; from the compressor and the graph where not given
     compressor: Compressor = field(default_factory=lambda: Sign(block=64))  # Q, of models and of trackers

@@ -173,7 +173,7 @@ class Price(Weighing):
     step: float = 0.1  # of the price, in units in which 1 corrects a lone node's weight at once; under KullbackLeibler
     # too long where a node weighs more than 2 / step times its prior
     relative: bool = field(default=True, metadata=STRUCTURAL)
-    ease: Schedule | float = field(default_factory=lambda: Polynomial(10.0, power=3.0))  # alpha times 1 + this
+    ease: Schedule | float = field(default_factory=lambda: Polynomial(30.0, power=3.0))  # alpha times 1 + this
 
     keeps_rows: ClassVar[bool] = False
 

@@ -25,7 +25,7 @@ _DRAWN = {
     "DRFA": "#7a8b1f",
     "DR-DSGD": "#6b4c9a",
     "AD-GDA + tracking, momentum": "#d08a3b",
-    "all": "#222222",
+    "all and vantage": "#222222",
 }
 
 
@@ -138,8 +138,9 @@ def drawn(results: Path) -> str:
             if line is not None:
                 curve = line["curve"]
                 points = [(b / 1e6, w) for b, w in zip(curve["bytes_busiest_node"], curve[WORST[setup]]) if b > 0]
-                label = "Tracked AD-GDA, all" if name == "all" else name
-                axis.plot(*zip(*points), color=colour, label=label, linewidth=2 if name == "all" else 1.2)
+                whole = name == "all and vantage"
+                label = "Tracked AD-GDA" if whole else name
+                axis.plot(*zip(*points), color=colour, label=label, linewidth=2 if whole else 1.2)
         axis.axhline(LEVELS[setup], color="#999999", linewidth=0.8, linestyle=":")
         axis.set_xscale("log")
         axis.set_title(setup)
