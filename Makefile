@@ -28,7 +28,7 @@ test-slow: $(READY)
 
 # Peers killed, cut off and robbed of their disks: a few minutes. Its figures are read by a test.
 chaos: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.peers.chaos --write benchmarks/results/chaos-cpu.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mesh.chaos --write benchmarks/results/chaos-cpu.json
 
 format: $(READY)
 	$(BIN)/ruff format .

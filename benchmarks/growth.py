@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from fairmesh import heap
-from fairmesh.bench.rounds import Setting, stack
+from benchmarks.rounds import Setting, stack
+from fairmesh.numerics import malloc
 from fairmesh.problems.models import FullyConnected
-from fairmesh.training import device_of
+from fairmesh.training.options import device_of
 
 ROOT = Path(__file__).parents[1]
 BASE = {"nodes": 20, "hidden": 25, "batch": 50, "replicas": 1}  # a 784-25-10 network, 19,885 parameters
@@ -39,7 +39,7 @@ def milliseconds(device: torch.device, nodes: int, hidden: int, batch: int, repl
 
 def main(name: str) -> None:
     device, found = device_of(name), {}
-    with heap.reused():
+    with malloc.reused():
         for axis, values in GRID.items():
             found[axis] = [[value, milliseconds(device, **(BASE | {axis: value}))] for value in values]
             print(axis, found[axis], flush=True)

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import fairmesh as fm
+from fairmesh.config.registry import members
 from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.numerics.random_streams import DITHER
 from fairmesh.problems.oracle import Oracle
-from fairmesh.randomness import DITHER
-from fairmesh.settings import members
 
 FEATURES, CLASSES = 6, 3
 

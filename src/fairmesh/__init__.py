@@ -15,52 +15,54 @@ _HOMES = {  # public name -> module; loaded when first used, so that importing f
     ),
     **dict.fromkeys(
         ["Capped", "ChiSquare", "Custom", "KullbackLeibler", "NoRegularizer", "OwnCoordinate", "Regularizer"],
-        "ambiguity",
+        "regularizers.members",
     ),
-    "project_onto_simplex": "simplex",
+    "project_onto_simplex": "regularizers.simplex",
     **dict.fromkeys(
         ["Compressor", "Half", "Identity", "Quantize", "RandomK", "Sign", "Threshold", "TopK", "TopKQuantize"],
-        "compression",
+        "compression.compressors",
     ),
     **dict.fromkeys(["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted"], "errors"),
     **dict.fromkeys(["Experiment", "load_experiment", "run"], "experiment"),
-    "Options": "training",
-    **dict.fromkeys(["Problem", "Samples", "Sampling", "Site"], "problems.base"),
+    "Options": "training.options",
+    **dict.fromkeys(["Problem", "Sampling"], "problems.problem"),
+    "Samples": "data.samples",
+    "Site": "data.site",
     **dict.fromkeys(
         [
             "CIFAR10", "COOS7", "Corrupted", "Data", "Digits", "FashionMNIST", "Fewer", "HeldOut", "ImageFolder",
             "ImportedData", "MNIST", "Npz", "Table",
         ],
-        "problems.datasets",
+        "data.datasets",
     ),
     **dict.fromkeys(
         [
             "BySite", "Contrast", "Dirichlet", "Even", "Instrument", "OneClass", "Partition", "Pool", "Quantity",
             "Shards",
         ],
-        "problems.partitions",
+        "data.partitions",
     ),
     **dict.fromkeys(["FullyConnected", "ImportedModel", "Logistic", "PaperCNN"], "problems.models"),
-    "picture": "holdings",
-    "plot": "report",
+    "picture": "report.site_pictures",
+    "plot": "report.plots",
     **dict.fromkeys(
         [
             "Constant", "Geometric", "Linear", "Polynomial", "Schedule", "Staircase", "Theorem1", "Theorem2Dual",
             "Theorem2Primal",
         ],
-        "schedules",
+        "algorithms.schedules",
     ),
     **dict.fromkeys(
         [
             "Changing", "Circulant", "Complete", "Edges", "ErdosRenyi", "Exponential", "Hypercube", "Matrix",
             "RandomRegular", "Ring", "Star", "Topology", "Torus",
         ],
-        "topology",
+        "topology.graphs",
     ),
-    "DecodeError": "codec",
-    "Mixing": "mixing",
-    "Result": "result",
-    "train": "recording",
+    "DecodeError": "compression.decode",
+    "Mixing": "topology.mixing",
+    "Result": "training.result",
+    "train": "training.train",
 }  # fmt: skip
 
 __all__ = ["__version__", *_HOMES]

@@ -1,3 +1,3 @@
-from fairmesh.cli import main
+from fairmesh.cli.main import main
 
 main()

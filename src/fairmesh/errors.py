@@ -1,5 +1,8 @@
 """The errors fairmesh raises on purpose; each message says what is wrong, where, and what to do."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class FairmeshError(Exception):
     """Base of every error raised on purpose."""
@@ -31,3 +34,10 @@ def in_a_line(error: Exception) -> str:
     """Kind and first line of whatever somebody else's code raised."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' (did you mean ...?)' for a mistyped word, or the list of what is known."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known) or 'none'}"

@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,17 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from fairmesh.algorithms import Algorithm
+from fairmesh.config.overrides import assignment, files_beside, flat_table, put, read_toml
+from fairmesh.config.tables import checked, from_table, to_table
+from fairmesh.data.datasets import Data
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.networks.hosts import Hosts
-from fairmesh.problems.base import Problem, Samples, Sampling, Site
-from fairmesh.problems.datasets import Data
+from fairmesh.networks.process_group import Hosts
 from fairmesh.problems.models import Logistic, Model
-from fairmesh.recording import Watch, train
-from fairmesh.replicas import replicas_of, sites_at
-from fairmesh.result import Result
-from fairmesh.settings import checked, flat_table, from_table, read_toml, to_table
-from fairmesh.topology import Topology
-from fairmesh.training import Options
+from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.topology.graphs import Topology
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of, sites_at
+from fairmesh.training.result import Result
+from fairmesh.training.train import Watch, train
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ class Experiment:
         for values in itertools.product(*self.sweep.values()):
             table = to_table(self.algorithm)
             for path, value in zip(self.sweep, values):
-                _put(table, path.removeprefix("algorithm."), value, "sweep")
+                put(table, path.removeprefix("algorithm."), value, "sweep")
             tables.append(table)
         return [from_table(Algorithm, table, "algorithm") for table in tables]
 
@@ -148,52 +149,17 @@ def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **
     """The experiment in a TOML file, with 'dotted.key=value' assignments and whole fields put in its place."""
     path = Path(path)
     table = read_toml(path)
-    for key, value in map(_assignment, assignments):
-        _put(table, key, value, f"--set {key}")
+    for key, value in map(assignment, assignments):
+        put(table, key, value, f"--set {key}")
     table = files_beside(table, path.parent.resolve())
     if isinstance(table.get("sweep"), dict):
         table["sweep"] = flat_table(table["sweep"])  # regularizer.strength = [...] may stand without quotes
     return replace(from_table(Experiment, table), **fields)
 
 
-def _assignment(text: str) -> tuple[str, Any]:
-    """'dotted.key=value' as its key and its value; a value that is not TOML is a string."""
-    key, separator, value = (part.strip() for part in text.partition("="))
-    if not separator or not key:
-        raise BadInput(f"--set {text!r}: write key=value, for example algorithm.rate=0.5")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
-
-
-def _put(table: dict[str, Any], path: str, value: Any, what: str) -> None:
-    *parents, leaf = path.split(".")
-    for parent in parents:
-        below = table.setdefault(parent, {})
-        if isinstance(below, str):
-            below = table[parent] = {"name": below}
-        if not isinstance(below, dict):
-            raise BadInput(f"{what}: {parent} is not a table")
-        table = below
-    table[leaf] = value
-
-
-def files_beside(value: Any, folder: Path) -> Any:
-    """'file.py:name' in an experiment file means the file beside it."""
-    if isinstance(value, dict):
-        return {key: files_beside(item, folder) for key, item in value.items()}
-    if isinstance(value, list):
-        return [files_beside(item, folder) for item in value]
-    if isinstance(value, str) and re.fullmatch(r"[^:]+\.py:[\w.]+", value):
-        file, name = value.split(":")
-        return f"{folder / file}:{name}"
-    return value
-
-
 def topology_from(name: str, assignments: Sequence[str]) -> Topology:
     """The topology of this name with 'key=value' settings."""
     table: dict[str, Any] = {"name": name}
-    for key, value in map(_assignment, assignments):
-        _put(table, key, value, f"--set {key}")
+    for key, value in map(assignment, assignments):
+        put(table, key, value, f"--set {key}")
     return from_table(Topology, table, "topology")

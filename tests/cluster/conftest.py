@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from fairmesh.runfolder import CHECKPOINT, METRICS
+from fairmesh.storage.run_folder import CHECKPOINT, METRICS
 from tests.cluster.runs import CASES, PART, ROOT, TOY, on_ranks, trained
 
 

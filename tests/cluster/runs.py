@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import fairmesh as fm
-from fairmesh.footprint import footprint
 from fairmesh.networks.cluster import Ranks
-from fairmesh.networks.hosts import Hosts
+from fairmesh.networks.process_group import Hosts
+from fairmesh.training.memory_estimate import footprint
 from tests import toys
 
 ROOT = Path(__file__).parents[2]

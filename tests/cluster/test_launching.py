@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.cli import main
-from fairmesh.cli_cluster import leave, stop_where_ended
+from fairmesh.cli.cluster import leave, stop_where_ended
+from fairmesh.cli.launching import OUTCOME
+from fairmesh.cli.main import main
 from fairmesh.errors import LostHost
-from fairmesh.launching import OUTCOME
 from fairmesh.networks.cluster import backend_of
-from fairmesh.runfolder import CHECKPOINT, JOB, METRICS
+from fairmesh.storage.run_folder import CHECKPOINT, JOB, METRICS
 
 
 def test_ctrl_c_stops_all_ranks_after_the_same_round_and_one_says_so(survived):

@@ -9,8 +9,9 @@ import torch
 
 import fairmesh as fm
 from fairmesh.networks.cluster import ClusterTransport, _packed, _unpacked, blocks_of
-from fairmesh.replicas import replicas_of
-from fairmesh.training import Options, Training
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.cluster.rank import CASES, ROUNDS
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fairmesh.runfolder import CHECKPOINT
+from fairmesh.storage.run_folder import CHECKPOINT
 from tests.cluster.runs import CASES, PART, ends, trained
 
 

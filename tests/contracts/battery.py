@@ -10,10 +10,10 @@ from torch import Tensor
 
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
-from fairmesh.checkpoint import flattened
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.oracle import Oracle
-from fairmesh.topology import Mixing
+from fairmesh.storage.state_tree import flattened
+from fairmesh.topology.graphs import Mixing
 
 
 def stack(

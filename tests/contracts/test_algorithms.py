@@ -8,8 +8,8 @@ import torch
 
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
-from fairmesh.checkpoint import flattened
 from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.storage.state_tree import flattened
 from tests import toys
 from tests.contracts.battery import after, relabelled, same_bits, stack, state_bits, tensors_of, with_steps
 from tests.equivalence.stack import NoData

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh import randomness
+from fairmesh.numerics import random_streams
 from tests import toys
 
 every_compressor = pytest.mark.parametrize("compressor", toys.COMPRESSORS.values(), ids=toys.COMPRESSORS)
@@ -17,8 +17,8 @@ def _rows(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def _draws(identities: list[int], dtype: torch.dtype, seeds=(0, 1)):
-    key = randomness.keys(torch.tensor(seeds), "compression", 4, torch.tensor(identities))
-    return randomness.Draw(key, dtype)
+    key = random_streams.keys(torch.tensor(seeds), "compression", 4, torch.tensor(identities))
+    return random_streams.Draw(key, dtype)
 
 
 def test_no_registered_member_is_left_out():

@@ -10,9 +10,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import fairmesh as fm
-from fairmesh.checkpoint import flattened
-from fairmesh.replicas import replicas_of
-from fairmesh.training import Options, Training
+from fairmesh.storage.state_tree import flattened
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests import toys
 
 REPLICAS, NODES, COPIES = 2, 8, 12

@@ -6,11 +6,11 @@ import scipy.sparse
 import torch
 
 import fairmesh as fm
-from fairmesh.compression import Dense
+from fairmesh.compression.codes import Dense
 from fairmesh.networks import product
 from fairmesh.networks.base import Network, Part
 from fairmesh.networks.memory import MemoryNetwork
-from fairmesh.topology import Mixing
+from fairmesh.topology.graphs import Mixing
 from tests import toys
 from tests.contracts.battery import after, stack
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.replicas import random_placement, replicas_of
-from fairmesh.training import Options, Training
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import random_placement, replicas_of
 from tests import toys
 from tests.contracts.battery import same_bits, state_bits, with_steps
 

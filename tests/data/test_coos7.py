@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.problems.datasets.download import check
-from fairmesh.problems.datasets.sources import SOURCES
+from fairmesh.data.datasets.download import check
+from fairmesh.data.datasets.sources import SOURCES
 
 h5py = pytest.importorskip("h5py")
 

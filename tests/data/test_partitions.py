@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
-from fairmesh.problems.instruments import contrast_table, through_second_camera
-from fairmesh.settings import from_table
+from fairmesh.config.tables import from_table
+from fairmesh.data.shifts import contrast_table, through_second_camera
 
 COUNTS = st.integers(1, 12)
 SEEDS = st.integers(0, 1000)

@@ -15,9 +15,15 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.problems.datasets import download
-from fairmesh.problems.datasets.download import check, fetch, folder_of
-from fairmesh.problems.datasets.sources import SOURCES, File, Source, cache_of, found
+from fairmesh.data.datasets import download
+from fairmesh.data.datasets.download import check, fetch, folder_of
+from fairmesh.data.datasets.sources import (
+    SOURCES,
+    File,
+    Source,
+    cache_of,
+    found,
+)
 
 CONTENT = bytes(range(256)) * 2000
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -9,7 +9,7 @@ import torch
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.networks.base import Traffic
-from fairmesh.networks.hosts import Hosts
+from fairmesh.networks.process_group import Hosts
 from fairmesh.networks.remote import RemoteNetwork, Transport
 from fairmesh.problems.oracle import Oracle
 

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import fairmesh as fm
-from fairmesh import randomness
-from fairmesh.algorithms.compressed_gossip import steady_contraction
+from fairmesh.algorithms.gossip import steady_contraction
+from fairmesh.numerics import random_streams
 
 SERVER = -1
 FLOAT = 32  # billed bits of a number sent as it is
@@ -31,21 +31,21 @@ FLOAT = 32  # billed bits of a number sent as it is
 
 @functools.lru_cache(maxsize=100_000)
 def uniforms(seed: int, purpose: str, t: int, identity: int, count: int) -> np.ndarray:
-    key = randomness.keys(torch.tensor([seed]), purpose, t, torch.tensor([identity]))
-    return randomness.uniform(key, count, torch.float64).numpy()[0, 0]
+    key = random_streams.keys(torch.tensor([seed]), purpose, t, torch.tensor([identity]))
+    return random_streams.uniform(key, count, torch.float64).numpy()[0, 0]
 
 
 @functools.lru_cache(maxsize=100_000)
 def dithers(seed: int, purpose: str, t: int, identity: int, count: int) -> np.ndarray:
     """xi in [0, 1), the middles of 2^16 parts."""
-    key = randomness.keys(torch.tensor([seed]), purpose, t, torch.tensor([identity]))
-    return (randomness.Draw(key, torch.float64).dither(count).numpy()[0, 0] + 32768.5) / 65536
+    key = random_streams.keys(torch.tensor([seed]), purpose, t, torch.tensor([identity]))
+    return (random_streams.Draw(key, torch.float64).dither(count).numpy()[0, 0] + 32768.5) / 65536
 
 
 @functools.lru_cache(maxsize=100_000)
 def draws_below(seed: int, purpose: str, t: int, identity: int, count: int, size: int) -> tuple[int, ...]:
-    key = randomness.keys(torch.tensor([seed]), purpose, t, torch.tensor([identity]))
-    return tuple(randomness.integers(key, count, torch.tensor(size)).flatten().tolist())
+    key = random_streams.keys(torch.tensor([seed]), purpose, t, torch.tensor([identity]))
+    return tuple(random_streams.integers(key, count, torch.tensor(size)).flatten().tolist())
 
 
 # --- rounding --------------------------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 
 import fairmesh as fm
-from fairmesh.replicas import replicas_of
-from fairmesh.training import Options, Training
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests.equivalence.reference import Trace
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.replicas import replicas_of
-from fairmesh.training import Options, Training
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.equivalence.hosts import on_hosts
 

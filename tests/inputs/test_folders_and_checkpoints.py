@@ -10,11 +10,12 @@ from safetensors.torch import load, save
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.checkpoint import load_checkpoint
-from fairmesh.files import write_atomically
-from fairmesh.replicas import replicas_of
-from fairmesh.runfolder import CHECKPOINT, read_records, read_summary
-from fairmesh.training import Options, Training
+from fairmesh.storage.checkpoint import load_checkpoint
+from fairmesh.storage.files import write_atomically
+from fairmesh.storage.run_folder import CHECKPOINT, read_records, read_summary
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests.toys import problem, sites, small_model
 
 ALGORITHM = fm.ChocoSGD(primal_step=0.1, rate=0.5, compressor=fm.TopK(0.5))
@@ -71,7 +72,7 @@ def test_a_file_as_run_folder_is_refused(tmp_path):
 
 
 def test_a_folder_without_write_permission_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairmesh.runfolder.os.access", lambda path, mode: False)  # root may write anywhere
+    monkeypatch.setattr("fairmesh.storage.run_folder.os.access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(fm.BadInput, match=r"cannot write to the run folder .*permission denied"):
         run(tmp_path / "run")
 
@@ -227,7 +228,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_says_so(tmp_path, monkeypatc
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fairmesh.files.os.replace", full)
+    monkeypatch.setattr("fairmesh.storage.files.os.replace", full)
     with pytest.raises(fm.BadInput, match=r"cannot write .*checkpoint: No space left"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
@@ -239,13 +240,13 @@ def test_the_new_content_is_on_disk_before_it_takes_the_old_ones_place(tmp_path,
     import os
 
     replace, fsync = os.replace, os.fsync
-    monkeypatch.setattr("fairmesh.files.os.fsync", lambda file: (seen.append("flushed"), fsync(file)))
+    monkeypatch.setattr("fairmesh.storage.files.os.fsync", lambda file: (seen.append("flushed"), fsync(file)))
 
     def observed(source, target):
         seen.append((Path(source).read_bytes(), Path(target).read_bytes()))
         replace(source, target)
 
-    monkeypatch.setattr("fairmesh.files.os.replace", observed)
+    monkeypatch.setattr("fairmesh.storage.files.os.replace", observed)
     write_atomically(path, b"new")
     assert seen[:2] == ["flushed", (b"new", b"old")]
     assert path.read_bytes() == b"new"
@@ -261,7 +262,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run_and_keeps_the_last_on
             raise OSError(28, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr("fairmesh.files.os.replace", full_after_round_0)
+    monkeypatch.setattr("fairmesh.storage.files.os.replace", full_after_round_0)
     with pytest.raises(fm.BadInput, match=f"cannot write .*{CHECKPOINT}: No space left"):
         run(tmp_path / "run", checkpoint_every=2)
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fairmesh as fm
 from fairmesh.algorithms.base import capped, check_dual_step
-from fairmesh.replicas import stacked
+from fairmesh.training.replicas import stacked
 from tests import toys
 from tests.equivalence.reference import projected_under_caps
 from tests.properties.test_regularizers import case, most_under_caps

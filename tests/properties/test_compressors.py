@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fairmesh as fm
-from fairmesh import randomness
-from fairmesh.compression import Levels, Signs, Sparse
+from fairmesh.compression.codes import Levels, Signs, Sparse
+from fairmesh.numerics import random_streams
 from tests import toys
 
 COMPRESSORS = {
@@ -28,8 +28,8 @@ NO_DELTA = {"quantize ceil", "half", "threshold", "top-k half"}  # ceil rounding
 
 
 def uniforms(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    key = randomness.keys(torch.tensor(seed), "test", 0, torch.arange(math.prod(shape[:-1])))
-    return randomness.uniform(key, shape[-1], dtype).view(shape)
+    key = random_streams.keys(torch.tensor(seed), "test", 0, torch.arange(math.prod(shape[:-1])))
+    return random_streams.uniform(key, shape[-1], dtype).view(shape)
 
 
 def compressed(compressor: fm.Compressor, rows: torch.Tensor, draws: torch.Tensor | None = None) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairmesh.simplex import project_onto_simplex
+from fairmesh.regularizers.simplex import project_onto_simplex
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import fairmesh as fm
 from fairmesh.algorithms.base import check_dual_step
-from fairmesh.ambiguity import worst_case
-from fairmesh.simplex import project_onto_simplex
+from fairmesh.regularizers.members import worst_case
+from fairmesh.regularizers.simplex import project_onto_simplex
 from tests import toys
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
-from fairmesh.replicas import stacked
-from fairmesh.schedules import as_schedule, spanning
-from fairmesh.settings import members
+from fairmesh.algorithms.schedules import as_schedule, spanning
+from fairmesh.config.registry import members
+from fairmesh.training.replicas import stacked
 
 T = st.integers(0, 20_000)
 STEP = st.floats(0, 100)

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 import fairmesh as fm
 from fairmesh.algorithms import Algorithm
-from fairmesh.problems.datasets import Data
+from fairmesh.config.imports import imported
+from fairmesh.config.registry import members, name_of
+from fairmesh.config.tables import from_table, to_table
+from fairmesh.data.datasets import Data
+from fairmesh.errors import nearest
 from fairmesh.problems.models import Model
-from fairmesh.settings import from_table, imported, members, name_of, nearest, to_table
 from tests import toys
 
 FAMILIES = {

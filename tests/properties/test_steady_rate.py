@@ -8,7 +8,7 @@ import torch
 
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
-from fairmesh.algorithms.compressed_gossip import steady_contraction, steady_rate
+from fairmesh.algorithms.gossip import steady_contraction, steady_rate
 from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence import reference

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fairmesh as fm
-from fairmesh import mixing as mixing_module
-from fairmesh.mixing import Mixing, mixing_matrix, union_of
+from fairmesh.topology import mixing as mixing_module
+from fairmesh.topology.mixing import Mixing, mixing_matrix, union_of
 from tests import toys
 
 EVERY = pytest.mark.parametrize("name", toys.TOPOLOGIES)

@@ -7,13 +7,15 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh import codec, entropy, randomness
-from fairmesh.captured import CapturedRounds
-from fairmesh.checkpoint import flattened
-from fairmesh.codec import sizes
-from fairmesh.footprint import footprint
-from fairmesh.replicas import replicas_of
-from fairmesh.training import Options, Training
+from fairmesh import compression
+from fairmesh.compression import entropy, formats
+from fairmesh.numerics import random_streams
+from fairmesh.storage.state_tree import flattened
+from fairmesh.training.cuda_graph import CapturedRounds
+from fairmesh.training.loop import Training
+from fairmesh.training.memory_estimate import footprint
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests import toys
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -23,10 +25,10 @@ def test_a_gpu_draws_the_same_integers_as_a_cpu():
     drawn = []
     for device in ("cpu", "cuda"):
         seeds, identities = torch.tensor([0, 1, 2**40], device=device), torch.arange(100, device=device)
-        key = randomness.keys(seeds, "anything", torch.tensor(12345, device=device), identities)
+        key = random_streams.keys(seeds, "anything", torch.tensor(12345, device=device), identities)
         below = torch.arange(1, 101, device=device)[:, None] * 1000
-        drawn.append([key, randomness.bits(key, 500), randomness.integers(key, 500, below)])
-        drawn[-1].append(randomness.uniform(key, 500, torch.float32))
+        drawn.append([key, random_streams.bits(key, 500), random_streams.integers(key, 500, below)])
+        drawn[-1].append(random_streams.uniform(key, 500, torch.float32))
     for here, there in zip(*drawn):
         assert torch.equal(here, there.cpu())
 
@@ -78,7 +80,7 @@ def test_kernels_count_what_torchs_operations_count(share):
         levels[0] = 0
         here, there = (entropy.level_histograms(rows, 18) for rows in (levels, levels.cuda()))
         assert torch.equal(here, there.cpu())
-        here, there = (sizes.gaps(rows) for rows in (levels, levels.cuda()))
+        here, there = (formats.gaps(rows) for rows in (levels, levels.cuda()))
         assert torch.equal(here.size(), there.size().cpu())
         assert torch.equal(here.entries, there.entries.cpu())
 
@@ -175,7 +177,8 @@ def test_a_gpu_counts_the_same_bytes_as_a_cpu(name):
     rows[1, 2] *= torch.rand(3000, generator=torch.Generator().manual_seed(1)).pow(30)
     draws = torch.rand(2, 5, 3000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     here, there = (
-        codec.part_sizes(toys.COMPRESSORS[name].compress(rows.to(d), toys.Given(draws.to(d)))) for d in ("cpu", "cuda")
+        compression.part_sizes(toys.COMPRESSORS[name].compress(rows.to(d), toys.Given(draws.to(d))))
+        for d in ("cpu", "cuda")
     )
     assert torch.equal(torch.as_tensor(here), torch.as_tensor(there).cpu())
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fairmesh as fm
-from fairmesh.runfolder import CHECKPOINT
+from fairmesh.storage.run_folder import CHECKPOINT
 from tests.toys import FEATURES, problem
 
 REGRESSION = fm.Problem(

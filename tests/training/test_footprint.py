@@ -8,9 +8,15 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.footprint import Footprint, footprint, free_bytes, replicas_that_fit
-from fairmesh.replicas import replicas_of
-from fairmesh.training import Options, Training
+from fairmesh.training.loop import Training
+from fairmesh.training.memory_estimate import (
+    Footprint,
+    footprint,
+    free_bytes,
+    replicas_that_fit,
+)
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.contracts.test_memory import peak_bytes
 

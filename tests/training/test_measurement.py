@@ -9,8 +9,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fairmesh as fm
-from fairmesh.replicas import replicas_of
-from fairmesh.training import Options, Training
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests.toys import CLASSES, problem, sites, small_model
 
 ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, rate=0.4, compressor=fm.Quantize(bits=4))

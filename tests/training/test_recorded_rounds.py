@@ -7,14 +7,15 @@ import torch
 from torch import nn
 
 import fairmesh as fm
-from fairmesh import captured
-from fairmesh.captured import recorded_round
-from fairmesh.checkpoint import flattened
-from fairmesh.lookahead import Lookahead
+from fairmesh.numerics.round_cache import Lookahead
+from fairmesh.numerics.tracing import Recorded
 from fairmesh.problems import convolutions
-from fairmesh.replicas import replicas_of
-from fairmesh.tracing import Recorded
-from fairmesh.training import Options, Training
+from fairmesh.storage.state_tree import flattened
+from fairmesh.training import cuda_graph
+from fairmesh.training.cuda_graph import recorded_round
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests import toys
 
 CPU = torch.device("cpu")
@@ -159,21 +160,21 @@ def test_what_cannot_be_fused_is_captured_and_what_cannot_be_captured_is_run_as_
         tried.append(fuse)
         raise RuntimeError(f"no {'compiler' if fuse else 'capture'} today\nand more")
 
-    monkeypatch.setattr(captured, "CapturedRounds", failing)
+    monkeypatch.setattr(cuda_graph, "CapturedRounds", failing)
     with pytest.warns(RuntimeWarning) as told:
-        assert captured.captured_rounds(lambda *_: None, None, 0, CPU, fuse=True) is None
+        assert cuda_graph.captured_rounds(lambda *_: None, None, 0, CPU, fuse=True) is None
     assert tried == [True, False]
     assert [str(warning.message) for warning in told] == [
         "rounds cannot be compiled into fewer kernels: RuntimeError: no compiler today",
-        "rounds cannot be captured as a CUDA graph, and run more slowly: RuntimeError: no capture today",
+        "rounds cannot be cuda_graph as a CUDA graph, and run more slowly: RuntimeError: no capture today",
     ]
 
     def refusing(*_):
         raise fm.BadInput("the user's mistake")
 
-    monkeypatch.setattr(captured, "CapturedRounds", refusing)
+    monkeypatch.setattr(cuda_graph, "CapturedRounds", refusing)
     with pytest.raises(fm.BadInput, match="the user's mistake"):
-        captured.captured_rounds(lambda *_: None, None, 0, CPU, fuse=False)
+        cuda_graph.captured_rounds(lambda *_: None, None, 0, CPU, fuse=False)
 
 
 class _State(NamedTuple):

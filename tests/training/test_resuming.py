@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 import fairmesh as fm
-from fairmesh.runfolder import CHECKPOINT, METRICS
+from fairmesh.storage.run_folder import CHECKPOINT, METRICS
 from tests.training.interrupted_run import ROUNDS, train
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import fairmesh as fm
-from fairmesh.runfolder import read_records, read_summary
+from fairmesh.storage.run_folder import read_records, read_summary
 from tests.toys import problem, small_model
 
 ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, rate=0.4, compressor=fm.Quantize(bits=4))

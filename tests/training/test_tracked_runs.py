@@ -7,9 +7,9 @@ import torch
 from typer.testing import CliRunner
 
 import fairmesh as fm
-from fairmesh.ambiguity import worst_case
-from fairmesh.cli import app
+from fairmesh.cli.main import app
 from fairmesh.experiment import load_experiment
+from fairmesh.regularizers.members import worst_case
 from tests import toys
 from tests.contracts.battery import same_bits, state_bits
 

@@ -1,15 +1,21 @@
 """AD-GDA and its rivals, each written once over a stack of nodes."""
 
-from fairmesh.algorithms.adgda import ADGDA
+from fairmesh.algorithms.ad_gda import ADGDA
 from fairmesh.algorithms.afl import AFL
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.choco_sgd import ChocoSGD
 from fairmesh.algorithms.dr_dsgd import DRDSGD
 from fairmesh.algorithms.drfa import DRFA
 from fairmesh.algorithms.dsgd import DSGD
-from fairmesh.algorithms.tracked import TrackedADGDA
-from fairmesh.algorithms.weighing import Ascent, Fixed, Maximum, Price, Weighing
-from fairmesh.settings import family
+from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
+from fairmesh.algorithms.weighting import (
+    Ascent,
+    Fixed,
+    Maximum,
+    Price,
+    Weighing,
+)
+from fairmesh.config.tables import family
 
 family(
     Algorithm,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.networks.base import Network
 from fairmesh.problems.oracle import Oracle
-from fairmesh.schedules import Geometric, Schedule, as_schedule
-from fairmesh.simplex import project_onto_simplex
+from fairmesh.regularizers.simplex import project_onto_simplex
 
 
 class AFLState(NamedTuple):

@@ -8,15 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fairmesh import randomness
-from fairmesh.ambiguity import Custom, Regularizer
-from fairmesh.compression import FLOAT_BITS, Dense
+from fairmesh.algorithms.schedules import Schedule, as_schedule
+from fairmesh.compression.codes import Dense
+from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
-from fairmesh.lookahead import Lookahead
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.numerics import random_streams
+from fairmesh.numerics.random_streams import SERVER, Draw
+from fairmesh.numerics.round_cache import Lookahead
 from fairmesh.problems.oracle import Oracle
-from fairmesh.randomness import SERVER, Draw
-from fairmesh.schedules import Schedule, as_schedule
+from fairmesh.regularizers.base import Regularizer
+from fairmesh.regularizers.custom import Custom
 
 STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend: equal in all replicas of a run
 
@@ -98,10 +100,10 @@ class Round:
 
     def _draw(self, whose: str, purpose: str, identities: Tensor) -> Draw:
         def keys(rounds: Tensor) -> Tensor:
-            return randomness.keys(self._oracle.seeds, purpose, rounds.unsqueeze(-1), identities)
+            return random_streams.keys(self._oracle.seeds, purpose, rounds.unsqueeze(-1), identities)
 
         def ahead(count: int) -> Tensor:
-            bits = partial(randomness.sixteen_bits, count=count)
+            bits = partial(random_streams.sixteen_bits, count=count)
             return self._ahead.at((whose, purpose, count), lambda rounds: bits(keys(rounds)), self.index)
 
         return Draw(self._ahead.at((whose, purpose), keys, self.index), self.own.dtype, ahead)

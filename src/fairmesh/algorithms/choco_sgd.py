@@ -10,11 +10,17 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round, check_rate, prior_weights
-from fairmesh.algorithms.compressed_gossip import PublicCopies, difference, followed, no_copies, toward_neighbours
-from fairmesh.compression import Compressor, Identity
+from fairmesh.algorithms.gossip import (
+    PublicCopies,
+    difference,
+    followed,
+    no_copies,
+    toward_neighbours,
+)
+from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
+from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
 from fairmesh.problems.oracle import Oracle
-from fairmesh.schedules import Geometric, Schedule, as_schedule
 
 
 class ChocoState(NamedTuple):

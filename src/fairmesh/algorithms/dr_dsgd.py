@@ -10,10 +10,10 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
+from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.problems.oracle import Oracle
-from fairmesh.schedules import Geometric, Schedule, as_schedule
 
 
 class DRDSGDState(NamedTuple):

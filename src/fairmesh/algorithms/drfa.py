@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
+from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.problems.oracle import Oracle
-from fairmesh.schedules import Geometric, Schedule, as_schedule
-from fairmesh.simplex import project_onto_simplex
+from fairmesh.regularizers.simplex import project_onto_simplex
 
 
 class DRFAState(NamedTuple):

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.compression import Code
-from fairmesh.mixing import Mixing
-from fairmesh.networks.hosts import Hosts
+from fairmesh.compression.codes import Code
+from fairmesh.networks.process_group import Hosts
+from fairmesh.topology.mixing import Mixing
 
 
 @dataclass(frozen=True, eq=False)

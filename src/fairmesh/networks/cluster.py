@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fairmesh.errors import BadInput, LostHost, in_a_line
-from fairmesh.mixing import Mixing
-from fairmesh.networks.hosts import Hosts
+from fairmesh.networks.process_group import Hosts
 from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
+from fairmesh.topology.mixing import Mixing
 
 
 def blocks_of(nodes: int, ranks: int) -> list[range]:

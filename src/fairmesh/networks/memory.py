@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.codec import HEADER_BYTES, part_sizes, plain_size
-from fairmesh.compression import FLOAT_BITS
+from fairmesh.compression import HEADER_BYTES, part_sizes, plain_size
+from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
-from fairmesh.mixing import Mixing, union_of
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
-from fairmesh.networks.hosts import Hosts
+from fairmesh.networks.process_group import Hosts
 from fairmesh.networks.product import Product, current
+from fairmesh.topology.mixing import Mixing, union_of
 
 
 class Alone(Hosts):

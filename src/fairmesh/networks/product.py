@@ -11,7 +11,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from fairmesh.mixing import Mixing
+from fairmesh.topology.mixing import Mixing
 
 _DENSE_UP_TO = 16  # nodes on a CPU: below, one small product beats everything
 _ROLLED_BELOW, _SPARSE_BELOW = 0.2, 0.15  # entries of W that are not zero, where these beat the dense product on a CPU

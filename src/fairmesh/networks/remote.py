@@ -8,13 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.codec import DecodeError, decode, encode, plain_size
-from fairmesh.compression import FLOAT_BITS, Code
+from fairmesh.compression import (
+    DecodeError,
+    decode,
+    encode,
+    plain_size,
+)
+from fairmesh.compression.codes import Code
+from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
-from fairmesh.mixing import Mixing, union_of
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
-from fairmesh.networks.hosts import Hosts
+from fairmesh.networks.process_group import Hosts
 from fairmesh.networks.product import current
+from fairmesh.topology.mixing import Mixing, union_of
 
 Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
 Read = Callable[[Edge, bytes], Any]  # a message as its receiver uses it; DecodeError where it must be refused

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fairmesh.errors import BadInput
-from fairmesh.problems.base import Metric, Problem
 from fairmesh.problems.losses import as_floats, per_sample
+from fairmesh.problems.problem import Metric, Problem
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from fairmesh import randomness
 from fairmesh.errors import BadInput
-from fairmesh.problems.rows import FlatModel
+from fairmesh.numerics import random_streams
+from fairmesh.problems.flat_model import FlatModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> the mean over the samples
 Augmentation = Callable[[Tensor, Callable[..., Tensor]], Tensor]  # (a batch, draw(*shape) -> uniforms) -> a batch
@@ -30,8 +30,8 @@ def _augmented(augment: Augmentation | None, inputs: Tensor, key: Tensor) -> Ten
     one, calls = torch.zeros(1, dtype=torch.int64, device=key.device), itertools.count()
 
     def draw(*shape: int) -> Tensor:
-        stream = randomness.keys(key, "augmentation", next(calls), one).squeeze(-1)  # each call draws other numbers
-        return randomness.uniform(stream, torch.Size(shape).numel(), inputs.dtype).reshape(shape)
+        stream = random_streams.keys(key, "augmentation", next(calls), one).squeeze(-1)  # each call draws other numbers
+        return random_streams.uniform(stream, torch.Size(shape).numel(), inputs.dtype).reshape(shape)
 
     return augment(inputs, draw)
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairmesh.config.imports import called
+from fairmesh.config.tables import family
 from fairmesh.errors import BadInput
-from fairmesh.settings import called, family
 
 
 class Model(ABC):

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fairmesh import randomness
 from fairmesh.errors import BadInput
-from fairmesh.lookahead import Lookahead
+from fairmesh.numerics import random_streams
+from fairmesh.numerics.round_cache import Lookahead
+from fairmesh.numerics.tracing import Recorded
 from fairmesh.problems import convolutions
-from fairmesh.problems.base import Problem
 from fairmesh.problems.losses import as_floats, batch_error, batch_loss, weighted_loss
-from fairmesh.tracing import Recorded
+from fairmesh.problems.problem import Problem
 
 AS_FLOATS_UP_TO = 1 << 28  # bytes: so much data a CPU holds as the model sees it, and need not convert in every round
 
@@ -118,8 +118,8 @@ class Oracle:
             first = (rounds * calls + call) * sampling.batch
             steps = first[:, None, None, None] + torch.arange(sampling.batch, device=device)
             return self._starts + steps % self._sizes
-        key = randomness.keys(self.seeds, f"batch {call}", rounds.unsqueeze(-1), self._identities)
-        return self._starts + randomness.integers(key, sampling.batch, self._sizes)
+        key = random_streams.keys(self.seeds, f"batch {call}", rounds.unsqueeze(-1), self._identities)
+        return self._starts + random_streams.integers(key, sampling.batch, self._sizes)
 
     def _batch(self, round_index: Tensor, call: int, calls: int) -> tuple[Tensor, ...]:
         """Inputs, targets, the key of what else is drawn, and the weights of samples in a padded full batch."""
@@ -129,7 +129,7 @@ class Oracle:
             return self._indices(rounds, call, calls).flatten(1).to(self._data_device)
 
         def keys(rounds: Tensor) -> Tensor:
-            return randomness.keys(self.seeds, f"model {call}", rounds.unsqueeze(-1), self._identities).flatten(1)
+            return random_streams.keys(self.seeds, f"model {call}", rounds.unsqueeze(-1), self._identities).flatten(1)
 
         chosen = self._ahead.at(("batch", call), indices, round_index)
         shape = (self._shape[0] * self._shape[1], -1)

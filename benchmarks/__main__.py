@@ -1,0 +1,113 @@
+"""`python -m benchmarks`: measurements of fairmesh itself, from a checkout."""
+
+from typing import Annotated
+
+import typer
+
+from fairmesh.cli.cluster import leave
+from fairmesh.cli.terminal import Json, print_json, say, show_table
+from fairmesh.errors import FairmeshError
+
+app = typer.Typer(help="Measurements of fairmesh itself.", no_args_is_help=True, add_completion=False)
+
+
+@app.command("codec")
+def bench_codec(
+    device: Annotated[str, typer.Option(help="Where the cost of counting is measured: cpu or cuda.")] = "cpu",
+    json_: Json = False,
+) -> None:
+    """Bytes of real training messages against their entropy and the paper's billing, and the codec's speed."""
+    from dataclasses import asdict
+
+    from benchmarks.codec import codec_cases, counting_cost
+
+    rows = [
+        ["message", "parameters", "bytes", "over entropy", "bits a parameter", "the paper bills", "encode", "decode"]
+    ]
+    cases = []
+    for case in codec_cases():
+        cases.append(asdict(case))
+        row = [
+            case.case, f"{case.dim:,}", f"{case.bytes:,}", f"{100 * (case.bytes / case.entropy_bytes - 1):.1f} %",
+            f"{8 * case.bytes / case.dim:.2f}", f"{8 * case.nominal_bytes / case.dim:.2f}",
+            f"{case.encode_ms:.2f} ms", f"{case.decode_ms:.2f} ms",
+        ]  # fmt: skip
+        rows.append(row)
+        if not json_:
+            say(f"{row[0]}: {row[2]} bytes, {row[4]} bits a parameter")
+    counting = counting_cost(device)
+    if json_:
+        print_json({"cases": cases, "counting": counting})
+        return
+    show_table(rows)
+    print(f"counting bytes slows a simulated round by {100 * counting['slowdown']:.1f} % on {device}")
+
+
+@app.command("rounds")
+def bench_rounds(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    case: Annotated[list[str], typer.Option(help="Only this case; may be repeated. Also logistic-1000, -10000.")] = [],  # noqa: B006
+    replicas: Annotated[list[int], typer.Option(help="How many at once; may be repeated.")] = [],  # noqa: B006
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time of each case goes instead.")] = False,
+    json_: Json = False,
+) -> None:
+    """Time of a simulated round: its spread, the machine's floor, and a plain per-node loop of the same round."""
+    from dataclasses import asdict
+
+    from benchmarks.rounds import SETTINGS, timings
+    from benchmarks.rounds import profile as profiled
+
+    if profile:
+        for name in case or SETTINGS:
+            table = profiled(device, name, replicas[0] if replicas else 1)
+            rows = [[key[:80], f"{ms:.4f}", f"{calls:.1f}"] for key, ms, calls in table[:25]]
+            show_table([[f"{name} on {device}", "ms a round", "calls"], *rows])
+        return
+    rows = [["case", "replicas", "ms a round", "8 in 10 between", "a replica", "floor", "over floor", "loop", "faster"]]
+    found = []
+    for timing in timings(device, case or None, replicas or None):
+        found.append(asdict(timing))
+        loop = "" if timing.loop_ms is None else f"{timing.loop_ms:.3g} ms"
+        faster = "" if timing.speedup_over_loop is None else f"{timing.speedup_over_loop:.1f} x"
+        spread = f"{timing.ms_low:.4g}-{timing.ms_high:.4g}"
+        row = [
+            timing.case, str(timing.replicas), f"{timing.ms_per_round:.4g}", spread, f"{timing.ms_per_replica:.4g}",
+            f"{timing.floor_ms:.3g}", f"{timing.over_floor:.2f}", loop, faster,
+        ]  # fmt: skip
+        rows.append(row)
+        if not json_:
+            say(f"{row[0]}, {row[1]} replicas: {row[2]} ms a round")
+    if json_:
+        print_json({"device": device, "cases": found})
+        return
+    show_table(rows)
+
+
+@app.command("peers")
+def bench_peers(
+    nodes: Annotated[int, typer.Option(min=2, help="How many, on a ring over the loopback interface.")] = 8,
+    parameters: Annotated[int, typer.Option(min=1, help="Of the model whose 4-bit message travels.")] = 20_000,
+    steps: Annotated[int, typer.Option(min=10)] = 500,
+    json_: Json = False,
+) -> None:
+    """The network's part of a round between organisations: logged, sent over mutual TLS, waited for, logged again."""
+    from dataclasses import asdict
+
+    from benchmarks.peers import network_cost
+
+    cost = asdict(network_cost(nodes, parameters, steps))
+    if json_:
+        print_json(cost)
+        return
+    show_table([["", "network"], *([key.replace("_", " "), f"{value:,.4g}"] for key, value in cost.items())])
+
+
+def main() -> None:
+    try:
+        app()
+    except FairmeshError as error:
+        leave(error)
+
+
+if __name__ == "__main__":
+    main()

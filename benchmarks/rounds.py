@@ -1,0 +1,241 @@
+"""`python -m benchmarks rounds`: a simulated round's time, against the machine's floor and a plain per-node loop."""
+
+import importlib.util
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.floor import floor_ms, rates
+from fairmesh.algorithms import ADGDA
+from fairmesh.algorithms.schedules import Geometric
+from fairmesh.compression.compressors import Quantize
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
+from fairmesh.numerics import malloc
+from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
+from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.regularizers.members import ChiSquare
+from fairmesh.topology.graphs import Ring
+from fairmesh.training.cuda_graph import CapturedRounds
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options, device_of
+from fairmesh.training.replicas import replicas_of
+
+_RATE, _BITS = 0.1, 4
+_STATE_COPIES = 8  # of all models, about what a round touches
+_SECONDS = 6.0  # of measuring a case on a CPU, and as many of its loop
+
+
+class Setting(NamedTuple):
+    """Nodes on a ring, images of the data set's shape, the paper's model."""
+
+    nodes: int
+    samples: int  # of each node
+    shape: tuple[int, ...]
+    classes: int
+    model: Model
+    batch: int
+    primal_step: float = 1.0
+    dual_step: float = 0.01
+
+    def problem(self) -> Problem:
+        """Images of random classes, each a pattern in noise: what is learned does not matter to the time."""
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.randint(0, self.classes, (self.nodes, self.samples), generator=generator)
+        patterns = torch.randint(0, 200, (self.classes, *self.shape), generator=generator, dtype=torch.uint8)
+        sites = []
+        for held in labels:
+            noise = torch.randint(0, 56, (self.samples, *self.shape), generator=generator, dtype=torch.uint8)
+            sites.append(Site((patterns[held] + noise, held)))
+        torch.manual_seed(0)
+        module = self.model.build(torch.Size(self.shape), self.classes)
+        return Problem(module, sites, sampling=Sampling(batch=self.batch))
+
+    def algorithm(self) -> ADGDA:
+        step = Geometric(self.primal_step, 0.998)
+        return ADGDA(step, self.dual_step, _RATE, Quantize(_BITS), ChiSquare(0.01))
+
+
+SETTINGS = {
+    "logistic-10": Setting(10, 6000, (1, 28, 28), 10, Logistic(), 50),
+    "fc-50": Setting(50, 1200, (1, 28, 28), 10, FullyConnected(), 50),
+    "cifar-cnn-20": Setting(20, 2500, (3, 32, 32), 10, PaperCNN(), 50, primal_step=0.1),
+    "coos7-cnn-10": Setting(10, 1000, (2, 64, 64), 7, PaperCNN(), 32, primal_step=0.1),
+}
+LARGE = {
+    "logistic-1000": Setting(1000, 60, (1, 28, 28), 10, Logistic(), 16, dual_step=1e-3),
+    "logistic-10000": Setting(10_000, 60, (1, 28, 28), 10, Logistic(), 16, dual_step=1e-4),
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A case: milliseconds of a round of all replicas, the middle of those measured and what 8 in 10 lie between."""
+
+    case: str
+    replicas: int
+    ms_per_round: float
+    ms_low: float
+    ms_high: float
+    ms_per_replica: float
+    floor_ms: float
+    over_floor: float
+    loop_ms: float | None  # of one replica; None where the loop's text is not there, or there is nothing to compare
+    speedup_over_loop: float | None  # per replica
+
+
+def _setting(name: str) -> Setting:
+    known = SETTINGS | LARGE
+    if name not in known:
+        raise BadInput(f"no case {name!r}; cases are {', '.join(known)}")
+    return known[name]
+
+
+def timings(device: str, names: list[str] | None = None, replicas: list[int] | None = None) -> Iterator[Timing]:
+    """Each case with each number of replicas."""
+    for name in names or SETTINGS:
+        problem = _setting(name).problem()
+        for count in replicas or ([1, 20] if device_of(device).type == "cuda" else [1, 4]):
+            yield timing(name, problem, count, device_of(device))
+
+
+@malloc.reused()
+def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> Timing:
+    setting = _setting(name)
+    step = stack(problem, setting, replicas, device)
+    loop = _loop(problem, setting, device) if replicas == 1 and name in SETTINGS else None
+    if device.type == "cuda":
+        times = _device_times(step, 300)
+        loops = _host_times([loop], 1, 20, device)[0] if loop else []
+        ratio = statistics.median(loops) / statistics.median(times) if loops else None
+    else:  # side by side: other work on the machine slows both alike
+        times, *others = _host_times([step, *([loop] if loop else [])], *_blocks(step, loop), device)
+        loops = others[0] if others else []
+        ratio = statistics.median(slow / fast for slow, fast in zip(loops, times)) if loops else None
+    measured = rates(device, _STATE_COPIES * replicas * problem.n * problem.flat_model.dim * 4)
+    floor = floor_ms(problem, 2, replicas, measured)
+    middle, (low, high) = statistics.median(times), _most(times)
+    return Timing(
+        name, replicas, middle, low, high, middle / replicas, floor, middle / floor,
+        statistics.median(loops) if loops else None, ratio,
+    )  # fmt: skip
+
+
+def stack(problem: Problem, setting: Setting, replicas: int, device: torch.device) -> Callable[[], None]:
+    """Does one more round of all replicas each time it is called."""
+    every = replicas_of([setting.algorithm()], range(replicas), None, problem.n)
+    training = Training(problem, Ring(), every, Options(device=str(device)))
+    if device.type == "cuda":
+        return CapturedRounds(training.after_round, training.initial(), 0, device).advance
+    state, done = training.initial(), 0
+
+    def step() -> None:
+        nonlocal state, done
+        state, done = training.advance(state, done), done + 1
+
+    return step
+
+
+def _loop(problem: Problem, setting: Setting, device: torch.device) -> Callable[[], None] | None:
+    """The same round by benchmarks/per_node_loop.py."""
+    text = per_node_loop()
+    if text is None:
+        return None
+    matrix = Ring().build(problem.n)[0].matrix
+    around = [{int(j): float(matrix[i, j]) for j in matrix[[i]].indices} for i in range(problem.n)]
+    data = [(site.train.inputs.to(device), site.train.targets.to(device)) for site in problem.sites]
+    module: Any = problem.model
+    loop = text.PerNodeLoop(
+        module, data, around, batch=setting.batch, bits=_BITS, primal_step=setting.primal_step, rate=_RATE,
+        dual_step=setting.dual_step,
+    )  # fmt: skip
+    return loop.step
+
+
+@cache
+def per_node_loop() -> Any:
+    """The module benchmarks/per_node_loop.py of a source checkout, or None where fairmesh is installed without it."""
+    path = Path(__file__).with_name("per_node_loop.py")
+    if not path.exists():
+        return None
+    spec = importlib.util.spec_from_file_location("per_node_loop", path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def _device_times(step: Callable[[], None], rounds: int) -> list[float]:
+    """Milliseconds between events on the GPU around each round."""
+    for _ in range(20):
+        step()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+
+
+def _blocks(step: Callable[[], None], loop: Callable[[], None] | None) -> tuple[int, int]:
+    """Rounds in a block and number of blocks, so that both together take about as long as is allowed."""
+    start = time.perf_counter()
+    for function in (step, loop):
+        if function:
+            function()
+            function()
+    each = (time.perf_counter() - start) / 2
+    rounds = max(1, min(100, round(1.0 / each)))  # many in a row: the first after the other function find cold caches
+    return rounds, max(5, min(40, round(2 * _SECONDS / (each * rounds))))
+
+
+def _host_times(
+    functions: list[Callable[[], None]], rounds: int, blocks: int, device: torch.device
+) -> list[list[float]]:
+    """Milliseconds a round of each function, in blocks that take turns; the first block of each warms up."""
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(blocks + 1):
+        for function, found in zip(functions, times):
+            start = time.perf_counter()
+            for _ in range(rounds):
+                function()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            found.append(1e3 * (time.perf_counter() - start) / rounds)
+    return [found[1:] for found in times]
+
+
+def _most(times: list[float]) -> tuple[float, float]:
+    ordered = sorted(times)
+    tenth = len(ordered) // 10
+    return ordered[tenth], ordered[-1 - tenth]
+
+
+def profile(device: str, name: str, replicas: int, rounds: int = 10) -> list[tuple[str, float, float]]:
+    """Where a round's time goes: operations or kernels with their milliseconds and calls a round, the longest first."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    where = device_of(device)
+    setting = _setting(name)
+    step = stack(setting.problem(), setting, replicas, where)
+    for _ in range(5):
+        step()
+    on_gpu = where.type == "cuda"
+    with watch(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
+        for _ in range(rounds):
+            step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    rows = [
+        (e.key, (e.self_device_time_total if on_gpu else e.self_cpu_time_total) / 1e3 / rounds, e.count / rounds)
+        for e in profiler.key_averages()
+    ]
+    return sorted(rows, key=lambda row: -row[1])

@@ -1,0 +1,246 @@
+"""`python -m reproduction`: the paper's tables, figures and theorems run again, and the pages made from them."""
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairmesh.cli.cluster import leave
+from fairmesh.cli.run import use_data
+from fairmesh.cli.terminal import (
+    Json,
+    print_json,
+    say,
+    show_table,
+)
+from fairmesh.errors import BadInput, FairmeshError, Interrupted
+
+TABLES = ("table2", "table3", "table4a", "table4b", "table4c", "table5")
+FIGURES = ("figure1", "figure2", "figure3", "figure4")
+_ANSWERS = {True: "holds", False: "does not hold", None: "not known"}
+_OTHERS = ("all", "theory", "verdicts", "page", "frontier")
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def reproduce(
+    what: Annotated[
+        list[str],
+        typer.Argument(help=f"all, theory, verdicts, page, frontier, or some of {', '.join((*TABLES, *FIGURES))}."),
+    ],
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    data: Annotated[Path | None, typer.Option(help="The folder of the datasets, in place of $FAIRMESH_DATA.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results, figures and REPRODUCTION.md; what it holds is not run again."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the device; 4 on a GPU, else 1.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Everything in miniature: to see that it runs.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="With frontier: show what is recorded and run nothing.")] = False,
+    json_: Json = False,
+) -> None:
+    """Runs the paper's experiments again. Stop it at any time: the same command goes on where it was.
+
+    `frontier` goes past the paper: what each ingredient of Tracked AD-GDA is worth (docs/frontier.md).
+
+    `verdicts` shows what is recorded beside the paper's numbers, `page` writes REPRODUCTION.md from it; both read the
+    results that come with fairmesh unless --out names others."""
+    known = (*_OTHERS, *TABLES, *FIGURES)
+    for name in what:
+        if name not in known:
+            raise BadInput(f"reproduce knows no {name!r}: choose from {', '.join(known)}")
+    alone = [name for name in what if name in _OTHERS]
+    if alone and len(what) > 1:
+        raise BadInput(f"{alone[0]!r} stands alone, got {' '.join(what)}")
+    use_data(data)
+    if what == ["verdicts"]:
+        return _verdicts(out, json_)
+    if what == ["page"]:
+        return _page(out)
+    if show:
+        if what != ["frontier"]:
+            raise BadInput(f"--show goes with frontier, got {' '.join(what)}; for the paper's numbers use verdicts")
+        return _claims(out, json_)
+    folder = out or Path("runs") / ("reproduction-quick" if quick else "reproduction")
+    _keep_apart(folder / "results", quick)
+    if what == ["theory"]:
+        return _theory(folder / "results", quick, json_)
+    if what == ["frontier"]:
+        return _frontier(folder, device, jobs, quick, json_)
+    recipes = [*TABLES, *FIGURES] if what == ["all"] else what
+    failed = None
+    with _theory_beside(folder / "results", quick, device, wanted=what == ["all"]):
+        try:
+            _run(recipes, folder, device, jobs, quick, json_)
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            say("stopped; the same command goes on")
+            raise typer.Exit(130) from None
+        except FairmeshError as error:  # what the others gave is shown all the same
+            failed = error
+    if (folder / "results").is_dir():
+        _page(folder, quiet=json_)
+    if failed:
+        raise failed
+    if json_:
+        _verdicts(folder, True)
+    return None
+
+
+def _keep_apart(results: Path, quick: bool) -> None:
+    """Miniature results and real ones do not share a folder."""
+    from reproduction.lines import MINIATURE
+
+    marked, begun = (results / MINIATURE).exists(), results.is_dir() and any(results.glob("*.jsonl"))
+    if begun and marked != quick:
+        kind = "results in miniature" if marked else "results of full runs"
+        raise BadInput(f"{results} holds {kind}; give another --out")
+    if quick:
+        results.mkdir(parents=True, exist_ok=True)
+        (results / MINIATURE).touch()
+
+
+@contextmanager
+def _theory_beside(results: Path, quick: bool, device: str, wanted: bool) -> Iterator[None]:
+    """The theorems' check with `all`, where it is not yet recorded: on the CPU beside a GPU's work, else after it."""
+    from reproduction.lines import write_lines
+    from reproduction.theory import theory
+
+    path = results / "theory.jsonl"
+    if not wanted or path.exists():
+        yield
+        return
+    if device == "cpu":
+        yield
+        write_lines(results, "theory", theory(quick, announce=say))
+        return
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        checked = pool.submit(theory, quick)
+        yield
+        write_lines(results, "theory", checked.result())
+
+
+def _results(out: Path | None) -> Path:
+    from reproduction.verdicts import RECORDED
+
+    if out is None:
+        return RECORDED
+    if not (out / "results").is_dir():
+        raise BadInput(f"{out} holds no folder 'results'; `python -m reproduction all --out {out}` makes it")
+    return out / "results"
+
+
+def _run(recipes: list[str], folder: Path, device: str, jobs: int | None, quick: bool, quiet: bool) -> None:
+    from fairmesh.training.options import device_of
+    from reproduction.recipes import miniature
+    from reproduction.running import reproduce as run
+
+    on_cpu = device_of(device).type == "cpu"
+    started = time.monotonic()
+    left_out = run(
+        recipes,
+        folder / "results",
+        device,
+        jobs=jobs or (1 if on_cpu else 4),
+        work=folder / "in-progress" if on_cpu and not quick else None,
+        change=miniature if quick else lambda row: row,
+        say=(lambda text: None) if quiet else say,
+    )
+    if not quiet:
+        say(f"done in {(time.monotonic() - started) / 60:.1f} min")
+        for reason in dict.fromkeys(left_out.values()):
+            say(f"{list(left_out.values()).count(reason)} rows not run: {reason}")
+
+
+def _frontier(folder: Path, device: str, jobs: int | None, quick: bool, json_: bool) -> None:
+    """Runs that share the device first, then those of one process on the CPU; then the claims."""
+    from reproduction.frontier import duals, lies
+    from reproduction.frontier.recipes import FRONTIER
+    from reproduction.lines import write_lines
+
+    _run(list(FRONTIER), folder, device, jobs, quick, json_)
+    for name, lines in {"frontier_duals": duals.lines, "frontier_lies": lies.lines}.items():
+        if not (folder / "results" / f"{name}.jsonl").exists():  # as a whole, or not at all
+            try:
+                made = lines(say=(lambda text: None) if json_ else say, miniature=quick)
+            except BadInput as error:  # its data is not here
+                say(f"{name} not run: {error}")
+            else:
+                write_lines(folder / "results", name, made)
+    _claims(folder, json_)
+
+
+def _claims(out: Path | None, json_: bool) -> None:
+    from reproduction.frontier.claims import claims, in_words
+
+    found = claims(_results(out))
+    if json_:
+        print_json({"claims": found})
+        return
+    rows = [[*in_words(one), _ANSWERS[one["holds"]]] for one in found]
+    show_table([["claim", "measured", "required", ""], *rows])
+
+
+def _theory(results: Path, quick: bool, json_: bool) -> None:
+    from reproduction.lines import write_lines
+    from reproduction.theory import theory, theory_sentences
+
+    lines = theory(quick, announce=None if json_ else say)
+    write_lines(results, "theory", lines)
+    if json_:
+        print_json({"checks": lines})
+    else:
+        print(theory_sentences(lines))
+
+
+def _verdicts(out: Path | None, json_: bool) -> None:
+    from reproduction.verdicts import factors, orderings, verdicts
+    from reproduction.wording import shown
+
+    results = _results(out)
+    cells = verdicts(results)
+    if json_:
+        print_json({"cells": cells, "orderings": orderings(results), "factors": factors(results)})
+        return
+
+    show_table(
+        [["cell", "paper", "formula", "published", "verdict"]]
+        + [[c["cell"], shown(c["paper"]), shown(c["formula"]), shown(c["published"]), c["verdict"]] for c in cells]
+    )
+    for one in orderings(results):
+        print(f"{one['protocol']}: {one['ordering']}: {_ANSWERS[one['holds']]}")
+
+
+def _page(out: Path | None, quiet: bool = False) -> None:
+    """Beside the results, or at the top of a checkout for those that come with fairmesh."""
+    from reproduction.page import write
+
+    path, figures = (out or Path()) / "REPRODUCTION.md", (out / "figures") if out else Path("docs/reproduction")
+    write(_results(out), path, figures)
+    if out is None and Path("docs/frontier.md").is_file():
+        from reproduction.frontier.page import write as write_frontier
+
+        write_frontier(_results(out), Path("docs/frontier.md"))
+    if not quiet:
+        say(f"written: {path}")
+
+
+def main() -> None:
+    try:
+        app()
+    except FairmeshError as error:
+        leave(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""One site of twenty whose labels say nothing: what AD-GDA makes of it, with a cap on weights, clipped losses, both.
+
+The two caps are chosen on held-out training data; test data are looked at once, at the end."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fairmesh.algorithms import ADGDA, Algorithm, ChocoSGD
+from fairmesh.algorithms.schedules import Geometric
+from fairmesh.config.tables import to_table
+from fairmesh.data.datasets import (
+    MNIST,
+    Corrupted,
+    Data,
+    FashionMNIST,
+    Fewer,
+    HeldOut,
+)
+from fairmesh.data.partitions import Shards
+from fairmesh.experiment import Experiment
+from fairmesh.problems.models import FullyConnected
+from fairmesh.regularizers.members import Capped, ChiSquare
+from fairmesh.storage.run_folder import Record
+from fairmesh.topology.graphs import Circulant
+from fairmesh.training.options import Options
+from fairmesh.training.train import train
+from reproduction.lines import Line
+
+NODES, LIAR = 20, 7  # the site whose labels are drawn; placements put it on another node in every seed
+SEEDS = (0, 1, 2)
+ROUNDS, SEARCHED = 1000, 500
+LEVELS = (0.25, 0.5, 0.75)  # of the cap on weights: a site of twenty gets at most 1/5, 1/10, 1/15
+LOSS_CAPS = (0.5, 1.0, 2.0)  # a model that knows nothing has log 10 = 2.3
+DATA: dict[str, Data] = {"MNIST": MNIST(Shards(NODES, 4)), "Fashion-MNIST": FashionMNIST(Shards(NODES, 4))}
+STEP, DUAL_STEP, RATIO = 2.0, 0.02, 0.998
+PLAIN = ADGDA(Geometric(STEP, RATIO), DUAL_STEP, regularizer=ChiSquare(0.001))
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Where algorithms are tried: data, how long, how often."""
+
+    data: Data
+    rounds: int
+    seeds: tuple[int, ...]
+    say: Callable[[str], None]
+
+    def ends(self, data: Data, algorithms: Sequence[Algorithm], rounds: int, seeds: Sequence[int]) -> list[Record]:
+        """The last records of algorithms that differ in numbers only, seed after seed."""
+        options = Options(measure_every=rounds, count_bytes=False)
+        topology = Circulant((1, 2))
+        experiment = Experiment(data, topology, algorithms[0], rounds, FullyConnected(), options=options)
+        kept = to_table(options)
+        return train(
+            experiment.problem(), topology, algorithms, rounds, seeds=seeds, placements="by-seed", **kept
+        ).final
+
+    def chosen(self, what: str, algorithms: dict[float, Algorithm]) -> tuple[float, dict[str, float]]:
+        """The value whose worst honest site is best on held-out training samples, and what each gave."""
+        data, rounds = Corrupted(HeldOut(self.data), (LIAR,)), min(SEARCHED, self.rounds)
+        ends = self.ends(data, list(algorithms.values()), rounds, self.seeds[:1])
+        tried = {value: worst_honest(end) for value, end in zip(algorithms, ends)}
+        self.say(f"  {what} on held-out training data: {tried}")
+        return max(tried, key=lambda value: tried[value]), {str(value): worst for value, worst in tried.items()}
+
+    def line(self, row: str, data: Data, algorithm: Algorithm, more: dict[str, Any]) -> Line:
+        ends = self.ends(data, [algorithm], self.rounds, self.seeds)
+        line = {
+            "row": row,
+            "worst_honest": [worst_honest(end) for end in ends],
+            "mean_honest": [round(100 * sum(_honest(end)) / (NODES - 1), 3) for end in ends],
+            "weight_of_corrupted": [round(end["lambda"][LIAR], 4) if "lambda" in end else None for end in ends],
+            "settings": {
+                "data": to_table(data),
+                "algorithm": to_table(algorithm),
+                "model": to_table(FullyConnected()),
+                "topology": to_table(Circulant((1, 2))),
+                "rounds": self.rounds,
+                "seeds": list(self.seeds),
+                **more,
+            },
+        }
+        self.say(f"  {row}: worst honest {line['worst_honest']}, weight {line['weight_of_corrupted']}")
+        return line
+
+
+def _honest(record: Record) -> list[float]:
+    return [value for i, value in enumerate(record["accuracy"]["sites"]) if i != LIAR]
+
+
+def worst_honest(record: Record) -> float:
+    """The least accuracy, in percent, over all sites but the one that lies (or would)."""
+    return round(100 * min(_honest(record)), 3)
+
+
+def lines(say: Callable[[str], None] = lambda text: None, miniature: bool = False) -> list[Line]:
+    """What each algorithm gives on each dataset, by seed; a miniature is over few samples for a few rounds."""
+    made = []
+    for name, data in DATA.items():
+        say(f"{name}, {NODES} nodes")
+        if miniature:
+            data = Fewer(data, 20, 10)
+        bench = _Bench(data, *((4, SEEDS[:1]) if miniature else (ROUNDS, SEEDS)), say)
+        lying = Corrupted(data, (LIAR,))
+        levels: dict[float, Algorithm] = {
+            level: replace(PLAIN, regularizer=Capped(level, PLAIN.regularizer)) for level in LEVELS
+        }
+        clips: dict[float, Algorithm] = {cap: replace(PLAIN, loss_cap=cap) for cap in LOSS_CAPS}
+        level, levels_tried = bench.chosen("level", levels)
+        clip, clips_tried = bench.chosen("loss_cap", clips)
+        both = replace(PLAIN, regularizer=Capped(level, PLAIN.regularizer), loss_cap=clip)
+        choco = ChocoSGD(Geometric(STEP / NODES, RATIO))
+        search = {"held_out_level": levels_tried}, {"held_out_loss_cap": clips_tried}
+        made += [
+            bench.line(f"{name}, nobody lies: AD-GDA", data, PLAIN, {}),
+            bench.line(f"{name}, one lies: AD-GDA", lying, PLAIN, {}),
+            bench.line(f"{name}, one lies: AD-GDA, capped weights", lying, levels[level], search[0]),
+            bench.line(f"{name}, one lies: AD-GDA, clipped losses", lying, clips[clip], search[1]),
+            bench.line(f"{name}, one lies: AD-GDA, both", lying, both, search[0] | search[1]),
+            bench.line(f"{name}, nobody lies: AD-GDA, both", data, both, search[0] | search[1]),
+            bench.line(f"{name}, one lies: CHOCO-SGD", lying, choco, {}),
+            bench.line(f"{name}, nobody lies: CHOCO-SGD", data, choco, {}),
+        ]
+    return made

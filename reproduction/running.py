@@ -1,0 +1,226 @@
+"""Runs recipes: what is missing of them, group by group, here or in several processes; every line is kept at once, so
+that what was stopped goes on where it was."""
+
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairmesh.config.registry import name_of
+from fairmesh.data.datasets import COOS7, Data, Fewer
+from fairmesh.data.datasets.download import folder_of
+from fairmesh.data.datasets.sources import SOURCES, is_whole, places
+from fairmesh.errors import BadInput, FairmeshError, Interrupted
+from fairmesh.problems.models import Logistic, PaperCNN
+from reproduction.batched import Runner, grouped
+from reproduction.lines import Line, described, lines_of, machine, record
+from reproduction.recipes import RECIPES, Row, rows_of
+
+Done = dict[tuple[str, str], Line]  # (protocol, label) -> what is recorded
+
+
+def reproduce(
+    recipes: Sequence[str],
+    results: Path,
+    device: str = "cpu",
+    *,
+    jobs: int = 1,
+    work: Path | None = None,
+    change: Callable[[Row], Row] = lambda row: row,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, str]:
+    """Runs what is missing of the recipes, each row changed by `change`, in so many processes; returns the rows left
+    out because their data is not here, each with the reason. `work` is where checkpoints of the runs in progress are
+    kept. A row that fails does not stop the others; the first such error is raised when they are done."""
+    rows = [change(row) for recipe in recipes for row in rows_of(recipe)]
+    known = [line for recipe in {*RECIPES, *recipes} for line in lines_of(results, recipe)]
+    done = {_key(line): line for line in known}
+    missing = _missing(rows, done)
+    reasons = {data: _absence(data) for data in dict.fromkeys(row.experiment.data for row in missing)}
+    groups = grouped([row for row in missing if reasons[row.experiment.data] is None])
+    clock = _Clock(groups, say)
+    try:
+        _carry_out(groups, done, results, device, jobs, work, clock, say)
+    finally:
+        if clock.number:
+            record(results, clock.sitting(device, jobs))
+    return {row.label: str(reason) for row in missing if (reason := reasons[row.experiment.data]) is not None}
+
+
+def _key(line: Line) -> tuple[str, str]:
+    return line["protocol"], f"{line['recipe']}: {line['row']}"
+
+
+def _missing(rows: Sequence[Row], done: Done) -> list[Row]:
+    """Rows that are not recorded as they stand, and those that take their settings from one of them."""
+    missing = {(row.protocol, row.label) for row in rows if _differs(row, done)}
+    return [row for row in rows if {(row.protocol, row.label), (row.protocol, row.as_row)} & missing]
+
+
+def _differs(row: Row, done: Done) -> bool:
+    line, like = done.get((row.protocol, row.label)), done.get((row.protocol, str(row.as_row)))
+    if line is None or line["settings"] != described(row):
+        return True
+    return like is not None and like["search"]["chosen"] != line["search"]["chosen"]
+
+
+def _absence(data: Data) -> str | None:
+    """Why a dataset cannot be had; official files are fetched now, before several processes would."""
+    data = _whole(data)
+    source = SOURCES.get(name_of(data))
+    if isinstance(data, COOS7) and source and not any(is_whole(source, place) for place in places(source, data.folder)):
+        files = " and ".join(file.name for file in source.files)
+        return f"COOS7 has to be supplied by hand: put {files} into {places(source, data.folder)[0]}"
+    try:
+        if source:
+            folder_of(source, getattr(data, "folder", None))
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+def _whole(data: Data) -> Data:
+    return data.data if isinstance(data, Fewer) else data
+
+
+def _carry_out(
+    groups: list[list[Row]],
+    done: Done,
+    results: Path,
+    device: str,
+    jobs: int,
+    work: Path | None,
+    clock: "_Clock",
+    say: Callable[[str], None],
+) -> None:
+    failed: list[FairmeshError] = []
+    for dependent in (False, True):  # those that take another's settings wait for it
+        wave = [group for group in groups if (group[0].as_row is not None) == dependent]
+        wave = sorted(wave, key=_cost, reverse=True) if jobs > 1 else wave  # so that all processes end together
+        tasks: list[Task] = []
+        for group in wave:
+            try:
+                tasks.append((group, {row.label: _found_for(row, done) for row in group if row.as_row}))
+            except BadInput as error:
+                failed.append(error)
+        with _workers(jobs, device, work, say) as carried_out:
+            for group, outcome in carried_out(tasks):
+                if isinstance(outcome, FairmeshError):
+                    say(f"{group[0].label}, {group[0].protocol} protocol: {outcome}")
+                    failed.append(outcome)
+                    continue
+                for line in outcome:
+                    done[_key(line)] = line
+                    record(results, line)
+                clock.passed(group)
+    if failed:
+        raise failed[0]
+
+
+def _found_for(row: Row, done: Done) -> dict[str, Any]:
+    like = done.get((row.protocol, str(row.as_row)))
+    if like is None:
+        raise BadInput(f"{row.label} takes its settings from '{row.as_row}': run that recipe with it, or before it")
+    return {"as": row.as_row, "chosen": like["search"]["chosen"]}
+
+
+Task = tuple[list[Row], dict[str, Any]]  # rows that run as one; what was found for those that take another's settings
+Outcome = tuple[list[Row], list[Line] | FairmeshError]
+
+
+@contextmanager
+def _workers(
+    jobs: int, device: str, work: Path | None, say: Callable[[str], None]
+) -> Iterator[Callable[[list[Task]], Iterable[Outcome]]]:
+    """Carries out tasks here, or in other processes: a GPU that waits for one is busy with another."""
+    if jobs == 1:
+        runner = Runner(device, work=work, say=say)
+        yield lambda tasks: ((group, _attempted(runner, group, found)) for group, found in tasks)
+        return
+    memory = _share_of_memory(device, jobs)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(device, work, memory)) as pool:
+
+        def carried_out(tasks: list[Task]) -> Iterable[Outcome]:
+            futures = {pool.submit(_in_worker, *task): task[0] for task in tasks}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+        yield carried_out
+
+
+def _attempted(runner: Runner, group: list[Row], found: dict[str, Any]) -> list[Line] | FairmeshError:
+    try:
+        return runner.lines(group, found)
+    except Interrupted:
+        raise
+    except FairmeshError as error:
+        return error
+
+
+def _share_of_memory(device: str, jobs: int) -> float | None:
+    if not device.startswith("cuda"):
+        return None
+    return 0.8 * torch.cuda.mem_get_info(torch.device(device))[0] / 2**30 / jobs
+
+
+_of_this_process: list[Runner] = []  # a worker's own
+
+
+def _begin(device: str, work: Path | None, memory_gib: float | None) -> None:
+    _of_this_process[:] = [Runner(device, work=work, memory_gib=memory_gib)]
+
+
+def _in_worker(group: list[Row], found: dict[str, Any]) -> list[Line] | FairmeshError:
+    return _attempted(_of_this_process[0], group, found)
+
+
+class _Clock:
+    """Says what is done and how long the rest may take."""
+
+    def __init__(self, groups: Sequence[list[Row]], say: Callable[[str], None]):
+        self._say, self._started, self._count = say, time.perf_counter(), len(groups)
+        self._left, self._passed, self.number = sum(map(_cost, groups)), 0.0, 0
+        if groups:
+            say(f"{sum(map(len, groups))} rows in {self._count} batched runs")
+
+    def passed(self, group: list[Row]) -> None:
+        self._passed, self._left, self.number = (
+            self._passed + _cost(group),
+            self._left - _cost(group),
+            self.number + 1,
+        )
+        elapsed = time.perf_counter() - self._started
+        left = elapsed * self._left / self._passed / 60
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        self._say(
+            f"[{self.number}/{self._count}] {group[0].label}{more}, {group[0].protocol} protocol; "
+            f"{elapsed / 60:.1f} min so far, about {left:.1f} min left"
+        )
+
+    def sitting(self, device: str, jobs: int) -> Line:
+        """How much was done at one go, and how long it took."""
+        minutes = (time.perf_counter() - self._started) / 60
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        done = {"runs": self.number, "minutes": round(minutes, 2), "jobs": jobs, "machine": machine(device)}
+        return {"recipe": "sittings", "row": when, "protocol": "", **done}
+
+
+def _cost(group: Sequence[Row]) -> float:
+    """Roughly how long a group takes, in any unit: for the order and the time left."""
+    e = group[0].experiment
+    nodes = getattr(getattr(_whole(e.data), "partition", None), "nodes", 10)
+    a_node = 1.0 if isinstance(e.model, Logistic) else 40.0 if isinstance(e.model, PaperCNN) else 2.0
+    searched = sum(math.prod(map(len, row.search.values())) for row in group if row.search) * group[0].search_seeds
+    rounds = e.rounds * len(group) * len(e.seeds) + (group[0].search_rounds or e.rounds) * searched
+    steps = rounds * getattr(e.algorithm, "local_steps", 1)
+    return a_node * (nodes if isinstance(nodes, int) else 10) * steps + 2e6

@@ -1,0 +1,96 @@
+"""`fairmesh launch`, and how `fairmesh run` becomes one rank of a cluster."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairmesh.cli.launching import (
+    OUTCOME,
+    already_ended,
+    launched,
+    record_outcome,
+)
+from fairmesh.cli.terminal import say
+from fairmesh.errors import BadInput, FairmeshError, Interrupted, LostHost
+
+if TYPE_CHECKING:
+    from fairmesh.experiment import Experiment
+    from fairmesh.networks.process_group import Hosts
+
+NETWORKS = ("memory", "cluster")
+
+
+def launch(
+    context: typer.Context,
+    processes: Annotated[int, typer.Option(help="How many ranks; each hosts a share of the nodes and their data.")],
+    restarts: Annotated[int, typer.Option(help="How often all ranks start again after one has died.")] = 3,
+) -> None:
+    """Trains over several processes of this machine: fairmesh launch EXPERIMENT --processes P [options of run]."""
+    if processes < 1:
+        raise BadInput(f"--processes must be >= 1, got {processes}")
+    if restarts < 0:
+        raise BadInput(f"--restarts must be >= 0, got {restarts}")
+    _refuse_unknown(context, context.args)
+    sys.exit(launched(context.args, processes, restarts))
+
+
+def _refuse_unknown(context: typer.Context, arguments: list[str]) -> None:
+    """Reads the options as `run` will, so that a mistake is named here and not by every rank."""
+    if "--network" in arguments:
+        raise BadInput("--network: a launched run is on a cluster; leave it out")
+    group: Any = context.parent.command if context.parent else None
+    if group is not None:
+        group.commands["run"].make_context("run", list(arguments), parent=context.parent)
+
+
+@contextmanager
+def loaded_on(
+    network: str, timeout_s: float, load: Callable[[], "Experiment"]
+) -> Iterator[tuple["Experiment", "Hosts | None"]]:
+    """The experiment, and the hosts that train it together where they are several."""
+    if network not in NETWORKS:
+        raise BadInput(f"--network is one of {', '.join(NETWORKS)}, got {network!r}")
+    if network == "memory":
+        yield load(), None
+        return
+    from fairmesh.networks.cluster import joined
+
+    experiment, failure = None, None
+    try:
+        experiment = load()
+    except FairmeshError as error:  # to be told once, when the others are there
+        failure = error
+    with joined(experiment.options.device if experiment else "cpu", timeout_s) as hosts:
+        with hosts.agreeing():
+            if failure:
+                raise failure
+        if experiment:
+            yield experiment, hosts
+
+
+def leave(error: FairmeshError) -> None:
+    """Says in one line what ended a command and exits with its code. Of a launched run's ranks one says it."""
+    code = 130 if isinstance(error, Interrupted) else 1 if isinstance(error, LostHost) else 2
+    text = str(error) if code != 2 else f"error: {error}"
+    ours = OUTCOME in os.environ
+    if isinstance(error, Interrupted):
+        command = "launch" if ours else sys.argv[1] if len(sys.argv) > 1 else ""
+        again = {"reproduce": "the same command goes on"}.get(command, f"`fairmesh {command} ... --resume` goes on")
+        text += f"; {again}" if command in ("run", "launch", "reproduce") else ""
+    if not ours or code == 1:
+        if not error.told_elsewhere:
+            say(text)
+        sys.exit(code)
+    if not error.told_elsewhere and record_outcome(code):
+        say(text)
+    sys.exit(0)  # what torchrun takes for the end
+
+
+def stop_where_ended() -> None:
+    """A rank that torchrun starts again after the run has ended on purpose has nothing to do."""
+    if already_ended():
+        sys.exit(0)

@@ -1,0 +1,217 @@
+"""`fairmesh data`: which datasets are here, fetching and checking their official files, and who would hold what."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairmesh.cli.terminal import (
+    Json,
+    print_json,
+    say,
+    show_table,
+)
+from fairmesh.errors import BadInput
+
+data = typer.Typer(help="Datasets: list them, fetch and check their official files, see who holds what.")
+
+Folder = Annotated[
+    Path | None, typer.Option("--data", help="The folder of the datasets, in place of $FAIRMESH_DATA and the cache.")
+]
+
+
+@data.callback(invoke_without_command=True)
+def listing(context: typer.Context, folder: Folder = None, json_: Json = False) -> None:
+    """Lists the published datasets: where they were found, or that they are missing; size; licence; source."""
+    if context.invoked_subcommand is not None:
+        return
+    from fairmesh.data.datasets.sources import (
+        SOURCES,
+        found,
+        path_of,
+        places,
+    )
+
+    rows = []
+    for source in SOURCES.values():
+        place = found(source, folder)
+        paths = {path_of(source, file, place) for file in source.files} - {None} if place else set()
+        rows.append(
+            {
+                "name": source.name,
+                "title": source.title,
+                "found": str(place) if place else None,
+                "bytes": sum(path.stat().st_size for path in paths if path) if place else None,
+                "bytes_unpacked": sum(file.bytes or 0 for file in source.files) or None,
+                "licence": source.licence,
+                "source": source.home,
+                "looked_in": [str(path) for path in places(source, folder)],
+            }
+        )
+    if json_:
+        print_json({"datasets": rows})
+        return
+    table = [["dataset", "found in", "size", "licence", "source"]]
+    for row in rows:
+        size = row["bytes"] or row["bytes_unpacked"]
+        shown = f"{size / 1e6:.1f} MB" if size else ""
+        table.append([row["name"], row["found"] or "missing", shown, row["licence"], row["source"]])
+    show_table(table)
+    missing = [row["name"] for row in rows if not row["found"]]
+    if missing:
+        say(f"to fetch what is missing: fairmesh data fetch {' '.join(missing)}")
+        for source in (SOURCES[name] for name in missing):
+            files = ", ".join(file.name for file in source.files)
+            say(f"or put {files} into {places(source, folder)[0]}")
+
+
+@data.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(help="fashion-mnist, mnist, cifar-10, coos7.")],
+    folder: Annotated[
+        Path | None, typer.Option("--data", help="Where to put them, each in a folder of its name; else the cache.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Fetches official files from their official source; what broke off is gone on with, checksums are verified."""
+    from fairmesh.data.datasets import download
+
+    places = {}
+    for source in map(_source, names):
+        progress = None if json_ else download.progress_lines(source.title)
+        places[source.name] = str(download.fetch(source, folder, progress))
+        if not json_:
+            say(f"{source.title} is in {places[source.name]}")
+    if json_:
+        print_json({"fetched": places})
+
+
+@data.command()
+def check(
+    name: Annotated[str | None, typer.Argument(help="One dataset; all that are here by default.")] = None,
+    folder: Folder = None,
+    json_: Json = False,
+) -> None:
+    """Holds official files against their checksums; exits with 1 where one is damaged or missing."""
+    from fairmesh.data.datasets.download import check as verdicts
+    from fairmesh.data.datasets.sources import SOURCES, found, places
+
+    sources = [_source(name)] if name else list(SOURCES.values())
+    here = [(source, place) for source in sources if (place := found(source, folder))]
+    if name and not here:
+        looked = ", ".join(map(str, places(sources[0], folder)))
+        raise BadInput(f"{sources[0].title} is not here; looked in {looked}. `fairmesh data fetch {name}` fetches it")
+    rows = [[source.name, str(place / file), said] for source, place in here for file, said in verdicts(source, place)]
+    wrong = [row for row in rows if not row[2].startswith("right")]
+    if json_:
+        print_json({"files": [dict(zip(("dataset", "file", "verdict"), row)) for row in rows], "damaged": len(wrong)})
+    else:
+        show_table([["dataset", "file", "verdict"], *rows], marked={i for i, row in enumerate(rows) if row in wrong})
+        say(f"{len(wrong)} of {len(rows)} files are not right" if wrong else f"{len(rows)} files, all right")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@data.command()
+def show(
+    name: Annotated[str, typer.Argument(help="fashion-mnist, mnist, cifar-10, coos7, digits, image-folder, ...")],
+    partition: Annotated[str | None, typer.Option(help="one-class, contrast, instrument, dirichlet, ...")] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many nodes.")] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="key=value of the data, e.g. partition.seed=1 or file=rows.csv.")
+    ] = [],  # noqa: B006
+    folder: Folder = None,
+    plot: Annotated[Path | None, typer.Option(help="Where the picture goes; NAME-PARTITION.png by default.")] = None,
+    json_: Json = False,
+) -> None:
+    """Who would hold what: a picture of nodes and classes, and a table."""
+    from dataclasses import asdict
+
+    from fairmesh.config.registry import name_of
+    from fairmesh.data.summary import holdings
+    from fairmesh.report.site_pictures import picture
+
+    chosen = _chosen(name, partition, nodes, set_, folder)
+    sites = chosen.sites()
+    kind = getattr(chosen, "partition", None)
+    path = plot or Path("-".join([name, *([name_of(kind)] if kind else [])]) + ".png")
+    picture(sites, path, " ".join([name, *([f"· {name_of(kind)}"] if kind else []), f"· {len(sites)} nodes"]))
+    rows = holdings(sites)
+    if json_:
+        print_json({"data": name, "nodes": len(rows), "sites": [asdict(row) for row in rows], "plot": str(path)})
+        return
+    table = [["site", "group", "train", "test", "classes"]]
+    table += [[r.name, r.group, f"{r.train:,}", f"{r.test:,}", _classes(r.classes)] for r in rows]
+    show_table(table)
+    say(f"picture: {path}")
+
+
+def _classes(counts: Sequence[int]) -> str:
+    """Which classes are held: '3 of 10', or the one."""
+    held = [c for c, count in enumerate(counts) if count]
+    if not counts:
+        return ""
+    return f"only {held[0]}" if len(held) == 1 else f"{len(held)} of {len(counts)}"
+
+
+def _source(name: str) -> Any:
+    from fairmesh.data.datasets.sources import SOURCES
+    from fairmesh.errors import nearest
+
+    if name not in SOURCES:
+        raise BadInput(f"no published dataset is called {name!r}{nearest(name, SOURCES)}")
+    return SOURCES[name]
+
+
+def _chosen(
+    name: str, partition: str | None, nodes: int | None, assignments: Sequence[str], folder: Path | None
+) -> Any:
+    """The configured data that the options describe."""
+    from fairmesh.config.registry import members
+    from fairmesh.config.tables import from_table
+    from fairmesh.data.datasets import Data
+
+    fields = getattr(members(Data).get(name), "__dataclass_fields__", {})
+    table: dict[str, Any] = {"name": name}
+    if partition:
+        table["partition"] = {"name": partition}
+    for text in assignments:
+        _merge(table, _assigned(text))
+    if folder and "folder" in fields:
+        table["folder"] = str(folder)
+    if nodes is not None and "partition" in fields:
+        inner = table.setdefault("partition", {})
+        inner = {"name": inner} if isinstance(inner, str) else inner
+        table["partition"] = {"name": _default_partition(fields)} | inner | {"nodes": nodes}
+    elif nodes is not None:
+        table["nodes"] = nodes
+    return from_table(Data, table, "data")
+
+
+def _default_partition(fields: dict[str, Any]) -> str:
+    from fairmesh.config.registry import name_of
+
+    return name_of(fields["partition"].default_factory())
+
+
+def _assigned(text: str) -> dict[str, Any]:
+    """'dotted.key=value' as nested tables; a value that is not TOML is a string."""
+    key, separator, value = (part.strip() for part in text.partition("="))
+    for written in (value, json.dumps(value)):
+        try:
+            if separator and value:
+                return tomllib.loads(f"{key} = {written}")
+        except tomllib.TOMLDecodeError:
+            continue
+    raise BadInput(f"--set {text!r}: write key=value, for example partition.seed=1")
+
+
+def _merge(table: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            _merge(table[key], value)
+        else:
+            table[key] = value

@@ -1,0 +1,94 @@
+"""One run over several processes of this machine, started, watched and restarted by torchrun."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+OUTCOME = "FAIRMESH_OUTCOME"  # names the file in which a rank says how the run ended, where it ended on purpose
+_PATIENCE_S = 60  # that ranks have to finish their round when asked to stop
+
+
+def launched(arguments: Sequence[str], processes: int, restarts: int) -> int:
+    """Runs `fairmesh run` with these arguments over so many ranks; its exit code. A rank that dies costs a restart, a
+    run that ends by an error of its own does not."""
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = Path(folder) / "outcome"
+        command = [
+            sys.executable, "-m", "fairmesh.cli.launching",
+            "--nnodes=1", f"--nproc-per-node={processes}", f"--max-restarts={restarts}",
+            "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={uuid.uuid4()}",
+            "--local-addr=127.0.0.1", f"--shutdown-timeout={_PATIENCE_S}",
+            "-m", "fairmesh", "run", *arguments, "--network", "cluster",
+        ]  # fmt: skip
+        # In a session of its own: what the terminal sends on Ctrl-C reaches the ranks once, by way of torchrun.
+        process = subprocess.Popen(
+            command, env=_environment(processes) | {OUTCOME: str(outcome)}, start_new_session=True
+        )
+        with _forwarded(process) as asked:
+            code = process.wait()
+        if outcome.exists():
+            return int(outcome.read_text())
+        return 128 + asked[0] if asked else abs(code)
+
+
+def _environment(processes: int) -> dict[str, str]:
+    """With what gloo needs to come up again after a restart, on this machine alone."""
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    if sys.platform == "linux":
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+    return defaults | os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+@contextmanager
+def _forwarded(process: subprocess.Popen) -> Iterator[list[int]]:
+    """Hands the first request to stop on to torchrun, and so to every rank; they then take their time. Gives the
+    signals that were handed on."""
+    asked: list[int] = []
+
+    def forward(number: int, frame: Any) -> None:
+        if not asked:
+            asked.append(number)
+            process.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            process.terminate()
+
+
+def already_ended() -> bool:
+    """Whether this rank was started again after the run had ended on purpose."""
+    return OUTCOME in os.environ and Path(os.environ[OUTCOME]).exists()
+
+
+def record_outcome(code: int) -> bool:
+    """Leaves the exit code for whoever launched this rank, so that it is not started again; whether it is the first to
+    do so."""
+    try:
+        with open(os.environ[OUTCOME], "x") as file:
+            file.write(str(code))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _quiet_about_signals(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    if kind.__name__ != "SignalException":  # torchrun's own, when it was asked to stop
+        sys.__excepthook__(kind, error, trace)
+
+
+if __name__ == "__main__":
+    sys.excepthook = _quiet_about_signals
+    runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)

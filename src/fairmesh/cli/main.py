@@ -1,0 +1,33 @@
+"""The command line. Heavy imports wait until a command needs them."""
+
+import typer
+
+from fairmesh.cli.cluster import launch, leave, stop_where_ended
+from fairmesh.cli.data import data
+from fairmesh.cli.mesh import mesh
+from fairmesh.cli.node import node, status
+from fairmesh.cli.report import compare, report, topology
+from fairmesh.cli.run import demo, run
+from fairmesh.errors import FairmeshError
+
+app = typer.Typer(
+    help="One model that works for every site: robust decentralized learning with compressed messages, no server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (demo, run, compare, report, topology, node, status):
+    app.command()(command)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
+app.add_typer(data, name="data")
+app.add_typer(mesh, name="mesh")
+
+
+def main() -> None:
+    """The console script: errors raised on purpose are shown as one line, without a traceback."""
+    stop_where_ended()
+    try:
+        app()
+    except FairmeshError as error:
+        leave(error)

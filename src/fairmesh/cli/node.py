@@ -1,0 +1,127 @@
+"""`fairmesh node` and `fairmesh status`: one site of a mesh, run unattended, and how it and the others are."""
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairmesh.cli.terminal import (
+    Json,
+    print_json,
+    say,
+    show_rows,
+    show_table,
+)
+from fairmesh.errors import BadInput
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds_of(text: str, option: str) -> float:
+    """'90', '90s', '30m', '2h' or '1d' in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not found:
+        raise BadInput(f"{option} {text!r}: write a time such as 90s, 30m, 2h or 1d")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def node(
+    site: Annotated[Path, typer.Argument(help="The site's file, site.toml.")],
+    patience: Annotated[
+        str | None, typer.Option(help="Stop, with all kept, after waiting so long for a neighbour: 30m, 2h.")
+    ] = None,
+    prometheus: Annotated[int | None, typer.Option(help="A port of 127.0.0.1 for Prometheus to fetch from.")] = None,
+    json_: Json = False,
+) -> None:
+    """Runs a site's node to the end of the mesh's run, unattended; started again, it continues where it was."""
+    from fairmesh.mesh.node.handshakes import sifted
+    from fairmesh.mesh.node.running import run_node
+    from fairmesh.report.runs import Run, rows_of
+
+    waits = None if patience is None else seconds_of(patience, "--patience")
+    with sifted() as handshakes:
+        folder = run_node(site, patience_s=waits, monitor_port=prometheus, handshakes=handshakes)
+    finished = Run.from_folder(folder)
+    if json_:
+        print_json(finished.summary | {"folder": str(folder)})
+        return
+    show_rows(rows_of(finished.variants()))
+    say(f"the same at every site: {folder}; look at it with: fairmesh report {folder}")
+
+
+def status(
+    site: Annotated[Path, typer.Argument(help="The site's file, site.toml.")],
+    json_: Json = False,
+) -> None:
+    """How the mesh is, seen from this node: who is where, who waits for whom, when last seen, bytes, lambda."""
+    from fairmesh.mesh.members import SiteFile
+    from fairmesh.mesh.node.watching import read_status
+
+    seen = read_status(SiteFile.read(site).state)
+    if json_:
+        print_json(seen)
+        return
+    now = time.time()
+    age = now - seen["time"]
+    metric = seen["metric_name"]
+    show_table(_site_rows(seen, metric), f"mesh {seen['mesh']}, seen from {seen['site']}")
+    show_table(_edge_rows(seen, now), "edges of this node")
+    if seen["worst"] is not None:
+        own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
+        say(f"{metric} in recent rounds: worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}")
+    if seen["votes"]:
+        for gone, voters in seen["votes"].items():
+            say(f"going on without {gone} is wanted by {', '.join(sorted(voters))}")
+    running = "" if age < 10 else f"; this node has not written for {_ago(age)}: is it running?"
+    say(f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{running}")
+
+
+def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
+    rows = [["site", "round", "is", metric, "in round", "lambda", "waits for", "sent", "told"]]
+    for name, told in seen["sites"].items():
+        if not told:
+            rows.append([name, "", "not heard of yet", "", "", "", "", "", ""])
+            continue
+        waits = ", ".join(f"{who} ({_ago(seen['time'] - since)})" for who, since in told["waiting_for"].items())
+        rows.append(
+            [
+                name,
+                str(told["round"]),
+                told["activity"],
+                "" if told["metric"] is None else f"{told['metric']:.4g}",
+                "" if told["metric_round"] is None else str(told["metric_round"]),
+                "" if told["weight"] is None else f"{told['weight']:.4g}",
+                waits,
+                f"{told['bytes_out']:,} B",
+                f"{_ago(max(0.0, seen['time'] - told['time']))} ago",
+            ]
+        )
+    return rows
+
+
+def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
+    rows = [["neighbour", "connected", "last seen", "messages out", "bytes out", "messages in", "bytes in", "beside"]]
+    for name, edge in seen["edges"].items():
+        last = "never" if edge["last_seen"] is None else f"{_ago(now - edge['last_seen'])} ago"
+        rows.append(
+            [
+                name,
+                "yes" if edge["connected"] else "no",
+                last,
+                f"{edge['messages_out']:,}",
+                f"{edge['bytes_out']:,}",
+                f"{edge['messages_in']:,}",
+                f"{edge['bytes_in']:,}",
+                f"{edge['beside_out'] + edge['beside_in']:,}",
+            ]
+        )
+    return rows
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

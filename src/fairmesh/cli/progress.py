@@ -1,0 +1,67 @@
+"""Progress of a run on a terminal or in a log."""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+
+from fairmesh.cli.terminal import console, say
+
+
+@contextmanager
+def progress(quiet: bool):
+    """Gives a watcher for each run: live bars on a terminal, a line at each tenth elsewhere, nothing when quiet."""
+    if quiet:
+        yield lambda name, rounds: None
+        return
+    if not sys.stderr.isatty():
+        yield _plain_progress
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[status]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console(stderr=True)) as bars:
+
+        def watcher(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
+            task = bars.add_task(name, total=rounds, status="")
+            status, shown = [""], [0.0]
+
+            def watch(done: int, records: list[dict]) -> None:
+                if not records and time.monotonic() - shown[0] < 0.1:  # rounds may be quicker than a bar is drawn
+                    return
+                status[0], shown[0] = _status(records) if records else status[0], time.monotonic()
+                bars.update(task, completed=done, status=status[0])
+
+            return watch
+
+        yield watcher
+
+
+def _plain_progress(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
+    started, tenth = time.monotonic(), max(1, rounds // 10)
+    said = [-1]
+
+    def watch(done: int, records: list[dict]) -> None:
+        if records and (done // tenth > said[0] or done == rounds):
+            said[0] = done // tenth
+            say(f"{name}: round {done}/{rounds}, {time.monotonic() - started:.1f} s, {_status(records)}")
+
+    return watch
+
+
+def _status(records: list[dict]) -> str:
+    metric = "accuracy" if "accuracy" in records[0] else "loss"
+    worst, mean = (sum(record[metric][what] for record in records) / len(records) for what in ("worst", "mean"))
+    if metric == "loss":
+        return f"worst site's loss {worst:.4g}, mean {mean:.4g}"
+    return f"worst site {100 * worst:.1f} %, mean {100 * mean:.1f} %"

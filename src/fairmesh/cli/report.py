@@ -1,0 +1,92 @@
+"""`fairmesh report`, `compare` and `topology`: runs and graphs as tables, pictures and pages."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairmesh.cli.terminal import Json, print_json, say, show_rows, show_table
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    plot: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("compare.png"),
+    json_: Json = False,
+) -> None:
+    """One table and one plot of several runs: worst-site accuracy against rounds and against traffic."""
+    from fairmesh.report.plots import plot as draw
+    from fairmesh.report.runs import Run, check_comparable, rows_of
+
+    names = [folder.resolve().name for folder in folders]
+    clear = len(set(names)) == len(names)
+    loaded = [Run.from_folder(folder) for folder in folders]
+    loaded = loaded if clear else [replace(run, label=str(folder)) for run, folder in zip(loaded, folders)]
+    runs = [variant for run in loaded for variant in run.variants()]
+    check_comparable(runs)
+    draw(runs, plot)
+    if json_:
+        print_json({"runs": {run.label: run.summary for run in runs}, "plot": str(plot)})
+        return
+    show_rows(rows_of(runs))
+    say(f"picture: {plot}")
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    json_: Json = False,
+) -> None:
+    """Writes report.html into a run's folder: table, curves, every site and its weight, settings."""
+    from fairmesh.report.html import page
+    from fairmesh.report.runs import Run
+    from fairmesh.storage.run_folder import EXPERIMENT
+
+    finished = Run.from_folder(folder)
+    settings = folder / EXPERIMENT
+    text = settings.read_text(encoding="utf-8") if settings.exists() else ""
+    path = folder / "report.html"
+    path.write_text(page(finished.variants(), f"Run {finished.label}", settings=text), encoding="utf-8")
+    if json_:
+        print_json({"report": str(path)})
+        return
+    print(f"written: {path}")
+
+
+def topology(
+    name: Annotated[str, typer.Argument(help="ring, circulant, complete, star, torus, ...")],
+    nodes: Annotated[int, typer.Option(help="How many nodes.")],
+    set_: Annotated[list[str], typer.Option("--set", help="key=value of the topology, e.g. offsets=[1,2].")] = [],  # noqa: B006
+    delta: Annotated[float, typer.Option(help="A compressor's delta, for the theorems' gamma.")] = 1.0,
+    plot: Annotated[Path | None, typer.Option(help="Where the picture goes; NAME-N.png by default.")] = None,
+    json_: Json = False,
+) -> None:
+    """A graph's picture, its spectral gap rho, beta, and the consensus step size gamma of the theorems."""
+    from fairmesh.experiment import topology_from
+    from fairmesh.report.plots import draw_graph
+    from fairmesh.topology.mixing import union_of
+
+    chosen = topology_from(name, set_)
+    cycle = chosen.build(nodes)
+    mixing = union_of(cycle)
+    facts = {
+        "topology": name,
+        "nodes": nodes,
+        "edges": int(mixing.degrees.sum()) // 2,
+        "degree": [int(mixing.degrees.min()), int(mixing.degrees.max())],
+        "rho": mixing.gap,
+        "beta": mixing.beta,
+        "delta": delta,
+        "gamma": mixing.consensus_rate(delta),
+    }
+    path = plot or Path(f"{name}-{nodes}.png")
+    draw_graph(mixing, f"{name}, {nodes} nodes, ρ = {mixing.gap:.3g}", path)
+    if json_:
+        print_json(facts | {"plot": str(path)})
+        return
+    if len(cycle) > 1:
+        say(f"a schedule of {len(cycle)} graphs; the numbers are those of their mean")
+    show_table(
+        [["", name]]
+        + [[key, f"{value:.4g}" if isinstance(value, float) else str(value)] for key, value in facts.items()]
+    )
+    say(f"picture: {path}")

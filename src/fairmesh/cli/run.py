@@ -1,0 +1,102 @@
+"""`fairmesh demo` and `fairmesh run`: train, and show what came out."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairmesh.cli.cluster import loaded_on
+from fairmesh.cli.progress import progress
+from fairmesh.cli.terminal import Json, console, print_json, say, show_rows, show_table
+from fairmesh.errors import BadInput
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for runs, plots and report.html; made new.")] = Path(
+        "fairmesh-demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Deals the digits and draws the batches.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Ten sites, two with another scanner: trains CHOCO-SGD and AD-GDA on digits and shows who is left behind."""
+    from fairmesh.cli.demo import ROUNDS
+    from fairmesh.cli.demo import demo as run_demo
+    from fairmesh.report.runs import rows_of, site_table, worst_sites
+
+    folder = _fresh(out)
+    if not json_:
+        console().print(
+            "Ten sites hold scikit-learn's digits; sites 8 and 9 use a scanner that stores images mirrored.\n"
+            "They train one logistic model over a ring with 4-bit messages, first for the average (CHOCO-SGD),\n"
+            "then for the worst mixture of sites (AD-GDA).\n"
+        )
+    with progress(json_) as watcher:
+        outcome = run_demo(seed, folder, lambda name: watcher(name, ROUNDS))
+    if json_:
+        print_json(outcome.as_json() | {"folder": str(folder)})
+        return
+    sites = site_table(outcome.runs)
+    show_table(sites, "Accuracy site by site", worst_sites(outcome.runs))
+    rows = rows_of(outcome.runs)
+    show_table([list(rows[0])[1:], *(list(row.values())[1:] for row in rows)], "Overall")
+    console().print(f"\n{outcome.sentence}\n\nPlots and the full page: {folder / 'report.html'}")
+
+
+def _fresh(out: Path) -> Path:
+    """The folder, or one numbered after it where it is taken: a demo can be run twice."""
+    out = out if out.name else out.resolve()
+    candidates = [out, *(out.with_name(f"{out.name}-{k}") for k in range(2, 1000))]
+    return next(path for path in candidates if not path.exists() or (path.is_dir() and not any(path.iterdir())))
+
+
+def run(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
+    set_: Annotated[list[str], typer.Option("--set", help="key=value, e.g. algorithm.rate=0.5; may be repeated.")] = [],  # noqa: B006
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The folder of the datasets, in place of $FAIRMESH_DATA.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Train N seeds, 0 to N - 1, in one batched run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<name of the file> by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's checkpoint.")] = False,
+    network: Annotated[
+        str, typer.Option(help="memory: all nodes here; cluster: one rank that torchrun starts.")
+    ] = "memory",
+    timeout: Annotated[float, typer.Option(help="Seconds until a silent rank of a cluster counts as lost.")] = 300.0,
+    json_: Json = False,
+) -> None:
+    """Trains an experiment file; its folder holds metrics, summary, model and checkpoint."""
+    from fairmesh.experiment import load_experiment
+    from fairmesh.experiment import run as run_experiment
+    from fairmesh.report.runs import Run, rows_of
+
+    if seeds is not None and seeds < 1:
+        raise BadInput(f"--seeds must be >= 1, got {seeds}")
+    use_data(data)
+    assignments = [*set_, *([f"options.device={device}"] if device else [])]
+    assignments += [f"seeds={list(range(seeds))}"] if seeds else []
+    folder = out or Path("runs") / experiment.stem
+    with loaded_on(network, timeout, lambda: load_experiment(experiment, assignments)) as (loaded, hosts):
+        silent = hosts is not None and not hosts.first
+        with progress(json_ or silent) as watcher:
+            watch = watcher(experiment.stem, loaded.rounds)
+            announce = None if json_ or silent else say
+            result = run_experiment(loaded, out=folder, resume=resume, watch=watch, announce=announce, hosts=hosts)
+    if silent:
+        return
+    summary = Run.from_folder(folder)
+    if json_:
+        print_json(summary.summary | {"folder": str(folder)})
+        return
+    show_rows(rows_of(summary.variants()))
+    if result.diverged:
+        say(f"diverged replicas: {result.diverged}")
+    say(f"written to {folder}; look at it with: fairmesh report {folder}")
+
+
+def use_data(folder: Path | None) -> None:
+    """--data stands for $FAIRMESH_DATA."""
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise BadInput(f"--data {folder}: no such folder")
+    os.environ["FAIRMESH_DATA"] = str(folder)

@@ -1,0 +1,45 @@
+"""What every command says to a person or a machine: lines, tables, JSON."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    from fairmesh.storage.strict_json import as_json
+
+    print(as_json(value))
+
+
+def console(stderr: bool = False) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=stderr, soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def show_rows(rows: list[dict[str, str]]) -> None:
+    """A table of rows that have the same columns."""
+    show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+
+
+def show_table(rows: list[list[str]], title: str | None = None, marked: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+    """A rich table on a terminal, tab-separated lines elsewhere."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(row))
+        return
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for i, name in enumerate(rows[0]):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for i, row in enumerate(rows[1:]):
+        table.add_row(*row, style="bold red" if i in marked else None)
+    console().print(table)

@@ -1,0 +1,323 @@
+"""Compressors: the lossy arithmetic on what a node sends. Every cast, rounding and tie-break happens here."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fairmesh.compression.codes import Code, Dense, Levels, Signs, Sparse, per_block
+from fairmesh.config.tables import family
+from fairmesh.errors import BadInput
+from fairmesh.numerics.random_streams import DITHER, Draw
+from fairmesh.numerics.tracing import may_look
+
+_SMALL, _LARGE = 1e-15, 1e15  # norms between which squares of float32 neither vanish nor overflow in a way that counts
+FLOAT_BITS = 32  # what the paper bills for a number sent as it is
+
+
+def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
+    """The norm of each block as float32: (..., blocks)."""
+
+    def in_doubles(blocks: Tensor) -> Tensor:  # in which the square of no float32 overflows or vanishes
+        return torch.linalg.vector_norm(blocks, ord=order, dim=-1, dtype=torch.float64).float()
+
+    def norms_of(blocks: Tensor) -> Tensor:
+        if may_look(blocks) and blocks.dtype == torch.float32:  # a look is cheap, a cast of all is not
+            norms = torch.linalg.vector_norm(blocks, ord=order, dim=-1)
+            if _ordinary(norms):
+                return norms
+            return torch.where((norms > _SMALL) & (norms < _LARGE), norms, in_doubles(blocks))  # each row on its own
+        return in_doubles(blocks)
+
+    dim = rows.shape[-1]
+    whole = dim // block * block
+    if block >= dim:
+        return norms_of(rows).unsqueeze(-1)
+    norms = norms_of(rows[..., :whole].unflatten(-1, (-1, block)))
+    return norms if whole == dim else torch.cat([norms, norms_of(rows[..., whole:]).unsqueeze(-1)], dim=-1)
+
+
+class Compressor(ABC):
+    """Q with E ||Q(x) - x||^2 <= (1 - delta) ||x||^2 and Q(0) = 0, for each row of a stack on its own."""
+
+    @abstractmethod
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        """The code of each row of (..., nodes, dim); `draw` gives its random numbers."""
+
+    @abstractmethod
+    def delta(self, dim: int) -> float | None:
+        """The guaranteed delta for rows of this length, or None where there is none."""
+
+    @abstractmethod
+    def nominal_bits(self, dim: int) -> float:
+        """What the paper bills for one row: no sign, norm, index or header."""
+
+
+@dataclass(frozen=True)
+class Identity(Compressor):
+    """No compression."""
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        return Dense(rows)
+
+    def delta(self, dim: int) -> float:
+        return 1.0
+
+    def nominal_bits(self, dim: int) -> float:
+        return FLOAT_BITS * dim
+
+
+@dataclass(frozen=True)
+class Half(Compressor):
+    """Every value rounded to float16; beyond 65,504 to that. No delta is guaranteed below its smallest number."""
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        return Dense(_as_half(rows), rows.dtype)
+
+    def delta(self, dim: int) -> None:
+        return None
+
+    def nominal_bits(self, dim: int) -> float:
+        return 16 * dim
+
+
+def _as_half(values: Tensor) -> Tensor:
+    largest = torch.finfo(torch.float16).max
+    return values.clamp(-largest, largest).half()
+
+
+@dataclass(frozen=True)
+class Threshold(Compressor):
+    """The entries whose magnitude is above `level`; what stays behind is sent once it has grown enough, since a
+    difference to a public copy is compressed. Meant for weights, of which few move. No delta is guaranteed."""
+
+    level: float = 1e-3
+
+    def __post_init__(self):
+        if not (math.isfinite(self.level) and self.level >= 0):
+            raise BadInput(f"level must be a finite number >= 0, got {self.level}")
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        return Sparse(_only(rows.abs() > self.level, rows))
+
+    def delta(self, dim: int) -> None:
+        return None
+
+    def nominal_bits(self, dim: int) -> float:
+        return FLOAT_BITS * dim  # what is sent depends on the data; billed as if all were
+
+
+def _check_bits(bits: int) -> None:
+    if not 1 <= bits <= 16:
+        raise BadInput(f"bits must lie in 1..16, got {bits}")
+
+
+def _check_block(block: int | None) -> None:
+    if block is not None and block < 1:
+        raise BadInput(f"block must be a number of coordinates >= 1, got {block}")
+
+
+def _variance_factor(length: int, bits: int) -> float:
+    """tau = 1 + min(d / 2^(2b), sqrt(d) / 2^b), the paper's."""
+    return 1.0 + min(length / 4.0**bits, math.sqrt(length) / 2.0**bits)
+
+
+@dataclass(frozen=True)
+class Quantize(Compressor):
+    """Random quantization: sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi), xi uniform in [0, 1), the floor
+    drawn, with the same law, as that of 2^b x / ||x|| + xi. xi lies in the middles of 2^16 parts: less than 2^-17 of a
+    level is never sent.
+
+    `block` gives every so many coordinates a norm of their own. `rounding = "ceil"` is what the published runs did: in
+    effect a sign compressor, with no guaranteed delta."""
+
+    bits: int = 4  # b
+    block: int | None = None
+    rounding: Literal["floor", "ceil"] = "floor"
+    norms: Literal["float32", "float16"] = "float32"
+
+    def __post_init__(self):
+        _check_bits(self.bits)
+        _check_block(self.block)
+
+    def _length(self, dim: int) -> int:
+        return min(self.block or dim, dim)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        dim = rows.shape[-1]
+        length = self._length(dim)
+        norms = _block_norms(rows, length, 2)
+        norms = norms if self.norms == "float32" else _as_half(norms)
+        return _quantized(rows, draw, norms, self.bits, length, length, self.rounding)
+
+    def delta(self, dim: int) -> float | None:
+        return None if self.rounding == "ceil" else 1.0 / _variance_factor(self._length(dim), self.bits)
+
+    def nominal_bits(self, dim: int) -> float:
+        return self.bits * dim
+
+
+def _ordinary(norms: Tensor) -> bool:
+    """Whether it is known that all norms are float32 of ordinary size: then no |x| exceeds its norm but by rounding."""
+    known = may_look(norms) and norms.dtype == torch.float32
+    return known and norms.numpy().min() > _SMALL and norms.numpy().max() < _LARGE
+
+
+def _factors(norms: Tensor, levels: float, dtype: torch.dtype) -> Tensor:
+    """levels / norm, zero where there is no norm, and a finite number even where that is subnormal."""
+    divisors = torch.where(norms > 0, norms, torch.inf).to(dtype)
+    return (levels / divisors).clamp_(max=torch.finfo(dtype).max)
+
+
+def _quantized(rows: Tensor, draw: Draw, norms: Tensor, bits: int, block: int, nonzeros: int, rounding: str) -> Levels:
+    """Levels of each block, at most `nonzeros` of whose coordinates are not zero."""
+    dim = rows.shape[-1]
+    ordinary = _ordinary(norms)
+    factors = 2.0**bits / norms.to(rows.dtype) if ordinary else _factors(norms, 2.0**bits, rows.dtype)
+    largest = 2**bits + 2  # a norm rounded down lets |x| / norm exceed 1; a subnormal one by much
+    if rounding == "floor":  # of 2^b x / norm + xi, xi in the middles of the 2^16 parts of [0, 1): never -0.0
+        middle = torch.full((), 0.5 + DITHER / 2, dtype=rows.dtype, device=rows.device)
+        levels = per_block(rows, block, factors, lambda x, factor: torch.addcmul(middle, x, factor))
+        levels = levels.add_(draw.dither(dim), alpha=DITHER).floor_()
+        levels = levels if ordinary else levels.clamp_(-largest, largest)
+    else:
+        scaled = per_block(rows, block, factors, torch.mul)
+        levels = scaled.abs().add_(draw.uniforms(dim)).ceil_().clamp_(max=largest)
+        levels = levels.mul_(scaled.sign_()).add_(0.0)  # no -0.0: a code has one form
+    return Levels(levels, norms, block, 1.0 / (2.0**bits * _variance_factor(nonzeros, bits)), largest)
+
+
+def _kept(fraction: float, dim: int) -> int:
+    """K, at least one coordinate."""
+    return min(dim, max(1, round(fraction * dim)))
+
+
+def _check_fraction(fraction: float) -> None:
+    if not 0 < fraction <= 1:
+        raise BadInput(f"fraction, K / d, must lie in (0, 1], got {fraction}")
+
+
+def _largest(rows: Tensor, count: int) -> Tensor:
+    """The `count` entries of largest magnitude of each row, ties by lowest index, zero elsewhere."""
+    magnitudes = rows.abs()
+    smallest_kept = magnitudes.topk(count, dim=-1, sorted=True).values[..., -1:].clone()  # not a view: frees the rest
+    above = magnitudes > smallest_kept
+    ties = magnitudes == smallest_kept
+    room = count - above.sum(dim=-1, keepdim=True, dtype=torch.int32)
+    return _only(above | (ties & (ties.cumsum(dim=-1, dtype=torch.int32) <= room)), rows)
+
+
+def _only(kept: Tensor, rows: Tensor) -> Tensor:
+    """The entries that are kept, 0.0 elsewhere and for -0.0: a code has one form."""
+    return torch.where(kept, rows, 0.0).add_(0.0)
+
+
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """The K = fraction * d coordinates of largest magnitude; delta = K / d. Their values can travel as float16, for
+    which, as below its smallest number, no delta is guaranteed."""
+
+    fraction: float = 0.1
+    values: Literal["full", "float16"] = "full"
+
+    def __post_init__(self):
+        _check_fraction(self.fraction)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        kept = _largest(rows, _kept(self.fraction, rows.shape[-1]))
+        return Sparse(kept) if self.values == "full" else Sparse(_as_half(kept).add_(0.0), rows.dtype)
+
+    def delta(self, dim: int) -> float | None:
+        return _kept(self.fraction, dim) / dim if self.values == "full" else None
+
+    def nominal_bits(self, dim: int) -> float:
+        return (FLOAT_BITS if self.values == "full" else 16) * _kept(self.fraction, dim)
+
+
+@dataclass(frozen=True)
+class RandomK(Compressor):
+    """K = fraction * d coordinates drawn uniformly, unscaled; delta = K / d, exactly."""
+
+    fraction: float = 0.1
+
+    def __post_init__(self):
+        _check_fraction(self.fraction)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        count = _kept(self.fraction, rows.shape[-1])
+        # Uniforms lie on a grid of 2^-24, so two may agree; _largest then takes the lower index.
+        chosen = _largest(1.0 - draw.uniforms(rows.shape[-1]), count) > 0
+        return Sparse(_only(chosen, rows))
+
+    def delta(self, dim: int) -> float:
+        return _kept(self.fraction, dim) / dim
+
+    def nominal_bits(self, dim: int) -> float:
+        return FLOAT_BITS * _kept(self.fraction, dim)
+
+
+@dataclass(frozen=True)
+class Sign(Compressor):
+    """mean|x| * sign(x) with sign(0) = 1, one mean for all or one per block: one bit a coordinate; delta = 1 / d."""
+
+    block: int | None = None
+
+    def __post_init__(self):
+        _check_block(self.block)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        dim = rows.shape[-1]
+        block = min(self.block or dim, dim)
+        starts = torch.arange(0, dim, block, dtype=torch.float32, device=rows.device)
+        lengths = (dim - starts).clamp_(max=block)
+        signs = torch.ones_like(rows).copysign_(rows + 0.0)  # -0.0 + 0.0 is 0.0
+        return Signs(signs, _block_norms(rows, block, 1) / lengths, block)
+
+    def delta(self, dim: int) -> float:
+        return 1.0 / min(self.block or dim, dim)
+
+    def nominal_bits(self, dim: int) -> float:
+        return dim
+
+
+@dataclass(frozen=True)
+class TopKQuantize(Compressor):
+    """Top-K, then random quantization of what is kept; delta = K / (d tau)."""
+
+    fraction: float = 0.25
+    bits: int = 4
+
+    def __post_init__(self):
+        _check_fraction(self.fraction)
+        _check_bits(self.bits)
+
+    def compress(self, rows: Tensor, draw: Draw) -> Code:
+        dim = rows.shape[-1]
+        count = _kept(self.fraction, dim)
+        kept = _largest(rows, count)
+        return _quantized(kept, draw, _block_norms(kept, dim, 2), self.bits, dim, count, "floor")
+
+    def delta(self, dim: int) -> float:
+        count = _kept(self.fraction, dim)
+        return count / (dim * _variance_factor(count, self.bits))
+
+    def nominal_bits(self, dim: int) -> float:
+        return self.bits * _kept(self.fraction, dim)
+
+
+family(
+    Compressor,
+    {
+        "none": Identity,
+        "half": Half,
+        "threshold": Threshold,
+        "quantize": Quantize,
+        "top-k": TopK,
+        "random-k": RandomK,
+        "sign": Sign,
+        "top-k-quantize": TopKQuantize,
+    },
+)

@@ -1,0 +1,220 @@
+"""The parts of a message: their formats, and how long each is, known without encoding."""
+
+import functools
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.compression import entropy
+from fairmesh.compression.codes import (
+    Code,
+    Dense,
+    Levels,
+    Signs,
+    Sparse,
+)
+from fairmesh.compression.entropy import Array
+from fairmesh.numerics.tracing import may_look
+
+VERSION = 1
+MAGIC = b"fm"
+HEADER = struct.Struct("<2sBBIII")  # magic, version, parts, round, length of the parts, CRC-32 of all before and after
+PART = struct.Struct("<BI")  # format, dimension
+PACK = struct.Struct("<iB")  # lowest level, bits of each
+TABLE = struct.Struct("<HHI")  # lowest symbol, how many from there to the highest, words of payload
+COUNT = struct.Struct("<I")
+HEADER_BYTES = HEADER.size
+CODED_HEADER_BYTES = HEADER.size + PART.size + TABLE.size  # of a message with one entropy-coded part
+
+RAW, PACKED, CODED, RUNS, SPARSE, SIGNS = range(6)
+
+GAP_BUCKETS = 128
+RARE = 32  # fewer than one in so many
+_GAPS_AT_ONCE = 1 << 24  # coordinates, on a GPU
+NUMPY = {torch.float16: "<f2", torch.float32: "<f4", torch.float64: "<f8"}
+
+
+def bucket_of(gaps: Tensor) -> tuple[Tensor, Tensor]:
+    """Bucket and number of extra bits of gaps >= 1: exact up to 7, then four buckets to every doubling."""
+    exponent = torch.frexp(gaps.double()).exponent.to(torch.int64) - 1  # floor(log2), exact
+    extra = (exponent - 2).clamp(min=0)
+    fine = 7 + (exponent - 3) * 4 + ((gaps >> extra) & 3)
+    return torch.where(gaps < 8, gaps - 1, fine), torch.where(gaps < 8, 0, extra)
+
+
+class Gaps(NamedTuple):
+    """What the distances between a row's entries that are not zero cost."""
+
+    entries: Any  # (rows,)
+    buckets: "Stream"
+    extra_bits: Any  # that complete the buckets, (rows,)
+
+    def size(self) -> Any:
+        """Bytes of the number of entries, their buckets and the extra bits."""
+        return COUNT.size + self.buckets.size() + whole_bytes(self.extra_bits)
+
+
+def gaps(values: Tensor, nonzero: Tensor | None = None) -> Gaps:
+    """Of every row of (rows, dim); the first gap counts from just before the row. Where it is given how many entries a
+    row has, only rows in which they are rare matter, and a GPU leaves out the others."""
+    if (kernels := entropy.gpu_kernels(values)) is not None:
+        known = values.new_empty(0, dtype=torch.int64) if nonzero is None else nonzero
+        counts, extra = kernels.gap_histograms(values, known, 0 if nonzero is None else RARE, GAP_BUCKETS)
+        return Gaps(counts.sum(dim=-1) if nonzero is None else nonzero, Stream.of(counts.long()), extra)
+    # A part of the rows at a time: the whole numbers in between take ten times the room of the values.
+    at_once = _GAPS_AT_ONCE // values.shape[-1] if values.is_cuda else len(values) // 16
+    parts = [gap_counts(rows) for rows in values.split(max(1, at_once))]
+    counts, extra = (torch.cat(column) for column in zip(*parts))
+    return Gaps(counts.sum(dim=-1), Stream.of(counts), extra)
+
+
+def gap_counts(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The histogram of the buckets and the extra bits of every row."""
+    present = values != 0
+    at = torch.arange(values.shape[-1], device=values.device)
+    last = torch.where(present, at, -1).cummax(dim=-1).values
+    before = torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+    buckets, extra = bucket_of((at - before).clamp_(min=1))
+    counts = entropy.histograms(torch.where(present, buckets, 0), GAP_BUCKETS, present)
+    return counts, torch.where(present, extra, 0).sum(dim=-1)
+
+
+def whole_bytes(bits: Any) -> Any:
+    return (bits + 7) // 8
+
+
+def symbols_of(counts: Array) -> Any:
+    """The numbers 0 .. width - 1 of a histogram's symbols."""
+    width = counts.shape[-1]
+    return torch.arange(width, device=counts.device) if isinstance(counts, Tensor) else np.arange(width)
+
+
+def symbol_range(counts: Array) -> tuple[Any, Any]:
+    """The first and the last symbol that occurs; the last lies just before the first where none does."""
+    width = counts.shape[-1]
+    if isinstance(counts, np.ndarray):  # whose argmax is the first of equals
+        last = width - 1 - np.argmax(counts[:, ::-1] > 0, axis=-1)
+        return np.argmax(counts > 0, axis=-1), np.where(np.any(counts > 0, axis=-1), last, -1)
+    at, occurs = symbols_of(counts), counts > 0
+    highest = (occurs * (at + 1)).amax(dim=-1) - 1
+    lowest = width - (occurs * (width - at)).amax(dim=-1)
+    return torch.minimum(lowest, highest + 1), highest
+
+
+class Stream(NamedTuple):
+    """An entropy-coded stream in each row: a head, a table from the first to the last symbol that occurs, and a padded
+    payload. All of it follows from the histogram."""
+
+    lowest: Any  # (rows,), torch for a stack of rows, numpy for the one row that is encoded
+    highest: Any
+    table: Any  # (rows, width)
+    words: Any
+
+    @staticmethod
+    def of(counts: Array) -> "Stream":
+        table = entropy.weight_bytes(counts)
+        return Stream(*symbol_range(counts), table, entropy.words(counts, table))
+
+    def size(self) -> Any:
+        """Bytes of each row's stream."""
+        return TABLE.size + (self.highest - self.lowest + 1) + 4 * self.words
+
+    def encoded(self, symbols: np.ndarray) -> bytes:
+        """The one row's stream of these symbols (int32)."""
+        lowest, highest, words = int(self.lowest[0]), int(self.highest[0]), int(self.words[0])
+        if highest < lowest:
+            return TABLE.pack(0, 0, 0)
+        weights = self.table[0, lowest : highest + 1]
+        body = entropy.coded(symbols - np.int32(lowest), weights, words)
+        return TABLE.pack(lowest, len(weights), words) + weights.astype(np.uint8).tobytes() + body
+
+
+def least(sizes: Mapping[int, Any]) -> Any:
+    """The bytes of each row in its shortest format."""
+    first, *others = sizes.values()
+    return functools.reduce(entropy.library(first).minimum, others, first)
+
+
+def shortest(sizes: Mapping[int, np.ndarray]) -> int:
+    """The shortest format of the one row; of equals the first."""
+    return min(sizes, key=lambda form: int(sizes[form][0]))
+
+
+def sparse_sizes(dim: int, itemsize: int, gaps: Gaps) -> dict[int, Any]:
+    return {SPARSE: gaps.size() + gaps.entries * itemsize, RAW: 0 * gaps.entries + dim * itemsize}
+
+
+def is_rare(nonzero: Any, dim: int) -> Any:
+    """Where runs of zeros pay: almost all is zero."""
+    return nonzero * RARE < dim
+
+
+def level_sizes(dim: int, levels: Stream, runs: tuple[Gaps, Stream] | None) -> dict[int, Any]:
+    """From the stream of all levels and, where some row's entries are rare, from gaps and the stream of the entries."""
+    sizes = {PACKED: packed_size(dim, levels.lowest, levels.highest), CODED: levels.size()}
+    if runs is not None:
+        gaps, entries = runs
+        never = torch.iinfo(torch.int64).max
+        either = entropy.library(gaps.entries).where
+        sizes[RUNS] = either(is_rare(gaps.entries, dim), gaps.size() + entries.size(), never)
+    return sizes
+
+
+def without_zero(counts: Array, zero: int) -> Any:
+    """A histogram with the level zero left out."""
+    at = symbols_of(counts)
+    return counts * (at != zero)
+
+
+def packed_size(dim: int, lowest: Any, highest: Any) -> Any:
+    _, bits = entropy.library(lowest).frexp(entropy.doubles(highest - lowest))  # of the difference; 0 where equal
+    return PACK.size + whole_bytes(dim * entropy.integers(bits))
+
+
+def has_table(code: Levels) -> bool:
+    return 2 * code.largest + 1 <= entropy.WIDEST
+
+
+SizedByShape = Dense | Signs
+
+
+def size_by_shape(code: SizedByShape) -> int:
+    """The bytes of a row's part that is as long whatever it holds."""
+    if isinstance(code, Dense):
+        return PART.size + code.values.shape[-1] * code.values.element_size()
+    return PART.size + code.means.shape[-1] * code.means.element_size() + whole_bytes(code.signs.shape[-1])
+
+
+def sizes_of_rows(code: Sparse | Levels) -> Tensor:
+    """The exact bytes of the part of each row of (rows, dim)."""
+    if isinstance(code, Sparse):
+        sizes = sparse_sizes(code.values.shape[-1], code.values.element_size(), gaps(code.values))
+        return PART.size + least(sizes)
+    dim, head = code.levels.shape[-1], PART.size + code.norms.shape[-1] * code.norms.element_size()
+    if not has_table(code):
+        lowest, highest = code.levels.amin(dim=-1).to(torch.int64), code.levels.amax(dim=-1).to(torch.int64)
+        return head + packed_size(dim, lowest, highest)
+    counts = entropy.level_histograms(code.levels, code.largest)
+    if may_look(counts) and not is_rare(dim - counts.numpy()[:, code.largest], dim).any():
+        return torch.from_numpy(head + least(level_sizes(dim, Stream.of(counts.numpy()), None)))
+    nonzero = dim - counts[:, code.largest]
+    runs = gaps(code.levels, nonzero), Stream.of(without_zero(counts, code.largest))
+    return head + least(level_sizes(dim, Stream.of(counts), runs))
+
+
+def part_sizes(code: Code) -> Tensor | int:
+    """The exact bytes of each row's part, (..., nodes); one number where it follows from the shape."""
+    if isinstance(code, SizedByShape):
+        return size_by_shape(code)
+    tensors = {name: t for name, t in code._asdict().items() if isinstance(t, Tensor)}
+    flat = {name: t.reshape(-1, t.shape[-1]) for name, t in tensors.items()}
+    return sizes_of_rows(code._replace(**flat)).reshape(next(iter(tensors.values())).shape[:-1])
+
+
+def plain_size(rows: Tensor) -> int:
+    """The bytes of a message that holds one row as it is."""
+    return HEADER_BYTES + PART.size + rows.shape[-1] * rows.element_size()

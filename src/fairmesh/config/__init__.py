@@ -1,0 +1,1 @@
+"""Experiment files and configured objects: tables to objects and back, overrides, import paths."""

@@ -1,0 +1,77 @@
+"""Objects named by an import path in an experiment file: 'package.module:name' or 'file.py:name'."""
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fairmesh.errors import BadInput, nearest
+
+
+def imported(path: str, where: str) -> Any:
+    """The object at 'package.module:name' or 'file.py:name'."""
+    module_name, separator, name = path.partition(":")
+    if not separator or not name or not module_name.strip("."):
+        raise BadInput(f"{where}: {path!r} is not an import path; write 'package.module:name' or 'file.py:name'")
+    try:
+        module = _module_from_file(module_name) if module_name.endswith(".py") else _module(module_name)
+    except Exception as error:  # whatever the user's module raises
+        kind = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
+        raise BadInput(f"{where}: cannot import {module_name!r}: {kind}{error}") from error
+    try:
+        return functools.reduce(getattr, name.split("."), module)
+    except AttributeError:
+        known = [word for word in vars(module) if not word.startswith("_")]
+        raise BadInput(f"{where}: {module_name!r} has no {name!r}{nearest(name, known)}") from None
+
+
+def called(path: str, arguments: Mapping[str, Any], where: str) -> Any:
+    """What the function or class at an import path gives for these arguments."""
+    function = imported(path, f"{where}.path")
+    try:
+        inspect.signature(function).bind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{where}.arguments do not fit {path}: {error}") from error
+    return function(**arguments)
+
+
+@contextmanager
+def _findable(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _module(name: str) -> types.ModuleType:
+    with _findable(os.getcwd()):  # a console script's sys.path lacks the folder the user is in
+        return importlib.import_module(name)
+
+
+def _module_from_file(path: str) -> types.ModuleType:
+    # Named by its path: a user's types.py must not take the place of Python's, and the name leads back to the file.
+    spec = importlib.util.spec_from_file_location(path, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise OSError("no such Python file")
+    known = sys.modules.get(path)
+    written = Path(path).stat().st_mtime_ns
+    if known is not None and getattr(known, "_fairmesh_written", None) == written:
+        return known
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        with _findable(str(Path(path).resolve().parent)):  # the file's neighbours are its own
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    module._fairmesh_written = written  # type: ignore[attr-defined]
+    return module

@@ -1,0 +1,62 @@
+"""Experiment files as tables: read, overridden by dotted keys, and their paths resolved."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fairmesh.errors import BadInput
+
+
+def flat_table(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, keys joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flat_table(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def read_toml(source: Path | str, where: str = "") -> dict[str, Any]:
+    """The table in a TOML file, or in the text of one that came from `where`."""
+    try:
+        return tomllib.loads(source if isinstance(source, str) else source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read {source}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{where or source} is not valid TOML: {error}") from error
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """'dotted.key=value' as its key and its value; a value that is not TOML is a string."""
+    key, separator, value = (part.strip() for part in text.partition("="))
+    if not separator or not key:
+        raise BadInput(f"--set {text!r}: write key=value, for example algorithm.rate=0.5")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def put(table: dict[str, Any], path: str, value: Any, what: str) -> None:
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        below = table.setdefault(parent, {})
+        if isinstance(below, str):
+            below = table[parent] = {"name": below}
+        if not isinstance(below, dict):
+            raise BadInput(f"{what}: {parent} is not a table")
+        table = below
+    table[leaf] = value
+
+
+def files_beside(value: Any, folder: Path) -> Any:
+    """'file.py:name' in an experiment file means the file beside it."""
+    if isinstance(value, dict):
+        return {key: files_beside(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [files_beside(item, folder) for item in value]
+    if isinstance(value, str) and re.fullmatch(r"[^:]+\.py:[\w.]+", value):
+        file, name = value.split(":")
+        return f"{folder / file}:{name}"
+    return value

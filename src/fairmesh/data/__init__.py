@@ -1,0 +1,1 @@
+"""[data] What each site holds."""

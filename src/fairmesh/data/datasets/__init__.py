@@ -1,0 +1,51 @@
+"""Where sites come from: published datasets, a user's own files, or a user's own function."""
+
+from fairmesh.config.tables import family
+from fairmesh.data.datasets.base import (
+    Corrupted,
+    Data,
+    Fewer,
+    HeldOut,
+    ImportedData,
+)
+from fairmesh.data.datasets.coos7 import COOS7
+from fairmesh.data.datasets.digits import Digits
+from fairmesh.data.datasets.own import ImageFolder, Npz, Table
+from fairmesh.data.datasets.published import CIFAR10, MNIST, FashionMNIST
+from fairmesh.data.partitions import Partition, Pool
+
+__all__ = [
+    "CIFAR10",
+    "COOS7",
+    "MNIST",
+    "Corrupted",
+    "Data",
+    "Digits",
+    "FashionMNIST",
+    "Fewer",
+    "HeldOut",
+    "ImageFolder",
+    "ImportedData",
+    "Npz",
+    "Partition",
+    "Pool",
+    "Table",
+]
+
+family(
+    Data,
+    {
+        "digits": Digits,
+        "fashion-mnist": FashionMNIST,
+        "mnist": MNIST,
+        "cifar-10": CIFAR10,
+        "coos7": COOS7,
+        "image-folder": ImageFolder,
+        "table": Table,
+        "npz": Npz,
+        "held-out": HeldOut,
+        "fewer": Fewer,
+        "corrupted": Corrupted,
+        "import": ImportedData,
+    },
+)

@@ -1,0 +1,216 @@
+"""Official files fetched from their official source, and held against their checksums."""
+
+import gzip
+import hashlib
+import http.client
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from fairmesh.data.datasets.sources import (
+    File,
+    Source,
+    cache_of,
+    found,
+    from_archive,
+    path_of,
+    places,
+)
+from fairmesh.errors import BadInput
+
+Progress = Callable[[str, int, int | None], None]  # (file, bytes so far, bytes in all where known)
+
+_BLOCK = 1 << 18
+_PATIENCE = 30.0  # seconds without an answer
+_TRIES = 4  # of a connection that breaks
+
+
+def folder_of(source: Source, folder: str | os.PathLike | None = None) -> Path:
+    """The folder that holds the files. Where none does and no folder was named, they are fetched into the cache."""
+    place = found(source, folder)
+    if place is not None:
+        return place
+    if folder:
+        raise BadInput(f"{source.title} is not in {folder}: put {_named(source)} there, or leave the folder out")
+    return fetch(source, progress=progress_lines(source.title))
+
+
+def fetch(source: Source, folder: str | os.PathLike | None = None, progress: Progress | None = None) -> Path:
+    """Brings the official files that are missing or damaged into `folder`/<name>, by default the cache, and checks
+    them."""
+    target = Path(folder) / source.name if folder else cache_of(source)
+    progress = progress or (lambda name, done, total: None)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        verdicts = dict(check(source, target))
+        if source.archive and verdicts != {file.name: "right" for file in source.files}:
+            if verdicts.get(source.archive.name) != "right":
+                _download(source.archive, target / source.archive.name, progress)
+            _unpack(source, target)
+        elif source.archive is None:
+            wrong = [
+                f for f in source.files if verdicts[f.name] == "missing" or (f.md5 and verdicts[f.name] != "right")
+            ]
+            for file in _addressed(source, wrong):
+                packed = urllib.parse.urlsplit(file.url or "").path.endswith(".gz")
+                _download(file, target / f"{file.name}{'.gz' * packed}", progress)
+                if packed:
+                    (target / file.name).unlink(missing_ok=True)  # a damaged one would be read before the .gz
+    except (OSError, http.client.HTTPException) as error:
+        looked = ", ".join(map(str, places(source)))
+        raise BadInput(
+            f"cannot fetch {source.title}: {_reason(error)}. Run it again, which goes on from there, or put "
+            f"{_named(source)} into {target} by hand (they were looked for in {looked}); about them: {source.home}"
+        ) from error
+    return target
+
+
+def _named(source: Source) -> str:
+    return f"its {len(source.files)} files ({', '.join(file.name for file in source.files)})"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"{error.url} answers {error.code} {error.reason}"
+    if isinstance(error, urllib.error.URLError):
+        return f"no connection ({error.reason})"
+    return str(error) or type(error).__name__
+
+
+def _addressed(source: Source, files: list[File]) -> list[File]:
+    """The files with an address; that of a Zenodo record is asked for, with the checksums."""
+    if source.record is None or not files:
+        return files
+    with urllib.request.urlopen(source.record, timeout=_PATIENCE) as answer:
+        try:
+            records = [
+                {entry["key"]: entry for entry in hit.get("files", [])} for hit in json.load(answer)["hits"]["hits"]
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OSError(f"{source.record} answers something else than records: {error}") from error
+    record = next((entries for entries in records if all(file.name in entries for file in files)), None)
+    if record is None:
+        raise OSError(f"no record at {source.record} holds {files[0].name}")
+    sums = {name: str(entry.get("checksum", "")).removeprefix("md5:") or None for name, entry in record.items()}
+    return [replace(file, md5=sums[file.name], url=record[file.name]["links"]["self"]) for file in files]
+
+
+def _download(file: File, path: Path, progress: Progress) -> None:
+    """The file at its address; what a broken connection left is gone on from. Nothing wrong takes the file's name."""
+    part = path.with_name(f"{path.name}.part")
+    for attempt in range(_TRIES):
+        try:
+            _receive(file, part, lambda done, total: progress(path.name, done, total))
+            break
+        except (TimeoutError, ConnectionError, http.client.HTTPException):
+            if attempt + 1 == _TRIES:
+                raise
+            time.sleep(0.2 * 2**attempt)
+    packed = path.suffix == ".gz" and file.name != path.name
+    got = _md5_inside(part, packed)
+    if got is None or (file.md5 and got != file.md5):
+        part.unlink()
+        found_so = f"MD5 {got}, expected {file.md5}" if got else "no gzip content"
+        raise BadInput(f"{file.url} has {found_so}: what came is not the official file, and is not kept")
+    part.replace(path)
+
+
+def _receive(file: File, part: Path, progress: Callable[[int, int | None], None]) -> None:
+    """Adds to `part` what it lacks."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(file.url or "", headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        answer = urllib.request.urlopen(request, timeout=_PATIENCE)
+    except urllib.error.HTTPError as error:
+        if error.code != 416 or not have:
+            raise
+        return  # nothing comes after what is here: the checksum decides whether it is all
+    with answer:
+        goes_on = have and answer.status == 206
+        have = have if goes_on else 0
+        length = answer.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        with part.open("ab" if goes_on else "wb") as sink:
+            while block := answer.read(_BLOCK):
+                sink.write(block)
+                have += len(block)
+                progress(have, total)
+    if total is not None and have < total:
+        raise ConnectionError(f"{file.url} broke off after {have:,} of {total:,} bytes")
+
+
+def _md5_inside(path: Path, packed: bool) -> str | None:
+    """The MD5 of a file's content, unpacked; None where it is not packed as it should be."""
+    try:
+        with gzip.open(path) if packed else path.open("rb") as content:
+            return hashlib.file_digest(content, _md5).hexdigest()  # type: ignore[arg-type]
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        return None
+
+
+def _md5(content: bytes = b"") -> "hashlib._Hash":
+    return hashlib.md5(content, usedforsecurity=False)
+
+
+def _unpack(source: Source, target: Path) -> None:
+    """The archive's files beside it; then it is no longer needed."""
+    archive = target / source.archive.name  # type: ignore[union-attr]
+    for file, content in zip(source.files, from_archive(source, archive)):
+        (target / f"{file.name}.part").write_bytes(content)
+        (target / f"{file.name}.part").replace(target / file.name)
+    archive.unlink()
+
+
+def check(source: Source, place: Path) -> Iterator[tuple[str, str]]:
+    """Each official file in a folder, and "right", or what is wrong with it."""
+    whole = source.archive and (place / source.archive.name).is_file()
+    if whole and any(path_of(source, file, place) == place / source.archive.name for file in source.files):  # type: ignore[union-attr]
+        got = _md5_inside(place / source.archive.name, packed=False)  # type: ignore[union-attr]
+        yield source.archive.name, _verdict(got, source.archive.md5)  # type: ignore[union-attr]
+        return
+    for file in source.files:
+        path = path_of(source, file, place)
+        if path is None:
+            yield file.name, "missing"
+        elif file.md5 is None:
+            yield file.name, _layout(path)
+        else:
+            yield file.name, _verdict(_md5_inside(path, path.suffix == ".gz"), file.md5)
+
+
+def _verdict(got: str | None, expected: str | None) -> str:
+    if got is None:
+        return "damaged: not a whole .gz file"
+    return "right" if got == expected else f"damaged: MD5 {got}, expected {expected}"
+
+
+def _layout(path: Path) -> str:
+    from fairmesh.data.datasets.coos7 import opened
+
+    try:
+        with opened(path) as (data, _):
+            return f"right in its layout: {len(data)} images (no checksum is known)"
+    except BadInput as error:
+        return f"damaged: {error}"
+
+
+def progress_lines(title: str) -> Progress:
+    """Tells stderr how far a download is, every few seconds."""
+    said = [0.0]
+
+    def tell(name: str, done: int, total: int | None) -> None:
+        if done == total or time.monotonic() - said[0] > (0.2 if sys.stderr.isatty() else 5.0):
+            said[0] = time.monotonic()
+            of = f" of {total / 1e6:.1f}" if total else ""
+            end = "\r" if sys.stderr.isatty() and done != total else "\n"
+            print(f"{title}: {name}, {done / 1e6:.1f}{of} MB", end=end, file=sys.stderr, flush=True)
+
+    return tell

@@ -1,0 +1,105 @@
+"""Fashion-MNIST, MNIST and CIFAR-10 from their official files."""
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.data.datasets.base import Data
+from fairmesh.data.datasets.download import folder_of
+from fairmesh.data.datasets.sources import (
+    SOURCES,
+    contents,
+    damaged,
+    path_of,
+    stamp,
+)
+from fairmesh.data.partitions import (
+    Contrast,
+    OneClass,
+    Pair,
+    Partition,
+    Pool,
+)
+from fairmesh.data.site import Site
+
+
+@dataclass(frozen=True)
+class FashionMNIST(Data):
+    """Fashion-MNIST, 60,000 and 10,000 images of 28 x 28 bytes."""
+
+    partition: Partition = field(default_factory=OneClass)
+    folder: str | None = None
+
+    def sites(self) -> list[Site]:
+        return self.partition.sites(pool_of("fashion-mnist", self.folder))
+
+
+@dataclass(frozen=True)
+class MNIST(Data):
+    """MNIST, 60,000 and 10,000 images of 28 x 28 bytes."""
+
+    partition: Partition = field(default_factory=OneClass)
+    folder: str | None = None
+
+    def sites(self) -> list[Site]:
+        return self.partition.sites(pool_of("mnist", self.folder))
+
+
+@dataclass(frozen=True)
+class CIFAR10(Data):
+    """CIFAR-10, 50,000 and 10,000 images of 3 x 32 x 32 bytes."""
+
+    partition: Partition = field(default_factory=Contrast)
+    folder: str | None = None
+
+    def sites(self) -> list[Site]:
+        return self.partition.sites(pool_of("cifar-10", self.folder))
+
+
+def pool_of(name: str, folder: str | None = None) -> Pool:
+    """All images of a published dataset, in the order of its files."""
+    source = SOURCES[name]
+    place = folder_of(source, folder).resolve()
+    return _read(name, place, stamp(source, place))
+
+
+@functools.lru_cache(maxsize=4)  # recipes load the same set many times
+def _read(name: str, place: Path, stamped: tuple[int, ...]) -> Pool:
+    source = SOURCES[name]
+    paths = [path_of(source, file, place) or place / file.name for file in source.files]
+    raw = zip(paths, contents(source, place))
+    if name == "cifar-10":
+        batches = [_cifar(path, content) for path, content in raw]
+        train = tuple(torch.cat(parts) for parts in zip(*batches[:-1]))
+        return Pool((train[0], train[1]), batches[-1])
+    images, labels, test_images, test_labels = (_idx(path, content) for path, content in raw)
+    for inputs, targets in ((images, labels), (test_images, test_labels)):
+        if inputs.ndim != 3 or targets.ndim != 1 or len(inputs) != len(targets):
+            raise damaged(place, f"{tuple(inputs.shape)} images do not go with {tuple(targets.shape)} labels")
+    return Pool((images, labels.long()), (test_images, test_labels.long()))
+
+
+def _idx(path: Path, content: bytes) -> Tensor:
+    """The bytes of an IDX file with the shape that its header gives."""
+    try:
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("not an IDX file of bytes")
+        axes = content[3]
+        shape = np.frombuffer(content, ">u4", count=axes, offset=4).astype(int)
+        return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy())
+    except (ValueError, IndexError) as error:
+        raise damaged(path, error) from error
+
+
+def _cifar(path: Path, content: bytes) -> Pair:
+    """Rows of a label and the red, green and blue planes of an image."""
+    row = 1 + 3 * 32 * 32
+    raw = np.frombuffer(content, np.uint8)
+    if not len(raw) or len(raw) % row or raw[::row].max() > 9:
+        raise damaged(path, f"{len(raw)} bytes are not rows of a label 0 to 9 and 3,072 pixels")
+    rows = torch.from_numpy(raw.reshape(-1, row).copy())
+    return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].long()

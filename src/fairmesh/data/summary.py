@@ -1,0 +1,39 @@
+"""Who holds what: the sites of a partition as a table and as a picture."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one site holds."""
+
+    name: str
+    group: str
+    train: int  # samples
+    test: int
+    classes: tuple[int, ...]  # training samples of each class; empty where targets are not labels
+
+
+def holdings(sites: Sequence[Site]) -> list[Holding]:
+    """What each site holds, in the order of the nodes."""
+    if not sites:
+        raise BadInput("no site to show")
+    read = [Samples.of(site.train, f"site {i}") for i, site in enumerate(sites)]
+    labels = [samples.targets for samples in read]
+    labelled = all(not targets.is_floating_point() and targets.ndim == 1 for targets in labels)
+    kinds = 1 + max(int(targets.max()) for targets in labels) if labelled else 0
+    return [
+        Holding(
+            site.name or f"node {i}",
+            site.group or site.name or f"node {i}",
+            len(samples),
+            0 if site.test is None else len(Samples.of(site.test, f"test set of site {i}")),
+            tuple(samples.targets.long().bincount(minlength=kinds).tolist()) if labelled else (),
+        )
+        for i, (site, samples) in enumerate(zip(sites, read))
+    ]

@@ -1,0 +1,174 @@
+"""An experiment between organisations: what all sites must have alike, what is refused, and a site's own data."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import fairmesh
+from fairmesh.compression import VERSION as CODEC
+from fairmesh.config.imports import imported
+from fairmesh.config.overrides import files_beside, flat_table
+from fairmesh.config.registry import name_of
+from fairmesh.config.tables import from_table, to_table
+from fairmesh.data.datasets import Data
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
+from fairmesh.experiment import Experiment
+from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.wire.frames import Refused
+from fairmesh.problems.problem import Problem
+from fairmesh.storage.files import read_bytes
+
+_OF_ONE_SITE = {"device", "data_on", "memory_gib", "fuse", "checkpoint_every", "count_bytes"}  # options
+_IN_A_FILE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[\w.]+)")
+_QUOTED = re.compile(r"""(?P<quote>["'])(?P<file>[^"'\n:]+\.py):(?P<name>[\w.]+)(?P=quote)""")
+
+
+def agreed(experiment: Experiment) -> dict[str, Any]:
+    """The fields that every site must have alike, keys joined by dots: all that determine the rounds and what is shown
+    of them, and not a site's data, device or memory. A function in a file is known by the file's name and content."""
+    table = {key: value for key, value in to_table(experiment).items() if key not in ("data", "sweep", "placements")}
+    table["options"] = {key: value for key, value in table["options"].items() if key not in _OF_ONE_SITE}
+    return flat_table(portable(table, contents=True))
+
+
+def portable(value: Any, contents: bool = False) -> Any:
+    """'/somewhere/file.py:name' as 'file.py:name', which reads the same on every machine; with `contents`, and the
+    SHA-256 of the file."""
+    if isinstance(value, Mapping):
+        return {key: portable(item, contents) for key, item in value.items()}
+    if isinstance(value, list):
+        return [portable(item, contents) for item in value]
+    found = _IN_A_FILE.fullmatch(value) if isinstance(value, str) else None
+    if not found:
+        return value
+    path = Path(found["file"])
+    digest = f" sha256 {hashlib.sha256(read_bytes(path)).hexdigest()[:16]}" if contents else ""
+    return f"{path.name}:{found['name']}{digest}"
+
+
+def digest_of(table: Mapping[str, Any]) -> str:
+    """SHA-256 of a table of agreed fields, in hexadecimal."""
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """The agreed fields in which two sites differ, in words."""
+
+    def shown(table: Mapping[str, Any], key: str) -> str:
+        return json.dumps(table[key]) if key in table else "nothing"
+
+    keys = [*here, *(key for key in there if key not in here)]
+    unlike = [key for key in keys if (key in here) != (key in there) or here[key] != there[key]]
+    return [f"{key}: {shown(here, key)} here, {shown(there, key)} there" for key in unlike]
+
+
+def greeting(name: str, experiment: Experiment, mesh: Mesh) -> dict[str, Any]:
+    """What a site tells a neighbour first: who it is, and all that both must have alike."""
+    versions = {"fairmesh version": fairmesh.__version__, "codec version": CODEC, "mesh name": mesh.name}
+    return {
+        "site": name,
+        "generation": mesh.generation,
+        "agreed": versions | agreed(experiment),
+        "members": {member.name: list(member.neighbours) for member in mesh.members},
+    }
+
+
+def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any]) -> None:
+    """Refuses the greeting of neighbour `name` where it is another's, or of another experiment; says in which field."""
+    if theirs.get("site") != name:
+        raise Refused(f"it greets as {theirs.get('site')!r} with the certificate of {name}")
+    fields = theirs.get("agreed")
+    if not isinstance(fields, dict):
+        raise Refused("the greeting does not say which experiment it is")
+    unlike = differences(mine["agreed"], fields)
+    members, there = mine["members"], theirs.get("members")
+    if not isinstance(there, dict) or list(there) != list(members):
+        unlike.append(f"sites: {list(members)} here, {list(there) if isinstance(there, dict) else there} there")
+    else:
+        unlike += [f"neighbours of {m}: {members[m]} here, {there[m]} there" for m in members if members[m] != there[m]]
+    if unlike:
+        raise Refused(f"another experiment: {'; '.join(unlike[:4])}")
+
+
+def refuse_undeployable(experiment: Experiment) -> None:
+    """Refuses, with the reason, what sites without a server cannot run: a deployment is one run of one algorithm."""
+    if experiment.algorithm.needs_server:
+        raise BadInput(
+            f"{name_of(experiment.algorithm)} needs a server that all sites trust with their models, and between "
+            "organisations there is none; use ad-gda, which is as robust and needs no server"
+        )
+    if len(experiment.seeds) > 1:
+        raise BadInput(
+            f"a deployment is one run, but seeds = {list(experiment.seeds)} are {len(experiment.seeds)}; keep one, and "
+            "compare seeds in a simulation"
+        )
+    if experiment.sweep:
+        raise BadInput(
+            f"a deployment is one run, but the experiment sweeps over {', '.join(experiment.sweep)}; search in a "
+            "simulation, then write the value found"
+        )
+    if experiment.placements is not None:
+        raise BadInput(
+            "placements move data between nodes, but between organisations data stay where they are; leave them out"
+        )
+
+
+def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
+    """The data of this site alone, under its name in the mesh."""
+    position = mesh.position(site_file.name)
+    if site_file.data is None:
+        sites = experiment.data.sites()
+        if len(sites) != len(mesh.members):
+            raise BadInput(
+                f"the experiment's data are of {len(sites)} sites, but the mesh has {len(mesh.members)}; give this "
+                f"site's own data in {site_file.path.name}"
+            )
+        return replace(sites[position], name=site_file.name)
+    given = files_beside(site_file.data, site_file.folder)
+    site = _called(given) if isinstance(given, str) else _only(_data_of(given, site_file.folder))
+    return replace(site, name=site_file.name)
+
+
+def _called(path: str) -> Site:
+    function = imported(path, "data")
+    made = function() if callable(function) else function
+    if not isinstance(made, Site):
+        raise BadInput(f"data: {path} must return one fairmesh.Site, got {type(made).__name__}")
+    return made
+
+
+def _data_of(table: Mapping[str, Any], folder: Path) -> Data:
+    def beside(value: Any, key: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {inner: beside(item, inner) for inner, item in value.items()}
+        return str(folder / value) if key in ("file", "folder") and isinstance(value, str) else value
+
+    return from_table(Data, beside(table), "data")
+
+
+def _only(data: Data) -> Site:
+    sites = data.sites()
+    if len(sites) != 1:
+        raise BadInput(
+            f"data: gives {len(sites)} sites, but a site has only its own data; for one pool of samples use "
+            "partition = { name = 'even', nodes = 1 }"
+        )
+    return sites[0]
+
+
+@dataclass(frozen=True)
+class _Given(Data):
+    only: Site
+
+    def sites(self) -> list[Site]:
+        return [self.only]
+
+
+def own_problem(site: Site, experiment: Experiment) -> Problem:
+    """The problem of one site by itself: refuses data that do not fit the model, the loss or the settings."""
+    return replace(experiment, data=_Given(site), prior=None).problem()

@@ -1,0 +1,317 @@
+"""Who is who: the consortium's authority, each site's key and certificate, and signatures under a site's name."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fairmesh.errors import BadInput
+from fairmesh.mesh.members import Mesh, check_label
+from fairmesh.storage.files import read_bytes, write_atomically
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise BadInput("certificates need the package cryptography: pip install 'fairmesh[peers]'") from error
+
+AUTHORITY = "authority.pem"  # the authority's certificate, at every site
+AUTHORITY_KEY = "authority.key"  # its private key, with whoever signs
+
+_SKEW = timedelta(minutes=5)  # by which clocks may differ
+SOON_DAYS = 14  # a certificate that ends within so many days is worth a word
+_PURPOSES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+
+T = TypeVar("T")
+
+
+def make_authority(folder: Path, mesh_name: str, days: float) -> Path:
+    """A new authority that can sign the sites of one mesh: `authority.pem` for everyone, `authority.key` for nobody
+    else. A key that is there is never written over."""
+    check_label(mesh_name, "mesh")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _subject(f"{mesh_name} authority", mesh_name)
+    begun = _clock()
+    made = (
+        _certificate(name, name, key.public_key(), key.public_key(), begun, begun + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, SHA256())
+    )
+    _write_secret(folder / AUTHORITY_KEY, _pem_of_key(key))
+    write_atomically(folder / AUTHORITY, made.public_bytes(serialization.Encoding.PEM))
+    return folder / AUTHORITY
+
+
+def make_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """A site's new private key `name.key`, which never leaves the site and is never written over, and the request
+    `name.csr` for the authority to sign."""
+    check_label(name, "site")
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, SHA256())
+    )
+    paths = folder / f"{name}.key", folder / f"{name}.csr"
+    _write_secret(paths[0], _pem_of_key(key))
+    write_atomically(paths[1], request.public_bytes(serialization.Encoding.PEM))
+    return paths
+
+
+def requested_name(request: bytes) -> str:
+    """The site that a request is for, refused where the request is not one that `make_key` makes: signed by its own
+    key, an elliptic one, for one name and nothing else."""
+    asked = _loaded(x509.load_pem_x509_csr, request, "the request")
+    if not asked.is_signature_valid:
+        raise BadInput("the request is not signed by the key it asks a certificate for; it was changed on its way")
+    if not _is_p256(asked.public_key()):
+        raise BadInput("the request's key is not an elliptic key P-256; make it with `fairmesh mesh key`")
+    try:
+        names = _alternative_names(asked)
+    except ValueError as error:
+        raise BadInput(f"the request cannot be read: {error}") from error
+    name = check_label(_common_name(asked.subject), "the request's site")
+    if not names:
+        raise BadInput(f"the request of site {name!r} lacks its name as alternative name")
+    if names != [name]:
+        other = next((one for one in names if one != name), name)
+        raise BadInput(f"the request of site {name!r} asks for the name {other!r} as well; one name a site")
+    return name
+
+
+def sign(request: bytes, authority: Path, mesh: Mesh, days: float) -> bytes:
+    """The certificate of a site of the mesh, by the authority in a folder. It ends with the authority's at the latest.
+    Nothing is taken from the request but its key and its name."""
+    name = requested_name(request)
+    if name not in (member.name for member in mesh.present):
+        known = ", ".join(member.name for member in mesh.present)
+        raise BadInput(f"the request is for site {name!r}, which is not in the mesh {mesh.name}: {known}")
+    issuer = _loaded(x509.load_pem_x509_certificate, read_bytes(authority / AUTHORITY), AUTHORITY)
+    key = _private_key(read_bytes(authority / AUTHORITY_KEY), AUTHORITY_KEY)
+    if key.public_key() != issuer.public_key():
+        raise BadInput(f"{authority / AUTHORITY_KEY} does not belong to {authority / AUTHORITY}")
+    if _organisation(issuer) != mesh.name:
+        raise BadInput(f"the authority in {authority} is of mesh {_organisation(issuer)!r}, not of {mesh.name!r}")
+    begun = _clock()
+    if issuer.not_valid_after_utc <= begun:
+        raise BadInput(f"the authority has expired on {_date(issuer.not_valid_after_utc)}")
+    ends = min(begun + timedelta(days=days), issuer.not_valid_after_utc)
+    public = x509.load_pem_x509_csr(request).public_key()
+    made = (
+        _certificate(_subject(name, mesh.name), issuer.subject, public, issuer.public_key(), begun, ends)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(_PURPOSES), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, SHA256())
+    )
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def check_certificate(
+    certificate: bytes, authority: bytes, name: str, now: datetime | None = None, key: Path | None = None
+) -> list[str]:
+    """What is wrong, in words, with a certificate for site `name`; with `key`, also with the file of its private key.
+    Nothing where all is well."""
+    now = now or _clock()
+    try:
+        issuer = _loaded(x509.load_pem_x509_certificate, authority, "the authority's certificate")
+        held = _loaded(x509.load_pem_x509_certificate, certificate, "the certificate")
+    except BadInput as error:
+        return [str(error)]
+    wrong = [problem for problem in (_wrong_issuer(held, issuer), _wrong_name(held, name)) if problem]
+    for what, one in (("the certificate", held), ("the authority's certificate", issuer)):
+        if now > one.not_valid_after_utc:
+            wrong.append(f"{what} has expired on {_date(one.not_valid_after_utc)}; have a new one signed")
+        if now < one.not_valid_before_utc:
+            wrong.append(
+                f"{what} is not valid before {_date(one.not_valid_before_utc)}; is this machine's clock right?"
+            )
+    return wrong + (_wrong_key(key, held) if key else [])
+
+
+def _wrong_issuer(held: x509.Certificate, issuer: x509.Certificate) -> str | None:
+    try:
+        if not issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            return "what is given as the authority's certificate is not an authority's"
+        held.verify_directly_issued_by(issuer)
+        purposes = held.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return "the certificate, or the authority's, does not say what it is for; it was not made by `fairmesh mesh`"
+    except (InvalidSignature, ValueError, TypeError):
+        return "the certificate was signed by another authority than this mesh's"
+    return None if set(_PURPOSES) <= set(purposes) else "the certificate is not one for both ends of a connection"
+
+
+def _wrong_name(held: x509.Certificate, name: str) -> str | None:
+    try:
+        names = {_common_name(held.subject), *_alternative_names(held)}
+        complete = list(_alternative_names(held)) == [name]
+    except ValueError as error:
+        return f"the certificate's names cannot be read: {error}"
+    if names == {name} and complete:
+        return None
+    return f"the certificate is for {', '.join(sorted(map(repr, names)))}, not for site {name!r}"
+
+
+def _wrong_key(path: Path, held: x509.Certificate) -> list[str]:
+    try:
+        key, mode = _private_key(read_bytes(path), str(path)), stat.S_IMODE(path.stat().st_mode)
+    except BadInput as error:
+        return [str(error)]
+    wrong = []
+    if key.public_key() != held.public_key():
+        wrong.append(f"the key {path} does not belong to the certificate; have its own request signed")
+    if mode & 0o077:
+        wrong.append(f"the key {path} can be read by others (mode {mode:04o}): chmod 600 {path}")
+    return wrong
+
+
+def fingerprint(pem: bytes) -> str:
+    """The first 96 bits of the SHA-256 of a request's or a certificate's public key, for two people to compare: a
+    request and the certificate made of it have the same."""
+    load = x509.load_pem_x509_csr if b"CERTIFICATE REQUEST" in pem else x509.load_pem_x509_certificate
+    public = _loaded(load, pem, "the file").public_key()
+    content = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    digits = hashlib.sha256(content).hexdigest()[:24]
+    return " ".join(digits[i : i + 4] for i in range(0, 24, 4))
+
+
+def valid_from(certificate: bytes) -> datetime:
+    return _loaded(x509.load_pem_x509_certificate, certificate, "the certificate").not_valid_before_utc
+
+
+def valid_until(certificate: bytes) -> datetime:
+    return _loaded(x509.load_pem_x509_certificate, certificate, "the certificate").not_valid_after_utc
+
+
+def signature(key: bytes, data: bytes) -> bytes:
+    """ECDSA with SHA-256 of the data under a site's private key, given as PEM."""
+    return _private_key(key, "the key").sign(data, ec.ECDSA(SHA256()))
+
+
+def verified(
+    certificate: bytes, authority: bytes, name: str, data: bytes, signature: bytes, now: datetime | None = None
+) -> bool:
+    """Whether the site `name` signed the data, by a certificate of this authority that is valid now."""
+    if check_certificate(certificate, authority, name, now):
+        return False
+    public = x509.load_pem_x509_certificate(certificate).public_key()
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        return False
+    try:
+        public.verify(signature, data, ec.ECDSA(SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, public: Any, issuer_public: Any, begun: datetime, ends: datetime
+) -> x509.CertificateBuilder:
+    """What all certificates have; they begin a little in the past, since clocks differ."""
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(begun, ends) - _SKEW)
+        .not_valid_after(ends)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_public), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _subject(name: str, mesh_name: str) -> x509.Name:
+    return x509.Name(
+        [x509.NameAttribute(NameOID.ORGANIZATION_NAME, mesh_name), x509.NameAttribute(NameOID.COMMON_NAME, name)]
+    )
+
+
+def _common_name(subject: x509.Name) -> str:
+    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if len(names) != 1:
+        raise BadInput(f"there are {len(names)} common names, not one")
+    return str(names[0].value)
+
+
+def _organisation(certificate: x509.Certificate) -> str:
+    return " ".join(str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME))
+
+
+def _alternative_names(holder: x509.Certificate | x509.CertificateSigningRequest) -> list[str]:
+    """Every alternative name, also addresses and whatever else could be taken for a name."""
+    try:
+        found = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [name.value if isinstance(name, x509.DNSName) else str(name) for name in found]
+
+
+def _is_p256(key: Any) -> bool:
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
+
+
+def _private_key(pem: bytes, what: str) -> ec.EllipticCurvePrivateKey:
+    key = _loaded(lambda data: serialization.load_pem_private_key(data, password=None), pem, what)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BadInput(f"{what} is not an elliptic private key; make one with `fairmesh mesh key`")
+    return key
+
+
+def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+def _loaded(load: Callable[[bytes], T], pem: bytes, what: str) -> T:
+    try:
+        return load(pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"{what} is not a PEM file of the right kind, or is damaged") from error
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    """A file that only its owner can read, from its first byte on."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise BadInput(f"{path} is there already; a key is never written over") from error
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
+    with os.fdopen(file, "wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _clock() -> datetime:
+    return datetime.now(UTC)
+
+
+def _date(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"

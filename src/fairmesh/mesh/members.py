@@ -1,0 +1,359 @@
+"""Who is in a mesh and who dials whom (mesh.toml, alike everywhere), and what one site needs (site.toml, its own)."""
+
+import hashlib
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fairmesh.config.overrides import read_toml
+from fairmesh.config.tables import checked, from_table
+from fairmesh.errors import BadInput, nearest
+from fairmesh.storage.files import write_atomically
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def check_label(name: str, what: str) -> str:
+    """The name, refused where a certificate could not carry it as a host name."""
+    if not _LABEL.fullmatch(name):
+        raise BadInput(f"{what} {name!r}: use 1 to 63 of a-z, 0-9 and '-', which neither begins nor ends it")
+    return name
+
+
+def host_and_port(address: str, where: str) -> tuple[str, int]:
+    """The two parts of 'host:port' or '[2001:db8::1]:port'."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise BadInput(f"{where}: {address!r} is not host:port with a port from 1 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError as error:
+            raise BadInput(f"{where}: {host!r} is not an IPv6 address") from error
+    elif not _HOST.fullmatch(host):
+        raise BadInput(f"{where}: {host!r} is not a host; write a name, an IPv4 address, or an IPv6 address in [ ]")
+    return host, int(port)
+
+
+def _check_address(address: str, where: str) -> None:
+    host, _ = host_and_port(address, where)
+    if host in ("0.0.0.0", "::"):
+        raise BadInput(f"{where}: {host} is where a site listens, not where others reach it; give its host name")
+
+
+@checked
+@dataclass(frozen=True)
+class Member:
+    """One site of a mesh as the others know it."""
+
+    name: str
+    address: str | None = None  # host:port where it can be dialled; none: outgoing connections only
+    neighbours: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        check_label(self.name, "site")
+        if self.address is not None:
+            _check_address(self.address, f"site {self.name}")
+
+
+@checked
+@dataclass(frozen=True)
+class _Head:
+    name: str
+    generation: int
+    experiment: str
+    removed: tuple[str, ...] = ()
+
+
+@checked
+@dataclass(frozen=True)
+class _MeshFile:
+    mesh: _Head
+    site: tuple[Member, ...]
+
+
+@checked
+@dataclass(frozen=True)
+class Mesh:
+    """The sites in the order of the experiment's nodes and their edges; those that left stay named, so that the others
+    keep their positions."""
+
+    name: str
+    experiment: str  # digest of the fields that all sites must have alike
+    members: tuple[Member, ...]
+    removed: tuple[str, ...] = ()  # in the order in which they left
+
+    def __post_init__(self):
+        check_label(self.name, "mesh")
+        if not _DIGEST.fullmatch(self.experiment):
+            raise BadInput(f"experiment is a digest of 64 hexadecimal digits, got {self.experiment!r}")
+        names = self.names
+        _refuse_twice(names, "two sites are called {}; names must differ")
+        _refuse_twice([m.address for m in self.members if m.address], "two sites have the address {}")
+        ordered = tuple(replace(m, neighbours=self._in_order(m)) for m in self.members)
+        object.__setattr__(self, "members", ordered)
+        for a, b in self._ends():
+            if a.name not in b.neighbours:
+                raise BadInput(f"site {a.name} names {b.name} as a neighbour, but {b.name} does not name {a.name}")
+            if a.address is None and b.address is None:
+                raise BadInput(
+                    f"sites {a.name} and {b.name} are neighbours, but neither has an address, so neither can dial the "
+                    "other; give one of them an address host:port"
+                )
+        _refuse_twice(self.removed, "site {} is removed twice")
+        for name in self.removed:
+            if name not in names:
+                raise BadInput(f"removed names {name!r}, which is not a site{nearest(name, names)}")
+        if len(self.present) < 2:
+            raise BadInput(f"a mesh needs at least two sites, this one has {len(self.present)}")
+        pieces = self._pieces()
+        if len(pieces) > 1:
+            shown = " and ".join("{" + ", ".join(piece) + "}" for piece in pieces)
+            gone = f" without {', '.join(self.removed)}" if self.removed else ""
+            raise BadInput(f"the graph{gone} falls apart into {shown}; every site must reach every other")
+
+    def _in_order(self, member: Member) -> tuple[str, ...]:
+        """A site's neighbours in the order of the sites, so that equal meshes have equal digests."""
+        _refuse_twice(member.neighbours, f"site {member.name} names {{}} twice as a neighbour")
+        for other in member.neighbours:
+            if other == member.name:
+                raise BadInput(f"site {member.name} names itself as a neighbour")
+            if other not in self.names:
+                raise BadInput(
+                    f"site {member.name} has the neighbour {other!r}, which is not a site{nearest(other, self.names)}"
+                )
+        return tuple(name for name in self.names if name in member.neighbours)
+
+    def _ends(self) -> Iterator[tuple[Member, Member]]:
+        for member in self.members:
+            for other in member.neighbours:
+                yield member, self.member(other)
+
+    def _pieces(self) -> list[list[str]]:
+        """The present sites in groups that reach each other."""
+        left, pieces = [member.name for member in self.present], []
+        while left:
+            reached = [left[0]]
+            for name in reached:
+                reached += [other for other in self.neighbours(name) if other not in reached]
+            pieces.append([name for name in self.names if name in reached])
+            left = [name for name in left if name not in reached]
+        return pieces
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All sites, also those that left, in the order of the experiment's nodes."""
+        return tuple(member.name for member in self.members)
+
+    @property
+    def generation(self) -> int:
+        """1 for the mesh as it was founded, and one more for every site that left."""
+        return 1 + len(self.removed)
+
+    @property
+    def present(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.name not in self.removed)
+
+    @property
+    def edges(self) -> tuple[tuple[str, str], ...]:
+        """Every edge between present sites once, the end that dials first."""
+        pairs = [(a.name, b) for a in self.present for b in self.neighbours(a.name) if self.dials(a.name, b)]
+        return tuple(pairs)
+
+    def position(self, name: str) -> int:
+        """The node's number among all sites, also those that left."""
+        return self.names.index(self.member(name).name)
+
+    def member(self, name: str) -> Member:
+        for member in self.members:
+            if member.name == name:
+                return member
+        raise BadInput(f"the mesh {self.name} has no site {name!r}{nearest(name, self.names)}")
+
+    def neighbours(self, name: str) -> tuple[str, ...]:
+        """The present neighbours of a site, in the order of the sites; none of a site that left."""
+        if name in self.removed:
+            return ()
+        return tuple(other for other in self.member(name).neighbours if other not in self.removed)
+
+    def dials(self, name: str, other: str) -> bool:
+        """Whether, of the edge between two neighbours, the first is the end that dials: the one without an address, and
+        where both have one the earlier in the order of the sites."""
+        one, two = self.member(name), self.member(other)
+        if other not in one.neighbours:
+            raise BadInput(f"sites {name} and {other} are not neighbours")
+        if one.address is None or two.address is None:
+            return one.address is None
+        return self.position(name) < self.position(other)
+
+    def without(self, *names: str) -> "Mesh":
+        """The mesh after these sites have left for good, a generation later for each."""
+        for name in names:
+            if name in self.removed:
+                raise BadInput(f"site {name} has already left the mesh {self.name}")
+            self.member(name)
+        gone = tuple(name for name in self.names if name in names)
+        return replace(self, removed=(*self.removed, *gone))
+
+    def structure(self) -> str:
+        """SHA-256 of who is in, who has left and who is whose neighbour; addresses may change."""
+        graph = [[member.name, list(member.neighbours)] for member in self.members]
+        return hashlib.sha256(json.dumps([self.name, graph, list(self.removed)]).encode()).hexdigest()
+
+    def digest(self) -> str:
+        """SHA-256 of the whole content, in hexadecimal; equal for equal meshes, however their files are written."""
+        return hashlib.sha256(json.dumps(self.table(), sort_keys=True).encode()).hexdigest()
+
+    def table(self) -> dict[str, Any]:
+        """The content of mesh.toml."""
+        head = {"name": self.name, "generation": self.generation, "experiment": self.experiment}
+        sites = [
+            {"name": m.name, **({"address": m.address} if m.address else {}), "neighbours": list(m.neighbours)}
+            for m in self.members
+        ]
+        return {"mesh": head | {"removed": list(self.removed)}, "site": sites}
+
+    @staticmethod
+    def from_text(text: str, where: str = "mesh.toml") -> "Mesh":
+        """The mesh that the text of a mesh.toml describes."""
+        return _mesh_from(read_toml(text, where), where)
+
+    @staticmethod
+    def read(path: str | os.PathLike) -> "Mesh":
+        return _mesh_from(read_toml(Path(path)), str(path))
+
+    def text(self) -> str:
+        """mesh.toml, a line for each setting."""
+        table = self.table()
+        parts = [_section("[mesh]", table["mesh"]), *(_section("[[site]]", site) for site in table["site"])]
+        return "\n".join(parts)
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Writes mesh.toml whole or not at all."""
+        write_atomically(Path(path), self.text().encode())
+
+
+def _refuse_twice(values: Any, sentence: str) -> None:
+    seen = set()
+    for value in values:
+        if value in seen:
+            raise BadInput(sentence.format(value))
+        seen.add(value)
+
+
+def _section(title: str, table: Mapping[str, Any]) -> str:
+    # As tomli_w would, but lists of names on one line. All strings are of characters that JSON writes as TOML does.
+    return "\n".join([title, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), ""])
+
+
+def _mesh_from(table: dict[str, Any], where: str) -> Mesh:
+    try:
+        file = from_table(_MeshFile, table)
+        mesh = Mesh(file.mesh.name, file.mesh.experiment, file.site, file.mesh.removed)
+        if mesh.generation != file.mesh.generation:
+            raise BadInput(
+                f"mesh.generation is {file.mesh.generation}, but {len(mesh.removed)} sites have been removed, which "
+                f"makes it {mesh.generation}"
+            )
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from error
+    return mesh
+
+
+@checked
+@dataclass(frozen=True)
+class _SiteTable:
+    name: str
+    mesh: str = "mesh.toml"
+    experiment: str = "experiment.toml"
+    key: str | None = None  # NAME.key
+    certificate: str | None = None  # NAME.pem
+    authority: str = "authority.pem"
+    listen: str | None = None
+    state: str = "state"
+    data: str | Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """What one site runs with. Paths in the file are relative to it; there is no secret in it."""
+
+    path: Path  # of the file itself
+    name: str
+    mesh: Path
+    experiment: Path
+    key: Path  # the private key; never leaves the site
+    certificate: Path
+    authority: Path  # the certificate of the consortium's authority
+    state: Path  # folder of checkpoint and journal
+    listen: str | None = None  # host:port; none: outgoing connections only
+    data: str | Mapping[str, Any] | None = None  # none: the experiment's own data at this site's position
+
+    def __post_init__(self):
+        check_label(self.name, "name")
+        if self.listen is not None:
+            host_and_port(self.listen, "listen")
+        if isinstance(self.data, str) and not re.fullmatch(r"[^:]+:[\w.]+", self.data):
+            raise BadInput(
+                f"data: {self.data!r} is not an entry point; write 'file.py:function' or 'package.module:function', or "
+                "a table such as an experiment's [data]"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """What relative paths in the file are relative to."""
+        return self.path.parent
+
+    @staticmethod
+    def of(path: str | os.PathLike, table: Mapping[str, Any]) -> "SiteFile":
+        """What a table at this path says; files it does not name lie beside it under their usual names."""
+        path = Path(path).absolute()
+        try:
+            given = from_table(_SiteTable, table)
+            folder = path.parent
+            return SiteFile(
+                path=path,
+                name=given.name,
+                mesh=folder / given.mesh,
+                experiment=folder / given.experiment,
+                key=folder / (given.key or f"{given.name}.key"),
+                certificate=folder / (given.certificate or f"{given.name}.pem"),
+                authority=folder / given.authority,
+                state=folder / given.state,
+                listen=given.listen,
+                data=given.data,
+            )
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from error
+
+    @staticmethod
+    def read(path: str | os.PathLike) -> "SiteFile":
+        return SiteFile.of(path, read_toml(Path(path)))
+
+    def table(self) -> dict[str, Any]:
+        """The content of site.toml, its paths relative to the file where they lie beside or below it."""
+
+        def beside(path: Path) -> str:
+            return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
+
+        paths = ("mesh", "experiment", "key", "certificate", "authority", "state")
+        table = {"name": self.name} | {name: beside(getattr(self, name)) for name in paths}
+        return table | ({"listen": self.listen} if self.listen else {}) | ({"data": self.data} if self.data else {})
+
+    def write(self) -> None:
+        """Writes the file; one that is there already is left alone and refused."""
+        try:
+            with open(self.path, "x", encoding="utf-8") as file:
+                file.write(tomli_w.dumps(self.table()))
+        except FileExistsError as error:
+            raise BadInput(f"{self.path} is there already; it is not written over") from error

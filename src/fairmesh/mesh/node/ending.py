@@ -1,0 +1,129 @@
+"""The end of a run between organisations: every site holds the same average model, lambda and report."""
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.config.tables import to_table
+from fairmesh.mesh.agreement import portable
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.reduction import summed
+from fairmesh.mesh.node.rounds import Rounds
+from fairmesh.mesh.node.store import put_in_place
+from fairmesh.mesh.wire.journal import storing
+from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.mesh.wire.transport import FIRST_ROUND
+from fairmesh.networks.base import Traffic
+from fairmesh.regularizers.simplex import shares
+from fairmesh.storage.run_folder import Record, RunFolder
+from fairmesh.training.loop import TrainingState
+from fairmesh.training.metrics import with_spread
+from fairmesh.training.result import Result, summary_of
+
+
+class _Averages(NamedTuple):
+    """What all nodes hold alike at the end, in the form of an algorithm's state with one node."""
+
+    models: Tensor  # (1, 1, dim)
+    duals: Tensor | None  # (1, 1, n)
+
+
+def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, folder: Path) -> None:
+    """Two sums over all sites: of the models, duals and traffic, then of each site's own judgement of the average.
+    Only partial sums travel. What is written is the same at every site."""
+    if folder.exists():
+        return
+    problem, training, state = rounds.problem, rounds.training, rounds.state
+    n, present = problem.n, membership.present
+    number = present.index(membership.position)
+    last = membership.experiment.rounds
+    step = last + FIRST_ROUND
+
+    def over_all(row: Tensor, step: int) -> Tensor:
+        return summed(row.detach().cpu(), step, rounds.branch, present, mailroom)
+
+    own = torch.eye(n, dtype=torch.float64)[number]
+    pieces = _pieces(state, own)
+    sums = over_all(torch.cat([piece.double().cpu() for piece in pieces.values()]), step)
+    totals = dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
+    means = {name: totals[name] / n for name in ("model", "time-average", "dual", "dual time-average")}
+    average = means["model"].to(training.device, training.dtype)
+    found = rounds.judge.of_sites(average.unsqueeze(0))
+    apart = (state.algorithm.models[0, 0].double().cpu() - means["model"]).square().sum()
+    duals = getattr(state.algorithm, "duals", None)
+    duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
+    judged = torch.cat([own * value[0, number] for value in found.values()])
+    judged = over_all(torch.cat([judged, apart.reshape(1), duals_apart.reshape(1)]), step + 1)
+    by_site = dict(zip(found, judged[:-2].reshape(-1, 1, n)))
+    record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0]}
+    with_spread([record], by_site, problem, None)
+    record |= _traffic(totals) | {"consensus_models": float(judged[-2] / n)}
+    weighed = float(means["dual"].sum()) > 0  # some algorithms weigh nothing
+    if weighed:
+        means["dual"] = means["dual"] if duals is not None else shares(means["dual"])
+        record |= {"lambda": means["dual"].tolist()}
+    if duals is not None:
+        record |= {"consensus_duals": float(judged[-1] / n)}
+    whole = _whole(state, means, training.dtype, weighed)
+    result = Result(problem, training.replicas, last, [record], whole, [], rounds.judged_on)
+    with storing(folder.parent):
+        _write(result, membership, folder)
+
+
+def _pieces(state: TrainingState, own: Tensor) -> dict[str, Tensor]:
+    """What is summed: rows of the node, and its own entries of rows over all nodes."""
+    duals, weights = (getattr(state.algorithm, name, None) for name in ("duals", "weights"))
+    nothing = torch.zeros_like(own)
+    weighed = nothing if weights is None else own * weights[0, 0].cpu()  # m lambda_i
+    return {
+        "model": state.algorithm.models[0, 0],
+        "time-average": state.average_model[0],
+        "dual": weighed if duals is None else duals[0, 0],
+        "dual time-average": nothing if state.average_dual is None else state.average_dual[0],
+        "bits": own * state.sent.nodes[0, 0].cpu(),
+        "bytes": own * state.sent.node_bytes[0, 0].cpu(),
+    }
+
+
+def _traffic(totals: dict[str, Tensor]) -> dict[str, Any]:
+    return {
+        "nominal_bits_busiest": float(totals["bits"].max()),
+        "nominal_bits_total": float(totals["bits"].sum()),
+        "bytes_busiest_node": int(totals["bytes"].max()),
+        "bytes_total": int(totals["bytes"].sum()),
+    }
+
+
+def _whole(state: TrainingState, means: dict[str, Tensor], dtype: torch.dtype, weighed: bool) -> TrainingState:
+    models = means["model"].to(dtype).reshape(1, 1, -1)
+    duals = means["dual"].to(dtype).reshape(1, 1, -1) if weighed else None
+    nobody = torch.zeros(1)
+    return TrainingState(
+        algorithm=_Averages(models, duals),
+        average_model=means["time-average"].to(dtype).unsqueeze(0),
+        average_dual=means["dual time-average"].to(dtype).unsqueeze(0) if state.average_dual is not None else None,
+        iterate=None,
+        sent=Traffic(nobody, nobody, nobody, nobody),
+        best=None,
+    )
+
+
+def _write(result: Result, membership: Membership, folder: Path) -> None:
+    """The folder of a finished run, as a simulation leaves it, but for what differs between sites."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    into = RunFolder(partial, resume=False)
+    settings = portable(to_table(membership.experiment))
+    for of_one_site in ("data", "options"):
+        settings.pop(of_one_site)
+    into.write_settings(settings)
+    into.replace_records(result.records)
+    into.write_model("model", result.state_dict())
+    into.write_model("model-time-average", result.state_dict(0, "time-average"))
+    summary = summary_of(result, 0.0)
+    del summary["seconds"]
+    into.write_summary(summary | {"sites": [member.name for member in membership.mesh.present]})
+    put_in_place(partial, folder)

@@ -1,0 +1,189 @@
+"""Who this node is among which others: its files, what it tells of its data, and the problem they make together."""
+
+import fcntl
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
+from fairmesh.experiment import Experiment, load_experiment, shape_of
+from fairmesh.mesh import agreement
+from fairmesh.mesh.agreement import (
+    agreed,
+    digest_of,
+    own_problem,
+    own_site,
+    refuse_undeployable,
+)
+from fairmesh.mesh.certificates import check_certificate
+from fairmesh.mesh.founding import neighbours_of
+from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.node.leaving import still_in
+from fairmesh.mesh.probing import CLOCKS_APART_S
+from fairmesh.mesh.wire.links import Credentials, Neighbour
+from fairmesh.problems.problem import Problem
+from fairmesh.storage.files import private_folder, read_bytes
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A site's files, read and checked; nothing of the data is here."""
+
+    site: SiteFile
+    mesh: Mesh
+    experiment: Experiment
+    credentials: Credentials
+
+    @staticmethod
+    def read(path: str | Path) -> "Membership":
+        site = SiteFile.read(path)
+        mesh = still_in(site.state, Mesh.read(site.mesh))
+        mesh.member(site.name)  # refuses a site that is not in the mesh
+        if site.name in mesh.removed:
+            raise BadInput(f"site {site.name} has left the mesh {mesh.name}; ask the others for a new mesh to join")
+        experiment = load_experiment(site.experiment)
+        refuse_undeployable(experiment)
+        if digest_of(agreed(experiment)) != mesh.experiment:
+            raise BadInput(
+                f"{site.experiment} is not the experiment of {site.mesh}; ask the mesh's founder for experiment.toml"
+            )
+        graph = neighbours_of(experiment, mesh.names)
+        for member in mesh.members:
+            if set(member.neighbours) != set(graph[member.name]):
+                raise BadInput(
+                    f"{site.mesh}: {member.name} has the neighbours {list(member.neighbours)}, but by the experiment's "
+                    f"graph {graph[member.name]}; take the mesh file as the founder made it"
+                )
+        texts = [read_bytes(file) for file in (site.key, site.certificate, site.authority)]
+        credentials = Credentials(*texts)
+        problems = check_certificate(credentials.certificate, credentials.authority, site.name, key=site.key)
+        if problems:
+            raise BadInput(f"{site.certificate}: {'; '.join(problems)}")
+        return Membership(site, mesh, experiment, credentials)
+
+    @property
+    def not_measured(self) -> list[str]:
+        """Wishes of the experiment that need every site's models in one place."""
+        return [name for name in ("measure_phi", "keep_best", "keep_iterate") if getattr(self.experiment.options, name)]
+
+    @property
+    def name(self) -> str:
+        return self.site.name
+
+    @property
+    def position(self) -> int:
+        """Among all sites the mesh ever had."""
+        return self.mesh.position(self.name)
+
+    @property
+    def present(self) -> list[int]:
+        """The positions of the sites in the mesh; a node's number in the run is its place in this list."""
+        return [self.mesh.position(member.name) for member in self.mesh.present]
+
+    @cached_property
+    def neighbours(self) -> list[Neighbour]:
+        return [
+            Neighbour(
+                other,
+                self.mesh.position(other),
+                self.mesh.member(other).address if self.mesh.dials(self.name, other) else None,
+            )
+            for other in self.mesh.neighbours(self.name)
+        ]
+
+    @property
+    def agreed(self) -> dict[str, Any]:
+        return self._greeting["agreed"]
+
+    @cached_property
+    def _greeting(self) -> dict[str, Any]:
+        return agreement.greeting(self.name, self.experiment, self.mesh)
+
+    def greeting(self) -> dict[str, Any]:
+        return self._greeting
+
+    def refuse_unlike(self, name: str, theirs: Mapping[str, Any]) -> None:
+        """Refuses a neighbour that is in another experiment, and says in which field."""
+        agreement.refuse_unlike(self._greeting, name, theirs)
+
+    def clock_apart(self, theirs: Mapping[str, Any], now: float) -> float | None:
+        """By how many seconds a neighbour's clock differs, where that is worth a word."""
+        clock = theirs.get("clock")
+        apart = float(clock) - now if isinstance(clock, int | float) and abs(clock) < 1e15 else 0.0
+        return apart if abs(apart) > CLOCKS_APART_S else None
+
+
+def locked(folder: Path) -> TextIO:
+    """Held as long as the file is open: two nodes with one state would each destroy the other's."""
+    private_folder(folder)
+    try:
+        file = open(folder / "lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise BadInput(f"cannot use the state folder {folder}: {error.strerror or error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise BadInput(f"another node is running with the state in {folder}; stop it first") from error
+    return file
+
+
+def own_data(membership: Membership) -> Site:
+    """This site's data, read and as Samples."""
+    site = own_site(membership.site, membership.experiment, membership.mesh)
+    return own_problem(site, membership.experiment).sites[0]
+
+
+def facts(site: Site) -> dict[str, Any]:
+    """What the others must know of a site's data to agree on one problem: how much there is, and of what form."""
+    return {
+        "samples": len(site.train),
+        "inputs": [str(site.train.inputs.dtype), list(site.train.inputs.shape[1:])],
+        "targets": [str(site.train.targets.dtype), list(site.train.targets.shape[1:])],
+        "outputs": shape_of([site])[1],
+        "test": site.test is not None,
+        "validation": site.validation is not None,
+        "group": site.group,
+    }
+
+
+def common_problem(
+    membership: Membership, mine: Site, known: Mapping[str, Mapping[str, Any]], outputs: int = 0
+) -> Problem:
+    """The problem of all present sites, with this site's data and what the others told of theirs. The model has as many
+    outputs as any site's labels need, and no fewer than it had before."""
+    names = [member.name for member in membership.mesh.present]
+    here = known[membership.name]
+    for name in names:
+        for field in ("inputs", "targets", "test", "validation"):
+            if known[name].get(field) != here[field]:
+                raise BadInput(
+                    f"the {field} of site {name} are {known[name].get(field)}, but here they are {here[field]}; all "
+                    "sites need the same form of data"
+                )
+    outputs = max(outputs, *(int(known[name]["outputs"]) for name in names))
+
+    def elsewhere(name: str) -> Site:
+        count = int(known[name]["samples"])
+        sets = {
+            w: None if getattr(mine, w) is None else Samples.elsewhere(1, mine.train) for w in ("test", "validation")
+        }
+        return Site(Samples.elsewhere(count, mine.train), **sets, group=str(known[name]["group"]), name=name)
+
+    sites = [mine if name == membership.name else elsewhere(name) for name in names]
+    given, experiment = membership.experiment.prior, membership.experiment
+    prior = None if given is None else tuple(given[membership.mesh.position(name)] for name in names)
+    return replace(experiment, prior=prior).problem(sites, outputs)
+
+
+def start_digest(problem: Problem, seed: int) -> bytes:
+    """Of the model that every site must start from."""
+    row = problem.initial_row(seed)
+    return hashlib.sha256(row.numpy().tobytes()).digest() + f" torch {torch.__version__}".encode()

@@ -1,0 +1,229 @@
+"""Beside the training, once a second: how the node is, whom it waits for, whether it shall stop or a site has left."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from fairmesh.errors import FairmeshError, Interrupted, in_a_line
+from fairmesh.mesh.certificates import SOON_DAYS, valid_until
+from fairmesh.mesh.node import leaving
+from fairmesh.mesh.node.leaving import Leave
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.rounds import Watcher
+from fairmesh.mesh.node.watching import Log, Monitor, write_status
+from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.mailroom import Mailroom, Observe
+
+_TICK_S = 1.0
+_TELL_S_PER_SITE = 0.05  # each site's status goes to all: the more sites, the rarer
+_FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
+_TOLD = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
+
+
+class Notices:
+    """When a wait is worth a word: after a moment, then at growing intervals."""
+
+    def __init__(self, since: float | None = None):
+        self.since = time.time() if since is None else since
+        self._next = _FIRST_NOTICE_S
+
+    @property
+    def seconds(self) -> float:
+        return time.time() - self.since
+
+    def due(self) -> bool:
+        """Whether a word is due now; then none is for as long again."""
+        waited = self.seconds
+        if waited < self._next:
+            return False
+        self._next = waited + min(waited, _LONGEST_NOTICE_S)
+        return True
+
+
+class Oversight(Watcher):
+    """What is known of this node, by whoever looks at it while it trains."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        bulletin: Bulletin,
+        log: Log,
+        patience_s: float | None,
+        monitor: Monitor | None,
+        observe: Observe,
+    ):
+        self._membership, self._bulletin, self._log = membership, bulletin, log
+        self._patience_s, self._monitor, self._observe = patience_s, monitor, observe
+        self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
+        self._mailroom: Mailroom | None = None
+        self._stop: FairmeshError | None = None
+        self._leave: Leave | None = None
+        self._deaf, self._hearing = False, threading.Lock()  # to votes: they have been heard already
+        self._round, self.activity = 0, "starting"
+        self._metric: dict[str, Any] = {}
+        self._measured_by, self._weight = "loss", None
+        self._notices: dict[int, Notices] = {}  # by position
+        self._told = self._next_word = -1e9
+
+    def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
+        """From now on this generation's messages."""
+        with self._hearing:
+            self._membership, self._mailroom, self._deaf, self._leave = membership, mailroom, False, None
+        if self._stop:
+            mailroom.stop(self._stop)
+
+    def leaves_be(self) -> None:
+        """A site's leaving is being seen to: votes for it stop nothing more."""
+        with self._hearing:
+            self._deaf, self._leave = True, None
+            if self._mailroom is not None and not self._stop:
+                self._mailroom.go_on()
+
+    # Stopping
+
+    @property
+    def stopping(self) -> FairmeshError | None:
+        return self._stop
+
+    def request_stop(self) -> None:
+        self._end(Interrupted(f"stopped after round {self._round}; start the node again and it continues"))
+
+    def lose_patience(self, seconds: float, whom: str) -> None:
+        if self._patience_s is not None and seconds > self._patience_s:
+            reason = f"waited {seconds:.0f} s for {whom}, longer than --patience; all is kept, start the node again"
+            self._end(Interrupted(reason))
+
+    def _end(self, reason: FairmeshError) -> None:
+        self._stop = self._stop or reason
+        if self._mailroom is not None:
+            self._mailroom.stop(self._stop)
+
+    def raise_if_left(self) -> None:
+        if self._leave:
+            raise self._leave
+
+    def raise_if_stopped(self) -> None:
+        if self._stop:
+            raise self._stop
+        self.raise_if_left()
+
+    # Watching the rounds
+
+    def progressed(self, done: int) -> None:
+        self._round, self.activity = done, "training"
+
+    def measured(self, values: dict[str, Any], primary: str, weight: float | None) -> None:
+        self._metric, self._measured_by, self._weight = values, primary, weight
+        self._log("info", "measured", **values)
+
+    def reached(self, point: str, done: int) -> None:
+        self._observe(point, done)
+
+    # Once a second
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Looks once a second while something is done."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_TICK_S):
+                for part in (self._show, self._notice_waiting, self._notice_certificate, self._hear_votes):
+                    self._tried(part)
+
+        thread = threading.Thread(target=watch, name="watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        except FairmeshError as error:
+            self.activity = "stopped"
+            self._log("error", "stopped", reason=str(error))
+            raise
+        finally:
+            over.set()
+            thread.join()
+            self._tried(lambda: write_status(self._folder, self.status()))
+
+    def _tried(self, part: Callable[[], None]) -> None:
+        """The training is not to suffer from being looked at."""
+        try:
+            part()
+        except Exception as error:
+            self._log("error", "the watch failed", reason=in_a_line(error))
+
+    def _show(self) -> None:
+        status = self.status()
+        if time.monotonic() - self._told >= _TELL_S_PER_SITE * len(self._membership.mesh.present):
+            self._told = time.monotonic()
+            self._bulletin.announce("status", {key: status[key] for key in _TOLD})
+        write_status(self._folder, status)
+        if self._monitor:
+            self._monitor.show(status)
+
+    def _notice_certificate(self) -> None:
+        """A word a day, from two weeks before it ends."""
+        left = self.certificate_days()
+        if left < SOON_DAYS and time.monotonic() >= self._next_word:
+            self._next_word = time.monotonic() + 86400
+            self._log("warning", "this site's certificate ends soon; renew it", days=round(left, 1))
+
+    def certificate_days(self) -> float:
+        return (self._ends - datetime.now(UTC)).total_seconds() / 86400
+
+    def _hear_votes(self) -> None:
+        mesh = self._membership.mesh
+        gone = leaving.wished(self._folder, mesh)
+        if gone is not None:
+            leaving.vote(self._bulletin, self._membership.name, mesh, gone)
+        decided = leaving.decided(self._bulletin, mesh)
+        with self._hearing:  # what was heard of one generation does not stop the next
+            if decided is not None and self._mailroom and not self._deaf and mesh is self._membership.mesh:
+                self._leave = Leave(decided, mesh.generation)
+                self._mailroom.stop(self._leave)
+
+    def _notice_waiting(self) -> None:
+        waiting = dict(self._mailroom.waiting_for) if self._mailroom else {}
+        self._notices = {p: self._notices.get(p) or Notices(since) for p, since in waiting.items()}
+        for position, notices in self._notices.items():
+            name = self._membership.mesh.names[position]
+            if notices.due():
+                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(notices.since))
+                seconds = round(notices.seconds)
+                self._log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round)
+            self.lose_patience(notices.seconds, name)
+
+    def status(self) -> dict[str, Any]:
+        """This node's view of the mesh."""
+        membership, mailroom, names = self._membership, self._mailroom, self._membership.mesh.names
+        edges = {names[position]: edge for position, edge in mailroom.view().items()} if mailroom else {}
+        waiting = {names[p]: since for p, since in dict(mailroom.waiting_for).items()} if mailroom else {}
+        told = self._bulletin.of_all("status")
+        known = {member.name: told.get(member.name, {}) for member in membership.mesh.present}
+        values = [one["metric"] for one in known.values() if one.get("metric") is not None]
+        worst = (max if self._measured_by == "loss" else min)(values, default=None)
+        return {
+            "time": time.time(),
+            "mesh": membership.mesh.name,
+            "generation": membership.mesh.generation,
+            "removed": list(membership.mesh.removed),
+            "site": membership.name,
+            "round": self._round,
+            "rounds": membership.experiment.rounds,
+            "activity": self.activity,
+            "metric_name": self._measured_by,
+            "metric": self._metric.get(self._measured_by),
+            "metric_round": self._metric.get("round"),
+            "weight": self._weight,
+            "waiting_for": waiting,
+            "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
+            "network_ms": mailroom.median_ms() if mailroom else None,
+            "edges": edges,
+            "votes": {", ".join(g): v for g, v in leaving.votes(self._bulletin, membership.mesh).items()},
+            "certificate_days": self.certificate_days(),
+            "worst": worst,  # over the sites that have told a number, each of a recent round
+            "mean": sum(values) / len(values) if values else None,
+            "sites": known,
+        }

@@ -1,0 +1,189 @@
+"""Whether a site is ready to take part: its files, its certificate, its port, its data, its neighbours."""
+
+import errno
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Generator, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from fairmesh.errors import BadInput, in_a_line
+from fairmesh.experiment import Experiment, load_experiment
+from fairmesh.mesh.agreement import (
+    agreed,
+    digest_of,
+    greeting,
+    own_problem,
+    own_site,
+    refuse_undeployable,
+    refuse_unlike,
+)
+from fairmesh.mesh.certificates import (
+    SOON_DAYS,
+    check_certificate,
+    valid_from,
+    valid_until,
+)
+from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
+from fairmesh.mesh.probing import Check, neighbour_checks
+from fairmesh.storage.files import read_bytes
+
+T = TypeVar("T")
+
+_WAIT_S = 5.0
+_STATUS, _STATUS_S = "status.json", 10.0  # written by a running node every second
+
+
+def checks(path: Path) -> Iterator[Check]:
+    """Every check of a site, as soon as it is done; what needs a file that cannot be read is left out."""
+    site_file = yield from _tried("site file", lambda: SiteFile.read(path), "mend the file, or make a new site folder")
+    if site_file is None:
+        return
+    mesh = yield from _tried("mesh file", lambda: _mesh(site_file), "ask the mesh's founder for mesh.toml")
+    experiment = yield from _tried(
+        "experiment file", lambda: load_experiment(site_file.experiment), "ask the mesh's founder for experiment.toml"
+    )
+    if mesh and experiment:
+        yield _experiment_check(experiment, mesh)
+    yield from certificate_checks(site_file)
+    if mesh:
+        yield listen_check(site_file, mesh)
+    if mesh and experiment:
+        yield data_check(site_file, experiment, mesh)
+    if mesh:
+        mine = greeting(site_file.name, experiment, mesh) if experiment else None
+        yield from neighbour_checks(site_file, mesh, mine, partial(refuse_unlike, mine or {}), _connected(site_file))
+
+
+def _connected(site_file: SiteFile) -> dict[str, bool] | None:
+    """Which neighbours are connected to this site's node; none where it has not told lately."""
+    try:
+        status = json.loads((site_file.state / _STATUS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    fresh = abs(time.time() - status["time"]) < _STATUS_S and status["activity"] not in ("stopped", "finished")
+    return {name: edge["connected"] for name, edge in status["edges"].items()} if fresh else None
+
+
+def _tried(what: str, read: Callable[[], T], advice: str) -> Generator[Check, None, T | None]:
+    """One check that something can be read; gives what was read, or None."""
+    try:
+        found = read()
+    except Exception as error:  # an experiment file imports a user's modules
+        yield Check(what, False, _said(error), advice)
+        return None
+    yield Check(what, True, "can be read")
+    return found
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, BadInput) else in_a_line(error)
+
+
+def _mesh(site_file: SiteFile) -> Mesh:
+    mesh = Mesh.read(site_file.mesh)
+    mesh.member(site_file.name)
+    if site_file.name in mesh.removed:
+        raise BadInput(f"site {site_file.name} has left the mesh {mesh.name}")
+    return mesh
+
+
+def _experiment_check(experiment: Experiment, mesh: Mesh) -> Check:
+    what = "experiment"
+    try:
+        refuse_undeployable(experiment)
+    except BadInput as error:
+        return Check(what, False, str(error), "agree on another experiment, and found the mesh again")
+    here = digest_of(agreed(experiment))
+    if here == mesh.experiment:
+        return Check(what, True, f"the mesh's, digest {here[:12]}")
+    found = f"digest {here[:12]}, but the mesh agreed on {mesh.experiment[:12]}"
+    return Check(what, False, found, "take experiment.toml and the Python files it names from the mesh's founder")
+
+
+def certificate_checks(site_file: SiteFile) -> Iterator[Check]:
+    """That certificate and key are this site's, of this mesh's authority, valid now and kept from others."""
+    try:
+        held, authority = (read_bytes(path) for path in (site_file.certificate, site_file.authority))
+    except BadInput as error:
+        request = site_file.certificate.with_suffix(".csr").name
+        yield Check("certificate", False, str(error), f"have {request} signed: fairmesh mesh sign {request}")
+        return
+    now = datetime.now(UTC)
+    yield _clock_check(now, authority)
+    wrong = check_certificate(held, authority, site_file.name, now, site_file.key)
+    if wrong:
+        yield Check("certificate", False, "; ".join(wrong), "mend what is named; `fairmesh mesh sign` signs again")
+        return
+    days = (valid_until(held) - now).days
+    ends = f"for {site_file.name}, valid for {days} more days"
+    yield Check("certificate", True, f"{ends}; have it signed again soon" if days < SOON_DAYS else ends)
+
+
+def _clock_check(now: datetime, authority: bytes) -> Check:
+    """That this machine's clock is not behind the founding of the mesh; neighbours' clocks are compared with theirs."""
+    try:
+        begun = valid_from(authority)
+    except BadInput as error:
+        return Check("clock", False, str(error), "ask the mesh's founder for authority.pem")
+    shown = f"{now:%Y-%m-%d %H:%M} UTC"
+    if now < begun:
+        return Check("clock", False, f"{shown} is before the mesh was founded, {begun:%Y-%m-%d %H:%M}", "set the clock")
+    return Check("clock", True, shown)
+
+
+def listen_check(site_file: SiteFile, mesh: Mesh) -> Check:
+    """That this site can be reached where others dial it: its port is free, or its own node has it."""
+    what, address = "listening", mesh.member(site_file.name).address
+    dialled_by = [name for name in mesh.neighbours(site_file.name) if mesh.dials(name, site_file.name)]
+    if site_file.listen is None:
+        if not dialled_by:
+            return Check(what, True, "not needed: this site dials all its neighbours")
+        port = host_and_port(address or "", what)[1]
+        return Check(what, False, f"{', '.join(dialled_by)} dial {address}", f"add listen = '0.0.0.0:{port}'")
+    host, port = host_and_port(site_file.listen, what)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family[0], socket.SOCK_STREAM) as opened:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(family[4])
+            opened.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and _is_own_node(site_file, host, port):
+            return Check(what, True, f"this site's node listens on {site_file.listen}")
+        taken = f"cannot listen on {site_file.listen}: {error.strerror or error}"
+        return Check(what, False, taken, "free the port, or give another in listen and as the address in the mesh")
+    return Check(what, True, f"{site_file.listen} is free; others dial {address or 'nothing'}")
+
+
+def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
+    """Whether who listens there shows this site's certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # compared below, with the very certificate
+    context.set_alpn_protocols(["h2"])
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        own = ssl.PEM_cert_to_DER_cert(site_file.certificate.read_text())
+        with (
+            socket.create_connection((reached, port), timeout=_WAIT_S) as plain,
+            context.wrap_socket(plain) as secured,
+        ):
+            shown = secured.getpeercert(binary_form=True)
+    except (OSError, ValueError):
+        return False
+    return shown == own
+
+
+def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Check:
+    """That this site's data can be read and fit the model and the loss."""
+    try:
+        problem = own_problem(own_site(site_file, experiment, mesh), experiment)
+    except Exception as error:  # whatever a user's entry point raises
+        return Check("data", False, _said(error), f"see data in {site_file.path.name}")
+    site = problem.sites[0]
+    judged = f", {len(site.test):,} to test on" if site.test is not None else ", none to test on"
+    return Check("data", True, f"{len(site.train):,} samples to train on{judged}; they fit the model")

@@ -1,0 +1,229 @@
+"""What every site announces to all: signed by it, passed on by neighbours, the newest of each kind kept."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fairmesh.errors import BadInput
+from fairmesh.mesh import certificates
+from fairmesh.mesh.wire.frames import Refused, read_json
+
+_AT_MOST = 1 << 14  # bytes of one announcement
+_A_FRAME = 1 << 18  # bytes of news told at once
+_OUTPUTS_AT_MOST = 1 << 24
+_NUMBER_AT_MOST = 1 << 53
+_SHORT = 200  # letters, of what is shown to people
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _SHORT and value.isprintable()
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _NUMBER_AT_MOST
+
+
+def _outputs(value: Any) -> bool:
+    return _count(value) and value <= _OUTPUTS_AT_MOST
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_short, value))
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _NUMBER_AT_MOST
+
+
+def _number_or_none(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def _since(value: Any) -> bool:
+    return isinstance(value, dict) and all(_short(key) and _number(item) for key, item in value.items())
+
+
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+# What a body must say: each kind in the order in which news of it is told, with what its fields are.
+KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "certificate": {"pem": _is(str)},
+    "facts": {
+        "samples": _count,
+        "inputs": _is(list),
+        "targets": _is(list),
+        "outputs": _outputs,
+        "test": _is(bool),
+        "validation": _is(bool),
+        "group": _short,
+    },
+    "status": {
+        "round": _count,
+        "activity": _short,
+        "metric": _number_or_none,
+        "metric_round": _number_or_none,
+        "weight": _number_or_none,
+        "waiting_for": _since,
+        "bytes_out": _count,
+        "time": _number,
+    },
+    "leaving": {"sites": _names, "generation": _count, "mesh": _short},
+    "frozen": {"sites": _names, "generation": _count, "round": _count, "outputs": _outputs},
+}
+
+
+class Announcement(NamedTuple):
+    """What a site says under its name; of two of one kind the one with the higher number holds."""
+
+    site: str
+    kind: str
+    number: int
+    body: dict[str, Any]
+    signature: bytes
+
+    def text(self) -> bytes:
+        return json.dumps([self.site, self.kind, self.number, self.body], sort_keys=True).encode()
+
+    def table(self) -> dict[str, Any]:
+        return {**self._asdict(), "signature": self.signature.hex()}
+
+
+class Bulletin:
+    """All announcements a site knows, each checked against the certificate of the site it comes from."""
+
+    def __init__(self, name: str, key: bytes, certificate: bytes, authority: bytes, sites: tuple[str, ...]):
+        self._name, self._key, self._authority, self._sites = name, key, authority, set(sites)
+        self._known: dict[tuple[str, str], tuple[int, Announcement]] = {}  # with the order of arrival
+        self._order, self._lock = 0, threading.Lock()
+        self._changed: Callable[[], None] = lambda: None
+        self.since = int(certificates.valid_from(certificate).timestamp())  # one that was renewed takes the old's place
+        self.announce("certificate", {"pem": certificate.decode()}, self.since)
+
+    def serve(self, changed: Callable[[], None]) -> None:
+        """`changed` is called when there is news to pass on."""
+        self._changed = changed
+
+    def announce(self, kind: str, body: Mapping[str, Any], number: int | None = None) -> None:
+        """Says something under this site's own name, in place of what it said before, or once with a number."""
+        said = json.loads(json.dumps(body), parse_constant=lambda text: None)  # what is not finite is not JSON
+        with self._lock:
+            known = self._known.get((self._name, kind))
+            before = known[1].number if known else -1
+            number = max(before + 1, int(1000 * time.time())) if number is None else number
+            if before >= number:
+                return
+            self._put(self._signed_here(Announcement(self._name, kind, number, said, b"")))
+        self._changed()
+
+    def _signed_here(self, one: Announcement) -> Announcement:
+        return one._replace(signature=certificates.signature(self._key, one.text()))
+
+    def _put(self, one: Announcement) -> None:
+        self._order += 1
+        self._known[one.site, one.kind] = self._order, one
+
+    def of(self, site: str, kind: str) -> dict[str, Any] | None:
+        with self._lock:
+            found = self._known.get((site, kind))
+        return None if found is None else found[1].body
+
+    def of_all(self, kind: str) -> dict[str, dict[str, Any]]:
+        with self._lock:
+            return {site: one.body for (site, what), (_, one) in self._known.items() if what == kind}
+
+    def news(self, since: int) -> tuple[int, bytes | None]:
+        """What came after a point of the order, as much as is told at once, in the order in which it came, and up to
+        where: a site's certificate comes before what it signed."""
+        with self._lock:
+            fresh = sorted((order, one) for order, one in self._known.values() if order > since)
+        told: list[str] = []
+        for order, one in fresh:
+            told.append(json.dumps(one.table()))
+            since = order
+            if sum(map(len, told)) > _A_FRAME:
+                break
+        return since, f"[{','.join(told)}]".encode() if told else None
+
+    def heard(self, entries: bytes) -> None:
+        """Takes over news of a neighbour; refuses what was not said by the site it is said to come from."""
+        try:
+            found = [_read(table) for table in read_json(entries)]
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused("news that cannot be read") from error
+        fresh = False
+        for one in found:
+            fresh = self._heard(one) or fresh
+        if fresh:
+            self._changed()
+
+    def _heard(self, one: Announcement, own: bool = False) -> bool:
+        if one.site not in self._sites or one.kind not in KINDS:
+            raise Refused(f"news of kind {one.kind!r} from {one.site!r}, which this mesh does not know")
+        with self._lock:
+            known = self._known.get((one.site, one.kind))
+        if (one.site == self._name and not own) or (known and known[1].number >= one.number):
+            return False
+        pem = one.body.get("pem") if one.kind == "certificate" else (self.of(one.site, "certificate") or {}).get("pem")
+        if not isinstance(pem, str) or not self._signed(one, pem.encode(errors="replace")):
+            raise Refused(f"news of kind {one.kind!r} that {one.site} did not sign")
+        form = KINDS[one.kind]
+        wrong = [name for name, holds in form.items() if not holds(one.body.get(name))]
+        wrong += [name[:_SHORT] for name in one.body if name not in form]
+        if wrong or len(one.text()) > _AT_MOST:
+            raise Refused(f"news of kind {one.kind!r} from {one.site} with {wrong[0] if wrong else 'too much'} in it")
+        with self._lock:
+            if one.kind == "certificate":  # what was signed with another key cannot be passed on any more
+                for kind in [kind for kind in KINDS if self._is_unsigned(one, kind)]:
+                    del self._known[one.site, kind]
+            self._put(one)
+        return True
+
+    def _signed(self, one: Announcement, pem: bytes) -> bool:
+        """Whether its site signed it. What a site said while its certificate was valid stays said when it has expired:
+        that refuses the site's own streams, and is no reason to refuse those who pass its news on."""
+        try:
+            when = min(datetime.now(UTC), certificates.valid_until(pem))
+        except BadInput:
+            return False
+        return certificates.verified(pem, self._authority, one.site, one.text(), one.signature, when)
+
+    def _is_unsigned(self, certificate: Announcement, kind: str) -> bool:
+        known = self._known.get((certificate.site, kind))
+        return (
+            known is not None and kind != "certificate" and not self._signed(known[1], certificate.body["pem"].encode())
+        )
+
+    def saved(self) -> bytes:
+        """Everything known, to be read again by `restored`."""
+        with self._lock:
+            every = sorted(self._known.values())
+        return json.dumps([one.table() for _, one in every]).encode()
+
+    def restored(self, path: Path) -> None:
+        """What was known before a restart, as far as it can be read; what this site itself had said it says again, be
+        it with a new key."""
+        if not path.exists():
+            return
+        try:
+            found = [_read(table) for table in read_json(path.read_bytes())]
+        except (ValueError, TypeError, KeyError, Refused):
+            return
+        for one in found:
+            with suppress(Refused):
+                if one.site == self._name and one.kind != "certificate":
+                    one = self._signed_here(one)
+                self._heard(one, own=True)
+
+
+def _read(table: Any) -> Announcement:
+    site, kind, number, body = (table[name] for name in ("site", "kind", "number", "body"))
+    if not (_short(site) and _short(kind) and _count(number) and isinstance(body, dict)):
+        raise TypeError("not an announcement")
+    return Announcement(site, kind, number, body, bytes.fromhex(table["signature"]))

@@ -1,0 +1,200 @@
+"""What a node received and sent since its oldest kept checkpoint, on disk: the messages a restart needs, and no others.
+
+Segments of records, each with its length and checksum; a record cut short by a crash ends the journal. A new segment is
+begun at every checkpoint, and those that only tell of rounds before the oldest one kept are removed.
+"""
+
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from fairmesh.errors import BadInput, FairmeshError
+from fairmesh.storage.files import sync_folder
+
+_HEAD = struct.Struct("<II")  # length and CRC-32 of what follows
+_RECEIVED = struct.Struct("<BQH")  # kind, step, from whom
+_SENT = struct.Struct("<BQH")  # kind, step, how many receivers; their positions follow
+_POSITION = struct.Struct("<H")
+_IS_RECEIVED, _IS_SENT, _IS_HELD = 1, 2, 3
+
+
+class StorageError(FairmeshError):
+    """The state folder cannot be written; what is there stays good, and the node continues from it later."""
+
+
+class _Place(NamedTuple):
+    path: Path
+    start: int
+    length: int
+
+
+class Journal:
+    """Appends from the training thread; `settle` makes what was appended durable and may run in another."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._lock = folder, threading.Lock()
+        self._received: dict[tuple[int, int], _Place] = {}  # (from whom, step)
+        self._sent: dict[int, list[tuple[tuple[int, ...], _Place]]] = {}  # step -> receivers and where
+        self.held: dict[int, int] = {}  # the step before which a neighbour told everything durable
+        self._last_step: dict[Path, int] = {}  # the last step a segment tells of
+        self.bytes_since_segment = 0
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._segments = sorted(folder.glob("journal-*.log"))
+            for path in self._segments:
+                self._read(path, path == self._segments[-1])
+            self._file = open(self._segments[-1], "ab", buffering=0) if self._segments else self._begun()  # noqa: SIM115
+            os.fdatasync(self._file.fileno())  # what was read is told durable, and may not have been yet
+
+    def _begun(self) -> FileIO:
+        """A new last segment. They are counted, and not called by rounds: those can be done again."""
+        last = int(self._segments[-1].stem.removeprefix("journal-")) if self._segments else 0
+        path = self._folder / f"journal-{last + 1:012d}.log"
+        file = open(path, "xb", buffering=0)  # noqa: SIM115
+        sync_folder(self._folder)
+        self._segments.append(path)
+        return file
+
+    def _read(self, path: Path, last: bool) -> None:
+        at = 0
+        with open(path, "rb") as file:
+            while head := file.read(_HEAD.size):
+                length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
+                body = file.read(length)
+                if len(head) < _HEAD.size or len(body) < length or zlib.crc32(body) != checksum or not body:
+                    break
+                self._note(path, at + _HEAD.size, body)
+                at += _HEAD.size + length
+        if at < path.stat().st_size:
+            if not last:
+                raise StorageError(f"{path} is damaged after byte {at}; restore it, or leave the mesh with this site")
+            os.truncate(path, at)  # what a crash cut short was neither acknowledged nor sent
+
+    def _note(self, path: Path, start: int, body: bytes) -> None:
+        kind, step, whom = _RECEIVED.unpack_from(body)
+        head = _RECEIVED.size
+        if kind == _IS_HELD:
+            self.held[whom] = max(step, self.held.get(whom, 0))
+            return
+        if kind == _IS_RECEIVED:
+            self._received[whom, step] = _Place(path, start + head, len(body) - head)
+        else:
+            head += whom * _POSITION.size
+            positions = tuple(p for (p,) in _POSITION.iter_unpack(body[_SENT.size : head]))
+            self._sent.setdefault(step, []).append((positions, _Place(path, start + head, len(body) - head)))
+        self._last_step[path] = max(step, self._last_step.get(path, -1))
+
+    def _append(self, body: bytes) -> None:
+        record = _HEAD.pack(len(body), zlib.crc32(body)) + body
+        with self._lock, storing(self._folder):
+            start, left = self._file.tell(), memoryview(record)
+            while left:  # on a disk that gets full a part may be written before the error comes
+                left = left[self._file.write(left) :]
+            self._note(self._segments[-1], start + _HEAD.size, body)
+            self.bytes_since_segment += len(record)
+
+    def log_received(self, whom: int, step: int, payload: bytes) -> None:
+        self._append(_RECEIVED.pack(_IS_RECEIVED, step, whom) + payload)
+
+    def log_held(self, whom: int, step: int) -> None:
+        """Only for the end of a run: a node that restarts then knows whether anybody can still need it."""
+        self._append(_RECEIVED.pack(_IS_HELD, step, whom))
+
+    def log_sent(self, step: int, payloads: Mapping[int, bytes]) -> None:
+        """One record for all receivers of the same bytes."""
+        receivers: dict[bytes, list[int]] = {}
+        for position, payload in payloads.items():
+            receivers.setdefault(payload, []).append(position)
+        for payload, positions in receivers.items():
+            self._append(
+                _SENT.pack(_IS_SENT, step, len(positions)) + b"".join(map(_POSITION.pack, positions)) + payload
+            )
+
+    def received(self, whom: int, step: int) -> bytes | None:
+        with self._lock:
+            return self._at(self._received.get((whom, step)))
+
+    def sent(self, step: int) -> dict[int, bytes]:
+        """What was sent in a step, by receiver; empty where it is not known any more."""
+        with self._lock:
+            return {p: self._at(place) or b"" for positions, place in self._sent.get(step, ()) for p in positions}
+
+    def receivers(self, step: int) -> list[int]:
+        """To whom something was sent in a step."""
+        return [position for positions, _ in self._sent.get(step, ()) for position in positions]
+
+    def next_from(self, whom: int) -> int | None:
+        """The first step of which nothing was received from a neighbour; none where nothing ever was."""
+        return max((step + 1 for who, step in self._received if who == whom), default=None)
+
+    def steps_sent(self) -> list[int]:
+        return sorted(self._sent)
+
+    def _at(self, place: _Place | None) -> bytes | None:
+        if place is None:
+            return None
+        with storing(self._folder), open(place.path, "rb") as file:
+            file.seek(place.start)
+            return file.read(place.length)
+
+    def settle(self) -> None:
+        """Makes everything appended so far survive a power cut."""
+        with self._lock:
+            number = os.dup(self._file.fileno())
+        try:
+            with storing(self._folder):
+                os.fdatasync(number)
+        finally:
+            os.close(number)
+
+    def begin_segment(self, unsettled: Mapping[int, Mapping[int, bytes]]) -> None:
+        """At a checkpoint, with the sent messages that somebody still needs."""
+        with self._lock, storing(self._folder):
+            os.fdatasync(self._file.fileno())
+            before, self._file = self._file, self._begun()
+            before.close()
+            self.bytes_since_segment = 0
+        for step, payloads in unsettled.items():
+            self.log_sent(step, payloads)
+        self.settle()
+
+    def drop_before(self, keep_from: int) -> None:
+        """Removes segments that tell of nothing received from this step on."""
+        with self._lock, storing(self._folder):
+            gone = [p for p in self._segments[:-1] if self._last_step.get(p, -1) < keep_from]
+            self._segments = [path for path in self._segments if path not in gone]
+            self._last_step = {path: step for path, step in self._last_step.items() if path not in gone}
+            self._received = {key: place for key, place in self._received.items() if place.path not in gone}
+            kept = {step: [e for e in entries if e[1].path not in gone] for step, entries in self._sent.items()}
+            self._sent = {step: entries for step, entries in kept.items() if entries}
+            for path in gone:
+                path.unlink()
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(path.stat().st_size for path in self._segments)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+
+@contextmanager
+def storing(folder: Path) -> Iterator[None]:
+    """Turns an error of the file system into one that says what to do."""
+    try:
+        yield
+    except (OSError, BadInput) as error:
+        reason = error.__cause__ if isinstance(error, BadInput) else error
+        if not isinstance(reason, OSError):
+            raise
+        raise StorageError(
+            f"cannot write the state in {folder}: {reason.strerror or reason}; nothing is lost: make room or mend it "
+            "and start the node again, it continues where it was"
+        ) from error

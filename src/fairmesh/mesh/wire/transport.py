@@ -1,0 +1,65 @@
+"""A node among organisations as one host of a network: the rounds of an algorithm as steps of its mailroom."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairmesh.errors import BadInput
+from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
+from fairmesh.topology.mixing import Mixing
+
+FIRST_ROUND = 1  # its step; in step 0 neighbours compare the models they start from
+_NO_SERVER = "between organisations there is no server and nothing goes to everybody; use ad-gda"
+
+
+class Apart(Hosts):
+    """A node that meets nobody but its neighbours, by messages."""
+
+    number, here, beside, job = 1, 0, 1, None
+
+    def everywhere(self, payload: bytes) -> list[bytes]:
+        raise BadInput(_NO_SERVER)
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        raise BadInput(_NO_SERVER)
+
+    def nodes(self, n: int) -> Sequence[int]:
+        raise BadInput(_NO_SERVER)
+
+    def network(
+        self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
+    ) -> RemoteNetwork:
+        raise BadInput(_NO_SERVER)
+
+
+class PeerTransport(Transport):
+    """One node, number `own` of the run; its neighbours have numbers in the run and positions in the mesh, which differ
+    once a site has left. Every neighbour of any round gets a message in every step, be it an empty one: so steps are
+    counted alike at both ends."""
+
+    def __init__(self, own: int, neighbours: Sequence[int], positions: Sequence[int], mailroom: Mailroom):
+        self._own, self._mailroom, self.hosts = own, mailroom, Apart()
+        self._position_of = dict(zip(neighbours, positions))
+        self._number_at = dict(zip(positions, neighbours))
+
+    def exchange(
+        self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
+    ) -> Arrivals:
+        step, awaited = round_index + FIRST_ROUND, {sender for sender, _ in expected}
+        posted = {at: outgoing.get((self._own, other), b"") for other, at in self._position_of.items()}
+        self._mailroom.post(step, posted)
+
+        def read_at(position: int, text: bytes) -> Any:
+            other = self._number_at[position]
+            return read((other, self._own), text) if other in awaited else None
+
+        def arrivals() -> dict[Edge, Any]:
+            taken = self._mailroom.take(step, list(self._number_at), read_at)
+            found = {self._number_at[position]: message for position, message in taken.items()}
+            return {(other, self._own): found[other] for other in awaited}
+
+        return arrivals

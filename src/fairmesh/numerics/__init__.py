@@ -1,0 +1,1 @@
+"""Array tools that know nothing of learning: random streams, tracing, caches, memory."""

@@ -1,0 +1,140 @@
+"""A module as a flat row: any `nn.Module`, evaluated for many rows at once by vmap."""
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+
+from fairmesh.errors import BadInput
+from fairmesh.numerics import random_streams
+
+_DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
+
+
+class _StreamDropout(nn.Module):
+    """Dropout whose mask comes from a counter-based stream; whole channels where there are spatial axes."""
+
+    key: Tensor
+
+    def __init__(self, probability: float, spatial: int, layer: int):
+        super().__init__()
+        self.probability, self.spatial, self.layer = probability, spatial, layer
+        self.uses = 0  # of this layer in the pass under way; each draws its own mask
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training:
+            return inputs
+        shape = inputs.shape[: inputs.ndim - self.spatial]
+        one = torch.zeros(1, dtype=torch.int64, device=self.key.device)
+        key = random_streams.keys(self.key, f"dropout {self.layer}", self.uses, one).squeeze(-1)
+        self.uses += 1
+        kept = random_streams.uniform(key, math.prod(shape), inputs.dtype) >= self.probability
+        mask = kept.reshape(*shape, *[1] * self.spatial)
+        return inputs * mask / (1.0 - self.probability or 1.0)
+
+
+class FlatModel:
+    """The trainable parameters of a module as one row; frozen parameters and buffers stay out of it."""
+
+    def __init__(self, module: nn.Module):
+        _refuse_unsuitable(module)
+        self._original = module
+        tensors = [*module.parameters(), *module.buffers()]
+        self._training = copy.deepcopy(module, {id(t): t for t in tensors})  # the tensors themselves are shared
+        self._dropouts = _replace_dropouts(self._training)
+        self._evaluation = copy.deepcopy(self._training, {id(t): t for t in tensors}).eval()
+        trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise BadInput("the model has no trainable parameter; set requires_grad on those to train")
+        self._names = list(trainable)
+        self._shapes = [p.shape for p in trainable.values()]
+        self._sizes = [p.numel() for p in trainable.values()]
+        self.dim = sum(self._sizes)
+        held = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
+        self._fixed = {name: t.detach() for name, t in held.items() if name not in trainable}
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "FlatModel":
+        """The same model with frozen parameters and buffers placed."""
+        placed = copy.copy(self)
+        placed._fixed = {
+            name: t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
+            for name, t in self._fixed.items()
+        }
+        return placed
+
+    def row_of(self, module: nn.Module) -> Tensor:
+        """The trainable parameters of a module of the same architecture, as one row."""
+        parameters = dict(module.named_parameters())
+        return torch.cat([parameters[name].detach().flatten() for name in self._names])
+
+    def parameters_of(self, row: Tensor) -> dict[str, Tensor]:
+        """A row as named parameters."""
+        pieces = row.split(self._sizes, dim=-1)
+        return {name: piece.reshape(shape) for name, piece, shape in zip(self._names, pieces, self._shapes)}
+
+    def __call__(self, row: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
+        """Outputs of the model with this row's parameters; with a key, in training mode with dropout drawn from it."""
+        tensors = self._fixed | self.parameters_of(row)
+        if key is None:
+            return functional_call(self._evaluation, tensors, (inputs,))
+        tensors |= dict.fromkeys(self._dropouts, key)
+        for layer in self._dropouts.values():
+            layer.uses = 0
+        return functional_call(self._training, tensors, (inputs,))
+
+    def fixed(self) -> list[Tensor]:
+        """Frozen parameters and buffers, in the order of their names."""
+        return [self._fixed[name] for name in sorted(self._fixed)]
+
+    def state_dict(self, row: Tensor) -> dict[str, Tensor]:
+        """A plain state_dict for the user's own module."""
+        parameters = self.parameters_of(row.detach().cpu())
+        alias = {id(p): name for name, p in self._original.named_parameters()}
+        result = {}
+        held = self._original.state_dict(keep_vars=True)
+        for name, tensor in held.items():
+            source = alias.get(id(tensor), name)
+            value = parameters[source] if source in parameters else tensor.detach()
+            result[name] = value.to(dtype=tensor.dtype).clone()
+        return result
+
+
+def _refuse_unsuitable(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        where = f"layer {name or 'itself'} ({type(layer).__name__})"
+        if isinstance(layer, _NormBase):
+            instance = "Instance" in type(layer).__name__
+            uses_batch = layer.training and layer.track_running_stats if instance else layer.running_mean is None
+            if (not instance and layer.training) or uses_batch:
+                raise BadInput(
+                    f"{where} keeps batch statistics, which nodes with different data cannot share; use nn.GroupNorm, "
+                    "or call .eval() on a frozen pretrained layer"
+                )
+        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout) and layer.p > 0 and layer.training:
+            raise BadInput(
+                f"{where} draws from torch's own generator; use nn.Dropout, which draws from fairmesh's streams"
+            )
+    for name, tensor in module.named_parameters():
+        if is_lazy(tensor):
+            raise BadInput(f"parameter {name} is not initialised yet; run the lazy model once on a sample first")
+
+
+def _replace_dropouts(module: nn.Module) -> dict[str, _StreamDropout]:
+    """Puts stream dropouts where torch's are; these by the names of their keys."""
+    named, replacements = {}, {}
+    for path, layer in list(module.named_modules(remove_duplicate=False)):  # one layer may stand in several places
+        if isinstance(layer, _DropoutNd) and type(layer) in _DROPOUTS and layer.p > 0 and layer.training:
+            parent, _, leaf = path.rpartition(".")
+            if not path:
+                raise BadInput("the model is nothing but a dropout layer")
+            if layer not in replacements:
+                replacements[layer] = _StreamDropout(layer.p, _DROPOUTS[type(layer)], len(named))
+                named[f"{path}.key"] = replacements[layer]
+            setattr(module.get_submodule(parent), leaf, replacements[layer])
+    return named

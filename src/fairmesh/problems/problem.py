@@ -1,0 +1,293 @@
+"""A learning problem over sites: the model, the loss, and what each node holds, checked before anything runs."""
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairmesh.config.tables import checked
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
+from fairmesh.problems.flat_model import FlatModel
+from fairmesh.problems.losses import Augmentation, Loss, as_floats, check_loss
+
+_RESERVED = {
+    "round", "replica", "seed", "loss", "lambda", "phi", "validation", "own_models", "consensus_models",
+    "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
+}  # fmt: skip
+
+Metric = Callable[[Tensor, Tensor], Any]  # (outputs, targets) of a whole test set -> a number, higher is better
+
+
+@checked
+@dataclass(frozen=True)
+class Sampling:
+    """Which samples a node looks at in one step."""
+
+    batch: int = 50  # samples, ignored for order = "full"
+    order: Literal["random", "cyclic", "full"] = "random"  # random draws with replacement, or in order, or all
+    batches_per_step: int = 1  # averaged, the paper's oracle averaging
+
+    def __post_init__(self):
+        if self.batch < 1:
+            raise BadInput(f"batch must be >= 1, got {self.batch}")
+        if self.batches_per_step < 1:
+            raise BadInput(f"batches_per_step must be >= 1, got {self.batches_per_step}")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Train `model` on the sites' data under `loss(outputs, targets) -> scalar mean`.
+
+    `model` is a module, whose weights every run starts from, or a function that makes one, called anew for each seed.
+    `test` and `validation` are for sites without their own."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    sites: Sequence[Site]
+    loss: Loss = nn.functional.cross_entropy
+    sampling: Sampling = field(default_factory=Sampling)
+    prior: Sequence[float] | None = None  # p; each site's share of the samples where not given
+    test: Any = None
+    validation: Any = None
+    weight_decay: float = 0.0
+    clip_norm: float | None = None  # of each node's gradient
+    augment: Augmentation | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.sites:
+            raise BadInput("a problem needs at least one site")
+        if not math.isfinite(self.weight_decay) or self.weight_decay < 0:
+            raise BadInput(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise BadInput(f"clip_norm must be > 0, got {self.clip_norm}")
+        given = [site if isinstance(site, Site) else Site(site) for site in self.sites]
+        sites = [self._read(i, site) for i, site in enumerate(given)]
+        object.__setattr__(self, "sites", sites)
+        if isinstance(self.model, nn.Module):  # a copy: training the module later must not change where runs start
+            object.__setattr__(self, "model", copy.deepcopy(self.model).cpu())
+        for name in self.metrics:
+            if name in _RESERVED:
+                raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
+        if not self.here:
+            raise BadInput("none of the sites' data is here; a host needs that of one site at least")
+        first = sites[0].train
+        for i, site in enumerate(sites):
+            for what in ("inputs", "targets"):
+                here, there = getattr(site.train, what), getattr(first, what)
+                if here.shape[1:] != there.shape[1:] or here.dtype != there.dtype:
+                    raise BadInput(
+                        f"site {i} ({site.name}): {what} are {tuple(here.shape[1:])} {here.dtype}, but site 0 has "
+                        f"{tuple(there.shape[1:])} {there.dtype}; all sites need the same"
+                    )
+        self._probe()
+
+    def _read(self, i: int, site: Site) -> Site:
+        """The site with a name, a group, and every set as Samples; a set given to several sites is read once."""
+        name = site.name or f"node {i}"
+        sets = {"train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")}
+        for split, shared in (("test", self.test), ("validation", self.validation)):
+            source = getattr(site, split)
+            source = shared if source is None else source
+            if source is not None:
+                known = self._sets.get(id(source))
+                sets[split] = known[1] if known else Samples.of(source, f"{split} set of site {i} ({name})")
+                self._sets[id(source)] = source, sets[split]  # the source too: its id must not be given away
+        return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, **sets)
+
+    @cached_property
+    def _sets(self) -> dict[int, tuple[Any, Samples]]:
+        return {}
+
+    @property
+    def n(self) -> int:
+        return len(self.sites)
+
+    @cached_property
+    def here(self) -> list[int]:
+        """The sites whose data this host holds: all of them in a simulation."""
+        return [i for i, site in enumerate(self.sites) if site.train.here]
+
+    def keeping(self, sites: Collection[int]) -> "Problem":
+        """The same problem on a host that holds only these sites' data; of the others it knows how many samples."""
+
+        def kept(i: int, site: Site, split: str) -> Samples | None:
+            samples = getattr(site, split)
+            if samples is None:
+                return None
+            return alone(samples) if i in sites else Samples.elsewhere(len(samples), samples)
+
+        @functools.cache
+        def alone(samples: Samples) -> Samples:  # a set that sites share stays one
+            return samples.alone()
+
+        splits = ("train", "test", "validation")
+        held = [dataclasses.replace(s, **{w: kept(i, s, w) for w in splits}) for i, s in enumerate(self.sites)]
+        return dataclasses.replace(self, sites=held, test=None, validation=None)
+
+    @cached_property
+    def prior_of_sites(self) -> Tensor:
+        """p (n,), float64, sums to one."""
+        sizes = [len(site.train) for site in self.sites]
+        try:
+            given = torch.as_tensor(sizes if self.prior is None else self.prior, dtype=torch.float64)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"prior must be a list of {self.n} numbers, got {self.prior!r}") from error
+        if given.shape != (self.n,):
+            raise BadInput(f"prior has {given.numel()} entries for {self.n} sites; give one number for each")
+        unfit = ~(torch.isfinite(given) & (given > 0))
+        if bool(unfit.any()):
+            bad = int(unfit.nonzero()[0])
+            raise BadInput(f"prior of site {bad} is {float(given[bad])}; every site needs a finite prior > 0")
+        return given / given.sum()
+
+    @cached_property
+    def flat_model(self) -> FlatModel:
+        return FlatModel(self._module(0))
+
+    def _module(self, seed: int) -> nn.Module:
+        if isinstance(self.model, nn.Module):
+            return self.model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = self.model()
+        if not isinstance(made, nn.Module):
+            raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
+        return made.cpu()
+
+    def initial_row(self, seed: int) -> Tensor:
+        """The model every node of a replica starts from."""
+        return self.flat_model.row_of(self._module(seed)).double()
+
+    @cached_property
+    def classes(self) -> int | None:
+        """How many classes the model tells apart, or None where targets are not labels."""
+        targets = self.sites[0].train.targets  # its form is the same at all sites
+        if targets.is_floating_point() or targets.ndim != 1:
+            return None
+        outputs = self._outputs_of_probe()
+        if not isinstance(outputs, Tensor):
+            raise BadInput(f"the model must return one tensor, got a {type(outputs).__name__}")
+        return outputs.shape[-1] if outputs.ndim >= 2 else None
+
+    def _outputs_of_probe(self) -> Tensor:
+        model = self.flat_model.to(torch.device("cpu"), torch.float32)
+        with torch.no_grad():
+            return model(
+                self.initial_row(0).float(), as_floats(self.sites[self.here[0]].train.inputs[:2], torch.float32)
+            )
+
+    @property
+    def primary(self) -> str:
+        """The metric by which the worst site is named."""
+        return "accuracy" if self.classes or "accuracy" in self.metrics else "loss"
+
+    def held_out(self, split: Literal["test", "validation", "train"]) -> tuple[list[Samples], list[int]]:
+        """The different sets of a split that are here, and which of them each site is judged by; -1 where another host
+        holds it."""
+        found: dict[int, int] = {}
+        sets: list[Samples] = []
+        of_site = []
+        for i, site in enumerate(self.sites):
+            samples = getattr(site, split)
+            if (samples is None) != (getattr(self.sites[0], split) is None):
+                without, others = (i, "others have") if samples is None else (0, f"site {i} has")
+                raise BadInput(
+                    f"site {without} ({self.sites[without].name}) has no {split} set though {others}; "
+                    "give each one, or a shared one"
+                )
+            if samples is None:
+                continue
+            if not samples.here:
+                of_site.append(-1)
+                continue
+            if id(samples) not in found:
+                found[id(samples)] = len(sets)
+                sets.append(self._checked(samples, f"{split} set of site {i}"))
+            of_site.append(found[id(samples)])
+        return sets, of_site
+
+    def _checked(self, samples: Samples, what: str) -> Samples:
+        first = self.sites[0].train
+        for part in ("inputs", "targets"):
+            here, there = getattr(samples, part), getattr(first, part)
+            if here.shape[1:] != there.shape[1:] or here.dtype != there.dtype:
+                raise BadInput(
+                    f"{what}: {part} are {tuple(here.shape[1:])} {here.dtype}, but training {part} are "
+                    f"{tuple(there.shape[1:])} {there.dtype}"
+                )
+        if self.classes is not None and samples.here:
+            lowest, highest = int(samples.targets.min()), int(samples.targets.max())
+            if lowest < 0 or highest >= self.classes:
+                raise BadInput(
+                    f"{what}: labels run from {lowest} to {highest}, but the model tells {self.classes} classes apart: "
+                    f"labels must lie in 0..{self.classes - 1}"
+                )
+        return samples
+
+    def _probe(self) -> None:
+        """Runs model and loss once as training will, so that what cannot work is refused now."""
+        self.prior_of_sites.sum()  # refuses what cannot be a prior
+        model = self.flat_model.to(torch.device("cpu"), torch.float32)  # refuses what cannot be a row
+        try:
+            self._outputs_of_probe()
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shape = tuple(self.sites[0].train.inputs.shape[1:])
+            raise BadInput(f"the model does not accept inputs of shape {shape}: {error}") from error
+        for i, site in enumerate(self.sites):
+            self._checked(site.train, f"site {i} ({site.name})")
+        for split in ("test", "validation"):
+            self.held_out(split)
+        some = [self.sites[i].train for i in self.here[:8]]  # of several sites: one alone may hold a single class
+        two = torch.arange(2)
+        inputs, targets = (
+            torch.cat([getattr(samples, what)[two % len(samples)] for samples in some])
+            for what in ("inputs", "targets")
+        )
+        batch = as_floats(inputs, torch.float32), as_floats(targets, torch.float32)
+        check_loss(model, self.initial_row(0).float(), self.loss, self.augment, batch)
+
+    def digests_here(self) -> dict[int, str]:
+        """A fingerprint of the training data of every site that is here."""
+        return {i: _fingerprint(self.sites[i].train) for i in self.here}
+
+    def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
+        """A fingerprint of data and model, so that a checkpoint is not continued on others; of the sites that are here,
+        or of those whose fingerprints are given."""
+        hasher = hashlib.sha256()
+        hasher.update(repr(sorted((self.digests_here() if of_sites is None else of_sites).items())).encode())
+        hasher.update(self.prior_of_sites.numpy().tobytes())
+        hasher.update(self.initial_row(0).numpy().tobytes())
+        for tensor in self.flat_model.fixed():
+            hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
+        described = (self._module(0), self.sampling, self.weight_decay, self.clip_norm)
+        hasher.update(f"{described} {_named(self.loss)} {_named(self.augment)}".encode())
+        return hasher.hexdigest()[:16]
+
+
+def _fingerprint(samples: Samples) -> str:
+    hasher = hashlib.sha256()
+    for tensor in (samples.inputs, samples.targets):
+        hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def _named(function: Any) -> str:
+    """A function's name, or what a module prints: the same in every process."""
+    if isinstance(function, functools.partial):
+        return f"{_named(function.func)} {function.args} {function.keywords}"
+    if isinstance(function, nn.Module):
+        return repr(function)
+    code = getattr(function, "__code__", None)
+    body = (code.co_code.hex(), [str(c) for c in code.co_consts if not hasattr(c, "co_code")]) if code else ""
+    return f"{getattr(function, '__qualname__', type(function))} {body}"

@@ -1,0 +1,1 @@
+"""[regularizer] What the adversary may choose, and its exact worst case."""

@@ -1,0 +1,1 @@
+"""Runs as people look at them: tables, plots, pages."""

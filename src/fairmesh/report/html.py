@@ -1,0 +1,57 @@
+"""Runs as people look at them: tables, plots, and a self-contained page."""
+
+import html
+from collections.abc import Sequence
+
+from fairmesh.report.plots import bars, curves, svg
+from fairmesh.report.runs import Run, check_comparable, rows_of, site_table, worst_sites
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:62rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:collapse;margin:.5rem 0}
+th,td{padding:.25rem .7rem;border-bottom:1px solid #ddd;text-align:right}th:first-child,td:first-child{text-align:left}
+th{border-bottom:2px solid #999}tr.low td{background:#fbeeee}svg{max-width:100%;height:auto}
+pre{background:#f6f6f6;padding:.7rem;overflow:auto}
+.note{color:#666;font-size:13px}
+"""
+
+
+def _table(rows: Sequence[Sequence[str]], marked: set[int] = frozenset()) -> str:  # type: ignore[assignment]
+    def cells(row: Sequence[str], tag: str) -> str:
+        return "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in row)
+
+    body = "".join(f"<tr{' class=low' if i in marked else ''}>{cells(r, 'td')}</tr>" for i, r in enumerate(rows[1:]))
+    return f"<table><tr>{cells(rows[0], 'th')}</tr>{body}</table>"
+
+
+def page(runs: Sequence[Run], title: str, sentence: str = "", settings: str = "") -> str:
+    """A page with the table of runs, the curves, every site and its weight; needs nothing beside itself."""
+    check_comparable(runs)
+    rows = rows_of(runs)
+    sites = site_table(runs)
+    parts = [
+        f"<h1>{html.escape(title)}</h1>",
+        f"<p>{html.escape(sentence)}</p>" if sentence else "",
+        _table([list(rows[0]), *(list(row.values()) for row in rows)]),
+        "<h2>On the way</h2>",
+        svg(curves(runs), "curves"),
+        "<h2>Site by site</h2>",
+        svg(bars(runs), "sites"),
+        _table(sites, worst_sites(runs)) if len(sites) <= 201 else "",
+    ]
+    if any(run.weights() for run in runs):
+        parts += [
+            "<h2>Where the weight went</h2>",
+            svg(bars(runs, "weights"), "weights"),
+            '<p class="note">λ is how much each site counts; the dotted line is an equal share.</p>',
+        ]
+    if settings:
+        parts += ["<h2>Settings</h2>", f"<pre>{html.escape(settings)}</pre>"]
+    judged = runs[0].summary["judged_on"]
+    parts.append(
+        f'<p class="note">Measured on the {judged} data of each site, for the average of all nodes\' models. '
+        "Traffic is in bytes of messages as they are encoded, headers included; nominal is the paper's billing: bits "
+        "per parameter, without norms, signs, indices and headers.</p>"
+    )
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+    return f"{head}<style>{_STYLE}</style>" + "<body>" + "".join(parts) + "</body></html>\n"

@@ -1,0 +1,121 @@
+"""Curves, bars and graphs, drawn by matplotlib."""
+
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from fairmesh.errors import BadInput
+from fairmesh.report.runs import Run
+from fairmesh.topology.mixing import Mixing
+from fairmesh.training.result import Result
+
+_AXES = {
+    "rounds": "rounds",
+    "bytes_busiest_node": "sent by the busiest node, MB",
+    "nominal_bits_busiest": "sent by the busiest node, MB by nominal bits",
+}
+
+
+_COLOURS = ("#9a3b3b", "#1f6f8b", "#7a8b1f", "#6b4c9a", "#c77c2b", "#3b3b3b", "#2b8a5f", "#a0527f")
+
+
+def new_figure(width: float, height: float, columns: int = 1) -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        figure, axes = pyplot.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
+    pyplot.close(figure)
+    return figure, axes[0]
+
+
+def curves(runs: Sequence[Run]) -> Any:
+    """Worst site (solid) and mean (dashed) against rounds, real bytes and nominal bits; a band spans the replicas."""
+    figure, axes = new_figure(12, 3.4, 3)
+    metric = runs[0].metric
+    scale = 1 if metric == "loss" else 100
+    for axis, against in zip(axes, _AXES):
+        for k, run in enumerate(runs):
+            colour = _COLOURS[k % len(_COLOURS)]
+            x, mean, low, high = run.curve("worst", against)
+            axis.plot(x, [scale * v for v in mean], color=colour, label=f"{run.label}: worst site")
+            axis.fill_between(x, [scale * v for v in low], [scale * v for v in high], color=colour, alpha=0.15, lw=0)
+            x, mean, _, _ = run.curve("mean", against)
+            axis.plot(x, [scale * v for v in mean], color=colour, ls="--", lw=1, label=f"{run.label}: mean of sites")
+        axis.set_xlabel(_AXES[against])
+        axis.set_ylabel(metric if metric == "loss" else f"{metric}, %")
+        axis.grid(alpha=0.25)
+    axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def bars(runs: Sequence[Run], values: str = "metric") -> Any:
+    """Every site's final metric, or its weight lambda, side by side."""
+    sites = [str(name) for name in runs[0].summary["sites"]]
+    shown = [(run, run.by_site() if values == "metric" else run.weights()) for run in runs]
+    shown = [(run, numbers) for run, numbers in shown if numbers]
+    figure, (axis,) = new_figure(max(6.0, min(14.0, 0.55 * len(sites) + 3)), 3.2)
+    metric = runs[0].metric
+    scale = 100 if values == "metric" and metric != "loss" else 1
+    width = 0.8 / max(1, len(shown))
+    for k, (run, numbers) in enumerate(shown):
+        at = [i + (k - (len(shown) - 1) / 2) * width for i in range(len(sites))]
+        colour = _COLOURS[[r.label for r in runs].index(run.label) % len(_COLOURS)]
+        axis.bar(at, [scale * v for v in numbers], width, color=colour, label=run.label)
+    step = max(1, len(sites) // 40)
+    axis.set_xticks(
+        range(0, len(sites), step), [s if len(s) < 24 else s[:22] + "…" for s in sites[::step]], rotation=35, ha="right"
+    )
+    if values == "metric":
+        axis.set_ylabel(metric if metric == "loss" else f"{metric}, %")
+    else:
+        axis.axhline(1 / len(sites), color="0.5", lw=0.8, ls=":")
+        axis.set_ylabel("weight λ of the site")
+    axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0)
+    return figure
+
+
+def draw_graph(mixing: Mixing, title: str, path: str | os.PathLike) -> None:
+    """A picture of who talks to whom, nodes on a circle."""
+    import networkx
+
+    figure, (axis,) = new_figure(5, 5)
+    graph = networkx.from_scipy_sparse_array(mixing.matrix)
+    graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
+    small = mixing.n <= 60
+    networkx.draw_networkx(
+        graph, networkx.circular_layout(graph), ax=axis, with_labels=small, node_size=260 if small else 8,
+        node_color="#cfe3ea", edge_color="#1f6f8b", width=1.0 if small else 0.3, font_size=8,
+    )  # fmt: skip
+    axis.set_title(title, fontsize=10)
+    axis.axis("off")
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: str | os.PathLike) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot write the picture {path}: {error}") from error
+
+
+def svg(figure: Any, salt: str) -> str:
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def plot(results: Result | Sequence[Result | Run] | Run, path: str | os.PathLike) -> None:
+    """The curves of one or several results as a picture; the ending of the path gives the format."""
+    several = [results] if isinstance(results, Result | Run) else list(results)
+    runs = [r if isinstance(r, Run) else Run.from_result(r) for r in several]
+    if not runs:
+        raise BadInput("nothing to plot")
+    save_figure(curves(runs), path)

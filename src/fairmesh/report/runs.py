@@ -1,0 +1,134 @@
+"""Finished runs as rows of tables."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairmesh.errors import BadInput
+from fairmesh.storage.run_folder import read_records, read_summary
+from fairmesh.training.result import Result, summary_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, from a folder or from memory."""
+
+    label: str
+    summary: dict[str, Any]
+    records: list[dict[str, Any]]
+
+    @staticmethod
+    def from_folder(folder: str | os.PathLike) -> "Run":
+        return Run(Path(folder).resolve().name, read_summary(folder), read_records(folder))
+
+    @staticmethod
+    def from_result(result: Result, label: str | None = None) -> "Run":
+        summary = summary_of(result, 0.0)
+        return Run(label or summary["algorithm"], summary, result.records)
+
+    def variants(self) -> "list[Run]":
+        """A run for each algorithm of a sweep; itself where there is only one."""
+        found = self.summary["variants"]
+        if len(found) == 1:
+            return [self]
+        runs = []
+        for variant in found:
+            mine = set(variant["replicas"])
+            label = ", ".join(f"{key} {value}" for key, value in variant["changes"].items())
+            records = [record for record in self.records if record["replica"] in mine]
+            final = [record for record in self.summary["final"] if record["replica"] in mine]
+            summary = self.summary | variant | {"replicas": len(mine), "final": final, "variants": [variant]}
+            runs.append(Run(f"{self.label}: {label}", summary, records))
+        return runs
+
+    @property
+    def metric(self) -> str:
+        return self.summary["metric"]
+
+    def curve(self, what: str, against: str) -> tuple[list[float], list[float], list[float], list[float]]:
+        """x, and the mean, lowest and highest over replicas of worst, mean, ... at each measured round."""
+        points: dict[int, list[dict]] = {}
+        for record in self.records:
+            points.setdefault(record["round"], []).append(record)
+        xs, means, lows, highs = [], [], [], []
+        for round_index in sorted(points):
+            here = points[round_index]
+            values = [record[self.metric][what] for record in here]
+            xs.append(float(round_index) if against == "rounds" else max(r[against] for r in here) / PER_MB[against])
+            means.append(sum(values) / len(values))
+            lows.append(min(values))
+            highs.append(max(values))
+        return xs, means, lows, highs
+
+    def by_site(self) -> list[float]:
+        """The final metric of every site, mean over replicas."""
+        rows = [record[self.metric]["sites"] for record in self.summary["final"]]
+        return [sum(column) / len(rows) for column in zip(*rows)]
+
+    def weights(self) -> list[float] | None:
+        """The final lambda of every site, mean over replicas."""
+        rows = [record["lambda"] for record in self.summary["final"] if "lambda" in record]
+        return [sum(column) / len(rows) for column in zip(*rows)] if rows else None
+
+    def megabytes(self, what: str) -> float:
+        """What the busiest node sent, as bytes really encoded or by nominal bits."""
+        return self.summary[what] / PER_MB[what]
+
+
+def shown(value: float, metric: str) -> str:
+    return f"{value:.4g}" if metric == "loss" else f"{100 * value:.1f} %"
+
+
+def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """One row a run, ready to be shown."""
+    rows = []
+    for run in runs:
+        s, metric = run.summary, run.metric
+        spread = {
+            k: f" ± {shown(s[f'{k}_std'], metric).removesuffix(' %')}" if s["replicas"] > 1 else ""
+            for k in ("worst", "mean")
+        }
+        rows.append(
+            {
+                "run": run.label,
+                "algorithm": s["algorithm"],
+                f"worst {metric}": shown(s["worst"], metric) + spread["worst"],
+                "mean": shown(s["mean"], metric) + spread["mean"],
+                "best": shown(s["best"], metric),
+                "gap": shown(s["gap"], metric).replace(" %", " points"),
+                "rounds": str(s["rounds"]),
+                "busiest node sent": f"{run.megabytes('bytes_busiest_node'):.3g} MB",
+                "nominal": f"{run.megabytes('nominal_bits_busiest'):.3g} MB",
+            }
+        )
+    return rows
+
+
+def check_comparable(runs: Sequence[Run]) -> None:
+    """Refuses runs that cannot stand in one table."""
+    if not runs:
+        raise BadInput("no run to show")
+    for run in runs[1:]:
+        for what in ("metric", "nodes"):
+            here, there = run.summary[what], runs[0].summary[what]
+            if here != there:
+                raise BadInput(f"{run.label} and {runs[0].label} cannot be compared: {what} is {here!r} and {there!r}")
+
+
+def worst_sites(runs: Sequence[Run]) -> set[int]:
+    """The sites that come out worst in any of the runs."""
+    pick = max if runs[0].metric == "loss" else min
+    return {i for run in runs for i, value in enumerate(run.by_site()) if value == pick(run.by_site())}
+
+
+def site_table(runs: Sequence[Run]) -> list[list[str]]:
+    """A header and one row a site: its name and each run's final metric."""
+    header = ["site", *(run.label for run in runs)]
+    columns = [run.by_site() for run in runs]
+    names = [str(name) for name in runs[0].summary["sites"]]
+    return [header, *([n, *(shown(c[i], runs[0].metric) for c in columns)] for i, n in enumerate(names))]
+
+
+PER_MB = {"nominal_bits_busiest": 8e6, "bytes_busiest_node": 1e6}

@@ -1,0 +1,92 @@
+"""A picture of which site holds which classes."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fairmesh.data.site import Site
+from fairmesh.data.summary import Holding, holdings
+from fairmesh.errors import BadInput
+
+_COLOURS = (
+    "#1f6f8b",
+    "#d1495b",
+    "#edae49",
+    "#5b8e7d",
+    "#8d6a9f",
+    "#6c757d",
+    "#2e4057",
+    "#c97b63",
+    "#7fb069",
+    "#a37a74",
+)
+
+
+def picture(sites: Sequence[Site], path: str | os.PathLike, title: str = "") -> None:
+    """Nodes across, classes down; a dot's area, or of many nodes a cell's depth, is the number of samples, the bars
+    above are each node's size, colours the groups. The ending of the path gives the format."""
+    held = holdings(sites)
+    figure = _drawn(held, title)
+    try:
+        figure.savefig(path, dpi=110)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot write the picture {path}: {error}") from error
+
+
+def _drawn(held: list[Holding], title: str) -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.colors import to_rgba
+    from matplotlib.lines import Line2D
+
+    n, kinds = len(held), len(held[0].classes)
+    cell = min(0.34, max(0.11, 11.0 / n))  # inches
+    row = min(max(cell, 0.2) if kinds <= 12 else 0.2, 8.0 / max(1, kinds))
+    width, below = max(4.0, n * cell + 1.2), max(row * kinds, 0.3)
+    groups = list(dict.fromkeys(one.group for one in held))
+    told = 1 < len(groups) <= len(_COLOURS) and len(groups) < n  # more would not be told apart
+    colours = [_COLOURS[groups.index(one.group)] if told else _COLOURS[0] for one in held]
+    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 8}):
+        figure, (above, grid) = pyplot.subplots(
+            2, 1, figsize=(width, below + 1.9 + 0.2 * told), height_ratios=(0.8, below), sharex=True,
+            layout="constrained",
+        )  # fmt: skip
+    pyplot.close(figure)
+    above.bar(range(n), [one.train for one in held], 0.8, color=colours)
+    above.set_ylabel("samples")
+    above.set_ylim(0)
+    if kinds:
+        counts = np.array([one.classes for one in held])
+        if cell < 0.2:
+            shades = np.array([to_rgba(colour) for colour in colours])[None].repeat(kinds, 0)
+            shades[..., 3] = np.where(counts.T > 0, 0.06 + 0.94 * np.sqrt(counts.T / counts.max()), 0)
+            grid.imshow(shades, aspect="auto", interpolation="nearest", extent=(-0.5, n - 0.5, kinds - 0.5, -0.5))
+        else:
+            x, y = counts.nonzero()
+            area = (0.92 * 72 * min(cell, row)) ** 2 * counts[x, y] / counts.max()
+            grid.scatter(x, y, np.maximum(area, 0.6), color=[colours[i] for i in x], linewidths=0)
+        grid.set_ylim(kinds - 0.4, -0.6)
+        grid.set_yticks(range(0, kinds, max(1, kinds // 20)))
+        grid.set_ylabel("class")
+    else:
+        grid.set_yticks([])
+        grid.text(0.5, 0.5, "targets are numbers, not classes", transform=grid.transAxes, ha="center", va="center")
+    grid.set_xlim(-0.7, n - 0.3)
+    grid.set_xticks(range(0, n, 1 if n <= 30 else 5 if n <= 100 else max(10, n // 20)))
+    grid.set_xlabel("node")
+    if n <= 12 and all(len(one.name) <= 10 and not one.name.startswith("site ") for one in held):
+        grid.set_xticks(range(n), [one.name for one in held], rotation=35 * (n > 4))
+    grid.set_axisbelow(True)
+    grid.grid(alpha=0.2)
+    if told:
+        marks = [Line2D([], [], marker="s", ls="", color=_COLOURS[k]) for k in range(len(groups))]
+        figure.legend(
+            marks, groups, loc="outside lower center", ncols=min(len(groups), max(1, int(width / 1.4))), frameon=False
+        )
+    if title:
+        figure.suptitle(title, fontsize=9)
+    return figure

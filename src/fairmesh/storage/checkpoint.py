@@ -1,0 +1,108 @@
+"""The state of a run, or a part, as a file: written atomically, checked on reading, refused where it is another's."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fairmesh.errors import CheckpointError
+from fairmesh.storage.files import write_atomically
+from fairmesh.storage.state_tree import fitting, flattened, refilled
+
+FORMAT = 2  # a file may be one of several, and says of which nodes
+
+
+def _fingerprint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    hasher = hashlib.sha256(
+        json.dumps([item for item in sorted(metadata.items()) if item[0] != "fingerprint"]).encode()
+    )
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+class Stored(NamedTuple):
+    """What one file holds."""
+
+    tensors: dict[str, Tensor]
+    round: int
+    more: dict[str, Any]  # what else its writer said
+    fingerprint: str
+
+
+def write_stored(
+    path: Path, tensors: Mapping[str, Tensor], round_index: int, identity: Mapping[str, Any], **more: Any
+) -> str:
+    """Writes tensors of a state and returns the file's fingerprint; `identity` holds the settings that determine the
+    trajectory, one value per name."""
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {"format": str(FORMAT), "round": str(round_index), "identity": json.dumps(identity, sort_keys=True)}
+    metadata |= {name: json.dumps(value) for name, value in more.items()}
+    metadata["fingerprint"] = _fingerprint(copies, metadata)
+    write_atomically(path, save(copies, metadata))
+    return metadata["fingerprint"]
+
+
+def round_of(path: Path) -> int:
+    """The round of a checkpoint that is whole; refuses a damaged one."""
+    return int(_read(path)[0]["round"])
+
+
+def read_stored(path: Path, identity: Mapping[str, Any]) -> Stored:
+    """What a file holds. Refuses a damaged one, another format, and another experiment by name."""
+    metadata, tensors = _read(path)
+    stored = json.loads(metadata["identity"])
+    wanted = json.loads(json.dumps(identity))
+    differing = _differences(stored, wanted, "")
+    if differing:
+        raise CheckpointError(f"{path} belongs to another experiment: {'; '.join(differing[:4])}; use another folder")
+    known = ("format", "round", "identity", "fingerprint")
+    more = {name: json.loads(text) for name, text in metadata.items() if name not in known}
+    return Stored(tensors, int(metadata["round"]), more, metadata["fingerprint"])
+
+
+def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
+    """Writes a whole state as one file."""
+    write_stored(path, flattened(state), round_index, identity)
+
+
+def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
+    """The state in a file that holds a whole one, and its round."""
+    stored = read_stored(path, identity)
+    return refilled(like, fitting(like, stored.tensors)), stored.round
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or no checkpoint ({error}); delete the folder to start anew"
+        ) from error
+    if metadata.get("format") != str(FORMAT):
+        raise CheckpointError(f"{path} has checkpoint format {metadata.get('format')}, this version reads {FORMAT}")
+    if metadata.get("fingerprint") != _fingerprint(tensors, metadata):
+        raise CheckpointError(
+            f"{path} is damaged: its content does not match its fingerprint; delete the folder to start anew"
+        )
+    return metadata, tensors
+
+
+def _differences(stored: Any, wanted: Any, where: str) -> list[str]:
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        names = sorted(stored.keys() | wanted.keys())
+        return [d for k in names for d in _differences(stored.get(k), wanted.get(k), f"{where}.{k}" if where else k)]
+    tables = isinstance(stored, list) and isinstance(wanted, list) and stored and isinstance(stored[0], dict)
+    if tables and len(stored) == len(wanted):
+        return [d for k, pair in enumerate(zip(stored, wanted)) for d in _differences(*pair, f"{where}[{k}]")]
+    return [] if stored == wanted else [f"{where} is {wanted!r} here but {stored!r} there"]

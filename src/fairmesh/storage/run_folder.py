@@ -1,0 +1,172 @@
+"""A run's folder: experiment.toml, metrics.jsonl, summary.json, model files and the checkpoint."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fairmesh.errors import BadInput
+from fairmesh.networks.memory import Alone
+from fairmesh.networks.process_group import Hosts
+from fairmesh.storage.files import write_atomically
+from fairmesh.storage.sharded_checkpoint import is_shard
+from fairmesh.storage.strict_json import as_json, with_nan
+
+Record = dict[str, Any]  # one replica's measurements after some round
+
+CHECKPOINT = "checkpoint.safetensors"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+EXPERIMENT = "experiment.toml"
+JOB = "launched-by"  # who began the run, while it runs: its restarts go on by themselves
+
+
+def portion_name(first: object, last: object) -> str:
+    """The folder, inside a run's, of replicas that ran at once because not all could."""
+    return f"replicas-{first}-{last}"
+
+
+def _portions_in(path: Path) -> list[tuple[int, int]]:
+    """First and last replica of every portion in a run's folder."""
+    found = [re.fullmatch(portion_name(r"(\d+)", r"(\d+)"), inside.name) for inside in path.iterdir()]
+    return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+
+class RunFolder:
+    """Opens a folder for a run: a new or empty one, or with `resume` the one that holds its checkpoint. Only the first
+    host writes it, but for checkpoints."""
+
+    def __init__(self, path: str | os.PathLike, *, resume: bool, hosts: Hosts | None = None):
+        self.path, self._hosts = Path(path), hosts or Alone()
+        self.checkpoint = self.path / CHECKPOINT
+        self.resuming, self._portions = False, []
+        with self._hosts.agreeing():
+            if self._hosts.first:
+                self._open(resume)
+        self.resuming, self._portions = self._hosts.gathered([self.resuming, self._portions])[0]
+        with self._hosts.agreeing():
+            if not self.path.is_dir():
+                raise BadInput(
+                    f"process {self._hosts.here} does not see the run folder {self.path}: all processes of a run need "
+                    "it on a file system that they share"
+                )
+
+    def _open(self, resume: bool) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self._begun_by_this_job():
+                resume = self.checkpoint.exists() or bool(
+                    _portions_in(self.path)
+                )  # this run, started again by its launcher
+                if not resume:
+                    (self.path / METRICS).unlink(missing_ok=True)
+            names = {path.name for path in self.path.iterdir()} - {EXPERIMENT, JOB}  # alone they hold no work
+        except OSError as error:
+            raise BadInput(f"cannot use {self.path} as a run folder: {error.strerror or error}") from error
+        if not os.access(self.path, os.W_OK):
+            raise BadInput(f"cannot write to the run folder {self.path}: permission denied")
+        self._portions = _portions_in(self.path)
+        occupied = any(not is_shard(self.checkpoint, name) for name in names)
+        if occupied and not resume:
+            begun = self.checkpoint.exists() or bool(self._portions)
+            hint = "resume it (--resume)" if begun else "choose another"
+            raise BadInput(f"the run folder {self.path} is not empty; {hint} or remove it")
+        if occupied and not self.checkpoint.exists() and not self._portions:
+            raise BadInput(f"the run folder {self.path} holds no {CHECKPOINT} to resume from; choose another folder")
+        self.resuming = occupied
+        if self._hosts.job is not None:
+            self._write(JOB, self._hosts.job.encode())
+
+    def _begun_by_this_job(self) -> bool:
+        mark = self.path / JOB
+        return self._hosts.job is not None and mark.exists() and mark.read_text() == self._hosts.job
+
+    def close(self) -> None:
+        """The run has ended: what its launcher starts in this folder from now on is another."""
+        if self._hosts.first:
+            (self.path / JOB).unlink(missing_ok=True)
+
+    def _write(self, name: str, content: bytes) -> None:
+        if self._hosts.first:
+            write_atomically(self.path / name, content)
+
+    def replicas_at_once(self, replicas: int) -> int:
+        """As many as the run that is resumed had at once, so that its checkpoints fit."""
+        if not self._portions:
+            return replicas
+        first, last = self._portions[0]
+        size = last - first + 1
+        if self._portions[-1][1] >= replicas or any(one[0] % size for one in self._portions):
+            raise BadInput(
+                f"the run folder {self.path} holds replicas 0 to {self._portions[-1][1]} in portions of {size}, but "
+                f"{replicas} are asked for now; ask for the same, or choose another folder"
+            )
+        return size
+
+    def write_settings(self, table: Mapping[str, Any]) -> None:
+        import tomli_w
+
+        partial = "" if "data" in table else "# Data and model were given in Python; this is the rest.\n"
+        self._write(EXPERIMENT, (partial + tomli_w.dumps(dict(table))).encode())
+
+    def records(self) -> list[Record]:
+        """What was recorded so far; a last line cut short is passed over."""
+        mine = read_records(self.path, ragged=True) if self._hosts.first else []
+        return self._hosts.gathered(mine)[0]
+
+    def replace_records(self, records: Sequence[Record]) -> None:
+        content = "".join(as_json(record) + "\n" for record in records)
+        self._write(METRICS, content.encode())
+
+    def append(self, records: Sequence[Record]) -> None:
+        if not self._hosts.first:
+            return
+        try:
+            with open(self.path / METRICS, "a", encoding="utf-8") as file:
+                file.write("".join(as_json(record) + "\n" for record in records))
+        except OSError as error:
+            raise BadInput(f"cannot write {self.path / METRICS}: {error.strerror or error}") from error
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self._write(SUMMARY, (as_json(summary, indent=2) + "\n").encode())
+
+    def write_model(self, name: str, state_dict: Mapping[str, Tensor]) -> None:
+        tensors = {key: tensor.contiguous().clone() for key, tensor in state_dict.items()}
+        self._write(f"{name}.safetensors", save(tensors))
+
+
+def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Record]:
+    """The records of metrics.jsonl; with `ragged`, a last line that was cut short is passed over."""
+    path = Path(folder) / METRICS
+    if not path.exists():
+        if ragged:
+            return []
+        raise BadInput(f"{folder} is not a run's folder: it has no {METRICS}")
+    records = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(with_nan(json.loads(line)))
+        except json.JSONDecodeError as error:
+            if ragged and number == len(lines):
+                break
+            raise BadInput(f"{path}, line {number}: {error}") from error
+    return records
+
+
+def read_summary(folder: str | os.PathLike) -> dict[str, Any]:
+    path = Path(folder) / SUMMARY
+    try:
+        summary = with_nan(json.loads(path.read_text(encoding="utf-8")))
+        if "variants" not in summary:
+            raise BadInput(f"{path} was not written by this version of fairmesh")
+        return summary
+    except FileNotFoundError:
+        raise BadInput(f"{folder} holds no finished run: it has no {SUMMARY}") from None
+    except (OSError, json.JSONDecodeError) as error:
+        raise BadInput(f"{path}: {error}") from error

@@ -1,0 +1,122 @@
+"""A run's checkpoint over all its hosts: each writes its nodes' records, and one file says which belong together.
+
+That file holds the first host's records and replaces the last one when all others' are on the disk, so that at any time
+one round is there whole. A run goes on from it on any number of hosts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fairmesh.errors import CheckpointError
+from fairmesh.networks.base import Network
+from fairmesh.storage.checkpoint import Stored, read_stored, write_stored
+from fairmesh.storage.state_tree import fitting, flattened, refilled
+
+Holder = Literal["nodes", "host", "all"]  # whose a tensor is: a row each, a mean over a host's nodes, the same for all
+
+
+def _shard(path: Path, now: object, host: object) -> Path:
+    return path.with_stem(f"{path.stem}-{now}-{host}")
+
+
+def is_shard(path: Path, name: str) -> bool:
+    """Whether a file of this name is another host's part of the checkpoint at `path`."""
+    return Path(name).match(_shard(path, "[0-9]*", "[0-9]*").name)
+
+
+class Checkpoints:
+    """Those of a run over this network, of which the newest is kept at `path`."""
+
+    def __init__(self, path: Path, network: Network, holder_of: Callable[[str], Holder], identity: Mapping[str, Any]):
+        self._path, self._network, self._identity, self._holder_of = path, network, identity, holder_of
+        self._nodes: list[int] = network.identities.tolist()
+
+    def save(self, state: Any, now: int) -> None:
+        hosts, others = self._network.hosts, []
+        mine = {name: t for name, t in self._records(state).items() if hosts.first or self._holder_of(name) != "all"}
+        if hosts.number > 1:
+            shard, fingerprint = _shard(self._path, now, hosts.here), ""
+            with hosts.agreeing():
+                if not hosts.first:
+                    fingerprint = write_stored(shard, mine, now, self._identity, nodes=self._nodes)
+            others = hosts.gathered([shard.name, fingerprint, self._nodes])[1:]
+        with hosts.agreeing():
+            if hosts.first:
+                write_stored(self._path, mine, now, self._identity, nodes=self._nodes, others=others)
+                for old in self._path.parent.iterdir():
+                    if is_shard(self._path, old.name) and old.name not in {name for name, _, _ in others}:
+                        old.unlink(missing_ok=True)
+
+    def _records(self, state: Any) -> dict[str, Tensor]:
+        """Of a copy of each neighbour, a node's record holds its own: the neighbours' records hold theirs."""
+        tensors = flattened(state)
+        if self._network.kept_of is None:
+            return tensors
+        return {name: t[:, :, 0] if t.ndim == 4 else t for name, t in tensors.items()}
+
+    def load(self, like: Any) -> tuple[Any, int]:
+        """The state of this host's nodes, of the form of `like`, and its round; hosts do not meet."""
+        first = read_stored(self._path, self._identity)
+        pieces = _Pieces(self._path, self._identity, first)
+        tensors: dict[str, Tensor] = {}
+        for name, wanted in flattened(like).items():
+            holder, kept_of = self._holder_of(name), self._network.kept_of
+            if holder == "nodes" and wanted.ndim == 4 and kept_of is not None:
+                tensors[name] = pieces.rows(name, kept_of.flatten().tolist()).unflatten(1, kept_of.shape)
+            elif holder == "nodes":
+                tensors[name] = pieces.rows(name, self._nodes)
+            elif holder == "host":
+                tensors[name] = pieces.mean(name, self._nodes)
+            elif name in first.tensors:
+                tensors[name] = first.tensors[name]
+        return refilled(like, fitting(like, tensors)), first.round
+
+
+class _Pieces:
+    """The files of one checkpoint, each read when it is needed, once."""
+
+    def __init__(self, path: Path, identity: Mapping[str, Any], first: Stored):
+        self._path = path
+        self._read = partial(read_stored, identity=identity)
+        self._stored: dict[str, Stored] = {path.name: first}
+        others = first.more.get("others", [])
+        self._fingerprints = {name: fingerprint for name, fingerprint, _ in others}
+        self._nodes = {path.name: first.more.get("nodes", [])} | {name: nodes for name, _, nodes in others}
+        self._place = {node: (name, k) for name, nodes in self._nodes.items() for k, node in enumerate(nodes)}
+
+    def _tensor(self, file: str, name: str) -> Tensor:
+        if file not in self._stored:
+            path = self._path.with_name(file)
+            if not path.exists():
+                raise CheckpointError(f"{path} is missing, and {self._path} needs it; delete the folder to start anew")
+            stored = self._read(path)
+            if stored.fingerprint != self._fingerprints[file]:
+                raise CheckpointError(f"{path} is not the one that {self._path} was written with; delete the folder")
+            self._stored[file] = stored
+        tensor = self._stored[file].tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"{self._path.with_name(file)} does not hold {name}; it is of another run")
+        return tensor
+
+    def rows(self, name: str, nodes: Sequence[int]) -> Tensor:
+        """The records of these nodes: (replicas, nodes, ...)."""
+        for file, there in self._nodes.items():
+            if there == nodes:
+                return self._tensor(file, name)
+        absent = [node for node in nodes if node not in self._place]
+        if absent:
+            raise CheckpointError(f"{self._path} holds no record of nodes {absent}; it is of another run")
+        places = [self._place[node] for node in nodes]
+        return torch.stack([self._tensor(file, name)[:, k] for file, k in places], dim=1)
+
+    def mean(self, name: str, nodes: Sequence[int]) -> Tensor:
+        """What a host had that hosted the same nodes, to the bit; else the mean over all nodes."""
+        for file, there in self._nodes.items():
+            if there == nodes:
+                return self._tensor(file, name)
+        parts = [self._tensor(file, name) * (len(there) / len(self._place)) for file, there in self._nodes.items()]
+        return torch.stack(parts).sum(dim=0)

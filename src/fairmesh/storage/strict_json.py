@@ -1,0 +1,27 @@
+"""Strict JSON: numbers that are not finite are written as null."""
+
+import json
+import math
+from typing import Any
+
+
+def as_json(value: Any, **style: Any) -> str:
+    """Strict JSON: numbers that are not finite, which a diverged replica has, become null."""
+
+    def strict(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: strict(inner) for key, inner in item.items()}
+        if isinstance(item, list | tuple):
+            return [strict(inner) for inner in item]
+        return None if isinstance(item, float) and not math.isfinite(item) else item
+
+    return json.dumps(strict(value), allow_nan=False, **style)
+
+
+def with_nan(value: Any) -> Any:
+    """What `as_json` wrote, with null as the number that was not finite."""
+    if isinstance(value, dict):
+        return {key: with_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_nan(item) for item in value]
+    return math.nan if value is None else value

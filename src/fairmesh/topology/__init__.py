@@ -1,0 +1,1 @@
+"""[topology] Who talks to whom: graphs and their mixing matrices."""

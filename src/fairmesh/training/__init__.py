@@ -1,0 +1,1 @@
+"""[options] A run from its first round to its result."""

@@ -1,0 +1,96 @@
+"""Rounds on a GPU: one round recorded as a flat list of operations, fused where that is possible, captured as a CUDA
+graph, and replayed with no work for the host but to say go."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._inductor
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fairmesh.errors import BadInput, in_a_line
+from fairmesh.numerics.tracing import recorded
+from fairmesh.storage.state_tree import flattened, refilled
+
+Step = Callable[[Any, Tensor], Any]  # (state, number of the round) -> the state after it
+
+_WARM_UP = 3  # rounds before the capture, in which libraries choose and allocate
+
+
+@torch.library.custom_op("fairmesh::kept", mutates_args=())
+def kept(tensor: Tensor) -> Tensor:
+    """A copy that the compiler leaves alone: a plain clone it takes for superfluous, and reads what was cloned after it
+    has been overwritten."""
+    return tensor.clone()
+
+
+@kept.register_fake
+def _(tensor: Tensor) -> Tensor:
+    return tensor.clone()
+
+
+def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> tuple[GraphModule, list[Tensor]]:
+    """A round as a function that changes the given tensors, of a state and of the round's number, into the next one's;
+    and these tensors, copies of the state's."""
+    buffers = [t.clone() for t in flattened(state).values()] + [torch.tensor(done, device=device)]
+    names = list(flattened(state))
+
+    def change(*buffers: Tensor) -> list[Tensor]:
+        *parts, now = buffers
+        after = [*flattened(step(refilled(state, dict(zip(names, parts))), now)).values(), now + 1]
+        held = {old.untyped_storage().data_ptr() for old in buffers}  # what is handed on must not be overwritten first
+        changed = [(old, new) for old, new in zip(buffers, after) if new is not old]
+        copied = [kept(new) if new.untyped_storage().data_ptr() in held else new for _, new in changed]
+        for (old, _), new in zip(changed, copied):
+            old.copy_(new)
+        return []
+
+    with torch.no_grad():
+        step(state, buffers[-1])  # as written, once: errors in a user's code read best so, and tables are made outside
+        return recorded(change, *[t.clone() for t in buffers]), buffers
+
+
+def captured_rounds(step: Step, state: Any, done: int, device: torch.device, fuse: bool) -> "CapturedRounds | None":
+    """The rounds fused and captured; only captured where fusing fails; None, with a warning, where that fails too: then
+    they can still be run one operation at a time."""
+    for fused in (True, False) if fuse else (False,):
+        try:
+            return CapturedRounds(step, state, done, device, fused)
+        except (torch.cuda.OutOfMemoryError, BadInput):
+            raise
+        except Exception as error:  # whatever a compiler or a user's module raises
+            what = "compiled into fewer kernels" if fused else "captured as a CUDA graph, and run more slowly"
+            warnings.warn(f"rounds cannot be {what}: {in_a_line(error)}", RuntimeWarning, stacklevel=2)
+    return None
+
+
+class CapturedRounds:
+    """Replays one round over and over on buffers of its own."""
+
+    def __init__(self, step: Step, state: Any, done: int, device: torch.device, fuse: bool = True):
+        module, self._buffers = recorded_round(step, state, done, device)
+        self.state = refilled(state, dict(zip(flattened(state), self._buffers)))  # which every round changes
+        run: Callable[..., Any] = module
+        if fuse:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a compiler's remarks on what it might do better
+                run = torch._inductor.compile(module, self._buffers)  # type: ignore[assignment]
+        before = [t.clone() for t in self._buffers]
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream), torch.no_grad():
+            for _ in range(_WARM_UP):
+                run(*self._buffers)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for buffer, value in zip(self._buffers, before):
+            buffer.copy_(value)
+        del before
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph), torch.no_grad():
+            run(*self._buffers)
+
+    def advance(self) -> None:
+        """One more round, asked for; the GPU does it in its own time."""
+        self._graph.replay()

@@ -1,0 +1,230 @@
+"""The round loop: it yields states; whoever watches measures and records."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.algorithms.base import Round
+from fairmesh.compression.compressors import Compressor, Identity
+from fairmesh.config.tables import to_table
+from fairmesh.networks.base import Network, Traffic
+from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.numerics import random_streams
+from fairmesh.numerics.round_cache import Lookahead
+from fairmesh.problems.oracle import Oracle
+from fairmesh.problems.problem import Problem
+from fairmesh.topology.graphs import Topology
+from fairmesh.training.cuda_graph import CapturedRounds, captured_rounds
+from fairmesh.training.options import DTYPES, Options, device_of, home_of_data
+from fairmesh.training.replicas import Replica, stacked
+
+_EXPLODED = 1e6  # a model this many times longer than it began (or than 1) has diverged
+_FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s
+
+
+class Best(NamedTuple):
+    """The network-average model of the best measured round by validation."""
+
+    score: Tensor  # (replicas,)
+    round: Tensor  # (replicas,)
+    model: Tensor  # (replicas, dim)
+
+
+class TrainingState(NamedTuple):
+    """Everything a run is after some rounds. Averages are over the nodes hosted here."""
+
+    algorithm: Any
+    average_model: Tensor  # theta_o, the mean over time of the network averages (replicas, dim)
+    average_dual: Tensor | None  # lambda_o (replicas, n)
+    iterate: Tensor | None  # a network average drawn uniformly over time (replicas, dim), where asked for
+    sent: Traffic
+    best: Best | None
+
+
+class Training:
+    """A batched run: replicas over one graph and one problem, advanced round by round."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        topology: Topology,
+        replicas: Sequence[Replica],
+        options: Options,
+        first: int = 0,
+        network: Network | None = None,  # of the nodes hosted here, where not all are
+    ):
+        self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
+        self._first = first  # the number of the first replica in the whole run
+        self.device, self.dtype = device_of(options.device), DTYPES[options.dtype]
+        self.network = network or MemoryNetwork(
+            topology.build(problem.n), device=self.device, dtype=self.dtype, count_bytes=options.count_bytes
+        )
+        for replica in self.replicas:
+            replica.algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
+        self._ahead = Lookahead()
+        algorithms = [replica.algorithm for replica in self.replicas]
+        self.algorithm = stacked(algorithms, self.dtype, self.device)
+        self.placements = torch.tensor([replica.placement for replica in self.replicas])
+        self.data_home = home_of_data(problem, self.device, options.data_on)
+        self.oracle = Oracle(
+            problem,
+            self.network.hosted,
+            self.network.identities,
+            seeds=[replica.seed for replica in self.replicas],
+            placements=self.placements,
+            calls_per_round=self.algorithm.oracle_calls(),
+            dtype=self.dtype,
+            data_device=self.data_home,
+            ahead=self._ahead,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the trajectory, by name: rounds and measurements are not among them."""
+        digests = self.network.hosts.gathered(list(self.problem.digests_here().items()))
+        return {
+            "topology": to_table(self.topology),
+            "algorithms": [to_table(replica.algorithm) for replica in self.replicas],
+            "seeds": [replica.seed for replica in self.replicas],
+            "placements": [list(replica.placement) for replica in self.replicas],
+            "dtype": self.options.dtype,
+            "data and model": self.problem.digest({site: text for held in digests for site, text in held}),
+            "keep_best": self.options.keep_best and self.options.measure_every,
+            "keep_iterate": self.options.keep_iterate,
+        }
+
+    def holder_of(self, name: str) -> Literal["nodes", "host", "all"]:
+        """Whose a tensor of the state is, by its path: each hosted node's, this host's mean over its nodes, or the same
+        at every host."""
+        if name.startswith("state.sent.node"):
+            return "nodes"
+        if self.algorithm.needs_server or name.startswith(("state.sent", "state.best")):
+            return "all"
+        return "nodes" if name.startswith("state.algorithm") else "host"
+
+    def initial(self) -> TrainingState:
+        """The state before round 0."""
+        state = self.algorithm.init(self.oracle, self.network)
+        count, dim = len(self.replicas), state.models.shape[-1]
+        duals = getattr(state, "duals", None)
+        rows = torch.zeros(count, dim, dtype=self.dtype, device=self.device)
+        of_nodes = torch.zeros(count, len(self.network.hosted), dtype=torch.float64, device=self.device)
+        of_server = torch.zeros(count, dtype=torch.float64, device=self.device)
+        sent = Traffic(of_nodes, of_server, of_nodes.clone(), of_server.clone())
+        best = Best(torch.full((count,), -torch.inf, dtype=torch.float64), torch.zeros(count, dtype=torch.int64), rows)
+        return TrainingState(
+            algorithm=state,
+            average_model=rows,
+            average_dual=None if duals is None else torch.zeros_like(duals[:, 0]),
+            iterate=rows if self.options.keep_iterate else None,
+            sent=sent,
+            best=best if self.options.keep_best else None,
+        )
+
+    def advance(self, state: TrainingState, done: int) -> TrainingState:
+        """The state after round number `done`."""
+        return self.after_round(state, torch.tensor(done, device=self.device))
+
+    def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
+        """The state after the round whose number a scalar tensor holds: operations on tensors alone."""
+        round = Round(index, self.oracle, self.network, self._ahead)
+        current = state.algorithm.models.mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
+        duals = getattr(state.algorithm, "duals", None)
+        share = self._ahead.at("share", self._shares, index)
+        return TrainingState(
+            algorithm=self.algorithm.step(state.algorithm, round),
+            average_model=torch.lerp(state.average_model, current, share),
+            average_dual=None if duals is None else torch.lerp(_tensor(state.average_dual), duals.mean(dim=-2), share),
+            iterate=None if state.iterate is None else torch.where(self._drawn(index), current, state.iterate),
+            sent=state.sent.plus(round.sent),
+            best=state.best,
+        )
+
+    def _shares(self, rounds: Tensor) -> Tensor:
+        """What round t contributes to the mean over time: 1 / (t + 1)."""
+        return (1.0 / (rounds + 1).double()).to(self.dtype)
+
+    def _drawn(self, index: Tensor) -> Tensor:
+        """Whether round t replaces the iterate kept so far: with chance 1 / (t + 1), so that all are equally likely."""
+        key = random_streams.keys(
+            self.oracle.seeds, "iterate", index, torch.zeros(1, dtype=torch.int64, device=self.device)
+        )
+        return random_streams.integers(key, 1, index + 1)[:, 0] == 0  # (replicas, 1)
+
+    def states(self, state: TrainingState, done: int, rounds: int) -> Iterator[tuple[int, TrainingState]]:
+        """How many rounds are done and the state then, from `done` to `rounds`. On a GPU the states are one set of
+        buffers, which the next round changes."""
+        yield done, state
+        captured = self._captured(state, done, rounds)
+        for t in range(done, rounds):
+            if captured is None:
+                state = self.advance(state, t)
+            else:
+                captured.advance()
+                state = captured.state
+            yield t + 1, state
+
+    def _captured(self, state: TrainingState, done: int, rounds: int) -> CapturedRounds | None:
+        """The rounds as a CUDA graph, where there is a GPU that holds the data and more than a round to do."""
+        on_gpu = self.device.type == "cuda" and self.data_home.type == "cuda"
+        if not on_gpu or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
+            return None
+        fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= _FUSED_FROM)
+        return captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
+
+    def unsound(self, state: TrainingState) -> Tensor:
+        """Where a node's model or dual is not finite or has exploded: (replicas, nodes)."""
+        models, duals = state.algorithm.models, getattr(state.algorithm, "duals", None)
+        start = torch.linalg.vector_norm(self.oracle.initial_rows, dim=-1, keepdim=True).clamp(min=1.0)
+        bad = ~(torch.linalg.vector_norm(models, dim=-1) <= _EXPLODED * start)
+        return bad if duals is None else bad | ~torch.isfinite(duals).all(dim=-1)
+
+    def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
+        """Who diverged between two rounds, in which quantity, and what to lower."""
+        replica, row = (int(i) for i in self.unsound(state).nonzero()[0])
+        norm = float(torch.linalg.vector_norm(state.algorithm.models[replica, row]))
+        duals = getattr(state.algorithm, "duals", None)
+        finite_duals = duals is None or bool(torch.isfinite(duals[replica, row]).all())
+        node = int(self.network.hosted[row])
+        what = (
+            "non-finite dual weights"
+            if not finite_duals
+            else "a non-finite model"
+            if norm != norm
+            else "an exploded model"
+        )
+        what += f" (norm {norm:.3g})"
+        algorithm = self.replicas[replica].algorithm
+        now = torch.zeros((), dtype=torch.int64)
+        steps = [f"{name} (starts at {float(_schedule_at(s, now)):g})" for name, s in algorithm.steps().items()]
+        advice = f"lower {' or '.join(steps)}"
+        compressor = getattr(algorithm, "compressor", None)
+        if isinstance(compressor, Compressor) and not isinstance(compressor, Identity):
+            delta = compressor.delta(self.problem.flat_model.dim)
+            known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
+            advice += f", or rate ({_rate_of(state.algorithm, algorithm):g}): the compressor {known}"
+        site = self.problem.sites[self.replicas[replica].placement[node]].name
+        who = "the server" if algorithm.needs_server else f"node {node} ({site})"
+        which = (
+            f"replica {self._first + replica} (seed {self.replicas[replica].seed}), "
+            if len(self.replicas) > 1 or self._first
+            else ""
+        )
+        return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
+
+
+def _rate_of(state: Any, algorithm: Any) -> float:
+    """gamma, as given or as the run found it."""
+    rate = getattr(algorithm, "rate", 1.0)
+    return float(state.rates.flatten()[0]) if rate is None else rate
+
+
+def _tensor(value: Tensor | None) -> Tensor:
+    if value is None:
+        raise TypeError("a state lost its time average")
+    return value
+
+
+def _schedule_at(schedule: Any, index: Tensor) -> Tensor:
+    return schedule.at(index) if hasattr(schedule, "at") else torch.as_tensor(schedule)

@@ -1,0 +1,150 @@
+"""What is measured: every site's accuracy and loss, who is left behind, how far nodes disagree, what was sent."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairmesh.networks.base import Network, Traffic
+from fairmesh.problems.evaluation import Evaluator, group_means, spread
+from fairmesh.problems.problem import Problem
+from fairmesh.regularizers.base import Regularizer
+from fairmesh.regularizers.members import worst_case
+from fairmesh.regularizers.simplex import shares
+from fairmesh.storage.run_folder import Record
+
+
+class Meter:
+    """Turns a state into one record per replica, the same at every host: each judges the sites whose data it holds.
+    Everything by site is in the order of the sites, wherever placed."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        placements: Tensor,  # (replicas, n)
+        device: torch.device,
+        dtype: torch.dtype,
+        network: Network,
+        *,
+        at_server: bool = False,  # it holds the one model
+        home: torch.device | None = None,  # of the held-out data
+        own_models: bool = False,
+        regularizer: Regularizer | None = None,  # given where Phi is to be measured
+        alpha_of_sum: bool = False,  # its alpha is m times the paper's
+    ):
+        self._problem, self._network, self._at_server = problem, network, at_server
+        self._node_of_site = placements.cpu().argsort(dim=-1)
+        self._sites_here = placements.cpu()[:, network.hosted.cpu()]  # (replicas, nodes)
+        held = [set(sites) for sites in network.hosts.gathered(problem.here)]
+        self._holder = torch.tensor([next(k for k, sites in enumerate(held) if i in sites) for i in range(problem.n)])
+        self._test = Evaluator(problem, "test", device, dtype, home)
+        self._validation = Evaluator(problem, "validation", device, dtype, home)
+        needs_train = regularizer is not None or not self._test
+        self._train = Evaluator(problem, "train", device, dtype, home) if needs_train else None
+        self._own_models, self._regularizer, self._alpha_of_sum = own_models, regularizer, alpha_of_sum
+
+    @property
+    def judged_on(self) -> str:
+        return "test" if self._test else "train"
+
+    def by_site(self, rows: Tensor, split: str) -> dict[str, Tensor]:
+        """Each metric of the rows (replicas, dim) at every site: (replicas, sites)."""
+        evaluator = {"test": self._test or self._train, "validation": self._validation, "train": self._train}[split]
+        if not evaluator:
+            return {}
+        with self._network.hosts.agreeing():  # a user's metric may fail at one
+            found = evaluator.of_sites(rows)
+        return found if self._network.hosts.number == 1 else self._from_holders(found)
+
+    def _from_holders(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Each metric at every site as the first host that holds the site's data has it."""
+        mine = torch.stack(list(found.values()))  # (metrics, replicas, sites)
+        every = self._network.hosts.everywhere(mine.numpy().tobytes())
+        of_hosts = torch.stack([torch.frombuffer(bytearray(one), dtype=mine.dtype).view_as(mine) for one in every])
+        chosen = of_hosts[self._holder, :, :, torch.arange(len(self._holder))]  # (sites, metrics, replicas)
+        return dict(zip(found, chosen.permute(1, 2, 0)))
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """The network average of hosted rows (replicas, nodes, dim), or the server's row: (replicas, dim)."""
+        return rows.mean(dim=-2) if self._at_server else self._network.mean(rows)
+
+    def _consensus_error(self, rows: Tensor, average: Tensor) -> Tensor:
+        """The mean over nodes of the squared distance to the network average: (replicas,)."""
+        distances = (rows - average.unsqueeze(-2)).square().sum(dim=-1, keepdim=True)
+        return self.mean(distances).squeeze(-1).cpu()
+
+    def _of_nodes(self, values: Tensor) -> Tensor:
+        """All nodes' numbers (replicas, n) from those of the hosted."""
+        return self._network.gather(values.to(self._network.own.device).unsqueeze(-1)).squeeze(-1).cpu()
+
+    def worst_on_validation(self, rows: Tensor) -> Tensor:
+        """The primary metric of the worst site on validation data, negated where lower is better: (replicas,)."""
+        primary = self._problem.primary
+        values = self.by_site(rows, "validation")[primary]
+        return values.amin(dim=-1) if primary != "loss" else -values.amax(dim=-1)
+
+    def weights(self, state: Any) -> Tensor | None:
+        """lambda by node (replicas, n): the network's average, or each node's own weight, scaled to sum to one."""
+        duals, own = (getattr(state, name, None) for name in ("duals", "weights"))
+        if duals is not None or own is None:
+            return None if duals is None else self.mean(duals)
+        return shares(self._network.gather(own).squeeze(-1))
+
+    def records(self, round_index: int, state: Any, sent: Traffic) -> list[Record]:
+        """One record per replica of the network-average model; `state` is an algorithm's, of the hosted nodes."""
+        models, duals, weights = state.models, getattr(state, "duals", None), self.weights(state)
+        average = self.mean(models)
+        columns: list[dict[str, Any]] = [{"round": round_index, "replica": r} for r in range(len(average))]
+        with_spread(columns, self.by_site(average, "test"), self._problem, None)
+        if self._validation:
+            with_spread(columns, self.by_site(average, "validation"), self._problem, "validation")
+        if self._own_models and self._network.n > 1:
+            with self._network.hosts.agreeing():
+                own = (self._test or self._train).of_own_models(models, self._sites_here)  # type: ignore[union-attr]
+            own = {k: self._of_nodes(v).gather(-1, self._node_of_site) for k, v in own.items()}
+            with_spread(columns, own, self._problem, "own_models")
+        nodes, node_bytes = self._of_nodes(sent.nodes), self._of_nodes(sent.node_bytes)
+        server, server_bytes = sent.server.cpu(), sent.server_bytes.cpu()
+        disagreement = self._consensus_error(models, average)
+        for r, column in enumerate(columns):
+            column["consensus_models"] = float(disagreement[r])
+            column["nominal_bits_busiest"] = float(max(nodes[r].max(), server[r]))
+            column["nominal_bits_total"] = float(nodes[r].sum() + server[r])
+            column["bytes_busiest_node"] = int(max(node_bytes[r].max(), server_bytes[r]))
+            column["bytes_total"] = int(node_bytes[r].sum() + server_bytes[r])
+        if weights is not None:
+            for r, column in enumerate(columns):
+                column["lambda"] = weights[r].cpu().double()[self._node_of_site[r]].tolist()
+        if duals is not None and weights is not None:
+            for column, apart in zip(columns, self._consensus_error(duals, weights)):
+                column["consensus_duals"] = float(apart)
+        if self._regularizer is not None:
+            for column, value in zip(columns, self.worst_case(average)):
+                column["phi"] = float(value)
+        return columns
+
+    def worst_case(self, rows: Tensor) -> Tensor:
+        """Phi(theta) = max over lambda of g, from every site's whole training set: (replicas,)."""
+        if self._regularizer is None:
+            raise ValueError("this meter was made without a regularizer")
+        losses = self.by_site(rows, "train")["loss"].unsqueeze(-2)
+        prior = self._problem.prior_of_sites.expand_as(losses)
+        times = self._problem.n if self._alpha_of_sum else 1
+        return worst_case(self._regularizer, times * losses, prior).flatten() / times
+
+
+def with_spread(columns: list[Record], values: dict[str, Tensor], problem: Problem, under: str | None) -> None:
+    """Adds to each replica's record each metric's numbers by site, by group, and their worst, mean, best and gap."""
+    names = [str(site.group) for site in problem.sites]
+    for metric, by_site in values.items():
+        higher, own = metric != "loss", metric in problem.metrics
+        numbers = spread(by_site, higher, own)
+        groups = group_means(by_site, names, own)
+        over_groups = spread(torch.stack(list(groups.values()), dim=-1), higher, own)
+        for r, column in enumerate(columns):
+            entry: Record = {name: float(value[r]) for name, value in numbers.items()}
+            entry["sites"] = by_site[r].tolist()
+            entry["groups"] = {name: float(value[r]) for name, value in groups.items()}
+            entry["over_groups"] = {name: float(value[r]) for name, value in over_groups.items()}
+            entry["worst_group"] = entry["over_groups"]["worst"]
+            (column if under is None else column.setdefault(under, {}))[metric] = entry

@@ -1,0 +1,64 @@
+"""How a run is carried out: measuring, checkpoints, device, memory."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fairmesh.config.tables import checked
+from fairmesh.errors import BadInput
+from fairmesh.problems.problem import Problem
+
+
+@checked
+@dataclass(frozen=True)
+class Options:
+    """How a run is carried out; none of it changes the trajectory but `dtype` and, in its roundings, `fuse`."""
+
+    measure_every: int = 50
+    checkpoint_every: int | None = None  # rounds; where a folder is given, every tenth of the run by default
+    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    data_on: Literal["auto", "device", "host"] = "auto"
+    own_models: bool = False  # measure each node's own model as well
+    measure_phi: bool = False  # measure Phi(theta), the exact worst case over lambda
+    keep_best: bool = False  # keep the best round by the worst site's validation metric
+    keep_iterate: bool = False  # keep an iterate drawn uniformly over time, Theorem 2's output
+    on_divergence: Literal["stop", "mark"] = "stop"  # "mark" lets the other replicas go on
+    count_bytes: bool = True  # of every message as the codec would encode it
+    memory_gib: float | None = None  # at most so much at once; nine tenths of what is free where not given
+    fuse: Literal["auto", "yes", "no"] = "auto"  # on a GPU: compile a round into few kernels, for long runs by default
+
+    def __post_init__(self):
+        if self.measure_every < 1:
+            raise BadInput(f"measure_every must be >= 1, got {self.measure_every}")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
+        if self.memory_gib is not None and not self.memory_gib > 0:
+            raise BadInput(f"memory_gib must be > 0, got {self.memory_gib}")
+
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def device_of(name: str) -> torch.device:
+    """The device, refused where it is not there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise BadInput(f"unknown device {name!r}: use 'cpu' or 'cuda'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput("no CUDA device is available; use device = 'cpu', or install a CUDA build of torch")
+    return device
+
+
+def home_of_data(problem: Problem, device: torch.device, wish: str) -> torch.device:
+    """Where the training data lives: on the device where it fits beside the models, else on the host."""
+    if device.type == "cpu" or wish == "host":
+        return torch.device("cpu")
+    held = [problem.sites[i].train for i in problem.here]
+    size = sum(samples.inputs.nbytes + samples.targets.nbytes for samples in held)
+    free, _ = torch.cuda.mem_get_info(device)
+    return device if wish == "device" or size < free // 2 else torch.device("cpu")

@@ -1,0 +1,81 @@
+"""Replicas that the memory does not hold at once, run in portions one after another, and their results as one."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.networks.process_group import Hosts
+from fairmesh.problems.problem import Problem
+from fairmesh.storage.run_folder import Record, portion_name
+from fairmesh.storage.state_tree import flattened, refilled
+from fairmesh.training.memory_estimate import footprint, replicas_that_fit
+from fairmesh.training.options import (
+    DTYPES,
+    Options,
+    device_of,
+    home_of_data,
+)
+from fairmesh.training.replicas import Replica
+from fairmesh.training.result import Result
+
+Watch = Callable[[int, list[Record]], None]  # after each round: how many are done, what was measured (often nothing)
+
+
+def that_fit(problem: Problem, replicas: Sequence[Replica], options: Options, hosts: Hosts) -> tuple[int, str]:
+    """How many of the replicas can run at once, and a sentence about the memory they take at this host."""
+    device = device_of(options.device)
+    beside = home_of_data(problem, device, options.data_on).type == device.type
+    need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], beside, len(hosts.nodes(problem.n)))
+    return replicas_that_fit(need, len(replicas), options.memory_gib, device, hosts.beside)
+
+
+class Portion(NamedTuple):
+    """Consecutive replicas that run at once."""
+
+    first: int
+    replicas: list[Replica]
+    all: int  # replicas of the whole run
+
+    def folder(self, path: Path) -> Path:
+        return path / portion_name(self.first, self.first + len(self.replicas) - 1)
+
+    def watch(self, watch: Watch | None, rounds: int) -> Watch | None:
+        """Sees the whole run's progress, in rounds."""
+        if watch is None:
+            return None
+
+        def watched(done: int, records: list[Record]) -> None:
+            watch((self.first * rounds + len(self.replicas) * done) // self.all, _numbered(records, self.first))
+
+        return watched
+
+
+def portions(replicas: Sequence[Replica], at_once: int) -> Iterator[Portion]:
+    for first in range(0, len(replicas), at_once):
+        yield Portion(first, list(replicas[first : first + at_once]), len(replicas))
+
+
+def _numbered(records: Sequence[Record], first: int) -> list[Record]:
+    """A portion's records with its replicas numbered as in the whole run."""
+    return [record | {"replica": first + record["replica"]} for record in records]
+
+
+def on_host(state: Any) -> Any:
+    return refilled(state, {name: t.cpu() for name, t in flattened(state).items()})
+
+
+def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
+    """One result of all replicas in their order."""
+    records, diverged, first = [], [], 0
+    for result in results:
+        records += _numbered(result.records, first)
+        diverged += [first + r for r in result.diverged]
+        first += len(result.replicas)
+    records.sort(key=lambda record: (record["round"], record["replica"]))
+    states = [flattened(result.state) for result in results]
+    whole: dict[str, Tensor] = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    one = results[0]
+    return Result(one.problem, list(replicas), one.rounds, records, refilled(one.state, whole), diverged, one.judged_on)

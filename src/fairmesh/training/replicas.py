@@ -1,0 +1,104 @@
+"""Replicas: runs that differ in seed, placement or numbers of the algorithm, stacked into one batched run."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.schedules import Schedule
+from fairmesh.compression.compressors import Compressor
+from fairmesh.errors import BadInput
+from fairmesh.numerics import random_streams
+
+Placements = int | Sequence[Sequence[int]] | Literal["by-seed"] | None
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One run among those trained together: node i holds the data of site placement[i]."""
+
+    seed: int
+    placement: tuple[int, ...]
+    algorithm: Algorithm
+
+
+def replicas_of(algorithms: Sequence[Algorithm], seeds: Sequence[int], placements: Placements, n: int) -> list[Replica]:
+    """Every algorithm with every placement and every seed. A number of placements means random ones, of which placement
+    k is the same in every experiment over n nodes; "by-seed" gives seed k the random placement k and no other."""
+    try:
+        seeds = [int(seed) for seed in seeds]
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            f"seeds must be a list of whole numbers, got {seeds!r}; for three seeds write range(3)"
+        ) from error
+    if any(not 0 <= seed < 2**63 for seed in seeds):
+        raise BadInput(f"seeds lie in 0..2^63 - 1, got {seeds}")
+    if not algorithms or not seeds:
+        raise BadInput("a run needs at least one algorithm and one seed")
+    if len(set(seeds)) != len(seeds):
+        raise BadInput(f"seeds repeat: {seeds}")
+    if placements == "by-seed":
+        return [Replica(seed, random_placement(seed, n), a) for a in algorithms for seed in seeds]
+    if placements is None:
+        chosen = [tuple(range(n))]
+    elif isinstance(placements, int):
+        if placements < 1:
+            raise BadInput(f"placements must be >= 1, got {placements}")
+        chosen = [random_placement(k, n) for k in range(placements)]
+    else:
+        try:
+            chosen = [tuple(int(i) for i in placement) for placement in placements]
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"placements is a number or a list of permutations, got {placements!r}") from error
+    for placement in chosen:
+        if sorted(placement) != list(range(n)):
+            raise BadInput(f"a placement names each of the {n} sites once, got {list(placement)}")
+    return [Replica(seed, placement, a) for a in algorithms for placement in chosen for seed in seeds]
+
+
+def sites_at(nodes: Sequence[int], replicas: Sequence[Replica]) -> set[int]:
+    """The sites whose data these nodes hold, in any replica."""
+    return {replica.placement[node] for node in nodes for replica in replicas}
+
+
+def random_placement(k: int, n: int) -> tuple[int, ...]:
+    """The k-th random placement of n sites on n nodes."""
+    key = random_streams.keys(torch.tensor([k]), "placement", 0, torch.tensor([0]))
+    return tuple(random_streams.bits(key, n).flatten().argsort(stable=True).tolist())
+
+
+def stacked(algorithms: Sequence[Algorithm], dtype: torch.dtype, device: torch.device) -> Algorithm:
+    """One algorithm whose numbers are (replicas, 1, 1) wherever those of the given ones differ."""
+    return _stacked(list(algorithms), dtype, device, "algorithm")
+
+
+def _stacked(things: list[Any], dtype: torch.dtype, device: torch.device, where: str) -> Any:
+    first = things[0]
+    if all(thing == first for thing in things):
+        return first
+    same_kind = all(type(thing) is type(first) for thing in things)
+    if same_kind and isinstance(first, float):
+        return torch.tensor(things, dtype=dtype, device=device)[:, None, None]
+    if same_kind and dataclasses.is_dataclass(first) and not isinstance(first, Compressor):
+        # Schedules stay in float64: ratio^t loses digits otherwise. The step is rounded once, when it is used.
+        inner = torch.float64 if isinstance(first, Schedule) else dtype
+        copy = object.__new__(type(first))  # each replica's numbers were checked when its own object was made
+        for field in dataclasses.fields(first):
+            values = [getattr(thing, field.name) for thing in things]
+            if field.type is float:  # 1 and 0.5 are both numbers
+                values = [float(value) for value in values]
+            if field.metadata.get("structural") and any(value != values[0] for value in values):
+                raise _cannot_stack(f"{where}.{field.name}", values)
+            object.__setattr__(copy, field.name, _stacked(values, inner, device, f"{where}.{field.name}"))
+        return copy
+    raise _cannot_stack(where, things)
+
+
+def _cannot_stack(where: str, values: list[Any]) -> BadInput:
+    return BadInput(
+        f"{where} differs between replicas ({values[0]!r} and {next(v for v in values if v != values[0])!r}), and only "
+        "step sizes, rates and strengths may within one batched run; train these separately"
+    )

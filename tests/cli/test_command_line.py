@@ -1,0 +1,200 @@
+"""The command line as a person and as a machine use it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fairmesh as fm
+
+QUICK = """
+rounds = 30
+[data]
+name = "digits"
+[topology]
+name = "ring"
+[sampling]
+batch = 8
+[algorithm]
+name = "ad-gda"
+rate = 0.5
+compressor = { name = "quantize", bits = 4 }
+[options]
+measure_every = 10
+"""
+
+
+@pytest.fixture
+def cli(monkeypatch, called, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.toml").write_text(QUICK)
+    return called
+
+
+def test_run_writes_a_folder_and_prints_its_summary_as_json(cli, tmp_path):
+    code, out, err = cli("run", "quick.toml", "--json")
+    assert code == 0
+    assert err == ""
+    summary = json.loads(out)
+    assert summary["rounds"] == 30
+    assert summary["nodes"] == 10
+    assert 0 <= summary["worst"] <= summary["mean"] <= summary["best"] <= 1
+    names = {path.name for path in Path(summary["folder"]).iterdir()}
+    assert {"experiment.toml", "metrics.jsonl", "summary.json", "model.safetensors"} <= names
+
+
+def test_off_a_terminal_the_output_is_plain(cli):
+    code, out, err = cli("run", "quick.toml")
+    assert code == 0
+    assert "\x1b" not in out + err
+    assert out.splitlines()[0].split("\t")[:3] == ["run", "algorithm", "worst accuracy"]
+    assert "round 30/30" in err
+
+
+def test_set_seeds_and_out_change_the_experiment(cli, tmp_path):
+    code, out, _ = cli(
+        "run", "quick.toml", "--set", "rounds=12", "--set", "algorithm.compressor.bits=8",
+        "--set", "topology.name=complete", "--seeds", "3", "--out", "elsewhere", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["replicas"] == 3
+    written = fm.load_experiment(tmp_path / "elsewhere" / "experiment.toml")
+    assert (written.rounds, written.seeds) == (12, (0, 1, 2))
+    assert written.algorithm.compressor == fm.Quantize(bits=8)
+    assert written.topology == fm.Complete()
+
+
+def test_the_written_experiment_runs_again_to_the_same_model(cli, tmp_path):
+    cli("run", "quick.toml", "--out", "first")
+    code, _, _ = cli("run", "first/experiment.toml", "--out", "second")
+    assert code == 0
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "missing.toml"), ["cannot read", "missing.toml"]),
+        (("run", "quick.toml", "--set", "algorithm.ratee=1"), ["algorithm.ratee", "did you mean 'rate'"]),
+        (("run", "quick.toml", "--set", "ronds=3"), ["ronds", "did you mean 'rounds'"]),
+        (("run", "quick.toml", "--set", "rounds=many"), ["rounds", "whole number", "'many'"]),
+        (("run", "quick.toml", "--set", "rounds"), ["key=value"]),
+        (("run", "quick.toml", "--set", "algorithm.name=adgda"), ["adgda", "did you mean 'ad-gda'"]),
+        (("run", "quick.toml", "--set", "algorithm.compressor.bits=40"), ["bits must lie in 1..16"]),
+        (("run", "quick.toml", "--device", "cuda"), ["CUDA"]),
+        (("run", "quick.toml", "--device", "abacus"), ["unknown device", "abacus"]),
+        (("run", "quick.toml", "--seeds", "0"), ["--seeds"]),
+        (("compare", "nowhere"), ["nowhere", "no finished run"]),
+        (("report", "nowhere"), ["nowhere", "no finished run"]),
+        (("topology", "rink", "--nodes", "5"), ["rink", "did you mean 'ring'"]),
+        (("topology", "torus", "--nodes", "5", "--set", "rows=2", "--set", "columns=2"), ["4 nodes, not 5"]),
+    ],
+)
+def test_mistakes_are_named_in_one_line_without_a_traceback(cli, arguments, words):
+    if "cuda" in arguments:
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            return
+    code, out, err = cli(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    for word in words:
+        assert word in err
+
+
+def test_a_folder_that_is_not_empty_is_refused_and_resume_says_so(cli):
+    cli("run", "quick.toml", "--out", "taken")
+    code, _, err = cli("run", "quick.toml", "--out", "taken")
+    assert code == 2
+    assert "not empty" in err
+    assert "--resume" in err
+
+
+def test_resume_extends_a_finished_run(cli, tmp_path):
+    cli("run", "quick.toml", "--out", "grown")
+    code, out, _ = cli("run", "quick.toml", "--out", "grown", "--resume", "--set", "rounds=50", "--json")
+    assert code == 0
+    assert json.loads(out)["rounds"] == 50
+    cli("run", "quick.toml", "--out", "whole", "--set", "rounds=50")
+    assert (tmp_path / "grown/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+def test_ctrl_c_keeps_a_checkpoint_and_resume_ends_as_if_nothing_happened(cli, tmp_path):
+    command = [sys.executable, "-m", "fairmesh", "run", "quick.toml", "--set", "rounds=4000", "--out", "stopped"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
+    metrics = tmp_path / "stopped" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    reached = int(err.split("stopped after round ")[1].split()[0])
+    assert reached < 4000
+    rounds = f"rounds={reached + 7}"
+    assert cli("run", "quick.toml", "--out", "stopped", "--resume", "--set", rounds)[0] == 0
+    assert cli("run", "quick.toml", "--out", "whole", "--set", rounds)[0] == 0
+    assert (tmp_path / "stopped/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+def test_compare_draws_one_picture_and_tells_the_runs_apart(cli, tmp_path):
+    cli("run", "quick.toml", "--out", "a")
+    cli("run", "quick.toml", "--out", "b", "--set", "algorithm.dual_step=0.2")
+    code, out, _ = cli("compare", "a", "b", "--json", "--plot", "both.png")
+    assert code == 0
+    assert set(json.loads(out)["runs"]) == {"a", "b"}
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_shows_a_row_for_each_value(cli):
+    assignments = [part for text in ("sweep.rate=[0.2, 0.4]", "seeds=[0, 1]") for part in ("--set", text)]
+    code, out, _ = cli("run", "quick.toml", *assignments)
+    assert code == 0
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["run", "quick: rate 0.2", "quick: rate 0.4"]
+
+
+def test_report_writes_a_page_with_the_settings(cli, tmp_path):
+    cli("run", "quick.toml", "--out", "told")
+    code, out, _ = cli("report", "told", "--json")
+    assert code == 0
+    page = Path(json.loads(out)["report"]).read_text()
+    assert "bits = 4" in page
+    assert "site 9 (mirrored)" in page
+
+
+def test_topology_reports_rho_beta_and_the_theorems_gamma(cli, tmp_path):
+    code, out, _ = cli("topology", "ring", "--nodes", "10", "--delta", "0.25", "--json")
+    assert code == 0
+    facts = json.loads(out)
+    (mixing,) = fm.Ring().build(10)
+    assert facts["rho"] == pytest.approx(mixing.gap)
+    assert facts["beta"] == pytest.approx(mixing.beta)
+    assert facts["gamma"] == pytest.approx(mixing.consensus_rate(0.25))
+    assert facts["edges"] == 10
+    assert Path(tmp_path / facts["plot"]).stat().st_size > 0
+
+
+def test_a_demo_can_be_run_twice_in_the_same_folder(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 10)
+    folders = [json.loads(cli("demo", "--json")[1])["folder"] for _ in range(2)]
+    assert folders == ["fairmesh-demo", "fairmesh-demo-2"]
+
+
+def test_help_does_not_import_torch():
+    heavy = "any(m in sys.modules for m in ('torch', 'numpy', 'matplotlib'))"
+    code = f"import sys, fairmesh.cli.main, fairmesh; sys.exit({heavy})"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_public_name_can_be_imported():
+    for name in fm.__all__:
+        assert getattr(fm, name) is not None

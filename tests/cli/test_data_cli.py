@@ -1,0 +1,136 @@
+"""`fairmesh data` as a person and as a machine use it."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+from fairmesh.data.datasets import download
+from tests.data.test_sources import served, write_mnist
+
+
+@pytest.fixture
+def cli(monkeypatch, called, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAIRMESH_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_mnist(tmp_path / "data" / "mnist", train=400, test=200)
+    return partial(called, "data")
+
+
+def test_it_lists_what_is_here_and_what_is_missing(cli, tmp_path):
+    code, out, err = cli()
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert code == 0
+    assert lines[0] == ["dataset", "found in", "size", "licence", "source"]
+    found = {line[0]: line[1] for line in lines[1:]}
+    assert found["mnist"] == str(tmp_path / "data" / "mnist")
+    assert found["coos7"] == "missing"
+    assert "fairmesh data fetch" in err
+
+
+def test_the_list_as_json_says_where_it_looked(cli, tmp_path):
+    code, out, err = cli("--json")
+    rows = {row["name"]: row for row in json.loads(out)["datasets"]}
+    assert (code, err) == (0, "")
+    assert set(rows) == {"fashion-mnist", "mnist", "cifar-10", "coos7"}
+    assert rows["mnist"]["bytes"] == 600 * (28 * 28 + 1) + 2 * (16 + 8)
+    assert str(tmp_path / "data" / "cifar-10") in rows["cifar-10"]["looked_in"]
+
+
+def test_a_check_of_damaged_files_exits_with_one_and_names_them(cli):
+    code, out, err = cli("check", "mnist", "--json")
+    answer = json.loads(out)
+    assert code == 1
+    assert answer["damaged"] == 4  # generated files are not the official ones
+    assert all(row["verdict"].startswith("damaged: MD5") for row in answer["files"])
+    code, out, err = cli("check")
+    assert code == 1
+    assert err.startswith("4 of ")  # others may be on this machine, and right
+
+
+def test_a_check_of_what_is_not_here_says_where_it_looked(cli, tmp_path):
+    code, _, err = cli("check", "coos7")
+    assert code == 2
+    assert f"looked in {tmp_path / 'data' / 'coos7'}" in err
+    assert "fairmesh data fetch coos7" in err
+
+
+def test_show_draws_who_holds_what_and_prints_a_table(cli, tmp_path):
+    code, out, err = cli("show", "mnist", "--partition", "one-class", "--nodes", "20", "--plot", "held.png")
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert code == 0
+    assert lines[0] == ["site", "group", "train", "test", "classes"]
+    assert lines[14] == ["site 13 (class 3)", "class 3", "20", "20", "only 3"]
+    assert (tmp_path / "held.png").read_bytes().startswith(b"\x89PNG")
+    assert err == "picture: held.png\n"
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 40])
+@pytest.mark.parametrize("partition", ["contrast", "instrument", "dirichlet", "shards", "quantity", "even"])
+def test_every_partition_has_a_picture_at_any_size(cli, tmp_path, partition, nodes):
+    own = {"contrast": "factors=[0.5]", "instrument": "odd=1", "shards": "per_node=1"}.get(partition, f"nodes={nodes}")
+    code, out, err = cli(
+        "show", "mnist", "--partition", partition, "--nodes", nodes, "--set", f"partition.{own}", "--json"
+    )
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert answer["nodes"] == nodes == len(answer["sites"])
+    assert sum(answer["sites"][0]["classes"]) == answer["sites"][0]["train"]
+    assert (tmp_path / f"mnist-{partition}.png").exists()
+
+
+def test_show_takes_a_users_own_files_and_settings(cli, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((40, 3), np.float32), y=np.zeros(40), site=np.arange(40) % 4)
+    code, out, _ = cli("show", "npz", "--set", "file=a.npz", "--set", "test_share=0.5", "--plot", "p.svg", "--json")
+    assert code == 0
+    assert [(site["name"], site["train"]) for site in json.loads(out)["sites"]] == [(f"{k}", 5) for k in range(4)]
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+def test_show_takes_digits_which_need_no_files(cli):
+    code, out, _ = cli("show", "digits", "--nodes", "5", "--json")
+    assert code == 0
+    assert [site["group"] for site in json.loads(out)["sites"]] == ["upright"] * 3 + ["mirrored"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("show", "minst"), "unknown data 'minst'; did you mean 'mnist'?"),
+        (("show", "mnist", "--partition", "shard"), "unknown partition 'shard'; did you mean 'shards'?"),
+        (("show", "mnist", "--nodes", "0"), "nodes must be >= 1, got 0"),
+        (("show", "mnist", "--set", "partition.seed"), "write key=value"),
+        (("show", "mnist", "--plot", "no/such/folder.png"), "cannot write the picture"),
+        (("show", "mnist", "--data", "elsewhere"), "MNIST is not in elsewhere"),
+        (("fetch", "mnit"), "no published dataset is called 'mnit'; did you mean 'mnist'?"),
+        (("check", "x"), "no published dataset is called 'x'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(cli, arguments, reason):
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert reason in err
+
+
+def test_fetch_brings_the_official_files_and_tells_how_far_it_is(cli, tmp_path, monkeypatch):
+    import gzip
+    import hashlib
+
+    from fairmesh.data.datasets import sources
+
+    content = b"official" * 1000
+    with served({"/one.gz": gzip.compress(content)}) as (base, _):
+        file = sources.File("one", hashlib.md5(content).hexdigest(), len(content), f"{base}/one.gz")
+        monkeypatch.setitem(sources.SOURCES, "one", sources.Source("one", "One", (file,), "free", "nowhere"))
+        code, out, err = cli("fetch", "one", "--data", "data")
+        assert (code, out) == (0, "")
+        assert "One: one.gz, 0.0 of 0.0 MB" in err
+        assert json.loads(cli("fetch", "one", "--data", "data", "--json")[1]) == {"fetched": {"one": "data/one"}}
+        assert cli("check", "one")[0] == 0
+    monkeypatch.setattr(download, "_TRIES", 1)
+    code, _, err = cli("fetch", "one", "--data", "more")
+    assert code == 2
+    assert "error: cannot fetch One: no connection" in err

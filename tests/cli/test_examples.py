@@ -1,0 +1,79 @@
+"""What the README and the examples show works as shown."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fairmesh as fm
+from fairmesh.cli.demo import demo
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = sorted((ROOT / "examples").glob("*.toml"))
+
+
+def readme_python() -> str:
+    return re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+
+
+def test_there_are_at_least_three_experiment_files_and_two_scripts():
+    assert len(EXPERIMENTS) >= 3
+    assert len(list((ROOT / "examples").glob("*.py"))) >= 2
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_example_runs(path, tmp_path):
+    result = fm.run(fm.load_experiment(path, ["rounds=6", "options.measure_every=3"]), out=tmp_path / "run")
+    assert result.final[0]["round"] == 6
+
+
+def test_an_experiment_file_means_what_the_same_python_means():
+    from_file = fm.load_experiment(ROOT / "examples" / "scanners.toml")
+    in_python = fm.Experiment(
+        data=fm.Digits(split="instrument", nodes=10, odd=2),
+        model=fm.Logistic(),
+        topology=fm.Ring(),
+        sampling=fm.Sampling(batch=32),
+        algorithm=fm.ADGDA(
+            primal_step=fm.Geometric(5.0, 0.998),
+            dual_step=0.05,
+            rate=0.5,
+            compressor=fm.Quantize(bits=4),
+            regularizer=fm.ChiSquare(0.001),
+        ),
+        rounds=300,
+        seeds=(0, 1, 2),
+        options=fm.Options(measure_every=20),
+    )
+    assert from_file == in_python
+
+
+def test_the_readmes_python_is_at_most_fifteen_lines_and_runs(tmp_path, monkeypatch, capsys):
+    code = readme_python()
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "readme.py").write_text(code.replace("rounds=300", "rounds=20"))
+    runpy.run_path(str(tmp_path / "readme.py"))
+    assert "worst site" in capsys.readouterr().out
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_the_readmes_demo_table_is_what_the_demo_gives():
+    table = re.search(r"<!-- demo -->(.*?)<!-- /demo -->", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    shown = [[float(x) for x in re.findall(r"(\d+\.\d)", line)] for line in table.strip().splitlines()[2:]]
+    algorithms = demo(0, None).as_json()["algorithms"]
+    for row, name in zip(shown, ("choco-sgd", "ad-gda")):
+        facts = algorithms[name]
+        measured = [facts["groups"]["upright"], facts["groups"]["mirrored"], facts["gap"], facts["mean"]]
+        assert row == pytest.approx([100 * value for value in measured], abs=0.5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hospitals.py", "rivals.py"])
+def test_the_example_scripts_run_in_seconds(name):
+    done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "worst" in done.stdout

@@ -1,0 +1,166 @@
+"""Lossless, and as long as counted."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fairmesh as fm
+from benchmarks.codec import entropy_bytes, packed_bytes
+from fairmesh import compression
+from fairmesh.algorithms.base import Round
+from fairmesh.compression import entropy
+from tests import toys
+from tests.compression.messages import COMPRESSORS, bits, code_of, row, rows_of_every_kind, template_of
+
+DIMS = (1, 2, 3, 8, 31, 100, 1000, 20_011)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_every_row_decodes_to_the_same_bits_and_is_as_long_as_counted(name, dtype):
+    compressor = COMPRESSORS[name]
+    for dim in DIMS:
+        rows = rows_of_every_kind(dim, dtype)
+        code = code_of(compressor, rows)
+        sizes = torch.as_tensor(compression.part_sizes(code)).expand(len(rows))
+        template = {"model": template_of(compressor, dim, dtype)}
+        for i in range(len(sizes)):
+            one = row(code, i)
+            message = compression.encode({"model": one}, 3)
+            assert len(message) == compression.HEADER_BYTES + int(sizes[i]), (dim, i)
+            assert bits(compression.decode(message, template, 3)["model"]) == bits(one), (dim, i)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_ten_million_parameters_survive(name):
+    rows = torch.randn(1, 10_000_000, generator=torch.Generator().manual_seed(0))
+    code = code_of(COMPRESSORS[name], rows)
+    message = compression.encode({"model": code}, 0)
+    assert len(message) == compression.HEADER_BYTES + int(compression.part_sizes(code))
+    decoded = compression.decode(message, {"model": template_of(COMPRESSORS[name], rows.shape[-1], rows.dtype)}, 0)[
+        "model"
+    ]
+    assert torch.equal(decoded.decode(), code.decode())
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=400),
+    st.sampled_from([1, 1, 7, 200]),
+    st.integers(0, 60),
+)
+def test_any_sequence_of_symbols_fits_its_bound_and_comes_back(symbols, repeats, margin):
+    symbols = np.tile(np.array(symbols, dtype=np.int32), repeats)
+    counts = np.bincount(symbols, minlength=int(symbols.max()) + 1 + margin)[None]
+    table = entropy.weight_bytes(counts)
+    length = int(entropy.words(counts, table)[0])
+    lowest, highest = int(symbols.min()), int(symbols.max())
+    weights = table[0, lowest : highest + 1]
+    payload = entropy.coded(symbols - np.int32(lowest), weights, length)
+    assert len(payload) == 4 * length
+    assert np.array_equal(entropy.decoded(payload, weights, len(symbols)), symbols - lowest)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.lists(st.integers(0, 10**6), min_size=6, max_size=6), min_size=1, max_size=5))
+def test_torch_and_numpy_compute_the_same_tables_and_lengths(counts):
+    stack = torch.tensor(counts)
+    table = entropy.weight_bytes(stack)
+    assert np.array_equal(table.numpy(), entropy.weight_bytes(stack.numpy()))
+    assert np.array_equal(entropy.words(stack, table).numpy(), entropy.words(stack.numpy(), table.numpy()))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.9999])
+@pytest.mark.parametrize("others", [1, 5, 200])
+def test_skewed_messages_stay_within_the_bound_of_the_coder(share, others):
+    generator = np.random.default_rng(0)
+    symbols = np.where(generator.random(200_000) < share, 0, generator.integers(1, others + 1, 200_000)).astype(
+        np.int32
+    )
+    counts = np.bincount(symbols, minlength=others + 1)[None]
+    table = entropy.weight_bytes(counts)
+    entropy.coded(symbols, table[0], int(entropy.words(counts, table)[0]))  # refuses to exceed its bound
+
+
+@pytest.mark.parametrize(
+    "name", ["quantize", "quantize blocks", "quantize ceil", "quantize half norms", "top-k-quantize"]
+)
+def test_entropy_coding_is_within_five_percent_of_the_entropy_and_never_above_bit_packing(name):
+    compressor = COMPRESSORS[name] if "blocks" not in name else fm.Quantize(bits=3, block=512)
+    for spread in (1.0, 3.0):
+        rows = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(1)).abs().pow(spread)
+        code = code_of(compressor, rows)
+        message = compression.encode({"model": code}, 0)
+        assert len(message) <= 1.05 * entropy_bytes(code)
+        assert len(message) <= packed_bytes(code)
+
+
+class _Listening:
+    """Encodes and decodes every message on its way through, and adds up the bytes to each neighbour."""
+
+    def __init__(self, network, templates):
+        self.network, self.templates, self.lengths = network, templates, []
+
+    def exchange(self, parts, round_index):
+        delivery = self.network.exchange(parts, round_index)
+        if not self.templates:
+            for name, part in parts.items():
+                like = part.code.decode()
+                self.templates[name] = row(part.code, 0, 0), like.shape[-1]
+        templates = {name: template for name, (template, _) in self.templates.items()}
+        lengths = []
+        for i in range(self.network.n):
+            codes = {name: row(part.code, 0, i) for name, part in parts.items()}
+            message = compression.encode(codes, int(round_index))
+            back = compression.decode(message, templates, int(round_index))
+            assert all(bits(back[name]) == bits(codes[name]) for name in codes)
+            lengths.append(len(message))
+        self.lengths.append(torch.tensor(lengths))
+        return delivery
+
+    def __getattr__(self, name):
+        return getattr(self.network, name)
+
+
+@pytest.mark.parametrize("name", [n for n, a in toys.ALGORITHMS.items() if not a.needs_server])
+def test_a_simulation_counts_what_a_deployment_sends_message_by_message(name):
+    algorithm = toys.ALGORITHMS[name]
+    network, oracle = toys.on_stack(toys.problem(), fm.Star(), dtype=torch.float32)
+    listening = _Listening(network, {})
+    degrees = torch.tensor([7, 1, 1, 1, 1, 1, 1, 1])
+    state = algorithm.init(oracle, listening)
+    for t in range(5):
+        round = Round(torch.tensor(t), oracle, listening)
+        state = algorithm.step(state, round)
+        (sent,) = round.sent
+        assert torch.equal(sent.node_bytes.reshape(-1).long(), degrees * listening.lengths[-1])
+
+
+def test_over_a_changing_graph_differences_reach_the_neighbours_of_every_round():
+    topology = fm.Changing((fm.Edges(((0, 1), (2, 3))), fm.Edges(((1, 2), (0, 3)))))
+    problem = toys.problem(4)
+    result = fm.train(problem, topology, fm.ADGDA(0.1, 0.01, compressor=fm.Sign()), 1)
+    dim = problem.flat_model.dim
+    model, dual = 5 + 4 + -(-dim // 8), 5 + 4 * 4
+    assert result.final[0]["bytes_busiest_node"] == (16 + model + dual) + (16 + model)
+
+
+def test_bytes_stand_in_records_beside_the_nominal_bits_and_can_be_left_uncounted():
+    problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
+    counted, plain = (fm.train(problem, fm.Ring(), algorithm, 4, count_bytes=count) for count in (True, False))
+    assert counted.final[0]["bytes_busiest_node"] > 0
+    assert counted.final[0]["bytes_total"] >= 8 * counted.final[0]["bytes_busiest_node"] / 2
+    assert plain.final[0]["bytes_total"] == 0
+    assert torch.equal(counted.row(), plain.row())
+
+
+def test_a_server_and_its_clients_are_counted_by_their_messages():
+    problem = toys.problem()
+    dim, message = problem.flat_model.dim, 16 + 5
+    result = fm.train(problem, fm.Ring(), fm.AFL(0.1), 3)
+    record = result.final[0]
+    assert record["bytes_busiest_node"] == 3 * 8 * (message + 4 * dim)
+    assert record["bytes_total"] == 3 * 8 * (2 * (message + 4 * dim) + message + 4)

@@ -1,0 +1,105 @@
+"""Meshes on this machine for tests: provisioned as sites are, each node a process forked from one that has everything
+imported, so that starting one takes moments."""
+
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fairmesh.cli.mesh import MESH, SITE
+from fairmesh.experiment import load_experiment
+from fairmesh.mesh.certificates import make_authority, make_key, sign
+from fairmesh.mesh.founding import copied, founded
+from fairmesh.mesh.members import Mesh, SiteFile
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports below those that outgoing connections get: else one of a node that is down may be taken meanwhile."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found
+
+
+def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening: Sequence[str] | None = None) -> Mesh:
+    """A mesh's folder with a folder for each site, as `fairmesh mesh init | key | sign` leave them."""
+    ports = dict(zip(names, free_ports(len(names))))
+    listening = names if listening is None else listening
+    addresses = {name: f"127.0.0.1:{ports[name]}" if name in listening else None for name in names}
+    mesh = founded(load_experiment(experiment), "test-mesh", addresses)
+    founder = folder / "mesh"
+    founder.mkdir(parents=True)
+    copied(experiment, founder)
+    make_authority(founder, mesh.name, 30)
+    mesh.write(founder / MESH)
+    for name in names:
+        site = folder / name
+        site.mkdir()
+        _, request = make_key(site, name)
+        (site / f"{name}.pem").write_bytes(sign(request.read_bytes(), founder, mesh, 30))
+        for file in founder.iterdir():
+            if file.suffix in (".toml", ".py") or file.name == "authority.pem":
+                (site / file.name).write_bytes(file.read_bytes())
+        table = {"name": name} | ({"listen": f"127.0.0.1:{ports[name]}"} if name in listening else {})
+        SiteFile.of(site / SITE, table).write()
+    return mesh
+
+
+def forked(work: Callable[[], None], log: Path) -> int:
+    """A process that does some work; what it says goes to a file."""
+    number = os.fork()
+    if number:
+        return number
+    code = 1
+    try:
+        with open(log, "ab", buffering=0) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def start(folder: Path, name: str, **options) -> int:
+    """A site's node as a process; `options` are those of run_node."""
+
+    def work() -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        from fairmesh.mesh.node.running import run_node
+
+        run_node(folder / name / SITE, stream=sys.stderr, **options)
+
+    return forked(work, folder / f"{name}.log")
+
+
+def ended(process: int, seconds: float) -> int | None:
+    """A process's exit code, negative for a signal; none where it runs on after so long."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found, status = os.waitpid(process, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    return None

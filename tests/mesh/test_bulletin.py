@@ -1,0 +1,237 @@
+"""What sites announce: believed only under their own signature, the newest kept, passed on."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from fairmesh.mesh import certificates
+from fairmesh.mesh.certificates import make_authority, make_key, sign
+from fairmesh.mesh.members import Member, Mesh
+from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.frames import Refused
+
+NAMES = ("a", "b", "c")
+FROZEN = {"sites": ["c"], "generation": 2, "round": 12, "outputs": 10}
+
+
+def status(done: int) -> dict:
+    told = {"round": done, "activity": "training", "metric": None, "metric_round": None, "weight": 0.5}
+    return told | {"waiting_for": {"b": 1.5}, "bytes_out": 0, "time": 2.5}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    return _signed_for(tmp_path_factory.mktemp("keys"), dict.fromkeys(NAMES, 1))
+
+
+def _mesh() -> Mesh:
+    members = tuple(Member(n, f"127.0.0.1:{7000 + i}", tuple(o for o in NAMES if o != n)) for i, n in enumerate(NAMES))
+    return Mesh("three", "0" * 64, members)
+
+
+def _signed_for(folder, days):
+    """Each site's key and certificate, valid for so many days, and the authority's."""
+    make_authority(folder, "three", 1)
+    made = {}
+    for name in NAMES:
+        key, request = make_key(folder, name)
+        made[name] = key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), days[name])
+    return made, (folder / "authority.pem").read_bytes()
+
+
+@pytest.fixture
+def boards(keys):
+    made, authority = keys
+    return {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+
+
+def pass_on(boards, sender, receiver):
+    boards[receiver].heard(boards[sender].news(0)[1])
+
+
+def test_news_reach_those_who_are_no_neighbours(boards):
+    boards["a"].announce("status", status(7), 1)
+    pass_on(boards, "a", "b")
+    pass_on(boards, "b", "c")
+    assert boards["c"].of("a", "status") == status(7)
+    assert boards["c"].of_all("status") == {"a": status(7)}
+
+
+def test_the_newest_holds_whatever_comes_later(boards):
+    boards["a"].announce("status", status(7), 1)
+    old = boards["a"].news(0)[1]
+    boards["a"].announce("status", status(8), 2)
+    boards["a"].announce("status", status(6), 1)
+    pass_on(boards, "a", "b")
+    boards["b"].heard(old)
+    assert boards["b"].of("a", "status") == status(8)
+
+
+def test_only_what_is_new_is_told_again(boards):
+    pass_on(boards, "a", "b")
+    now, entries = boards["b"].news(0)
+    assert {entry["site"] for entry in json.loads(entries)} == {"a", "b"}
+    assert boards["b"].news(now) == (now, None)
+    boards["b"].announce("status", status(1), 1)
+    _, entries = boards["b"].news(now)
+    assert [entry["kind"] for entry in json.loads(entries)] == ["status"]
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda entry: entry | {"body": status(99)},
+        lambda entry: entry | {"number": 50},
+        lambda entry: entry | {"site": "c"},
+        lambda entry: entry | {"signature": "00" * 70},
+    ],
+    ids=["another body", "a higher number", "another site", "no signature"],
+)
+def test_a_neighbour_cannot_speak_for_another_site(boards, forge):
+    boards["a"].announce("status", status(7), 1)
+    boards["c"].announce("status", status(5), 1)
+    pass_on(boards, "a", "b")
+    pass_on(boards, "c", "b")
+    boards["a"].announce("status", status(8), 2)
+    entries = json.loads(boards["a"].news(0)[1])
+    forged = [forge(entry) if entry["kind"] == "status" else entry for entry in entries]
+    with pytest.raises(Refused, match="did not sign"):
+        boards["b"].heard(json.dumps(forged).encode())
+    assert boards["b"].of("a", "status") == status(7)
+    assert boards["b"].of("c", "status") == status(5)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [b"", b"{", b"7", b'[{"site": "a"}]', b'[{"site":"x","kind":"status","number":1,"body":{},"signature":""}]',
+     b'[{"site":"a","kind":"gossip","number":1,"body":{},"signature":""}]'],
+)  # fmt: skip
+def test_what_is_no_news_of_this_mesh_is_refused(boards, entries):
+    with pytest.raises(Refused):
+        boards["b"].heard(entries)
+
+
+def test_a_restarted_site_knows_what_it_and_others_had_said(boards, keys, tmp_path):
+    made, authority = keys
+    boards["a"].announce("frozen", FROZEN, 2)
+    pass_on(boards, "b", "a")
+    (tmp_path / "bulletin.json").write_bytes(boards["a"].saved())
+    again = Bulletin("a", *made["a"], authority, NAMES)
+    again.restored(tmp_path / "bulletin.json")
+    again.announce("frozen", FROZEN | {"round": 3}, 2)  # what was said first holds
+    assert again.of("a", "frozen") == FROZEN
+    assert again.of("b", "certificate") is not None
+
+
+WRONG = {
+    "no fields": ("status", {}),
+    "a round in words": ("status", status(1) | {"round": "two"}),
+    "commands to a terminal": ("status", status(1) | {"activity": "\x1b[2J"}),
+    "waiting for a list": ("status", status(1) | {"waiting_for": [1]}),
+    "a number without end": ("status", status(1) | {"time": 10**4000}),
+    "a vote for no list": ("leaving", {"sites": "b", "generation": 2, "mesh": "0"}),
+    "a round below none": ("frozen", FROZEN | {"round": -1}),
+    "a truth for a round": ("frozen", FROZEN | {"round": True}),
+    "too much": ("frozen", FROZEN | {"sites": ["x" * 100] * 200}),
+    "a field of its own": ("frozen", FROZEN | {"more": 1}),
+    "outputs without end": ("frozen", FROZEN | {"outputs": 1 << 53}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_a_site_signs_must_have_the_form_that_others_rely_on(boards, case):
+    kind, body = WRONG[case]
+    boards["a"].announce(kind, body, 1)
+    with pytest.raises(Refused, match=f"news of kind '{kind}' from a with|cannot be read"):
+        pass_on(boards, "a", "b")
+    assert boards["b"].of("a", kind) is None
+
+
+def test_what_is_not_finite_is_told_as_nothing(boards):
+    boards["a"].announce("status", status(7) | {"metric": float("nan"), "weight": float("inf")}, 1)
+    pass_on(boards, "a", "b")
+    assert boards["b"].of("a", "status") == status(7) | {"metric": None, "weight": None}
+
+
+def test_what_a_site_said_is_passed_on_when_its_certificate_has_expired(tmp_path_factory, tmp_path):
+    made, authority = _signed_for(tmp_path_factory.mktemp("expired"), {"a": -0.001, "b": 1, "c": 1})
+    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+    boards["a"].announce("status", status(7), 1)
+    pass_on(boards, "a", "b")
+    pass_on(boards, "b", "c")
+    assert boards["c"].of("a", "status") == status(7)
+    (tmp_path / "bulletin.json").write_bytes(boards["c"].saved())
+    again = Bulletin("c", *made["c"], authority, NAMES)
+    again.restored(tmp_path / "bulletin.json")
+    assert again.of("a", "status") == status(7)
+
+
+def test_a_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_key_signed(
+    tmp_path_factory, monkeypatch
+):
+    folder = tmp_path_factory.mktemp("renewed")
+    made, authority = _signed_for(folder, dict.fromkeys(NAMES, 1))
+    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+    boards["a"].announce("status", status(7), 1)
+    pass_on(boards, "a", "b")
+    now = certificates._clock()
+    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
+    (folder / "a.key").unlink()
+    key, request = make_key(folder, "a")
+    renewed = Bulletin("a", key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), 1), authority, NAMES)
+    boards["b"].heard(renewed.news(0)[1])
+    assert boards["b"].of("a", "status") is None
+    renewed.announce("status", status(8), 1)
+    boards["b"].heard(renewed.news(0)[1])
+    pass_on(boards, "b", "c")
+    assert boards["c"].of("a", "status") == status(8)
+
+
+def test_with_a_new_key_a_site_says_again_what_it_had_said_and_knows_what_others_did(tmp_path, monkeypatch):
+    made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
+    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+    boards["b"].announce("frozen", FROZEN | {"round": 9}, 1)
+    pass_on(boards, "b", "a")
+    boards["a"].announce("frozen", FROZEN, 1)
+    (tmp_path / "bulletin.json").write_bytes(boards["a"].saved())
+    now = certificates._clock()
+    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
+    (tmp_path / "a.key").unlink()
+    key, request = make_key(tmp_path, "a")
+    renewed = Bulletin("a", key.read_bytes(), sign(request.read_bytes(), tmp_path, _mesh(), 1), authority, NAMES)
+    renewed.restored(tmp_path / "bulletin.json")
+    assert renewed.of("b", "frozen") == FROZEN | {"round": 9}
+    boards["c"].heard(renewed.news(0)[1])
+    assert boards["c"].of("a", "frozen") == FROZEN
+
+
+def test_a_damaged_memory_is_passed_over(boards, tmp_path):
+    (tmp_path / "bulletin.json").write_bytes(b'[{"site": "a"')
+    boards["a"].restored(tmp_path / "bulletin.json")
+    assert boards["a"].of("b", "certificate") is None
+
+
+def test_much_news_is_told_in_pieces_and_all_of_it(boards, monkeypatch):
+    from fairmesh.mesh.wire import bulletin
+
+    monkeypatch.setattr(bulletin, "_A_FRAME", 100)
+    pass_on(boards, "b", "a")
+    boards["a"].announce("frozen", FROZEN, 1)
+    boards["a"].announce("status", status(3))
+    since, pieces = 0, []
+    while (told := boards["a"].news(since))[1] is not None:
+        since, entries = told
+        pieces.append(entries)
+        boards["c"].heard(entries)
+    assert len(pieces) == 4
+    assert boards["c"].of("a", "status") == status(3)
+    assert boards["c"].of("b", "certificate") is not None
+
+
+def test_what_is_said_in_place_of_what_was_said_before_counts_though_the_clock_went_back(boards, monkeypatch):
+    boards["a"].announce("status", status(1))
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    boards["a"].announce("status", status(2))
+    pass_on(boards, "a", "b")
+    assert boards["b"].of("a", "status") == status(2)

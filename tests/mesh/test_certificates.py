@@ -1,0 +1,232 @@
+"""Keys, certificates and signatures: what the authority signs, what it refuses, and what is wrong said in words."""
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from fairmesh.errors import BadInput
+from fairmesh.mesh.certificates import (
+    check_certificate,
+    fingerprint,
+    make_authority,
+    make_key,
+    sign,
+    signature,
+    valid_until,
+    verified,
+)
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    make_authority(tmp_path, "trial", days=30)
+    return tmp_path
+
+
+def made(home: Path, mesh, name: str = "alpha", days: float = 20) -> tuple[Path, bytes]:
+    """A site's key and its certificate."""
+    key, request = make_key(home, name)
+    return key, sign(request.read_bytes(), home, mesh, days)
+
+
+def authority(home: Path) -> bytes:
+    return (home / "authority.pem").read_bytes()
+
+
+def request_for(name: str, alternatives: list[x509.GeneralName], key=None) -> bytes:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else [])
+    asked = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    if alternatives:
+        asked = asked.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    return asked.sign(key or ec.generate_private_key(ec.SECP256R1()), SHA256()).public_bytes(Encoding.PEM)
+
+
+def test_a_signed_certificate_has_nothing_wrong(home, mesh):
+    key, certificate = made(home, mesh)
+    assert check_certificate(certificate, authority(home), "alpha", datetime.now(UTC), key) == []
+
+
+def test_private_keys_can_be_read_by_their_owner_alone(home, mesh):
+    key, _ = made(home, mesh)
+    for path in (key, home / "authority.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_key_is_never_written_over(home):
+    make_key(home, "alpha")
+    before = {path: path.read_bytes() for path in home.iterdir()}
+    with pytest.raises(BadInput, match=r"alpha\.key is there already; a key is never written over"):
+        make_key(home, "alpha")
+    with pytest.raises(BadInput, match=r"authority\.key is there already"):
+        make_authority(home, "trial", days=30)
+    assert {path: path.read_bytes() for path in home.iterdir()} == before
+
+
+def test_a_certificate_can_serve_both_ends_of_a_connection_and_sign_no_other(home, mesh):
+    _, pem = made(home, mesh)
+    certificate = x509.load_pem_x509_certificate(pem)
+    extensions = certificate.extensions
+    constraints = extensions.get_extension_for_class(x509.BasicConstraints)
+    usage = extensions.get_extension_for_class(x509.KeyUsage)
+    assert (constraints.critical, constraints.value.ca) == (True, False)
+    assert (usage.critical, usage.value.digital_signature, usage.value.key_cert_sign) == (True, True, False)
+    purposes = {purpose.dotted_string for purpose in extensions.get_extension_for_class(x509.ExtendedKeyUsage).value}
+    assert purposes == {"1.3.6.1.5.5.7.3.1", "1.3.6.1.5.5.7.3.2"}
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert list(names) == [x509.DNSName("alpha")]
+    issuer = x509.load_pem_x509_certificate(authority(home))
+    own = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert (own.ca, own.path_length) == (True, 0)
+
+
+def test_a_certificate_begins_a_little_in_the_past_and_ends_with_the_authority_at_the_latest(home, mesh):
+    _, short = made(home, mesh, "alpha", days=20)
+    _, long = made(home, mesh, "beta", days=1000)
+    now = datetime.now(UTC)
+    begun = x509.load_pem_x509_certificate(short).not_valid_before_utc
+    assert timedelta(minutes=4) < now - begun < timedelta(minutes=7)
+    assert abs(valid_until(short) - now - timedelta(days=20)) < timedelta(minutes=1)
+    assert valid_until(long) == valid_until(authority(home))
+
+
+def test_serial_numbers_differ(home, mesh):
+    _, one = made(home, mesh, "alpha")
+    again = sign((home / "alpha.csr").read_bytes(), home, mesh, 20)
+    assert len({x509.load_pem_x509_certificate(pem).serial_number for pem in (one, again)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (lambda: request_for("delta", [x509.DNSName("delta")]), "for site 'delta', which is not in the mesh trial"),
+        (lambda: request_for("alpha", [x509.DNSName("beta")]), "asks for the name 'beta' as well"),
+        (lambda: request_for("alpha", [x509.DNSName("alpha"), x509.DNSName("beta")]), "the name 'beta' as well"),
+        (lambda: request_for("alpha", [x509.DNSName("alpha"), x509.RFC822Name("a@b")]), "as well; one name a site"),
+        (lambda: request_for("alpha", [x509.DNSName("alpha")] * 2), "one name a site"),
+        (lambda: request_for("alpha", []), "lacks its name as alternative name"),
+        (lambda: request_for("", [x509.DNSName("alpha")]), "there are 0 common names, not one"),
+        (lambda: request_for("Alpha", [x509.DNSName("Alpha")]), "use 1 to 63 of a-z"),
+        (
+            lambda: request_for("alpha", [x509.DNSName("alpha")], rsa.generate_private_key(65537, 2048)),
+            "not an elliptic key P-256",
+        ),
+        (
+            lambda: request_for("alpha", [x509.DNSName("alpha")], ec.generate_private_key(ec.SECP384R1())),
+            "not an elliptic key P-256",
+        ),
+        (lambda: b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n", "is damaged"),
+        (lambda: b"", "is not a PEM file"),
+    ],
+)
+def test_the_authority_refuses_a_request_that_is_not_one_sites_own(home, mesh, request_, reason):
+    with pytest.raises(BadInput, match=reason):
+        sign(request_(), home, mesh, 20)
+
+
+def test_a_request_changed_on_its_way_is_refused(home, mesh):
+    asked = x509.load_pem_x509_csr(request_for("alpha", [x509.DNSName("alpha")]))
+    content = asked.public_bytes(Encoding.DER)
+    assert content.count(b"alpha") == 2
+    changed = x509.load_der_x509_csr(content.replace(b"alpha", b"gamma")).public_bytes(Encoding.PEM)
+    with pytest.raises(BadInput, match="not signed by the key it asks a certificate for"):
+        sign(changed, home, mesh, 20)
+
+
+def test_a_site_that_has_left_gets_no_certificate(home, mesh):
+    with pytest.raises(BadInput, match="for site 'gamma', which is not in the mesh trial: alpha, beta"):
+        made(home, mesh.without("gamma"), "gamma")
+
+
+def test_the_authority_of_another_mesh_does_not_sign(tmp_path, mesh):
+    make_authority(tmp_path, "other", days=30)
+    with pytest.raises(BadInput, match="is of mesh 'other', not of 'trial'"):
+        made(tmp_path, mesh)
+
+
+def test_an_authority_that_has_expired_does_not_sign(tmp_path, mesh):
+    make_authority(tmp_path, "trial", days=-1)
+    with pytest.raises(BadInput, match="the authority has expired"):
+        made(tmp_path, mesh)
+
+
+def test_a_certificate_of_another_authority_is_reported(home, mesh, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    make_authority(other, "trial", days=30)  # the same name, another key
+    _, certificate = made(other, mesh)
+    assert check_certificate(certificate, authority(home), "alpha") == [
+        "the certificate was signed by another authority than this mesh's"
+    ]
+
+
+def test_a_site_cannot_be_another_sites_authority(home, mesh):
+    _, certificate = made(home, mesh)
+    assert check_certificate(certificate, certificate, "alpha") == [
+        "what is given as the authority's certificate is not an authority's"
+    ]
+
+
+def test_an_expired_certificate_and_one_not_yet_valid_are_reported(home, mesh):
+    _, expired = made(home, mesh, days=-2)
+    [said] = check_certificate(expired, authority(home), "alpha")
+    assert said.startswith("the certificate has expired on ")
+    _, early = made(home, mesh, "beta")
+    said = check_certificate(early, authority(home), "beta", datetime.now(UTC) - timedelta(days=1))
+    assert "the certificate is not valid before" in said[0]
+    assert "clock" in said[0]
+    said = check_certificate(early, authority(home), "beta", datetime.now(UTC) + timedelta(days=40))
+    assert [line.split(" has expired")[0] for line in said] == ["the certificate", "the authority's certificate"]
+
+
+def test_a_wrong_name_is_reported(home, mesh):
+    _, certificate = made(home, mesh)
+    assert check_certificate(certificate, authority(home), "beta") == [
+        "the certificate is for 'alpha', not for site 'beta'"
+    ]
+
+
+def test_a_key_of_another_certificate_and_one_that_others_can_read_are_reported(home, mesh):
+    key, _ = made(home, mesh)
+    _, certificate = made(home, mesh, "beta")
+    key.chmod(0o640)
+    said = check_certificate(certificate, authority(home), "beta", key=key)
+    assert len(said) == 2
+    assert "does not belong to the certificate" in said[0]
+    assert f"can be read by others (mode 0640): chmod 600 {key}" in said[1]
+    assert "cannot read" in check_certificate(certificate, authority(home), "beta", key=home / "none.key")[0]
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"])
+def test_a_damaged_certificate_is_reported_not_raised(home, damage):
+    assert len(check_certificate(damage, authority(home), "alpha")) == 1
+    assert len(check_certificate(authority(home), damage, "alpha")) == 1
+
+
+def test_a_request_and_its_certificate_have_one_fingerprint_and_others_another(home, mesh):
+    _, certificate = made(home, mesh)
+    _, other = made(home, mesh, "beta")
+    assert fingerprint((home / "alpha.csr").read_bytes()) == fingerprint(certificate)
+    assert len({fingerprint(pem) for pem in (certificate, other, authority(home))}) == 3
+    assert len(fingerprint(certificate).split()) == 6
+
+
+def test_a_signature_holds_for_its_data_its_name_and_its_authority_only(home, mesh, tmp_path_factory):
+    key, certificate = made(home, mesh)
+    stranger, _ = made(home, mesh, "beta")
+    other = tmp_path_factory.mktemp("other")
+    make_authority(other, "trial", days=30)
+    signed = signature(key.read_bytes(), b"round 7")
+    assert verified(certificate, authority(home), "alpha", b"round 7", signed)
+    assert not verified(certificate, authority(home), "alpha", b"round 8", signed)
+    assert not verified(certificate, authority(home), "beta", b"round 7", signed)
+    assert not verified(certificate, authority(other), "alpha", b"round 7", signed)
+    assert not verified(certificate, authority(home), "alpha", b"round 7", signature(stranger.read_bytes(), b"round 7"))
+    assert not verified(certificate, authority(home), "alpha", b"round 7", b"")
+    later = datetime.now(UTC) + timedelta(days=25)
+    assert not verified(certificate, authority(home), "alpha", b"round 7", signed, later)

@@ -1,0 +1,76 @@
+"""Peers that are killed, cut off and robbed of their disks end where peers left alone end."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.chaos import NAMES, POINTS
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "benchmarks" / "results" / "chaos-cpu.json"
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """The short form, in a process of its own: nodes are forked, which one that has used gRPC must not be."""
+    figures = tmp_path_factory.mktemp("chaos") / "figures.json"
+    command = [sys.executable, "-m", "tests.mesh.chaos", "--short", "--write", str(figures)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return json.loads(figures.read_text())
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return json.loads(RECORDED.read_text())
+
+
+def run(figures, what):
+    (found,) = [one for one in figures["runs"] if one["what"] == what]
+    return found
+
+
+def test_killed_nodes_end_bit_for_bit_where_they_would_have(short):
+    assert [one["what"] for one in short["runs"] if not one["identical"]] == []
+    done = run(short, "a little of it")
+    assert done["kills"] == 3
+    assert [point for point, _, _ in done["points"]] == ["sent", "segment begun", "noted"]
+    assert "older one is used" in done["said"]
+
+
+def test_a_killed_node_is_back_within_seconds(short):
+    assert short["recoveries"] >= 4
+    assert short["recovery_median_s"] <= 5
+
+
+def test_every_disturbance_was_recorded_and_none_changed_a_bit(recorded):
+    assert recorded["nodes"] == len(NAMES) == 6
+    assert [one["what"] for one in recorded["runs"] if not one["identical"]] == []
+    assert run(recorded, "kill -9 at random moments")["kills"] == 20
+    points = [point for point, _, _ in run(recorded, "kill -9 at injected points")["points"]]
+    assert points[: len(POINTS)] == list(POINTS)
+    assert set(run(recorded, "links between two halves cut")["cut"]) == {"reset", "black hole"}
+    assert run(recorded, "kill -9 of all, twice")["kills"] == 2 * len(NAMES)
+    assert "older one is used" in run(recorded, "newest checkpoint cut short")["said"]
+    assert "start the node again" in run(recorded, "asked to stop")["said"]
+    assert "make room" in run(recorded, "disk full")["said"]
+    assert min(run(recorded, "power cut")["journal_bytes_lost"]) > 0
+
+
+def test_the_recorded_recoveries_take_less_than_five_seconds_in_the_median(recorded):
+    seconds = [one for found in recorded["runs"] for one in found.get("recovery_s", ())]
+    assert len(seconds) > 40
+    assert statistics.median(seconds) <= 5
+
+
+def test_the_recorded_state_of_a_node_does_not_grow(recorded):
+    alone = run(recorded, "left alone")
+    assert 0 < alone["disk_bytes_late"] <= 1.1 * alone["disk_bytes_early"]
+
+
+def test_the_whole_takes_less_than_five_minutes(recorded):
+    assert recorded["seconds"] < 300

@@ -1,0 +1,39 @@
+"""Nodes that talk over mutual TLS end where the simulator ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
+from tests import toys
+from tests.mesh.peer import CASES, NAMES, ROUNDS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("peers")
+    subprocess.run([sys.executable, "-m", "tests.mesh.peer", str(folder)], cwd=ROOT, check=True, timeout=400)
+    return [torch.load(folder / f"{name}.pt") for name in NAMES]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_peers_are_the_simulator_message_by_message(peers, case):
+    topology, algorithm = CASES[case]
+    training = Training(toys.problem(), topology, replicas_of([algorithm], [0, 4], None, 8), Options(dtype="float64"))
+    expected = training.initial()
+    for t in range(ROUNDS):
+        expected = training.advance(expected, t)
+    for node, ends in enumerate(peers):
+        for name in ("models", "duals"):
+            there, alone = ends[case][name], getattr(expected.algorithm, name, None)
+            assert (there is None) == (alone is None)
+            if alone is not None:
+                assert float((there - alone[:, [node]]).abs().max()) < 1e-10
+        assert torch.equal(ends[case]["bytes"], expected.sent.node_bytes[:, [node]])

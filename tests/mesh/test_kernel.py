@@ -1,0 +1,55 @@
+"""What nodes say they sent is what the kernel counted, but for TLS and HTTP/2."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEADERS = 14 + 20 + 32  # Ethernet, IP, and TCP with timestamps: of every packet on the loopback interface
+NODES, STEPS = 4, 200
+
+_INSIDE = """
+import json
+from pathlib import Path
+from dataclasses import asdict
+from benchmarks.peers import network_cost
+
+
+def counted():
+    table = dict(line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:])
+    numbers = table[next(name for name in table if name.strip() == "lo")].split()
+    return int(numbers[8]), int(numbers[9])  # bytes and packets sent
+
+
+if __name__ == "__main__":
+    before = counted()
+    cost = asdict(network_cost(%d, 20_000, %d))
+    after = counted()
+    print(json.dumps(cost | {"kernel_bytes": after[0] - before[0], "packets": after[1] - before[1]}))
+""" % (NODES, STEPS)  # noqa: UP031
+
+
+def test_bytes_counted_by_nodes_are_those_counted_by_the_kernel_but_for_tls_and_http2():
+    alone = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]  # a network of its own
+    try:
+        possible = subprocess.run([*alone, "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        possible = False
+    if not possible:
+        pytest.skip("network namespaces are not allowed here")
+    ran = subprocess.run(
+        [*alone, sys.executable, "-c", _INSIDE], cwd=ROOT, capture_output=True, text=True, timeout=200, check=True
+    )
+    found = json.loads(ran.stdout)
+    carried = found["kernel_bytes"] - HEADERS * found["packets"]
+    told = found["bytes_of_messages"] + found["bytes_beside"]
+    messages = 2 * NODES * STEPS
+    assert found["bytes_of_messages"] == found["message_bytes"] * messages
+    framing = carried - told
+    print(f"{framing / messages:.0f} bytes of framing a message of {found['message_bytes']}")
+    # A message takes a record of TLS (22 bytes), frames of HTTP/2 (9) and gRPC (5); windows and pings are answered in
+    # frames of their own; and each of the streams begins with certificates.
+    assert 36 * messages < framing < 140 * messages + 12_000 * NODES

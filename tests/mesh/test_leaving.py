@@ -1,0 +1,357 @@
+"""A site that is gone for good: the others vote, go back to one round, and go on without it as a simulation would."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fairmesh as fm
+from fairmesh.algorithms.base import Round
+from fairmesh.experiment import load_experiment
+from fairmesh.mesh.members import Member, Mesh
+from fairmesh.mesh.node import leaving
+from fairmesh.mesh.wire.transport import Apart
+from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.problems.oracle import Oracle
+from fairmesh.storage.state_tree import flattened, refilled
+from tests import toys
+from tests.mesh import fleet
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["a", "b", "c", "d", "e", "f"]
+GONE, DEAD, DIES_AT = 5, "f", 40  # it alone holds the highest class, so the model has outputs that only it needs
+CRASHES = {"b": "frozen", "c": "agreed", "d": "saved without", "e": "noted without"}
+EXPERIMENT = """
+rounds = 70
+data = { name = "digits", nodes = 6, split = "class" }
+topology = { name = "circulant", offsets = [1, 2] }
+[algorithm]
+name = "ad-gda"
+primal_step = 1.0
+dual_step = 0.05
+rate = 0.4
+compressor = { name = "quantize", bits = 4 }
+dual_compressor = { name = "threshold", level = 1e-3 }
+[options]
+measure_every = 20
+checkpoint_every = 15
+dtype = "float64"
+"""
+
+
+def _scenario(folder: Path) -> None:
+    """One dies for good in the midst of a round; the others remove it; all but a are killed while they do, each at
+    another point, and restarted."""
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    mesh = fleet.provisioned(folder, folder / "experiment.toml", NAMES)
+
+    def dies(point: str, step: int) -> None:
+        if point == "sent" and step == DIES_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dies_leaving(where: str):
+        def observe(point: str, step: int) -> None:
+            if point == where:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return observe
+
+    observers = {DEAD: dies} | {name: dies_leaving(point) for name, point in CRASHES.items()}
+    running = {
+        name: fleet.start(folder, name, **({"observe": observers[name]} if name in observers else {})) for name in NAMES
+    }
+    crashing = {name: running[name] for name in CRASHES}
+    if fleet.ended(running.pop(DEAD), 120) != -signal.SIGKILL:
+        sys.exit("it did not die as it should")
+    for name in running:
+        leaving.wish(folder / name / "state", mesh, name, [DEAD])
+    for name, process in crashing.items():
+        if fleet.ended(process, 120) != -signal.SIGKILL:
+            sys.exit(f"{name} did not die as it should")
+        running[name] = fleet.start(folder, name)
+    codes = {name: fleet.ended(process, 120) for name, process in running.items()}
+    if any(codes.values()):
+        sys.exit(f"{codes}\n" + "\n".join((folder / f"{name}.log").read_text() for name in running))
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("leaving")
+    subprocess.run([sys.executable, "-m", "tests.mesh.test_leaving", str(folder)], cwd=ROOT, check=True, timeout=400)
+    return folder
+
+
+def _events(folder: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / name / "state" / "log.jsonl").read_text().splitlines()]
+
+
+def test_all_who_remain_go_on_from_one_round_and_end_alike(left):
+    rounds, models, mesh = set(), set(), Mesh.read(left / "mesh" / "mesh.toml")
+    for name in NAMES:
+        if name == DEAD:
+            assert not (left / DEAD / "state" / "result").exists()
+            continue
+        rounds |= {event["round"] for event in _events(left, name) if event["what"] == "going on"}
+        models.add((left / name / "state" / "result" / "model.safetensors").read_bytes())
+        assert leaving.still_in(left / name / "state", mesh).removed == (DEAD,)
+        assert [p.name for p in (left / name / "state").glob("generation-*")] == ["generation-2"]
+    assert len(rounds) == len(models) == 1
+    assert rounds <= {DIES_AT - 2, DIES_AT - 1, DIES_AT}
+    summary = json.loads((left / "a" / "state" / "result" / "summary.json").read_text())
+    assert summary["sites"] == ["a", "b", "c", "d", "e"]
+    assert summary["nodes"] == 5
+    model = load_file(left / "a" / "state" / "result" / "model.safetensors")
+    assert {len(tensor) for tensor in model.values()} == {6}  # outputs, as before, though five classes remain
+
+
+def test_they_end_where_a_simulation_ends_that_drops_the_node_in_that_round(left):
+    (agreed,) = {event["round"] for event in _events(left, "a") if event["what"] == "going on"}
+    experiment = load_experiment(left / "experiment.toml")
+    mesh = Mesh.read(left / "mesh" / "mesh.toml")
+    state = _simulated(experiment, mesh, None, range(agreed))
+    after = mesh.without(DEAD)
+    kept = [i for i in range(6) if i != GONE]
+    slots = {i: [i, *sorted(mesh.position(other) for other in mesh.neighbours(NAMES[i]))] for i in kept}
+    prior = torch.ones(5, dtype=torch.float64) / 5
+    mine = [_rows(state, i) for i in kept]
+    reduced = [leaving.without(one, [GONE], slots[i], prior) for i, one in zip(kept, mine)]
+    end = _simulated(experiment, after, _stacked(reduced), range(agreed, experiment.rounds))
+    average = end.models.mean(dim=-2)[0]
+    problem = _problem(experiment, after)
+    found = load_file(left / "a" / "state" / "result" / "model.safetensors")
+    expected = problem.flat_model.state_dict(average)
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name].double(), tensor.double(), rtol=0, atol=1e-6), name  # stored as float32
+    record = json.loads((left / "a" / "state" / "result" / "metrics.jsonl").read_text())
+    assert torch.allclose(
+        torch.tensor(record["lambda"], dtype=torch.float64), end.duals.mean(dim=-2)[0], rtol=0, atol=1e-9
+    )
+    assert float(end.duals.sum(dim=-1).sub(1).abs().max()) < 1e-9
+
+
+def _problem(experiment, mesh):
+    sites = experiment.data.sites()
+    return experiment.problem([sites[mesh.position(member.name)] for member in mesh.present], outputs=6)
+
+
+def _simulated(experiment, mesh, state, rounds):
+    """All nodes in one process, each with a copy of every neighbour's."""
+    problem, algorithm = _problem(experiment, mesh), experiment.algorithm
+    identities = [mesh.position(member.name) for member in mesh.present]
+    network = RemoteNetwork(
+        leaving.cycle_of(experiment.topology, mesh), range(problem.n), _Nobody(), dtype=torch.float64,
+        identities=identities, each_copy=True,
+    )  # fmt: skip
+    oracle = Oracle(problem, network.hosted, network.identities, seeds=[0], dtype=torch.float64)
+    state = algorithm.init(oracle, network) if state is None else state
+    for t in rounds:
+        state = algorithm.step(state, Round(torch.tensor(t), oracle, network))
+    return state
+
+
+class _Nobody:
+    hosts = Apart()
+
+    def exchange(self, round_index, outgoing, expected, read):
+        assert not outgoing
+        assert not expected
+        return dict
+
+
+def _rows(state, node):
+    return refilled(state, {name: tensor[:, node : node + 1] for name, tensor in flattened(state).items()})
+
+
+def _stacked(states):
+    """Nodes' states as one, copies padded to the most neighbours a node has."""
+    tables = [flattened(state) for state in states]
+    width = max(table["state.copies.kept"].shape[-2] for table in tables)
+    whole = {}
+    for name in tables[0]:
+        rows = [table[name] for table in tables]
+        if name.endswith(".kept"):
+            rows = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[-2])) for row in rows]
+        whole[name] = torch.cat(rows, dim=1)
+    return refilled(states[0], whole)
+
+
+@pytest.mark.parametrize("weighing", [fm.Ascent(compressor=fm.Threshold(1e-3)), fm.Maximum(), fm.Price()], ids=str)
+def test_what_sums_to_zero_over_all_begins_anew_and_the_rest_of_a_tracked_state_stays(weighing):
+    state = _Tracked(weighing).after(None, fm.Circulant((1, 2)).build(6), range(6), range(8))
+    slots, prior = [0, 1, 2, 4, 5], torch.ones(5, dtype=torch.float64) / 5
+    mine = _rows(state, 0)
+    before, after = flattened(mine), flattened(leaving.without(mine, [GONE], slots, prior))
+    assert after.keys() == before.keys()
+    for name, tensor in after.items():
+        shape = list(before[name].shape)
+        if name.endswith(".kept"):
+            assert tensor.shape[-2] == shape[-2] - 1, name
+        if "dual" in name:
+            assert tensor.shape[-1] == shape[-1] - 1 == 5, name
+        if "balance" in name:
+            assert not tensor.any(), name
+        elif "dual" not in name and not name.endswith(".kept"):
+            assert torch.equal(tensor, before[name]), name
+    assert {name for name in after if "balance" in name} >= {"state.balances"}
+    assert before["state.balances"].any()
+    assert before["state.tracker_copies.kept"].shape[-2] == 5
+    if "state.weighing.duals" in after:
+        assert float(after["state.weighing.duals"].sum()) == pytest.approx(1)
+
+
+def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
+    """Balances sum to zero over the five, weights to one, and they agree again."""
+    tracked, whole = _Tracked(fm.Price()), fm.Circulant((1, 2)).build(6)
+    state = tracked.after(None, whole, range(6), range(10))
+    kept = [0, 1, 2, 3, 4]
+    graph = {i: [j for j in range(6) if j != i and whole[0].matrix.toarray()[i, j]] for i in kept}
+    prior = torch.ones(5, dtype=torch.float64) / 5
+    reduced = _stacked([leaving.without(_rows(state, i), [GONE], [i, *graph[i]], prior) for i in kept])
+    mesh = Mesh(
+        "six",
+        "0" * 64,
+        tuple(
+            Member(
+                name,
+                f"127.0.0.1:{7000 + i}",
+                tuple(NAMES[j] for j in range(6) if whole[0].matrix.toarray()[i, j] and j != i),
+            )
+            for i, name in enumerate(NAMES)
+        ),
+    )
+    end = tracked.after(reduced, leaving.cycle_of(fm.Circulant((1, 2)), mesh.without(DEAD)), kept, range(10, 150))
+    assert float(end.balances.sum(dim=-2).abs().max()) < 1e-12
+    assert float(end.weighing.balances.sum(dim=-2).abs().max()) < 1e-12
+    assert float(end.weights.mean()) == pytest.approx(1, abs=0.05)
+    trackers = end.momenta + end.balances
+    assert float(trackers.std(dim=-2).mean()) < float(end.momenta.std(dim=-2).mean())
+
+
+class _Tracked:
+    """A run of Tracked AD-GDA whose nodes keep a copy of each neighbour's."""
+
+    def __init__(self, weighing):
+        self.algorithm = fm.TrackedADGDA(0.1, weighing=weighing, compressor=fm.Quantize(6))
+        self.sites = toys.sites(6, sizes=(20,) * 6)
+
+    def after(self, state, cycle, identities, rounds):
+        problem = toys.problem(sites=[self.sites[i] for i in identities])
+        nodes = range(len(problem.sites))
+        network = RemoteNetwork(
+            cycle, nodes, _Nobody(), dtype=torch.float64, identities=list(identities), each_copy=True
+        )
+        oracle = Oracle(problem, network.hosted, network.identities, seeds=[0], dtype=torch.float64)
+        state = self.algorithm.init(oracle, network) if state is None else state
+        for t in rounds:
+            state = self.algorithm.step(state, Round(torch.tensor(t), oracle, network))
+        return state
+
+
+def _mesh(**fields):
+    names = ["a", "b", "c", "d"]
+    members = [
+        Member(name, f"127.0.0.1:{7000 + i}", tuple(other for other in names if other != name))
+        for i, name in enumerate(names)
+    ]
+    return Mesh("four", "0" * 64, tuple(members), **fields)
+
+
+class _Votes:
+    def __init__(self, bodies):
+        self.bodies = bodies
+
+    def of_all(self, kind):
+        return self.bodies
+
+
+def _vote(mesh, *gone):
+    return {"sites": list(gone), "generation": mesh.generation, "mesh": mesh.without(*gone).structure()}
+
+
+def test_only_the_vote_of_all_who_remain_removes_a_site():
+    mesh = _mesh()
+    voted = {name: _vote(mesh, "d") for name in ("a", "b")}
+    assert leaving.decided(_Votes(voted), mesh) is None
+    assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "b")}), mesh) is None
+    assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "d")}), mesh) == ("d",)
+
+
+def test_several_can_leave_at_once_and_a_vote_can_be_changed():
+    mesh = _mesh()
+    voted = {name: _vote(mesh, "c", "d") for name in ("a", "b")}
+    assert leaving.decided(_Votes(voted), mesh) == ("c", "d")
+    assert leaving.decided(_Votes(voted | {"b": _vote(mesh, "d")}), mesh) is None
+    assert mesh.without("d", "c").removed == ("c", "d")
+    assert mesh.without("c", "d").generation == 3
+
+
+def test_a_vote_for_what_cannot_be_counts_for_nothing_and_harms_nobody():
+    mesh = Mesh("two", "0" * 64, (Member("a", "127.0.0.1:7001", ("b",)), Member("b", "127.0.0.1:7002", ("a",))))
+    body = {"sites": ["b"], "generation": 1, "mesh": "x"}
+    assert leaving.votes(_Votes({"a": body}), mesh) == {}
+    assert leaving.votes(_Votes({"a": body | {"sites": ["nobody"]}}), mesh) == {}
+    assert leaving.votes(_Votes({"a": body | {"sites": []}}), mesh) == {}
+
+
+def test_who_has_left_stays_out_whatever_mesh_file_comes_later(tmp_path):
+    mesh = _mesh()
+    leaving.note_removed(tmp_path, mesh.without("d"))
+    (tmp_path / "generation-2").mkdir()
+    moved = replace(mesh, members=tuple(replace(m, address=f"10.0.0.1:{7000 + i}") for i, m in enumerate(mesh.members)))
+    found = leaving.still_in(tmp_path, moved)
+    assert (found.removed, found.members[0].address) == (("d",), "10.0.0.1:7000")
+    with pytest.raises(fm.BadInput, match="this node went on without"):
+        leaving.still_in(tmp_path, moved.without("c"))
+    with pytest.raises(fm.BadInput, match="this node went on without"):
+        leaving.still_in(tmp_path, moved.without("d").without("b"))
+
+
+def test_the_model_keeps_the_outputs_that_only_the_leavers_labels_needed():
+    mesh = _mesh()
+    told = {name: {"outputs": 10} for name in ("a", "b", "c")}
+    assert leaving.outputs_before(_Votes(told), mesh.without("d")) == 10
+    assert leaving.outputs_before(_Votes(told), mesh) == 0
+
+
+def test_votes_for_another_mesh_or_of_an_earlier_generation_do_not_count():
+    mesh = _mesh()
+    after = mesh.without("d")
+    old = {name: _vote(mesh, "d") for name in ("a", "b", "c")}
+    assert leaving.decided(_Votes(old), after) is None
+    forged = {name: _vote(mesh, "d") | {"mesh": "1" * 64} for name in ("a", "b", "c")}
+    assert leaving.decided(_Votes(forged), mesh) is None
+
+
+def test_a_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart(tmp_path):
+    with pytest.raises(fm.BadInput, match="this site itself"):
+        leaving.wish(tmp_path, _mesh(), "a", ["a"])
+    line = Mesh(
+        "line",
+        "0" * 64,
+        (
+            Member("a", "127.0.0.1:7001", ("b",)),
+            Member("b", "127.0.0.1:7002", ("a", "c")),
+            Member("c", "127.0.0.1:7003", ("b",)),
+        ),
+    )
+    with pytest.raises(fm.BadInput, match="falls apart"):
+        leaving.wish(tmp_path, line, "a", ["b"])
+    assert leaving.wished(tmp_path, line) is None
+
+
+def test_a_wish_holds_for_its_own_generation_only(tmp_path):
+    mesh = _mesh()
+    leaving.wish(tmp_path, mesh, "a", ["d"])
+    assert leaving.wished(tmp_path, mesh) == ["d"]
+    assert leaving.wished(tmp_path, mesh.without("d")) is None
+
+
+if __name__ == "__main__":
+    _scenario(Path(sys.argv[1]))

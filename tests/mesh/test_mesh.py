@@ -1,0 +1,223 @@
+"""Who is in a mesh, who dials whom, and which files are refused."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairmesh.errors import BadInput
+from fairmesh.mesh.members import (
+    Member,
+    Mesh,
+    SiteFile,
+    host_and_port,
+)
+
+DIGEST = "0123456789abcdef" * 4
+
+
+def ring(n: int, addresses: dict[int, str] | None = None) -> Mesh:
+    addresses = {i: f"10.0.0.{i + 1}:7700" for i in range(n)} if addresses is None else addresses
+    members = [Member(f"s{i}", addresses.get(i), (f"s{(i - 1) % n}", f"s{(i + 1) % n}")) for i in range(n)]
+    return Mesh("ring", DIGEST, tuple(members))
+
+
+@st.composite
+def meshes(draw) -> Mesh:
+    """A connected graph of up to seven sites, some without an address, some gone."""
+    n = draw(st.integers(3, 7))
+    edges = {(draw(st.integers(0, i - 1)), i) for i in range(1, n)}
+    edges |= {
+        tuple(sorted(e)) for e in draw(st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)))) if e[0] != e[1]
+    }
+    names = draw(
+        st.lists(
+            st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True), min_size=n, max_size=n, unique=True
+        )
+    )
+    hidden = draw(st.none() | st.integers(0, n - 1))
+    around = [{b for a, b in edges if a == i} | {a for a, b in edges if b == i} for i in range(n)]
+    ports = [draw(st.integers(1, 65535)) for _ in range(n)]
+    addresses = [None if i == hidden else f"h{i}.example:{ports[i]}" for i in range(n)]
+    members = [Member(names[i], addresses[i], tuple(names[j] for j in around[i])) for i in range(n)]
+    mesh = Mesh(draw(st.sampled_from(["trial", "a", "x-1"])), DIGEST, tuple(members))
+    leaf = next((m.name for m in mesh.members if len(m.neighbours) == 1), None)
+    return mesh.without(leaf) if leaf and draw(st.booleans()) else mesh
+
+
+@given(meshes())
+def test_a_mesh_written_and_read_is_the_same(tmp_path_factory, made):
+    path = tmp_path_factory.mktemp("mesh") / "mesh.toml"
+    made.write(path)
+    read = Mesh.read(path)
+    assert read == made
+    assert read.digest() == made.digest()
+    assert Mesh.from_text(path.read_text()) == made
+
+
+@given(meshes())
+def test_of_every_edge_exactly_one_end_dials_and_the_other_has_an_address(made):
+    for member in made.present:
+        for other in made.neighbours(member.name):
+            assert made.dials(member.name, other) != made.dials(other, member.name)
+            answering = other if made.dials(member.name, other) else member.name
+            assert made.member(answering).address is not None
+    assert 2 * len(made.edges) == sum(len(made.neighbours(m.name)) for m in made.present)
+
+
+def test_where_both_ends_have_an_address_the_earlier_site_dials(mesh):
+    assert mesh.edges == (("alpha", "beta"), ("gamma", "alpha"), ("gamma", "beta"))
+    with pytest.raises(BadInput, match="s0 and s2 are not neighbours"):
+        ring(4).dials("s0", "s2")
+
+
+def test_the_order_in_which_neighbours_are_written_does_not_matter(mesh):
+    turned = tuple(replace(m, neighbours=m.neighbours[::-1]) for m in mesh.members)
+    assert replace(mesh, members=turned) == mesh
+    assert replace(mesh, members=turned).digest() == mesh.digest()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda mesh: replace(mesh, name="other"),
+        lambda mesh: replace(mesh, experiment="f" * 64),
+        lambda mesh: replace(mesh, members=(replace(mesh.members[0], address="alpha.example:7701"), *mesh.members[1:])),
+        lambda mesh: replace(mesh, members=mesh.members[::-1]),
+        lambda mesh: mesh.without("gamma"),
+    ],
+)
+def test_another_mesh_has_another_digest(mesh, changed):
+    assert changed(mesh).digest() != mesh.digest()
+
+
+def test_the_file_is_short_and_readable(mesh):
+    lines = mesh.text().splitlines()
+    assert len(lines) <= 5 + 5 * len(mesh.members)
+    assert 'neighbours = ["beta", "gamma"]' in lines
+    assert "generation = 1" in lines
+
+
+def test_after_a_site_has_left_the_others_keep_their_positions():
+    whole = ring(4)
+    rest = whole.without("s1")
+    assert (whole.generation, rest.generation) == (1, 2)
+    assert [m.name for m in rest.present] == ["s0", "s2", "s3"]
+    assert [rest.position(name) for name in ("s0", "s2", "s3")] == [0, 2, 3]
+    assert rest.neighbours("s0") == ("s3",)
+    assert rest.neighbours("s1") == ()
+    assert rest.removed == ("s1",)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda: ring(4).without("s1").without("s3"), "without s1, s3 falls apart into {s0} and {s2}"),
+        (lambda: ring(3).without("s0").without("s1"), "at least two sites, this one has 1"),
+        (lambda: ring(3).without("s0").without("s0"), "s0 has already left"),
+        (lambda: ring(3).without("s9"), "has no site 's9'"),
+        (lambda: ring(4, {0: "a:1", 2: "b:1"}).without("s0").without("s2"), "falls apart into {s1} and {s3}"),
+        (lambda: ring(4, {0: "a:1", 1: "b:1"}), "sites s2 and s3 are neighbours, but neither has an address"),
+        (lambda: ring(3, {0: "a:1", 1: "a:1"}), "two sites have the address a:1"),
+        (lambda: replace(ring(3), members=(*ring(3).members, ring(3).members[0])), "two sites are called s0"),
+        (lambda: replace(ring(3), removed=("s7",)), "removed names 's7', which is not a site"),
+        (lambda: replace(ring(3), name="Trial"), "mesh 'Trial': use 1 to 63"),
+        (lambda: replace(ring(3), experiment="abc"), "a digest of 64 hexadecimal digits"),
+        (
+            lambda: Mesh("m", DIGEST, (Member("a", "a:1", ("b",)), Member("b", "b:1", ()))),
+            "site a names b as a neighbour, but b does not name a",
+        ),
+        (lambda: Mesh("m", DIGEST, (Member("a", "a:1", ("a",)), Member("b", "b:1"))), "a names itself"),
+        (lambda: Mesh("m", DIGEST, (Member("a", "a:1", ("c",)), Member("b", "b:1"))), "neighbour 'c', which is not a"),
+        (lambda: Mesh("m", DIGEST, (Member("a", "a:1"), Member("b", "b:1"))), "falls apart into {a} and {b}"),
+        (lambda: Member("a.b", "a:1"), "site 'a.b': use 1 to 63"),
+        (lambda: Member("a" * 64), "use 1 to 63"),
+        (lambda: Member("-a"), "neither begins nor ends"),
+        (lambda: Member("a", "host"), "'host' is not host:port"),
+        (lambda: Member("a", "host:0"), "a port from 1 to 65535"),
+        (lambda: Member("a", "host:65536"), "a port from 1 to 65535"),
+        (lambda: Member("a", "a b:1"), "'a b' is not a host"),
+        (lambda: Member("a", ":1"), "'' is not a host"),
+        (lambda: Member("a", "::1:7700"), "an IPv6 address in [ ]"),
+        (lambda: Member("a", "[::zz]:7700"), "'::zz' is not an IPv6 address"),
+        (lambda: Member("a", "0.0.0.0:7700"), "where a site listens, not where others reach it"),
+    ],
+)
+def test_what_cannot_be_a_mesh_is_refused_with_the_reason(made, reason):
+    with pytest.raises(BadInput, match=re.escape(reason)):
+        made()
+
+
+def test_an_address_may_be_ipv6():
+    assert host_and_port("[2001:db8::1]:7700", "x") == ("2001:db8::1", 7700)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("address =", "adress =", "site[0].adress: unknown key; did you mean 'address'?"),
+        ("generation = 1", "generation = 2", "mesh.generation is 2, but 0 sites have been removed"),
+        ("generation = 1", "generation = 'one'", "mesh.generation: expected a whole number"),
+        ("[mesh]", "[mash]", "mash: unknown key; did you mean 'mesh'?"),
+        ("experiment =", "experiments =", "mesh.experiments: unknown key; did you mean 'experiment'?"),
+        ("[mesh]", "[mesh", "is not valid TOML"),
+    ],
+)
+def test_a_mesh_file_that_is_wrong_is_refused_by_key(mesh, tmp_path, old, new, reason):
+    path = tmp_path / "mesh.toml"
+    path.write_text(mesh.text().replace(old, new, 1))
+    with pytest.raises(BadInput, match=re.escape(reason)) as refused:
+        Mesh.read(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_site_file_names_files_beside_it(tmp_path):
+    path = tmp_path / "site.toml"
+    path.write_text('name = "alpha"\nkey = "secret/alpha.key"\nauthority = "/etc/authority.pem"\n')
+    read = SiteFile.read(path)
+    assert read.key == tmp_path / "secret" / "alpha.key"
+    assert read.certificate == tmp_path / "alpha.pem"
+    assert str(read.authority) == "/etc/authority.pem"
+    assert (read.mesh, read.state) == (tmp_path / "mesh.toml", tmp_path / "state")
+    assert (read.listen, read.data) == (None, None)
+
+
+def test_a_site_file_written_and_read_is_the_same_and_never_written_over(tmp_path):
+    data = {"name": "npz", "file": "rows.npz"}
+    made = SiteFile.of(tmp_path / "site.toml", {"name": "alpha", "listen": "0.0.0.0:7700", "data": data})
+    made.write()
+    assert SiteFile.read(tmp_path / "site.toml") == made
+    with pytest.raises(BadInput, match="is there already"):
+        made.write()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "name: missing"),
+        ('name = "alpha"\nlisten = "7700"', "listen: '7700' is not host:port"),
+        ('name = "alpha"\nsertificate = "x"', "sertificate: unknown key; did you mean 'certificate'?"),
+        ('name = "alpha"\ndata = "rows.csv"', "'rows.csv' is not an entry point; write 'file.py:function'"),
+        ('name = "alpha"\ndata = 3', "data: expected a string, got 3"),
+        ('name = "Alpha"', "name 'Alpha': use 1 to 63"),
+    ],
+)
+def test_a_site_file_that_is_wrong_is_refused_with_the_reason(tmp_path, text, reason):
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=re.escape(reason)) as refused:
+        SiteFile.read(path)
+    assert str(path) in str(refused.value)
+
+
+def test_the_files_can_be_read_without_the_extra():
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['grpc', 'cryptography', 'prometheus_client']))"
+    read = f"{blocked}; import fairmesh.mesh.members, fairmesh.mesh.agreement, fairmesh.cli.main"
+    asked = f"{blocked}; import fairmesh.mesh.certificates"
+    assert subprocess.run([sys.executable, "-c", read], capture_output=True).returncode == 0
+    refused = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    assert "pip install 'fairmesh[peers]'" in refused.stderr

@@ -1,0 +1,249 @@
+"""A node's life from the outside: waiting, stopping, watching, ending where the simulator ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fairmesh as fm
+from fairmesh.experiment import load_experiment
+from fairmesh.mesh.members import SiteFile
+from fairmesh.mesh.node.running import run_node
+from fairmesh.mesh.node.watching import read_status
+from tests.mesh import fleet
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["a", "b", "c"]
+EXPERIMENT = """
+rounds = 120
+data = { name = "digits", nodes = 3, odd = 1 }
+topology = "ring"
+[algorithm]
+name = "ad-gda"
+primal_step = 1.0
+dual_step = 0.05
+rate = 0.4
+compressor = { name = "quantize", bits = 4 }
+[options]
+measure_every = 40
+checkpoint_every = 25
+dtype = "float64"
+"""
+
+
+def _until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if found := condition():
+                return found
+        except (fm.BadInput, OSError):
+            pass
+        time.sleep(0.05)
+    raise TimeoutError("it never came true")
+
+
+def _scenario(folder: Path) -> None:
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    fleet.provisioned(folder, folder / "experiment.toml", NAMES, listening=["a", "b"])
+    seen: dict = {}
+    # Alone it waits, and with little patience it stops.
+    seen["patience"] = fleet.ended(fleet.start(folder, "a", patience_s=1.0), 60)
+    seen["status alone"] = read_status(folder / "a" / "state")
+    # Two of three: they know of each other and of whom they wait for.
+    running = {"a": fleet.start(folder, "a"), "b": fleet.start(folder, "b")}
+    _until(lambda: read_status(folder / "a" / "state")["sites"]["b"])
+    seen["second node"] = fleet.ended(fleet.start(folder, "a"), 60)
+
+    def held_back(point: str, step: int) -> None:
+        if point == "computed" and step == 60:
+            while not (folder / "go").exists():
+                time.sleep(0.05)
+
+    (port,) = fleet.free_ports(1)
+    running["c"] = fleet.start(folder, "c", observe=held_back, monitor_port=port)
+    status = _until(lambda: _waits(folder, "a", "c"))
+    seen["status"] = status
+    page = _until(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode())
+    seen["metrics"] = page
+    # Asked to stop, it stops with its state, and goes on from it.
+    os.kill(running["b"], signal.SIGTERM)
+    seen["asked to stop"] = fleet.ended(running["b"], 60)
+    running["b"] = fleet.start(folder, "b")
+    (folder / "go").touch()
+    seen["ends"] = {name: fleet.ended(process, 120) for name, process in running.items()}
+    seen["again"] = fleet.ended(fleet.start(folder, "a"), 60)
+    (folder / "seen.json").write_text(json.dumps(seen))
+
+
+def _waits(folder, name, whom):
+    status = read_status(folder / name / "state")
+    heard = all(told.get("metric_round") for told in status["sites"].values())
+    return status if whom in status["waiting_for"] and heard else None
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("node")
+    subprocess.run([sys.executable, "-m", "tests.mesh.test_node", str(folder)], cwd=ROOT, check=True, timeout=400)
+    return folder, json.loads((folder / "seen.json").read_text())
+
+
+def _events(folder, name):
+    return [json.loads(line) for line in (folder / name / "state" / "log.jsonl").read_text().splitlines()]
+
+
+def test_alone_a_node_waits_and_with_little_patience_stops_and_says_for_whom(lived):
+    folder, seen = lived
+    assert seen["patience"] == 1
+    stopped = next(event for event in _events(folder, "a") if event["what"] == "stopped")
+    assert re.search(r"waited \d+ s for b, c, longer than --patience; all is kept", stopped["reason"])
+    assert seen["status alone"]["sites"]["c"] == {}
+
+
+def test_two_nodes_cannot_share_a_state(lived):
+    folder, seen = lived
+    assert seen["second node"] == 1
+    assert "another node is running with the state in" in (folder / "a.log").read_text()
+
+
+def test_status_shows_who_is_where_and_who_waits_for_whom(lived):
+    status = lived[1]["status"]
+    assert (status["site"], status["mesh"], status["rounds"], status["generation"]) == ("a", "test-mesh", 120, 1)
+    assert status["activity"] == "training"
+    assert list(status["waiting_for"]) == ["c"]
+    assert set(status["sites"]) == set(NAMES)
+    told = status["sites"]["b"]
+    assert 40 <= told["metric_round"] <= told["round"] <= 61
+    assert 0 < told["metric"] <= 1
+    assert 0 < told["weight"] < 1
+    metrics = [site["metric"] for site in status["sites"].values()]
+    assert (status["worst"], status["mean"]) == (min(metrics), pytest.approx(sum(metrics) / 3))
+    edge = status["edges"]["c"]
+    assert edge["connected"]
+    assert edge["bytes_in"] > 1000
+    assert 0 <= status["time"] - edge["last_seen"] < 60
+
+
+def test_prometheus_gets_rounds_edges_and_the_worst_site(lived):
+    page = lived[1]["metrics"]
+    assert re.search(r"^fairmesh_rounds 120\.0$", page, re.M)
+    assert re.search(r'^fairmesh_connected\{site="a"\} 1\.0$', page, re.M)
+    assert re.search(r'^fairmesh_edge_bytes_total\{direction="out",of="messages",site="b"\} [1-9]', page, re.M)
+    worst, mean = (float(re.search(rf"^fairmesh_{what} (\S+)$", page, re.M)[1]) for what in ("worst", "mean"))
+    assert 0 < worst <= mean <= 1
+
+
+def test_asked_to_stop_it_keeps_its_state_and_the_run_ends_all_the_same(lived):
+    folder, seen = lived
+    assert seen["asked to stop"] == 1
+    assert any("start the node again" in event.get("reason", "") for event in _events(folder, "b"))
+    assert seen["ends"] == dict.fromkeys(NAMES, 0)
+
+
+def test_a_node_of_a_finished_run_ends_at_once(lived):
+    assert lived[1]["again"] == 0
+
+
+def test_every_site_ends_with_the_same_report_and_it_is_the_simulators(lived):
+    folder, _ = lived
+    results = [folder / name / "state" / "result" for name in NAMES]
+    for file in (
+        "model.safetensors",
+        "model-time-average.safetensors",
+        "summary.json",
+        "metrics.jsonl",
+        "experiment.toml",
+    ):
+        assert len({(result / file).read_bytes() for result in results}) == 1, file
+    expected = fm.run(load_experiment(folder / "experiment.toml"))
+    record, alone = json.loads((results[0] / "metrics.jsonl").read_text()), expected.final[0]
+    for key in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest", "nominal_bits_total", "round", "seed"):
+        assert record[key] == alone[key], key
+    for key in ("consensus_models", "consensus_duals"):
+        assert record[key] == pytest.approx(alone[key], abs=1e-10), key
+    assert record["lambda"] == pytest.approx(alone["lambda"], abs=1e-10)
+    for metric in ("loss", "accuracy"):
+        assert record[metric]["sites"] == pytest.approx(alone[metric]["sites"], abs=1e-10)
+        assert record[metric]["worst"] == pytest.approx(alone[metric]["worst"], abs=1e-10)
+    for which, file in (("last", "model"), ("time-average", "model-time-average")):
+        found = load_file(results[0] / f"{file}.safetensors")
+        for name, tensor in expected.state_dict(0, which).items():
+            assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_the_counted_bytes_of_all_edges_are_the_algorithms(lived):
+    folder, _ = lived
+    record = json.loads((folder / "a" / "state" / "result" / "metrics.jsonl").read_text())
+    edges = [edge for name in "ac" for edge in read_status(folder / name / "state")["edges"].values()]
+    assert all(edge["messages_out"] >= 120 for edge in edges)  # a and c were never restarted; what b missed was resent
+    assert sum(edge["bytes_out"] for edge in edges) >= record["bytes_busiest_node"] * 2 * 0.9
+
+
+def test_logs_name_no_data(lived):
+    folder, _ = lived
+    known = {"time", "level", "what", "site", "sites", "reason", "since", "seconds", "round", "rounds", "folder",
+             "accuracy", "loss", "file", "options", "more_times", "days"}  # fmt: skip
+    for name in NAMES:
+        for event in _events(folder, name):
+            assert event.keys() <= known, event
+
+
+def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
+    from fairmesh.mesh.node.membership import common_problem, facts
+
+    class Member:
+        name = "a"
+        mesh = type("M", (), {"present": [type("P", (), {"name": n}) for n in "ab"]})
+
+    sites = fm.Problem(torch.nn.Linear(3, 2), [fm.Site((torch.randn(5, 3), torch.arange(5) % 2))]).sites
+    mine = facts(sites[0])
+    other = mine | {"inputs": ["torch.float32", [4]]}
+    with pytest.raises(fm.BadInput, match=r"the inputs of site b are \['torch.float32', \[4\]\], but here they are"):
+        common_problem(Member(), sites[0], {"a": mine, "b": other})  # type: ignore[arg-type]
+
+
+def test_a_site_that_left_cannot_start(tmp_path):
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    mesh = fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    site = SiteFile.read(tmp_path / "c" / "site.toml")
+    mesh.without("c").write(site.mesh)
+    with pytest.raises(fm.BadInput, match="site c has left the mesh test-mesh"):
+        run_node(site.path)
+
+
+def test_a_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path):
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    file = tmp_path / "a" / "mesh.toml"
+    text = file.read_text().replace('neighbours = ["b", "c"]', 'neighbours = ["b"]')
+    file.write_text(text.replace('neighbours = ["a", "b"]', 'neighbours = ["b"]'))
+    with pytest.raises(fm.BadInput, match=r"a has the neighbours \['b'\], but by the experiment's graph \['b', 'c'\]"):
+        run_node(tmp_path / "a" / "site.toml")
+
+
+def test_the_state_is_its_owners_alone(lived):
+    folder, _ = lived
+    assert (folder / "a" / "state").stat().st_mode & 0o777 == 0o700
+
+
+def test_another_experiment_than_the_meshs_is_refused_before_anything_is_sent(tmp_path):
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    file = tmp_path / "a" / "experiment.toml"
+    file.write_text(file.read_text().replace("rounds = 120", "rounds = 121"))
+    with pytest.raises(fm.BadInput, match="is not the experiment of"):
+        run_node(tmp_path / "a" / "site.toml")
+
+
+if __name__ == "__main__":
+    _scenario(Path(sys.argv[1]))

@@ -1,0 +1,485 @@
+"""Whoever has no business with a node is refused, the node says why, and its run does not notice: everything here
+happens to one running mesh, which then ends where an undisturbed one ends."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from fairmesh.experiment import load_experiment
+from fairmesh.mesh.certificates import signature
+from fairmesh.mesh.members import Mesh, host_and_port
+from fairmesh.mesh.preflight import checks
+from fairmesh.mesh.wire import frames
+from fairmesh.mesh.wire.bulletin import Announcement
+from fairmesh.mesh.wire.journal import Journal
+from tests.mesh import fleet
+from tests.mesh.stranger import apart, certified, foreign, handshaken, hello_of, spoken
+
+EXPERIMENT = """
+rounds = 30
+data = { name = "digits", nodes = 4, odd = 1 }
+topology = "ring"
+algorithm = { name = "ad-gda", rate = 0.5, compressor = { name = "quantize", bits = 4 } }
+"""
+NAMES = ["alpha", "beta", "gamma", "delta"]  # a ring; each dials the next, and alpha delta
+STOP_AT = 12
+
+
+def started(folder: Path, name: str, stop_at: int | None = None) -> int:
+    """A node as `fairmesh node` runs it; it dies when it has computed its message of a step."""
+
+    def work() -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        from fairmesh.mesh.node.handshakes import sifted
+        from fairmesh.mesh.node.running import run_node
+
+        def observe(point: str, step: int) -> None:
+            if point == "computed" and step == stop_at:
+                time.sleep(1)  # what it sent before arrives
+                os._exit(9)
+
+        with sifted() as handshakes:
+            run_node(folder / name / fleet.SITE, observe=observe, handshakes=handshakes)
+
+    return fleet.forked(work, folder / f"{name}.log")
+
+
+class Door:
+    """Gamma, which waits in the midst of the run for beta, whom it answers, and delta, whom it dials. Alpha is no
+    neighbour of it."""
+
+    def __init__(self, folder: Path, process: int):
+        self.folder, self.process, self.founder = folder, process, folder / "mesh"
+        self.mesh = Mesh.read(self.founder / "mesh.toml")
+        self.address = self.mesh.member("gamma").address or ""
+        self.silent: socket.socket  # a connection over which nothing is said
+
+    def log(self) -> list[dict]:
+        return [json.loads(line) for line in (self.folder / "gamma" / "state" / "log.jsonl").read_text().splitlines()]
+
+    def status(self) -> dict:
+        return json.loads((self.folder / "gamma" / "state" / "status.json").read_text())
+
+    def says(self, reason: str, site: str | None = None, what: str = "refused") -> dict:
+        """The entry of the log in which it gives a reason, waited for."""
+        until = time.monotonic() + 30  # a neighbour long gone is dialled every 15 s
+        while time.monotonic() < until:
+            for entry in self.log():
+                if entry["what"] == what and entry.get("site") == site and reason in entry.get("reason", ""):
+                    return entry
+            time.sleep(0.05)
+        raise AssertionError(
+            f"{what!r} with {reason!r} of {site} is not in the log:\n" + "\n".join(map(str, self.log()))
+        )
+
+    def as_beta(self, say) -> dict:
+        home = self.folder / "beta"
+        return apart(self.folder, lambda: spoken(home, "beta", self.address, "gamma", say))
+
+    def after_greeting(self, *what: bytes) -> dict:
+        """A stream of beta's that begins as it should."""
+        return self.as_beta(lambda due: [frames.hello(hello_of(self.folder / "beta", due=due)), *what])
+
+    def memory_kib(self) -> int:
+        status = Path(f"/proc/{self.process}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+
+    def files(self) -> int:
+        return len(os.listdir(f"/proc/{self.process}/fd"))
+
+
+def until(holds, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _models(folder: Path) -> list[bytes]:
+    return [(folder / name / "state" / "result" / "model.safetensors").read_bytes() for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("experiment") / "trial.toml"
+    path.write_text(EXPERIMENT)
+    load_experiment(path).problem()  # what this imports and reads, forked processes need not
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory, experiment):
+    """The nodes by name; whatever still runs at the end is ended."""
+    folder = tmp_path_factory.mktemp("refusals")
+    fleet.provisioned(folder, experiment, NAMES)
+    nodes = {name: started(folder, name, STOP_AT if name in ("beta", "delta") else None) for name in NAMES}
+    for name in ("beta", "delta"):
+        assert fleet.ended(nodes.pop(name), 60) == 9, (folder / f"{name}.log").read_text()
+    yield folder, nodes
+    for process in nodes.values():
+        if fleet.ended(process, 0.1) is None:
+            os.kill(process, signal.SIGKILL)
+            fleet.ended(process, 10)
+
+
+@pytest.fixture(scope="module")
+def door(running):
+    folder, nodes = running
+    found = Door(folder, nodes["gamma"])
+    until(lambda: set(found.status()["waiting_for"]) == {"beta", "delta"})
+    with socket.create_connection(host_and_port(found.address, "it"), timeout=20) as found.silent:
+        yield found
+
+
+# Before a word is said
+
+
+def test_no_certificate_is_refused(door):
+    assert handshaken(door.address) == b""
+    assert door.says("no certificate")["level"] == "warning"
+
+
+def test_plain_text_is_refused(door):
+    for said, reason in ((b"GET / HTTP/1.1\r\n\r\n", "plain HTTP"), (bytes(100), "not TLS")):
+        with socket.create_connection(host_and_port(door.address, "it"), timeout=5) as plain:
+            plain.sendall(said)
+            assert plain.recv(1) == b""
+        door.says(reason)
+
+
+def test_tls_1_2_is_refused_even_with_a_neighbours_certificate(door):
+    assert handshaken(door.address, door.folder / "beta", "beta", tls_1_2=True) == b""
+    door.says("TLS 1.3 is needed")
+    assert handshaken(door.address, door.folder / "beta", "beta") != b""
+
+
+def test_a_certificate_of_another_authority_is_refused(door):
+    assert handshaken(door.address, foreign(door.folder / "foreign", "beta", door.founder), "beta") == b""
+    door.says("a certificate of another authority")
+
+
+def test_an_expired_certificate_is_refused(door):
+    assert handshaken(door.address, certified(door.folder / "expired", "beta", door.founder, -1), "beta") == b""
+    door.says("an expired certificate")
+
+
+def test_nothing_of_grpc_reaches_standard_error_as_it_is(door):
+    handshaken(door.address)
+    door.says("no certificate")
+    assert ".cc:" not in (door.folder / "gamma.log").read_text()
+
+
+# With a certificate of the mesh's authority
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("omega", "it is not a neighbour"), ("alpha", "it is not a neighbour"), ("delta", "this side dials it")],
+)
+def test_a_name_that_is_no_site_a_site_that_is_no_neighbour_and_one_that_shall_be_dialled_are_refused(
+    door, name, reason
+):
+    home = door.folder / name
+    if name not in NAMES:
+        certified(home, name, door.founder)
+    end = apart(door.folder, lambda: spoken(home, name, door.address, "gamma", lambda due: []))
+    assert (end["code"], end["frames"]) == ("PERMISSION_DENIED", 0)
+    door.says(reason, name)
+
+
+def _hello(door: Door, due: int, **changes) -> bytes:
+    return frames.hello(hello_of(door.folder / "beta", due=due, **changes))
+
+
+GREETINGS = {
+    "an old protocol": (
+        lambda door, due: frames.hello(hello_of(door.folder / "beta", due=due), protocol=0),
+        "protocol version 0, this side speaks 1",
+    ),
+    "another experiment": (
+        lambda door, due: _hello(door, due, agreed={"rounds": 999}),
+        "another experiment: rounds: 30 here, 999 there",
+    ),
+    "another version": (
+        lambda door, due: _hello(door, due, agreed={"fairmesh version": "0.0.1"}),
+        'fairmesh version: "0.1.0" here, "0.0.1" there',
+    ),
+    "other sites": (lambda door, due: _hello(door, due, members=["beta", "gamma"]), "another experiment: sites:"),
+    "another site's name": (
+        lambda door, due: _hello(door, due, site="alpha"),
+        "it greets as 'alpha' with the certificate of beta",
+    ),
+    "no experiment": (lambda door, due: frames.hello({"site": "beta"}), "does not say which experiment"),
+    "no steps": (lambda door, due: _hello(door, due, holds="all"), "does not say which steps it holds"),
+    "more durable than due": (lambda door, due: _hello(door, due, holds=[5, 2]), "step 5 is durable but 2 is due"),
+    "a state from before": (lambda door, due: _hello(door, 1), "its state is older than it was"),
+    "garbage": (lambda door, due: b"\xff" * 100, "no greeting of fairmesh"),
+    "nothing": (lambda door, due: b"", "a first frame of 0 bytes"),
+    "half a greeting": (lambda door, due: _hello(door, due)[:-1], "the greeting is not JSON"),
+    "no table": (lambda door, due: frames.hello([1]), "the greeting is not a table"),  # type: ignore[arg-type]
+    "a novel": (lambda door, due: _hello(door, due, more="x" * (1 << 18)), "bytes is no greeting"),
+}
+
+
+@pytest.mark.parametrize("case", GREETINGS)
+def test_a_greeting_of_something_else_is_refused_by_its_reason_on_both_sides(door, case):
+    made, reason = GREETINGS[case]
+    end = door.as_beta(lambda due: [made(door, due)])
+    assert end["code"] == "FAILED_PRECONDITION"
+    assert reason in end["details"]
+    assert [reason in told for told in end["told"]] == [True]
+    door.says(reason, "beta")
+
+
+@pytest.mark.parametrize("head", [b"", frames.news(b"")])
+def test_brackets_without_end_are_refused(door, head):
+    greeting = frames.hello({})[:-2]
+    bomb = b"[" * 200_000
+    end = door.after_greeting(head + bomb) if head else door.as_beta(lambda due: [greeting + bomb])
+    assert end["code"] == "FAILED_PRECONDITION"
+    door.says("news that cannot be read" if head else "the greeting is not JSON", "beta")
+
+
+# After a good greeting, with beta's own key: beta's software is wrong, or was stolen
+
+
+def _old(door: Door) -> bytes:
+    """What beta sent gamma in its last step."""
+    copy = door.folder / "journal"
+    shutil.copytree(door.folder / "beta" / "state" / "generation-1", copy, dirs_exist_ok=True)
+    journal = Journal(copy)
+    journal.close()
+    return journal.sent(STOP_AT - 1)[door.mesh.position("gamma")]
+
+
+def _news(door: Door, site: str, kind: str, body: dict, signed_by: str) -> bytes:
+    one = Announcement(site, kind, int(1e15), body, b"")
+    key = (door.folder / signed_by / f"{signed_by}.key").read_bytes()
+    return frames.news(json.dumps([one._replace(signature=signature(key, one.text())).table()]).encode())
+
+
+def _message(step: int, payload: bytes, durable: int = 0) -> bytes:
+    return frames.message(step, durable, payload)
+
+
+STREAMS = {
+    "a replayed step": (lambda d: _message(STOP_AT - 1, _old(d)), "a replayed message of step 11; step 12"),
+    "the first step again": (lambda d: _message(0, b""), "a replayed message of step 0; step 12 is"),
+    "a future step": (lambda d: _message(STOP_AT + 1, _old(d)), "step 13, which lies in the future"),
+    "a far future step": (lambda d: _message(2**63, b"?"), "which lies in the future"),
+    "an old message as the step's": (lambda d: _message(STOP_AT, _old(d)), "message of step 12: "),
+    "a message cut short": (lambda d: _message(STOP_AT, _old(d)[:-1]), "message of step 12: "),
+    "a message that is none": (lambda d: _message(STOP_AT, b"\x80pickle"), "message of step 12: "),
+    "nothing as a message": (lambda d: _message(STOP_AT, b""), "message of step 12: "),
+    "too large a message": (lambda d: _message(STOP_AT, bytes(500_000)), "a message of 500000 bytes; the"),
+    "what was never sent acknowledged": (lambda d: frames.held(1 << 40), "it tells step 1099511627776 durable"),
+    "the same with a message": (lambda d: _message(STOP_AT, b"", 1 << 41), "it tells step 2199023255552 durable"),
+    "an acknowledgement with a body": (lambda d: frames.held(3) + b"?", "an acknowledgement of 10 bytes; it has 9"),
+    "half a head": (lambda d: _message(3, b"")[:4], "a message ends in its head"),
+    "another kind": (lambda d: bytes([99]) + b"?", "a frame of unknown kind 99"),
+    "nothing": (lambda d: b"", "a frame of unknown kind 0"),
+    "another's news": (lambda d: _news(d, "alpha", "status", {}, "beta"), "'status' that alpha did not sign"),
+    "another's certificate": (
+        lambda d: _news(d, "alpha", "certificate", {"pem": (d.folder / "beta/beta.pem").read_text()}, "beta"),
+        "news of kind 'certificate' that alpha did not sign",
+    ),
+    "news of a stranger": (lambda d: _news(d, "omega", "status", {}, "beta"), "from 'omega', which this mesh does not"),
+    "news of a new kind": (lambda d: _news(d, "beta", "gossip", {}, "beta"), "news of kind 'gossip' from 'beta'"),
+    "a vote that is none": (lambda d: _news(d, "beta", "leaving", {"sites": 7}, "beta"), "'leaving' from beta with s"),
+    "news without a form": (lambda d: frames.news(b'[{"site": []}]'), "news that cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STREAMS)
+def test_what_no_neighbour_sends_is_refused_by_its_reason_on_both_sides(door, case):
+    made, reason = STREAMS[case]
+    end = door.after_greeting(made(door))
+    assert end["code"] == "FAILED_PRECONDITION"
+    assert reason in end["details"]
+    door.says(reason, "beta")
+    assert set(door.status()["waiting_for"]) == {"beta", "delta"}
+
+
+def test_a_frame_beyond_what_grpc_takes_ends_the_stream(door):
+    before = door.memory_kib()
+    end = door.after_greeting(_message(STOP_AT, bytes(64 << 20)))
+    assert end["code"] == "RESOURCE_EXHAUSTED"
+    door.says("sent a frame of more than", "beta", "disconnected")
+    assert door.memory_kib() < before + (32 << 10)
+
+
+def test_one_neighbour_cannot_take_more_than_its_streams(door):
+    home = door.folder / "beta"
+    end = apart(door.folder, lambda: spoken(home, "beta", door.address, "gamma", lambda due: [], streams=9))
+    assert (end["code"], end["frames"]) == ("RESOURCE_EXHAUSTED", 0)
+    door.says("it has 8 streams open already", "beta")
+
+
+# Many at once
+
+
+def test_a_thousand_connections_at_once_cost_little_and_keep_no_neighbour_out(door):
+    def crowd() -> dict:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        opened: list[socket.socket] = []
+        for i in range(1000):
+            opened.append(socket.create_connection(host_and_port(door.address, "it"), timeout=5))
+            if i % 2:
+                opened[-1].sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a handshake
+        for i in range(0, 1000, 4):
+            opened[i] = context.wrap_socket(opened[i])
+        peak = {"files": door.files(), "memory_kib": door.memory_kib()}
+        met = spoken(door.folder / "beta", "beta", door.address, "gamma", lambda due: [b"\xff"])
+        for one in opened:
+            one.close()
+        return peak | {"met": met["frames"]}
+
+    files, memory = door.files(), door.memory_kib()
+    peak = apart(door.folder, crowd, 60)
+    assert peak["met"] > 0
+    assert peak["files"] > files + 500
+    assert peak["memory_kib"] < memory + (100 << 10)
+    until(lambda: door.files() <= files + 5)
+    for _ in range(2):
+        apart(door.folder, crowd, 60)
+    assert door.memory_kib() < memory + (100 << 10)  # no more for having happened before
+    until(lambda: door.files() <= files + 5)
+
+
+def test_a_crowd_is_a_line_in_the_log_and_a_count(door):
+    said = [entry for entry in door.log() if entry["what"] == "refused" and entry.get("reason") == "no certificate"]
+    assert 1 <= len(said) <= 4  # a minute each
+
+
+def test_a_stranger_who_says_nothing_is_cut_off(door):
+    assert door.silent.recv(1) == b""
+
+
+# Who is dialled
+
+
+@pytest.mark.parametrize(
+    ("holder", "reason"),
+    [("alpha", "a certificate of another site"), ("foreign", "a certificate of another authority")],
+)
+def test_whoever_answers_in_a_neighbours_place_must_have_its_name_and_this_authority(door, holder, reason):
+    home = foreign(door.folder / "false", "delta", door.founder) if holder == "foreign" else door.folder / holder
+    name = "delta" if holder == "foreign" else holder
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(home / f"{name}.pem", home / f"{name}.key")
+    context.set_alpn_protocols(["h2"])
+    over = threading.Event()
+    with socket.create_server(host_and_port(door.mesh.member("delta").address or "", "it")) as server:
+        server.settimeout(0.1)
+
+        def answer() -> None:
+            while not over.is_set():
+                try:
+                    with context.wrap_socket(server.accept()[0], server_side=True) as secured:
+                        secured.recv(1)
+                except OSError:
+                    continue
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        try:
+            found = checked(door, "gamma")["neighbour delta"]
+            door.says(reason, "delta", "cannot connect")
+        finally:
+            over.set()
+            answering.join()
+    assert not found["ok"]
+    assert reason in found["found"]
+    assert set(door.status()["waiting_for"]) == {"beta", "delta"}
+
+
+# fairmesh mesh check
+
+
+def checked(door: Door, site: str, clock_s: float = 0.0, home: Path | None = None) -> dict[str, dict]:
+    """Every check of a site, by what it is of."""
+
+    def work() -> list[dict]:
+        now = time.time
+        time.time = lambda: now() + clock_s
+        return [asdict(one) for one in checks((home or door.folder / site) / fleet.SITE)]
+
+    return {one["what"]: one for one in apart(door.folder, work)}
+
+
+def test_check_meets_a_neighbour_and_compares_experiment_clocks_and_certificates(door):
+    found = checked(door, "beta")
+    assert {what for what, one in found.items() if not one["ok"]} == set()
+    assert found["neighbour gamma"]["found"].startswith(
+        f"{door.address} answers as gamma; the same experiment and versions; clocks 0.0 s apart; "
+        "its certificate is valid for 29 more days"
+    )
+    assert "this site's node is not running" in found["neighbour alpha"]["found"]
+    until(lambda: any(entry["what"] == "checked" and entry["site"] == "beta" for entry in door.log()))
+
+
+def test_check_names_the_field_in_which_experiments_differ(door):
+    home = door.folder / "beta-of-another-mind"
+    shutil.copytree(door.folder / "beta", home)
+    text = (home / "experiment.toml").read_text()
+    (home / "experiment.toml").write_text(text.replace("rounds = 30", "rounds = 31"))
+    found = checked(door, "beta", home=home)["neighbour gamma"]
+    assert not found["ok"]
+    assert found["found"].endswith("another experiment: rounds: 31 here, 30 there")
+
+
+@pytest.mark.parametrize(("ahead_s", "word"), [(1000.0, "behind"), (-1000.0, "ahead of")])
+def test_check_compares_clocks(door, ahead_s, word):
+    found = checked(door, "beta", ahead_s)["neighbour gamma"]
+    assert not found["ok"]
+    assert found["found"].endswith(f"its clock is 1000 s {word} this one")
+
+
+def test_check_says_that_a_node_does_not_run(door):
+    found = checked(door, "gamma")
+    assert found["neighbour delta"]["found"].endswith("connection refused: nobody listens there")
+    assert found["neighbour beta"]["found"] == "dials this site, but is not connected to its node"
+    assert found["listening"]["ok"]
+    assert {what for what, one in found.items() if not one["ok"]} == {"neighbour beta", "neighbour delta"}
+
+
+# And then
+
+
+def test_a_check_beside_a_running_node_leaves_its_stream_alone(door, running):
+    folder, nodes = running
+    nodes["beta"] = started(folder, "beta")
+    until(lambda: door.status()["edges"]["beta"]["connected"])
+    before = door.status()["edges"]["beta"]
+    assert checked(door, "beta")["neighbour gamma"]["ok"]
+    assert checked(door, "gamma")["neighbour beta"]["found"] == "dials this site, and is connected to its node"
+    time.sleep(1.1)  # a status later
+    after = door.status()["edges"]["beta"]
+    assert after["connected"]
+    assert after["connections"] == before["connections"]
+
+
+def test_the_run_ends_where_an_undisturbed_one_ends(door, running, experiment, tmp_path):
+    folder, nodes = running
+    nodes["delta"] = started(folder, "delta")
+    fleet.provisioned(tmp_path, experiment, NAMES)
+    calm = [started(tmp_path, name) for name in NAMES]
+    assert [fleet.ended(process, 60) for process in calm] == [0, 0, 0, 0]
+    for name, process in list(nodes.items()):
+        assert fleet.ended(process, 60) == 0, (folder / f"{name}.log").read_text()
+        del nodes[name]
+    assert _models(folder) == _models(tmp_path)
+    assert len(set(_models(folder))) == 1
+    assert door.status()["edges"]["beta"]["refused"] >= len(STREAMS)

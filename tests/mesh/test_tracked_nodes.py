@@ -1,0 +1,68 @@
+"""Sites that give no setting of the algorithm: Tracked AD-GDA's defaults between organisations, to the end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fairmesh as fm
+from fairmesh.experiment import load_experiment
+from fairmesh.mesh.node.watching import read_status
+from tests.mesh import fleet
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["a", "b", "c"]
+EXPERIMENT = """
+rounds = 40
+data = { name = "digits", nodes = 3, odd = 1 }
+topology = "ring"
+algorithm = "tracked-ad-gda"
+[options]
+measure_every = 20
+checkpoint_every = 15
+dtype = "float64"
+"""
+
+
+def _scenario(folder: Path) -> None:
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    fleet.provisioned(folder, folder / "experiment.toml", NAMES)
+    running = [fleet.start(folder, name) for name in NAMES]
+    (folder / "ends.json").write_text(json.dumps([fleet.ended(process, 120) for process in running]))
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tracked")
+    subprocess.run(
+        [sys.executable, "-m", "tests.mesh.test_tracked_nodes", str(folder)], cwd=ROOT, check=True, timeout=300
+    )
+    return folder
+
+
+def test_every_site_ends_where_the_simulator_ends(lived):
+    """Its steps reach zero at the run's end, and each site's weight is that of the simulation."""
+    assert json.loads((lived / "ends.json").read_text()) == [0, 0, 0]
+    expected = fm.run(load_experiment(lived / "experiment.toml"))
+    results = [lived / name / "state" / "result" for name in NAMES]
+    assert len({(result / "model.safetensors").read_bytes() for result in results}) == 1
+    record, alone = json.loads((results[0] / "metrics.jsonl").read_text()), expected.final[0]
+    assert record["bytes_total"] == alone["bytes_total"]
+    assert record["lambda"] == pytest.approx(alone["lambda"], abs=1e-10)
+    assert record["lambda"] != pytest.approx([1 / 3] * 3, abs=1e-3)
+    assert record["accuracy"]["sites"] == pytest.approx(alone["accuracy"]["sites"], abs=1e-10)
+    for name, tensor in expected.state_dict(0, "last").items():
+        assert torch.allclose(load_file(results[0] / "model.safetensors")[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_a_site_s_status_tells_its_weight(lived):
+    weights = [read_status(lived / name / "state")["weight"] for name in NAMES]
+    assert all(weight > 0 for weight in weights)
+
+
+if __name__ == "__main__":
+    _scenario(Path(sys.argv[1]))
