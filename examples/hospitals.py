@@ -50,8 +50,10 @@ def sensitivity(outputs: Tensor, targets: Tensor) -> Tensor:
 def main() -> None:
     problem = fm.Problem(RiskModel, sites(), sampling=fm.Sampling(batch=25), metrics={"sensitivity": sensitivity})
     six_bits = fm.Quantize(bits=6, block=64)
-    robust = fm.ADGDA(primal_step=1.0, dual_step=0.1, rate=0.4, compressor=six_bits, regularizer=fm.ChiSquare(0.001))
-    average = fm.ChocoSGD(primal_step=1.0 / 6, rate=0.4, compressor=six_bits)
+    robust = fm.ADGDA(
+        primal_step=1.0, dual_step=0.1, consensus_step=0.4, compressor=six_bits, regularizer=fm.ChiSquare(0.001)
+    )
+    average = fm.ChocoSGD(primal_step=1.0 / 6, consensus_step=0.4, compressor=six_bits)
     for name, algorithm in (("for the average", average), ("for the worst mixture", robust)):
         result = fm.train(problem, fm.Ring(), algorithm, rounds=300)
         record = result.final[0]

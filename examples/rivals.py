@@ -18,10 +18,12 @@ def main() -> None:
     problem = experiment.problem()
     shrink = 0.995
     four_bits = fm.Quantize(bits=4, block=128)
-    robust = fm.ADGDA(fm.Geometric(10.0, shrink), 0.02, rate=0.5, compressor=four_bits, regularizer=fm.ChiSquare(0.003))
+    robust = fm.ADGDA(
+        fm.Geometric(10.0, shrink), 0.02, consensus_step=0.5, compressor=four_bits, regularizer=fm.ChiSquare(0.003)
+    )
     algorithms = {
         "AD-GDA, 4 bit": robust,
-        "CHOCO-SGD, 4 bit": fm.ChocoSGD(fm.Geometric(1.0, shrink), rate=0.5, compressor=four_bits),
+        "CHOCO-SGD, 4 bit": fm.ChocoSGD(fm.Geometric(1.0, shrink), consensus_step=0.5, compressor=four_bits),
         "DSGD": fm.DSGD(fm.Geometric(1.0, shrink)),
         "DR-DSGD": fm.DRDSGD(fm.Geometric(2.0, shrink), temperature=3.0),
         "AFL (server)": fm.AFL(fm.Geometric(1.0, shrink), dual_step=0.02),

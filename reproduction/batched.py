@@ -203,8 +203,8 @@ def grouped(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows that differ in numbers of the algorithm only run as one; those that take another's settings come last."""
     groups: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: row.as_row is not None):
-        fitting = (g for g in groups if _likeness(g[0]) == _likeness(row) and _stackable(g[0], row))
-        group = next(fitting, None)
+        checked_like = (g for g in groups if _likeness(g[0]) == _likeness(row) and _stackable(g[0], row))
+        group = next(checked_like, None)
         if group is None:
             groups.append([row])
         else:

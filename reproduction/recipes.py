@@ -124,7 +124,7 @@ def _small_row(
     recipe: str, protocol: Protocol, model: str, which: str, compression: str, topology: Topology, column: str
 ) -> Row:
     compressor = _compressor(compression, protocol)
-    search: Search = {"rate": RATES[protocol]}
+    search: Search = {"consensus_step": RATES[protocol]}
     if which == "AD-GDA":
         algorithm: Algorithm = _adgda(protocol, 1.0, 0.995, compressor)
         search = {**search, **_OPEN[protocol]}
@@ -344,13 +344,13 @@ def _in_four_bits(recipe: str, protocol: Protocol, setup: str, which: str) -> Ro
     if which == "AD-GDA":
         algorithm: Algorithm = _adgda(protocol, step, _RATIO, compressor)
         if not _published(protocol):
-            search = {**_IN_FOUR_BITS, "rate": grid.rates}
+            search = {**_IN_FOUR_BITS, "consensus_step": grid.rates}
     else:
         algorithm = _choco(protocol, step, _RATIO, compressor, s.nodes)
         if not _published(protocol):
-            search = {"primal_step.start": tuple(step / s.nodes for step in grid.steps), "rate": grid.rates}
+            search = {"primal_step.start": tuple(step / s.nodes for step in grid.steps), "consensus_step": grid.rates}
     if _published(protocol):
-        algorithm = replace(algorithm, rate=s.rate)  # type: ignore[type-var]
+        algorithm = replace(algorithm, consensus_step=s.rate)  # type: ignore[type-var]
     return Row(recipe, f"{setup}, {which}", protocol, _large(protocol, setup, which, algorithm), search, _SEARCHED)
 
 

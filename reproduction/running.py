@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fairmesh.config.registry import name_of
+from fairmesh.config.registry import registered_name
 from fairmesh.data.datasets import COOS7, Data, Fewer
 from fairmesh.data.datasets.download import folder_of
 from fairmesh.data.datasets.sources import SOURCES, is_whole, places
@@ -73,7 +73,7 @@ def _differs(row: Row, done: Done) -> bool:
 def _absence(data: Data) -> str | None:
     """Why a dataset cannot be had; official files are fetched now, before several processes would."""
     data = _whole(data)
-    source = SOURCES.get(name_of(data))
+    source = SOURCES.get(registered_name(data))
     if isinstance(data, COOS7) and source and not any(is_whole(source, place) for place in places(source, data.folder)):
         files = " and ".join(file.name for file in source.files)
         return f"COOS7 has to be supplied by hand: put {files} into {places(source, data.folder)[0]}"

@@ -9,7 +9,7 @@ from reproduction.recipes import RECIPES
 from reproduction.verdicts import Lines
 from reproduction.wording import markdown, named, short
 
-_SYMBOLS = {"rate": "γ", "regularizer.strength": "α", "dual_step.value": "η_λ", "primal_step.start": "η_θ"}
+_SYMBOLS = {"consensus_step": "γ", "regularizer.strength": "α", "dual_step.value": "η_λ", "primal_step.start": "η_θ"}
 
 
 def _chosen(line: Line | None) -> str:
@@ -29,7 +29,7 @@ def _chosen(line: Line | None) -> str:
 def _at_an_end(name: str, value: float, tried: Sequence[float]) -> bool:
     """Whether a larger range might have held a better value; a rate cannot exceed 1."""
     ends = {min(tried), max(tried)} if len(tried) > 1 else set()
-    return value in ends - ({1.0} if name == "rate" else set())
+    return value in ends - ({1.0} if name == "consensus_step" else set())
 
 
 def searches_of(lines: Lines) -> str:

@@ -29,7 +29,7 @@ from fairmesh.compression.compressors import (
     TopK,
     TopKQuantize,
 )
-from fairmesh.config.registry import name_of
+from fairmesh.config.registry import registered_name
 from fairmesh.problems.problem import Problem, Sampling
 from fairmesh.topology.graphs import (
     Complete,
@@ -185,7 +185,12 @@ def convex_lines(name: str, topology: Topology, rounds: Sequence[int]) -> Iterat
     control = isinstance(compressor, Identity)
     found = gaps(saddle, compressor, topology, (*_RATES, _NO_GOSSIP) if control else _RATES, rounds)
     best, tuning = _tuned(_RATES, found[: len(_RATES)])
-    line = {"check": "convex", "compressor": name, "topology": name_of(topology), "delta": compressor.delta(dim)}
+    line = {
+        "check": "convex",
+        "compressor": name,
+        "topology": registered_name(topology),
+        "delta": compressor.delta(dim),
+    }
     strength = saddle.regularizer.strength
     settings = {"nodes": NODES, "dim": dim, "batch": _BATCH, "strength": strength, "seeds": _SEEDS}
     yield line | tuning | _law(rounds, "gap", found[best]) | {"settings": settings}
@@ -219,7 +224,7 @@ def _constants(
     for (models, duals), target in zip(seen, weights):
         chosen = duals.diagonal(dim1=-2, dim2=-1)  # lambda_i[i]
         gradients = chosen.unsqueeze(-1) * sites.gradients(models)
-        slopes = sites.losses(models).unsqueeze(-1) * own + sites.regularizer.slope(duals, sites.prior, own)
+        slopes = sites.losses(models).unsqueeze(-1) * own + sites.regularizer.gradient(duals, sites.prior, own)
         squares = [each.square().sum(dim=-1).mean(dim=0).max() for each in (gradients, slopes)]
         away = [(models.mean(dim=-2) - model).norm(dim=-1), (duals.mean(dim=-2) - target).norm(dim=-1)]
         numbers = [
@@ -238,7 +243,7 @@ def bound_lines(name: str, topology: Topology, rounds: int) -> Iterator[Line]:
     sites, compressor = saddle.sites(), COMPRESSORS[name]
     (mixing,) = topology.build(NODES)
     delta, rho = compressor.delta(len(saddle.model)) or 0.0, mixing.gap
-    rate, step, c = mixing.consensus_rate(delta), _number(Theorem1(rounds)), rho**2 * delta / 82
+    rate, step, c = mixing.consensus_step_of_theorem(delta), _number(Theorem1(rounds)), rho**2 * delta / 82
     algorithm = ADGDA(step, step, rate, compressor, saddle.regularizer)
     seen, apart, last = [], (0.0, 0.0), None
     for done, last in _states(saddle.problem, topology, [algorithm], rounds, _SEEDS):
@@ -256,7 +261,7 @@ def bound_lines(name: str, topology: Topology, rounds: int) -> Iterator[Line]:
     whole = 4 * L / rounds * (H**2 / rho**2 + 3 * G**2 / c**2)
     whole += (math.sqrt(12) * k.from_weights * L * G / c + 2 * k.from_model * L * H / rho) / root
     whole += (max(k.from_model, k.from_model**2) + max(k.from_weights, k.from_weights**2) + G**2 + H**2) / (2 * root)
-    line = {"compressor": name, "topology": name_of(topology), "gamma": rate, "rounds": rounds}
+    line = {"compressor": name, "topology": registered_name(topology), "gamma": rate, "rounds": rounds}
     made_of = {"settings": {"nodes": NODES, "delta": delta, "rho": rho, "c": c, **k._asdict()}}
     for check, numbers in {
         "consensus of models": _bound(k.apart_models, 12 * step**2 * NODES * G**2 / c**2),
@@ -288,7 +293,7 @@ def non_convex_lines(name: str, topology: Topology, rounds: Sequence[int]) -> It
     sites, compressor, dim = Sites(problem, regularizer), COMPRESSORS[name], problem.flat_model.dim
     (mixing,) = topology.build(NODES)
     delta, rho = compressor.delta(dim) or 0.0, mixing.gap
-    own_rate, c = mixing.consensus_rate(delta), rho**2 * delta / 82
+    own_rate, c = mixing.consensus_step_of_theorem(delta), rho**2 * delta / 82
     L, _ = descent_of(sites, dim)
     mu = 2 * regularizer.strength * NODES
     kappa, longer = L / mu, math.sqrt(min(rounds))
@@ -314,7 +319,7 @@ def non_convex_lines(name: str, topology: Topology, rounds: Sequence[int]) -> It
             along = max(along, sites.smoothness(models, duals.diagonal(dim1=-2, dim2=-1)))
     means = (totals / counts).view(-1, len(rounds))
     best, tuning = _tuned(rates, means[:-1])
-    line = {"compressor": name, "topology": name_of(topology), "delta": delta}
+    line = {"compressor": name, "topology": registered_name(topology), "delta": delta}
     settings = {"nodes": NODES, "dim": dim, "strength": regularizer.strength, "L": L, "mu": mu, "kappa": kappa}
     settings["L_along_the_runs"] = along
     law = _law(rounds, "squared_gradient", means[best], REQUIRED_SLOPE if max(rounds) > 10_000 else None)

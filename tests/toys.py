@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.config.registry import members
+from fairmesh.config.registry import registered
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.numerics.random_streams import DITHER
 from fairmesh.problems.oracle import Oracle
@@ -77,13 +77,13 @@ REGULARIZERS = {
 
 
 WEIGHINGS = {
-    "ascent": fm.Ascent(0.1),
-    "ascent, duals compressed": fm.Ascent(fm.Geometric(0.1, 0.99), compressor=fm.Threshold(1e-3)),
-    "maximum": fm.Maximum(0.3),
-    "maximum, losses compressed": fm.Maximum(0.3, compressor=fm.Quantize(bits=8)),
-    "price": fm.Price(0.3, step=0.2, ease=fm.Linear(3.0, 20)),
-    "price, losses as they are": fm.Price(0.3, step=0.2, relative=False, ease=0.0),
-    "fixed": fm.Fixed(),
+    "ascent": fm.ProjectedAscent(0.1),
+    "ascent, duals compressed": fm.ProjectedAscent(fm.Geometric(0.1, 0.99), compressor=fm.Threshold(1e-3)),
+    "maximum": fm.ExactMaximum(0.7),
+    "maximum, losses compressed": fm.ExactMaximum(0.7, compressor=fm.Quantize(bits=8)),
+    "price": fm.ShadowPrice(0.7, step=0.2, strength_annealing=fm.Linear(3.0, 20)),
+    "price, losses as they are": fm.ShadowPrice(0.7, step=0.2, relative=False, strength_annealing=0.0),
+    "fixed": fm.PriorWeights(),
 }
 
 
@@ -97,62 +97,70 @@ def of_strength(regularizer: fm.Regularizer, strength: float) -> fm.Regularizer:
 
 
 ALGORITHMS = {
-    "ad-gda": fm.ADGDA(primal_step=fm.Geometric(2.0, 0.99), dual_step=0.1, rate=0.3, compressor=fm.Quantize(bits=4)),
+    "ad-gda": fm.ADGDA(
+        primal_step=fm.Geometric(2.0, 0.99), dual_step=0.1, consensus_step=0.3, compressor=fm.Quantize(bits=4)
+    ),
     "ad-gda published": fm.ADGDA(
         primal_step=1.0,
         dual_step=0.1,
-        rate=0.2,
+        consensus_step=0.2,
         compressor=fm.Quantize(bits=4, rounding="ceil"),
         regularizer=fm.OwnCoordinate(1.0),
         dual_order="dual-first",
     ),
     "ad-gda compressed duals": fm.ADGDA(
-        primal_step=1.0, dual_step=0.1, rate=0.3, compressor=fm.Quantize(bits=6), dual_compressor=fm.Threshold(1e-3)
+        primal_step=1.0,
+        dual_step=0.1,
+        consensus_step=0.3,
+        compressor=fm.Quantize(bits=6),
+        dual_compressor=fm.Threshold(1e-3),
     ),
     "ad-gda capped": fm.ADGDA(
-        primal_step=2.0, dual_step=0.5, rate=0.3, regularizer=fm.Capped(0.6, fm.ChiSquare(0.02)), loss_cap=1.1
+        primal_step=2.0, dual_step=0.5, consensus_step=0.3, regularizer=fm.Capped(0.6, fm.ChiSquare(0.02)), loss_cap=1.1
     ),
-    "choco-sgd": fm.ChocoSGD(primal_step=0.3, rate=0.3, compressor=fm.TopK(0.3)),
+    "choco-sgd": fm.ChocoSGD(primal_step=0.3, consensus_step=0.3, compressor=fm.TopK(0.3)),
     "dsgd": fm.DSGD(primal_step=0.3),
     "dr-dsgd": fm.DRDSGD(primal_step=0.5, temperature=2.0),
     "tracked": fm.TrackedADGDA(
-        fm.Polynomial(0.3, 60), compressor=fm.Sign(block=5), weighing=fm.Price(ease=fm.Polynomial(10.0, 60))
+        fm.Polynomial(0.3, 60),
+        compressor=fm.Sign(block=5),
+        weighting=fm.ShadowPrice(strength_annealing=fm.Polynomial(10.0, 60)),
     ),
     "tracked ascent": fm.TrackedADGDA(
         primal_step=0.2,
-        momentum=0.5,
-        scaling=0.0,
-        vantage=0.5,
-        rate=0.3,
+        beta1=0.5,
+        beta2=0.0,
+        gradient_at_average=0.5,
+        consensus_step=0.3,
         compressor=fm.Quantize(bits=6),
-        weighing=fm.Ascent(0.1, compressor=fm.Threshold(1e-3)),
+        weighting=fm.ProjectedAscent(0.1, compressor=fm.Threshold(1e-3)),
     ),
     "tracked maximum": fm.TrackedADGDA(
         primal_step=0.2,
-        momentum=0.3,
-        scaling=0.9,
-        vantage=0.0,
+        beta1=0.7,
+        beta2=0.9,
+        gradient_at_average=0.0,
         compressor=fm.Quantize(bits=4, block=16),
-        weighing=fm.Maximum(0.3),
+        weighting=fm.ExactMaximum(0.7),
         regularizer=fm.Capped(0.6, fm.ChiSquare(0.2)),
         loss_cap=1.5,
     ),
     "tracked local": fm.TrackedADGDA(
         primal_step=0.1,
-        momentum=0.7,
-        scaling=0.0,
+        beta1=0.3,
+        beta2=0.0,
         local_steps=3,
         compressor=fm.TopK(0.3),
-        weighing=fm.Fixed(),
+        weighting=fm.PriorWeights(),
         warm_start=False,
     ),
     "tracked nothing": fm.TrackedADGDA(
         primal_step=0.25,
         tracking=False,
-        scaling=0.9,
+        beta2=0.9,
         compressor=fm.Sign(),
         regularizer=fm.KullbackLeibler(0.5),
-        weighing=fm.Price(relative=False, ease=0.0),
+        weighting=fm.ShadowPrice(relative=False, strength_annealing=0.0),
     ),
     "drfa": fm.DRFA(primal_step=0.1, dual_step=0.01, local_steps=3),
     "afl": fm.AFL(primal_step=0.2, dual_step=0.02),
@@ -161,7 +169,7 @@ ALGORITHMS = {
 
 def covers(role: type, table: dict) -> bool:
     """Whether a table has an object of every registered member of a role."""
-    return set(members(role).values()) == {type(thing) for thing in table.values()}
+    return set(registered(role).values()) == {type(thing) for thing in table.values()}
 
 
 def sites(n: int = 8, sizes: tuple[int, ...] | None = None, seed: int = 0, dtype=torch.float64) -> list[fm.Site]:

@@ -93,7 +93,7 @@ def _no_code_of_its_own() -> dict[str, Any]:
     import fairmesh.networks
 
     files = Path(fairmesh.networks.__path__[0]).rglob("*.py")
-    naming = [path.name for path in files if re.search("tracked|weighing", path.read_text(), re.IGNORECASE)]
+    naming = [path.name for path in files if re.search("tracked|weighting", path.read_text(), re.IGNORECASE)]
     return _claim("files of networks/ that name Tracked AD-GDA, at most", len(naming), 0, at_most=True)
 
 

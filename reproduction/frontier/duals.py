@@ -1,6 +1,6 @@
 """What finding lambda costs when nodes are many, and how near each way of finding it comes to the exact inner maximum.
 
-One learning problem, one algorithm, graphs that mix quickly and slowly; only the weighing differs. Times are of all
+One learning problem, one algorithm, graphs that mix quickly and slowly; only the weighting differs. Times are of all
 nodes in one process, bytes those of a node's message to one neighbour."""
 
 import statistics
@@ -15,11 +15,11 @@ from fairmesh.algorithms.base import Round
 from fairmesh.algorithms.schedules import Linear
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.algorithms.weighting import (
-    Ascent,
-    Fixed,
-    Maximum,
-    Price,
-    Weighing,
+    ExactMaximum,
+    PriorWeights,
+    ProjectedAscent,
+    ShadowPrice,
+    Weighting,
 )
 from fairmesh.compression.compressors import Threshold
 from fairmesh.config.tables import to_table
@@ -39,17 +39,19 @@ FINE = 0.1  # what a threshold leaves out changes a weight by about this share o
 STEP, SMALLER_STEP = 0.1, 0.01  # of an ascent
 
 
-def weighings(n: int) -> dict[str, Weighing]:
-    """Ascent's rows are of weights, of which an even one is 1 / n; Maximum's are of losses, of which a difference as
-    large as the regularizer's softness changes a weight by that."""
+def weighings(n: int) -> dict[str, Weighting]:
+    """A ProjectedAscent's rows are weights, of which an even one is 1 / n. An ExactMaximum's are losses: a difference
+    as large as the regularizer's softness changes a weight by its size."""
     return {
-        "fixed": Fixed(),
-        "price": Price(relative=False, ease=0.0),  # in the units of the others; one number more makes it relative
-        "maximum": Maximum(),
-        "maximum, thresholded": Maximum(compressor=Threshold(FINE * float(REGULARIZER.softness()))),
-        "ascent": Ascent(STEP),
-        "ascent, thresholded": Ascent(STEP, Threshold(FINE / n)),
-        "ascent, smaller step": Ascent(SMALLER_STEP),
+        "fixed": PriorWeights(),
+        "price": ShadowPrice(
+            relative=False, strength_annealing=0.0
+        ),  # in the units of the others; one number more makes it relative
+        "maximum": ExactMaximum(),
+        "maximum, thresholded": ExactMaximum(compressor=Threshold(FINE * float(REGULARIZER.softness()))),
+        "ascent": ProjectedAscent(STEP),
+        "ascent, thresholded": ProjectedAscent(STEP, Threshold(FINE / n)),
+        "ascent, smaller step": ProjectedAscent(SMALLER_STEP),
     }
 
 
@@ -83,16 +85,16 @@ class _Bench:
             "rounds": rounds,
             "message_bytes": round(statistics.mean(counted), 1),
             "ms_per_round": round(statistics.median(times), 2),
-            "dual_state_bytes": _held(state.algorithm.weighing) // n,
+            "dual_state_bytes": _held(state.algorithm.weighting) // n,
         }
         return line | (self._judged(plain, state, rounds) if judged else {})
 
     def _judged(self, training: Training, state: TrainingState, rounds: int) -> Line:
         """The average model, and the weights that the next round would use, beside those that are exact for it and
         those that are exact for the losses of each node's own model."""
-        models, weighing = state.algorithm.models, training.replicas[0].algorithm.weighing  # type: ignore[attr-defined]
+        models, weighting = state.algorithm.models, training.replicas[0].algorithm.weighting  # type: ignore[attr-defined]
         following = Round(torch.tensor(rounds), training.oracle, training.network)
-        weighed = weighing.weigh(state.algorithm.weighing, following.losses(models), REGULARIZER, following)
+        weighed = weighting.weigh(state.algorithm.weighting, following.losses(models), REGULARIZER, following)
         weights = weighed.weights.flatten().double() / self.problem.n
         models = models[0].double()
         losses, accuracies = self.sites.outcome(models.mean(dim=0))
@@ -112,26 +114,28 @@ def _held(state: Any) -> int:
 def lines(
     sizes: Sequence[int] = (50, 1000, 10_000), say: Callable[[str], None] = lambda text: None, miniature: bool = False
 ) -> list[Line]:
-    """A line for each size, graph and weighing; a miniature has few nodes for a few rounds."""
+    """A line for each size, graph and weighting; a miniature has few nodes for a few rounds."""
     sizes, rounds, cost_only, rows_up_to = ((10, 20), 6, 4, 10) if miniature else (sizes, ROUNDS, COST_ONLY, ROWS_UP_TO)
     made: list[Line] = []
     for n in sizes:
         sites = Sites.drawn(n)
-        made.append({"nodes": n, "weighing": "the optimum itself"} | quality(*sites.outcome(sites.best())))
+        made.append({"nodes": n, "weighting": "the optimum itself"} | quality(*sites.outcome(sites.best())))
         for graph, topology in {"fast": FAST, "slow": SLOW}.items():
             if graph == "slow" and n > rows_up_to:
                 continue  # it takes all nodes some n^2 rounds to hear of each other
             bench, without = _Bench(sites, topology), 0.0
-            for name, weighing in weighings(n).items():
-                whole = n <= rows_up_to or isinstance(weighing, (Fixed, Price))
+            for name, weighting in weighings(n).items():
+                whole = n <= rows_up_to or isinstance(weighting, (PriorWeights, ShadowPrice))
                 if name == "ascent, smaller step" and not whole:
                     continue  # costs as the other
                 step = Linear(PRIMAL_STEP, rounds)
-                algorithm = TrackedADGDA(step, momentum=0.1, vantage=0.0, weighing=weighing, regularizer=REGULARIZER)
+                algorithm = TrackedADGDA(
+                    step, beta1=0.9, gradient_at_average=0.0, weighting=weighting, regularizer=REGULARIZER
+                )
                 line = bench.line(algorithm, rounds if whole else cost_only, judged=whole)
                 without = line["message_bytes"] if name == "fixed" else without
                 line["dual_bytes"] = round(line["message_bytes"] - without, 1)
                 settings = {"topology": to_table(topology), "algorithm": to_table(algorithm)}
-                made.append({"nodes": n, "graph": graph, "weighing": name} | line | {"settings": settings})
+                made.append({"nodes": n, "graph": graph, "weighting": name} | line | {"settings": settings})
                 say(f"  {n} nodes, {graph}: {name}: {line}")
     return made

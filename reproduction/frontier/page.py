@@ -25,7 +25,7 @@ _DRAWN = {
     "DRFA": "#7a8b1f",
     "DR-DSGD": "#6b4c9a",
     "AD-GDA + tracking, momentum": "#d08a3b",
-    "all and vantage": "#222222",
+    "all and gradients at the average": "#222222",
 }
 
 
@@ -80,7 +80,7 @@ def defaults(results: Path) -> str:
         if default is not None and tuned is not None:
             worst = [line["final"]["worst_group"] for line in (default, tuned)]
             rows.append([name, *map(_spread, worst), f"{fmean(worst[1]) - fmean(worst[0]):.1f}", _numbers(tuned)])
-    return markdown(["problem", "default", "tuned", "points behind", "tuned: step, momentum, ease, alpha"], rows)
+    return markdown(["problem", "default", "tuned", "points behind", "tuned: step, beta1, annealing, alpha"], rows)
 
 
 def _numbers(line: Line) -> str:
@@ -95,7 +95,7 @@ def choice(results: Path) -> str:
         [", ".join(f"{one[name]:g}" for name in CHOSEN), *(f"{lag:.1f}" for lag in one["behind"])]
         for one in candidates[:10]
     ]
-    return markdown(["step, momentum, ease, alpha", *problems], rows)
+    return markdown(["step, beta1, annealing, alpha", *problems], rows)
 
 
 def claimed(results: Path) -> str:
@@ -138,7 +138,7 @@ def drawn(results: Path) -> str:
             if line is not None:
                 curve = line["curve"]
                 points = [(b / 1e6, w) for b, w in zip(curve["bytes_busiest_node"], curve[WORST[setup]]) if b > 0]
-                whole = name == "all and vantage"
+                whole = name == "all and gradients at the average"
                 label = "Tracked AD-GDA" if whole else name
                 axis.plot(*zip(*points), color=colour, label=label, linewidth=2 if whole else 1.2)
         axis.axhline(LEVELS[setup], color="#999999", linewidth=0.8, linestyle=":")

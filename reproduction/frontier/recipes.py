@@ -10,11 +10,11 @@ from fairmesh.algorithms import (
     DRDSGD,
     DRFA,
     Algorithm,
-    Ascent,
     ChocoSGD,
-    Fixed,
-    Maximum,
-    Price,
+    ExactMaximum,
+    PriorWeights,
+    ProjectedAscent,
+    ShadowPrice,
     TrackedADGDA,
 )
 from fairmesh.algorithms.schedules import Linear, Polynomial
@@ -123,40 +123,45 @@ def _experiment(
 
 _PARENT = TrackedADGDA(  # AD-GDA itself (tests/equivalence/test_tracked.py)
     primal_step=Linear(1.0),
-    momentum=1.0,
+    beta1=0.0,
     tracking=False,
-    scaling=0.0,
-    vantage=0.0,
+    beta2=0.0,
+    gradient_at_average=0.0,
     compressor=Sign(block=64),
-    weighing=Ascent(0.01),
+    weighting=ProjectedAscent(0.01),
     warm_start=False,
 )
 _EASE = Linear(3.0)
-_WHOLE = TrackedADGDA(primal_step=Linear(0.35), momentum=0.05, vantage=0.0, weighing=Price(ease=_EASE))
+_WHOLE = TrackedADGDA(
+    primal_step=Linear(0.35), beta1=0.95, gradient_at_average=0.0, weighting=ShadowPrice(strength_annealing=_EASE)
+)
 ADDED: dict[str, dict] = {
     "warm start": {"warm_start": True},
-    "momentum": {"momentum": 0.1},
+    "momentum": {"beta1": 0.9},
     "tracking": {"tracking": True},
-    "scaled steps": {"scaling": 0.99},
-    "price": {"weighing": Price(relative=False, ease=0.0)},
-    "vantage": {"vantage": 1.0},
+    "scaled steps": {"beta2": 0.99},
+    "price": {"weighting": ShadowPrice(relative=False, strength_annealing=0.0)},
+    "gradients at the average": {"gradient_at_average": 1.0},
     "2 local steps": {"local_steps": 2},
     "tracking, 2 local steps": {"tracking": True, "local_steps": 2},
-    "tracking, momentum": {"tracking": True, "momentum": 0.1},
+    "tracking, momentum": {"tracking": True, "beta1": 0.9},
 }
 LEFT_OUT: dict[str, dict] = {
     "warm start": {"warm_start": False},
-    "momentum": {"momentum": 1.0},
+    "momentum": {"beta1": 0.0},
     "tracking": {"tracking": False},
-    "scaled steps": {"scaling": 0.0},
-    "ease": {"weighing": Price(ease=0.0)},
-    "relative losses": {"weighing": Price(relative=False, ease=_EASE)},
+    "scaled steps": {"beta2": 0.0},
+    "strength annealing": {"weighting": ShadowPrice(strength_annealing=0.0)},
+    "relative losses": {"weighting": ShadowPrice(relative=False, strength_annealing=_EASE)},
 }
 INSTEAD: dict[str, dict] = {
-    "weights by ascent": {"weighing": Ascent(0.01)},
-    "weights by the exact maximum": {"weighing": Maximum()},
-    "weights of the prior (not robust)": {"weighing": Fixed()},
-    "steps that fall as a square": {"primal_step": Polynomial(0.5), "weighing": Price(ease=Polynomial(3.0))},
+    "weights by ascent": {"weighting": ProjectedAscent(0.01)},
+    "weights by the exact maximum": {"weighting": ExactMaximum()},
+    "weights of the prior (not robust)": {"weighting": PriorWeights()},
+    "steps that fall as a square": {
+        "primal_step": Polynomial(0.5),
+        "weighting": ShadowPrice(strength_annealing=Polynomial(3.0)),
+    },
     "2 local steps": {"local_steps": 2},
     "uncompressed": {"compressor": Identity()},
     "4 bits in blocks": {"compressor": FOUR_BITS},
@@ -172,12 +177,12 @@ def _twelve(steps: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _search(algorithm: TrackedADGDA, setup: _Setup) -> Search:
-    """Four primal steps with three numbers of the weighing, or twelve steps where it has none."""
-    steps = setup.plain if not algorithm.scaling else _SCALED
-    if isinstance(algorithm.weighing, Fixed):
+    """Four primal steps with three numbers of the weighting, or twelve steps where it has none."""
+    steps = setup.plain if not algorithm.beta2 else _SCALED
+    if isinstance(algorithm.weighting, PriorWeights):
         return {"primal_step.start": _twelve(steps)}
-    if isinstance(algorithm.weighing, Ascent):
-        return {"primal_step.start": steps, "weighing.step.value": (0.001, 0.005, 0.025)}
+    if isinstance(algorithm.weighting, ProjectedAscent):
+        return {"primal_step.start": steps, "weighting.step.value": (0.001, 0.005, 0.025)}
     return {"primal_step.start": steps, "regularizer.strength": setup.alphas}
 
 
@@ -226,13 +231,16 @@ def _rivals(name: str) -> list[Row]:
 
 
 def ablation() -> list[Row]:
-    """The parent with one ingredient more; the whole, but for vantage, which came later, with one more, with one less
-    or with another in its place; and the rivals."""
+    """The parent with one ingredient more; the whole (without gradients at the average, which came later) with one
+    more, with one less or with another in its place; and the rivals."""
     rows = []
     for name in SETUPS:
         rows += [_tracked(name, _PARENT, "AD-GDA"), *_rivals(name)]
         rows += [_tracked(name, replace(_PARENT, **change), f"AD-GDA + {what}") for what, change in ADDED.items()]
-        rows += [_tracked(name, _WHOLE, "all"), _tracked(name, replace(_WHOLE, vantage=1.0), "all and vantage")]
+        rows += [
+            _tracked(name, _WHOLE, "all"),
+            _tracked(name, replace(_WHOLE, gradient_at_average=1.0), "all and gradients at the average"),
+        ]
         rows += [_tracked(name, replace(_WHOLE, **change), f"all but {what}") for what, change in LEFT_OUT.items()]
         rows += [_tracked(name, replace(_WHOLE, **change), f"all, {what}") for what, change in INSTEAD.items()]
     return rows
@@ -252,18 +260,20 @@ def _best(
 
 def best() -> list[Row]:
     """Long runs for accuracy, short ones for bytes."""
-    start, momentum, alpha = "primal_step.start", "momentum", "regularizer.strength"
+    start, beta1, alpha = "primal_step.start", "beta1", "regularizer.strength"
     uncompressed = replace(_WHOLE, compressor=Identity())
-    brief = replace(_WHOLE, primal_step=Polynomial(0.4), weighing=Price(ease=0.0), compressor=Sign(block=256))
-    long = {start: (0.1, 0.2), "weighing.ease.start": (0.0, 5.0), alpha: (0.01, 0.02, 0.04)}
-    short = {start: (0.4, 0.6), momentum: (0.2, 0.4), alpha: (0.03, 0.05)}
+    brief = replace(
+        _WHOLE, primal_step=Polynomial(0.4), weighting=ShadowPrice(strength_annealing=0.0), compressor=Sign(block=256)
+    )
+    long = {start: (0.1, 0.2), "weighting.strength_annealing.start": (0.0, 5.0), alpha: (0.01, 0.02, 0.04)}
+    short = {start: (0.4, 0.6), beta1: (0.8, 0.6), alpha: (0.03, 0.05)}
     steps = (0.5, 0.75, 1.0, 1.5)
     return [
         _best(FASHION, "uncompressed, long", uncompressed, 5000, 5000, long),
         _best(FASHION, "compressed, long", _WHOLE, 5000, 5000, long),
         _best(FASHION, "compressed, short", brief, 420, 420, short, seeds=5),
         _best(CIFAR, "compressed, long", _WHOLE, 2000, 1000, {start: steps, alpha: (0.1, 0.3, 1.0)}),
-        _best(CIFAR, "compressed, short", _WHOLE, 250, 250, {start: steps, momentum: (0.05, 0.1, 0.2)}),
+        _best(CIFAR, "compressed, short", _WHOLE, 250, 250, {start: steps, beta1: (0.95, 0.9, 0.8)}),
     ]
 
 
@@ -271,21 +281,21 @@ def best() -> list[Row]:
 
 CHOSEN = {
     "primal_step.start": (0.5, 0.7, 1.0),
-    "momentum": (0.05, 0.1, 0.2),
-    "weighing.ease.start": (10.0, 30.0),
+    "beta1": (0.95, 0.9, 0.8),
+    "weighting.strength_annealing.start": (10.0, 30.0),
     "regularizer.strength": (0.03, 0.05, 0.1),
 }
 WIDER = {
     "primal_step.start": (0.5, 0.7, 1.0, 1.4),
-    "momentum": (0.05, 0.1, 0.2),
-    "weighing.ease.start": (0.0, 10.0, 30.0),
+    "beta1": (0.95, 0.9, 0.8),
+    "weighting.strength_annealing.start": (0.0, 10.0, 30.0),
     "regularizer.strength": (0.03, 0.05, 0.1, 0.3),
 }
 _TO_CHOOSE = TrackedADGDA(
     primal_step=Polynomial(0.7, power=3.0),
-    momentum=0.1,
-    vantage=1.0,
-    weighing=Price(ease=Polynomial(10.0, power=3.0)),
+    beta1=0.9,
+    gradient_at_average=1.0,
+    weighting=ShadowPrice(strength_annealing=Polynomial(10.0, power=3.0)),
     regularizer=ChiSquare(0.1),
 )
 

@@ -13,13 +13,13 @@ from reproduction.verdicts import RECORDED
 
 RECORD = RECORDED / "frontier_duals.jsonl"
 LINES = [json.loads(line) for line in RECORD.read_text().splitlines()]
-RUNS = {(line["nodes"], line["graph"], line["weighing"]): line for line in LINES if "graph" in line}
+RUNS = {(line["nodes"], line["graph"], line["weighting"]): line for line in LINES if "graph" in line}
 BEST = {line["nodes"]: line["objective"] for line in LINES if "graph" not in line}
 SIZES = 50, 1000, 10_000
 
 
-def above_best(n: int, graph: str, weighing: str) -> float:
-    return RUNS[n, graph, weighing]["objective"] - BEST[n]
+def above_best(n: int, graph: str, weighting: str) -> float:
+    return RUNS[n, graph, weighting]["objective"] - BEST[n]
 
 
 def test_a_miniature_gives_every_kind_of_line_as_plain_values():
@@ -28,12 +28,12 @@ def test_a_miniature_gives_every_kind_of_line_as_plain_values():
     assert json.loads(as_json(lines)) == lines
     runs = [line for line in lines if "graph" in line]
     assert len(said) == len(runs) == 7 + 7 + 6
-    assert {line["weighing"] for line in runs} == {weighing for _, _, weighing in RUNS}
+    assert {line["weighting"] for line in runs} == {weighting for _, _, weighting in RUNS}
     assert {line["graph"] for line in runs if line["nodes"] == 10} == {"fast", "slow"}
     for line in runs:
-        whole = line["nodes"] == 10 or line["weighing"] in ("fixed", "price")
+        whole = line["nodes"] == 10 or line["weighting"] in ("fixed", "price")
         assert ("apart" in line) == whole
-        assert line["dual_bytes"] == {"fixed": 0, "price": 9}.get(line["weighing"], line["dual_bytes"])
+        assert line["dual_bytes"] == {"fixed": 0, "price": 9}.get(line["weighting"], line["dual_bytes"])
 
 
 def test_the_optimum_that_models_are_compared_with_is_one():
@@ -100,7 +100,7 @@ def test_where_a_thousand_nodes_mix_slowly_rows_lose_the_weights_and_a_price_onl
 def test_the_record_is_of_the_experiment_as_it_is(run):
     n, _, name = run
     algorithm = RUNS[run]["settings"]["algorithm"]
-    assert algorithm["weighing"] == json.loads(as_json(to_table(duals.weighings(n)[name])))
+    assert algorithm["weighting"] == json.loads(as_json(to_table(duals.weighings(n)[name])))
     assert algorithm["regularizer"] == to_table(problem.REGULARIZER)
     whole = n <= duals.ROWS_UP_TO or name in ("fixed", "price")
     assert RUNS[run]["rounds"] == (duals.ROUNDS if whole else duals.COST_ONLY)

@@ -120,7 +120,7 @@ def test_runs_in_progress_are_kept_and_gone_on_with_and_cleared_when_recorded(tm
 
 def test_curves_alone_take_what_was_recorded_before_and_are_run_again_when_that_changes(tmp_path):
     def other(row: Row) -> Row:
-        return replace(tiny(row), search={"rate": (0.2,)}) if row.recipe == "table2" else tiny(row)
+        return replace(tiny(row), search={"consensus_step": (0.2,)}) if row.recipe == "table2" else tiny(row)
 
     def few(rows):
         return lambda recipe: [
@@ -134,8 +134,8 @@ def test_curves_alone_take_what_was_recorded_before_and_are_run_again_when_that_
         before = lines_of(tmp_path, "figure2")
         reproduce(["table2", "figure2"], tmp_path, change=other)
     (after,) = lines_of(tmp_path, "figure2")
-    assert before[0]["search"]["chosen"]["rate"] != 0.2
-    assert after["search"]["chosen"] == {"rate": 0.2}
+    assert before[0]["search"]["chosen"]["consensus_step"] != 0.2
+    assert after["search"]["chosen"] == {"consensus_step": 0.2}
 
 
 def test_data_that_is_missing_leaves_its_rows_out_and_the_others_run(tmp_path, data, monkeypatch):
@@ -268,7 +268,7 @@ def test_published_settings_are_those_of_the_published_runs():
     assert big.algorithm == expected
     assert rows["table4c: alpha = 0.1"].experiment.algorithm.regularizer == fm.OwnCoordinate(1.0)
     four = rows["figure4: CIFAR-10, AD-GDA"].experiment.algorithm
-    assert (four.rate, four.compressor) == (0.8, fm.Quantize(4, rounding="ceil"))
+    assert (four.consensus_step, four.compressor) == (0.8, fm.Quantize(4, rounding="ceil"))
     drfa = rows["table5: Fashion-MNIST, DRFA"].experiment
     assert drfa.rounds * drfa.algorithm.local_steps == 5000
     assert (drfa.algorithm.ascends, drfa.algorithm.probed, drfa.algorithm.floor) == ("error", "everyone", 1e-5)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.config.registry import members
+from fairmesh.config.registry import registered
 from reproduction import theory
 from reproduction.theory_problems import NODES, Sites, known_saddle, robust_regression
 
@@ -105,7 +105,7 @@ def test_the_second_problem_is_not_convex_where_it_starts_and_is_where_descent_e
 
 
 def test_every_registered_compressor_that_guarantees_a_delta_is_checked():
-    guaranteed = {kind for kind in members(fm.Compressor).values() if kind().delta(DIM) is not None}
+    guaranteed = {kind for kind in registered(fm.Compressor).values() if kind().delta(DIM) is not None}
     assert {type(compressor) for compressor in theory.COMPRESSORS.values()} == guaranteed
 
 
@@ -133,7 +133,7 @@ def test_without_gossip_the_gap_does_not_fall_so():
     saddle = known_saddle(fm.Sampling(batch=4))
     rounds = (100, 316, 1000)
     (alone,) = theory.gaps(saddle, fm.Identity(), fm.Hypercube(), (1e-9,), rounds).tolist()
-    assert theory.slope(rounds, alone) > -0.3
+    assert theory.gradient(rounds, alone) > -0.3
 
 
 def test_a_rate_that_diverges_is_not_chosen():
@@ -206,7 +206,7 @@ def test_the_recorded_lemmas_bounds_are_their_formulas(recorded):
             assert line["bound"] == pytest.approx(factor / line["rounds"] * k["nodes"] * (norm / scale) ** 2, rel=1e-4)
             assert k["c"] == pytest.approx(k["rho"] ** 2 * k["delta"] / 82, rel=1e-5)
             (mixing,) = {"hypercube": fm.Hypercube(), "ring": fm.Ring()}[line["topology"]].build(k["nodes"])
-            assert line["gamma"] == pytest.approx(mixing.consensus_rate(k["delta"]), rel=1e-5)
+            assert line["gamma"] == pytest.approx(mixing.consensus_step_of_theorem(k["delta"]), rel=1e-5)
 
 
 def test_in_the_recorded_runs_no_function_was_less_smooth_than_the_steps_assume(recorded):

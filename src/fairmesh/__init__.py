@@ -8,8 +8,8 @@ __version__ = "0.1.0"
 _HOMES = {  # public name -> module; loaded when first used, so that importing fairmesh does not import torch
     **dict.fromkeys(
         [
-            "Algorithm", "ADGDA", "AFL", "Ascent", "ChocoSGD", "DRDSGD", "DRFA", "DSGD", "Fixed", "Maximum", "Price",
-            "TrackedADGDA", "Weighing",
+            "Algorithm", "ADGDA", "AFL", "ChocoSGD", "DRDSGD", "DRFA", "DSGD", "ExactMaximum", "PriorWeights",
+            "ProjectedAscent", "ShadowPrice", "TrackedADGDA", "Weighting",
         ],
         "algorithms",
     ),

@@ -26,7 +26,7 @@ class Interrupted(FairmeshError):
     """Training was asked to stop; its checkpoint is kept."""
 
 
-class LostHost(FairmeshError):
+class LostProcess(FairmeshError):
     """Another process of the run is gone or silent; restarted, all go on from their last common checkpoint."""
 
 

@@ -18,7 +18,7 @@ from fairmesh.data.datasets import Data
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.problem import Problem, Sampling
 from fairmesh.topology.graphs import Topology
@@ -53,7 +53,9 @@ class Experiment:
     sampling: Sampling = field(default_factory=Sampling)
     seeds: tuple[int, ...] = (0,)
     placements: int | tuple[tuple[int, ...], ...] | Literal["by-seed"] | None = None
-    sweep: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # 'rate' or 'regularizer.strength' -> values
+    sweep: Mapping[str, tuple[float, ...]] = field(
+        default_factory=dict
+    )  # 'consensus_step' or 'regularizer.strength' -> values
     prior: tuple[float, ...] | None = None
     weight_decay: float = 0.0
     clip_norm: float | None = None
@@ -116,12 +118,12 @@ def run(
     resume: bool = False,
     watch: Watch | None = None,
     announce: Callable[[str], None] | None = None,
-    hosts: Hosts | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Result:
-    """Trains an experiment; with `out`, writes and can resume the run's folder; with `hosts`, as one of several
+    """Trains an experiment; with `out`, writes and can resume the run's folder; with `process_group`, as one of several
     processes."""
     return train(
-        _problem_at(hosts, experiment) if hosts else experiment.problem(),
+        _problem_at(process_group, experiment) if process_group else experiment.problem(),
         experiment.topology,
         experiment.algorithms(),
         experiment.rounds,
@@ -132,17 +134,17 @@ def run(
         settings=to_table(experiment),
         watch=watch,
         announce=announce,
-        hosts=hosts,
+        process_group=process_group,
         **to_table(experiment.options),
     )
 
 
-def _problem_at(hosts: Hosts, experiment: Experiment) -> Problem:
+def _problem_at(process_group: ProcessGroup, experiment: Experiment) -> Problem:
     """With the data of the nodes hosted here; that of others is read and let go."""
-    with hosts.agreeing():
+    with process_group.fail_together():
         problem = experiment.problem()
         replicas = replicas_of(experiment.algorithms(), experiment.seeds, experiment.placements, problem.n)
-        return problem.keeping(sites_at(hosts.nodes(problem.n), replicas))
+        return problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
 
 
 def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **fields: Any) -> Experiment:

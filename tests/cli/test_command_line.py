@@ -22,7 +22,7 @@ name = "ring"
 batch = 8
 [algorithm]
 name = "ad-gda"
-rate = 0.5
+consensus_step = 0.5
 compressor = { name = "quantize", bits = 4 }
 [options]
 measure_every = 10
@@ -81,7 +81,10 @@ def test_the_written_experiment_runs_again_to_the_same_model(cli, tmp_path):
     ("arguments", "words"),
     [
         (("run", "missing.toml"), ["cannot read", "missing.toml"]),
-        (("run", "quick.toml", "--set", "algorithm.ratee=1"), ["algorithm.ratee", "did you mean 'rate'"]),
+        (
+            ("run", "quick.toml", "--set", "algorithm.consensus_stp=1"),
+            ["algorithm.consensus_stp", "did you mean 'consensus_step'"],
+        ),
         (("run", "quick.toml", "--set", "ronds=3"), ["ronds", "did you mean 'rounds'"]),
         (("run", "quick.toml", "--set", "rounds=many"), ["rounds", "whole number", "'many'"]),
         (("run", "quick.toml", "--set", "rounds"), ["key=value"]),
@@ -156,7 +159,7 @@ def test_compare_draws_one_picture_and_tells_the_runs_apart(cli, tmp_path):
 
 
 def test_a_sweep_shows_a_row_for_each_value(cli):
-    assignments = [part for text in ("sweep.rate=[0.2, 0.4]", "seeds=[0, 1]") for part in ("--set", text)]
+    assignments = [part for text in ("sweep.consensus_step=[0.2, 0.4]", "seeds=[0, 1]") for part in ("--set", text)]
     code, out, _ = cli("run", "quick.toml", *assignments)
     assert code == 0
     assert [line.split("\t")[0] for line in out.splitlines()] == ["run", "quick: rate 0.2", "quick: rate 0.4"]
@@ -178,7 +181,7 @@ def test_topology_reports_rho_beta_and_the_theorems_gamma(cli, tmp_path):
     (mixing,) = fm.Ring().build(10)
     assert facts["rho"] == pytest.approx(mixing.gap)
     assert facts["beta"] == pytest.approx(mixing.beta)
-    assert facts["gamma"] == pytest.approx(mixing.consensus_rate(0.25))
+    assert facts["gamma"] == pytest.approx(mixing.consensus_step_of_theorem(0.25))
     assert facts["edges"] == 10
     assert Path(tmp_path / facts["plot"]).stat().st_size > 0
 

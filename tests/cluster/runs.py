@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import fairmesh as fm
 from fairmesh.networks.cluster import Ranks
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.training.memory_estimate import footprint
 from tests import toys
 
@@ -30,7 +30,7 @@ name = "ring"
 batch = 8
 [algorithm]
 name = "ad-gda"
-rate = 0.3
+consensus_step = 0.3
 compressor = { name = "quantize", bits = 4 }
 [options]
 measure_every = 10
@@ -60,7 +60,7 @@ def problem(**fields: Any) -> fm.Problem:
     return toys.problem(sites=sites, **{"metrics": {"largest": largest}} | fields)
 
 
-def trained(case: str, folder: Path | None, hosts: Hosts | None = None, **more: Any) -> fm.Result:
+def trained(case: str, folder: Path | None, process_group: ProcessGroup | None = None, **more: Any) -> fm.Result:
     topology, algorithm, options = CASES[case]
     options = {
         "rounds": ROUNDS,
@@ -72,7 +72,9 @@ def trained(case: str, folder: Path | None, hosts: Hosts | None = None, **more: 
     options |= more
     rounds = options.pop("rounds")
     with_ = options.pop("problem", None) or problem()
-    return fm.train(with_, topology, options.pop("algorithm", algorithm), rounds, out=folder, hosts=hosts, **options)
+    return fm.train(
+        with_, topology, options.pop("algorithm", algorithm), rounds, out=folder, process_group=process_group, **options
+    )
 
 
 def ends(result: fm.Result) -> dict[str, Any]:
@@ -83,46 +85,46 @@ def ends(result: fm.Result) -> dict[str, Any]:
     return rows | {"weights": result.weights(), "weights over time": result.weights("time-average")}
 
 
-def refusal(case: str, folder: Path | None, hosts: Hosts, **more: Any) -> tuple[str, str, bool]:
+def refusal(case: str, folder: Path | None, process_group: ProcessGroup, **more: Any) -> tuple[str, str, bool]:
     try:
-        trained(case, folder, hosts, **more)
+        trained(case, folder, process_group, **more)
     except fm.FairmeshError as error:
         return type(error).__name__, str(error), error.told_elsewhere
     return "", "", False
 
 
-def first(folder: Path, hosts: Hosts) -> dict[str, Any]:
+def first(folder: Path, process_group: ProcessGroup) -> dict[str, Any]:
     """Every case from start to end, in two pieces, and from where a simulation stopped; and what must be refused."""
     found: dict[str, Any] = {}
     for case in CASES:
-        found[case] = ends(trained(case, folder / f"{case} on ranks", hosts))
-        trained(case, folder / f"{case} begun", hosts, rounds=PART)
-        trained(case, folder / f"{case} simulated", hosts, resume=True)
-    if hosts.first:
+        found[case] = ends(trained(case, folder / f"{case} on ranks", process_group))
+        trained(case, folder / f"{case} begun", process_group, rounds=PART)
+        trained(case, folder / f"{case} simulated", process_group, resume=True)
+    if process_group.is_leader:
         shutil.copytree(folder / "ad-gda begun", folder / "ad-gda continued")
     dist.barrier()
-    trained("ad-gda", folder / "ad-gda continued", hosts, resume=True)
-    nodes = hosts.nodes(8)
+    trained("ad-gda", folder / "ad-gda continued", process_group, resume=True)
+    nodes = process_group.nodes(8)
     need = footprint(problem().keeping(set(nodes)), CASES["drfa"][1], torch.float64, True, len(nodes))
     room = need.fixed + 1.2 * need.per_replica + 4 * need.kept
     found["refusals"] = {
-        "diverged": refusal("ad-gda", folder / "diverged", hosts, algorithm=fm.ADGDA(primal_step=1e9)),
-        "metric": refusal("drfa", None, hosts, problem=problem(metrics={"mine": fails_at_rank_1})),
-        "memory": refusal("drfa", None, hosts, seeds=range(4), memory_gib=room / 2**30),
-        "folder": refusal("drfa", folder / "drfa on ranks", hosts),
-        "option": refusal("drfa", None, hosts, own_models=True),
+        "diverged": refusal("ad-gda", folder / "diverged", process_group, algorithm=fm.ADGDA(primal_step=1e9)),
+        "metric": refusal("drfa", None, process_group, problem=problem(metrics={"mine": fails_at_rank_1})),
+        "memory": refusal("drfa", None, process_group, seeds=range(4), memory_gib=room / 2**30),
+        "folder": refusal("drfa", folder / "drfa on ranks", process_group),
+        "option": refusal("drfa", None, process_group, own_models=True),
     }
     return found
 
 
-def second(folder: Path, hosts: Hosts) -> dict[str, Any]:
+def second(folder: Path, process_group: ProcessGroup) -> dict[str, Any]:
     """On other ranks than they began with; what is launched elsewhere, undisturbed; and damaged checkpoints."""
     for case in CASES:
-        trained(case, folder / f"{case} begun", hosts, resume=True)
+        trained(case, folder / f"{case} begun", process_group, resume=True)
     loaded = fm.load_experiment(folder / "toy.toml", [f"rounds={(folder / 'rounds').read_text()}"])
-    fm.run(loaded, out=folder / "undisturbed", hosts=hosts)
+    fm.run(loaded, out=folder / "undisturbed", process_group=process_group)
     damaged = ("cut short", "missing", "of another round")
-    return {what: refusal("ad-gda", folder / what, hosts, resume=True) for what in damaged}
+    return {what: refusal("ad-gda", folder / what, process_group, resume=True) for what in damaged}
 
 
 def on_ranks(step: str, folder: Path, ranks: int) -> None:

@@ -11,7 +11,7 @@ import fairmesh as fm
 from fairmesh.cli.cluster import leave, stop_where_ended
 from fairmesh.cli.launching import OUTCOME
 from fairmesh.cli.main import main
-from fairmesh.errors import LostHost
+from fairmesh.errors import LostProcess
 from fairmesh.networks.cluster import backend_of
 from fairmesh.storage.run_folder import CHECKPOINT, JOB, METRICS
 
@@ -88,7 +88,7 @@ def test_an_error_that_every_rank_has_is_told_by_one_and_ends_the_launch(monkeyp
 def test_a_rank_that_lost_another_is_to_be_started_again(monkeypatch, tmp_path):
     monkeypatch.setenv(OUTCOME, str(tmp_path / "outcome"))
     with pytest.raises(SystemExit) as left:
-        leave(LostHost("rank 1 is gone"))
+        leave(LostProcess("rank 1 is gone"))
     assert left.value.code == 1
     assert not (tmp_path / "outcome").exists()
 

@@ -12,7 +12,7 @@ import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.oracle import Oracle
-from fairmesh.storage.state_tree import flattened
+from fairmesh.storage.state_tree import flatten_state
 from fairmesh.topology.graphs import Mixing
 
 
@@ -39,7 +39,7 @@ def after(algorithm: fm.Algorithm, network, oracle, rounds: int, state: Any = No
     for t in range(first, first + rounds):
         round = Round(torch.tensor(t), oracle, network)
         state = algorithm.step(state, round)
-        nodes, server = nodes + sum(s.nodes for s in round.sent), server + sum(s.server for s in round.sent)
+        nodes, server = nodes + sum(s.node_bits for s in round.sent), server + sum(s.server_bits for s in round.sent)
     return state, nodes, server
 
 
@@ -83,7 +83,7 @@ def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def state_bits(state: Any) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in flattened(state).items()}
+    return {name: tensor.clone() for name, tensor in flatten_state(state).items()}
 
 
 def with_steps(algorithm: fm.Algorithm, **steps: float) -> fm.Algorithm:

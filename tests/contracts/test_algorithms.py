@@ -9,7 +9,7 @@ import torch
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.networks.memory import MemoryNetwork
-from fairmesh.storage.state_tree import flattened
+from fairmesh.storage.state_tree import flatten_state
 from tests import toys
 from tests.contracts.battery import after, relabelled, same_bits, stack, state_bits, tensors_of, with_steps
 from tests.equivalence.stack import NoData
@@ -53,7 +53,7 @@ def test_init_gives_the_same_fresh_state_each_time(problem, algorithm):
     network, oracle = stack(problem, fm.Ring().build(8), algorithm)
     state = algorithm.init(oracle, network)
     fresh = state_bits(state)
-    for tensor in flattened(state).values():
+    for tensor in flatten_state(state).values():
         tensor.fill_(7.0)  # a state of one's own: no other run feels it
     assert same_bits(fresh, state_bits(algorithm.init(oracle, network)))
 
@@ -66,11 +66,11 @@ def test_a_step_keeps_every_dtype_and_shape(problem, algorithm, topology, dtype)
     start = algorithm.init(oracle, network)
     state, nodes, server = after(algorithm, network, oracle, 3)
     assert type(state) is type(start)
-    for name, tensor in flattened(start).items():
+    for name, tensor in flatten_state(start).items():
         assert tensor.dtype == dtype
-        assert flattened(state)[name].dtype == dtype
-        assert flattened(state)[name].shape == tensor.shape
-        assert flattened(state)[name].isfinite().all()
+        assert flatten_state(state)[name].dtype == dtype
+        assert flatten_state(state)[name].shape == tensor.shape
+        assert flatten_state(state)[name].isfinite().all()
     rows = 1 if algorithm.needs_server else 8
     assert state.models.shape == (2, rows, problem.flat_model.dim)
     if getattr(state, "duals", None) is not None:
@@ -87,9 +87,9 @@ def test_the_order_of_the_stack_orders_the_result_and_does_no_more(problem, algo
     shuffled, moved_bits, moved_server = after(
         algorithm, *stack(problem, topology.build(8), algorithm, order=MIXED_UP), 6
     )
-    for name, tensor in flattened(straight).items():
+    for name, tensor in flatten_state(straight).items():
         rows = tensor if algorithm.needs_server else tensor[:, MIXED_UP]
-        assert float((flattened(shuffled)[name] - rows).abs().max()) < 1e-12, name
+        assert float((flatten_state(shuffled)[name] - rows).abs().max()) < 1e-12, name
     assert torch.equal(moved_bits, bits[:, MIXED_UP])
     assert torch.equal(moved_server, server_bits)
     if not algorithm.needs_server:
@@ -104,10 +104,10 @@ def _check_relabelling(problem: fm.Problem, algorithm: fm.Algorithm, topology: f
     renamed, moved_bits, moved_server = after(
         algorithm, *stack(moved, relabelled(cycle, MIXED_UP), algorithm, identities=MIXED_UP), rounds
     )
-    for name, tensor in flattened(named).items():
+    for name, tensor in flatten_state(named).items():
         rows = tensor if algorithm.needs_server else tensor[:, MIXED_UP]
         rows = rows[..., MIXED_UP] if "dual" in name else rows  # (..., nodes, n)
-        assert float((flattened(renamed)[name] - rows).abs().max()) < 1e-12, name
+        assert float((flatten_state(renamed)[name] - rows).abs().max()) < 1e-12, name
     assert torch.equal(moved_bits, bits[:, MIXED_UP])
     assert torch.equal(moved_server, server_bits)
 
@@ -126,7 +126,7 @@ def test_new_names_for_the_nodes_rename_the_result_over_every_topology(problem, 
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS.values(), ids=toys.COMPRESSORS)
 @pytest.mark.parametrize("regularizer", [fm.OwnCoordinate(0.5)])
 def test_new_names_for_the_nodes_rename_the_result_for_every_compressor(problem, compressor, regularizer):
-    algorithm = fm.ADGDA(2.0, dual_step=0.1, rate=0.3, compressor=compressor, regularizer=regularizer)
+    algorithm = fm.ADGDA(2.0, dual_step=0.1, consensus_step=0.3, compressor=compressor, regularizer=regularizer)
     _check_relabelling(problem, algorithm, fm.Star(), 4)
 
 
@@ -167,7 +167,7 @@ def test_without_a_primal_step_the_average_model_stays(algorithm, topology):
 @pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS.values(), ids=toys.COMPRESSORS)
 def test_gossip_leaves_the_average_model_for_every_compressor_and_topology(compressor, topology):
-    _check_average_kept(fm.ChocoSGD(primal_step=0.0, rate=0.4, compressor=compressor), topology, rounds=4)
+    _check_average_kept(fm.ChocoSGD(primal_step=0.0, consensus_step=0.4, compressor=compressor), topology, rounds=4)
 
 
 @pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)

@@ -59,7 +59,7 @@ def test_the_nodes_of_a_stack_are_compressed_each_on_its_own(compressor):
 def test_a_regularizer_keeps_dtype_and_shape_and_changes_nothing(regularizer, dtype):
     duals, prior = _rows(2, 8, 8).softmax(dim=-1).to(dtype), _rows(2, 1, 8).softmax(dim=-1).to(dtype)
     own, before = torch.eye(8, dtype=dtype), (duals.clone(), prior.clone())
-    slope = regularizer.slope(duals, prior, own)
+    slope = regularizer.gradient(duals, prior, own)
     assert (slope.shape, slope.dtype) == (duals.shape, dtype)
     assert regularizer.value(duals, prior).shape == (2, 8, 1)
     best = regularizer.maximiser(duals[:, :1], prior)
@@ -85,6 +85,6 @@ def test_what_a_regularizer_allows_is_a_convex_set_that_holds_the_prior_and_its_
 def test_renaming_the_coordinates_renames_the_slope(regularizer):
     order = [3, 0, 7, 5, 1, 6, 2, 4]
     duals, prior, own = _rows(1, 8, 8).softmax(dim=-1), _rows(1, 1, 8).softmax(dim=-1), torch.eye(8).double()
-    slope = regularizer.slope(duals, prior, own)
-    renamed = regularizer.slope(duals[:, order][..., order], prior[..., order], own[order][..., order])
+    slope = regularizer.gradient(duals, prior, own)
+    renamed = regularizer.gradient(duals[:, order][..., order], prior[..., order], own[order][..., order])
     assert float((renamed - slope[:, order][..., order]).abs().max()) < 1e-14

@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import fairmesh as fm
-from fairmesh.storage.state_tree import flattened
+from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
@@ -68,7 +68,7 @@ def _training(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorith
     replicas = replicas_of([algorithm], range(REPLICAS), None, NODES)
     training = Training(problem, topology, replicas, Options(keep_iterate=True))
     state = training.advance(training.initial(), 0)
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in flattened(state).values()}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in flatten_state(state).values()}
     return training, state, sum(storages.values())
 
 
@@ -88,13 +88,13 @@ COMPRESSORS = {
 
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
 def test_a_round_of_ad_gda_holds_at_most_twelve_copies_of_all_models(problem, compressor):
-    copies = _copies_at_peak(problem, fm.Ring(), fm.ADGDA(0.1, rate=0.2, compressor=compressor))
+    copies = _copies_at_peak(problem, fm.Ring(), fm.ADGDA(0.1, consensus_step=0.2, compressor=compressor))
     assert 5 < copies <= COPIES, f"{copies:.2f} copies"
 
 
 @pytest.mark.parametrize("compressor", ["none", "quantize", "random-k"])
 def test_a_round_over_a_changing_graph_holds_at_most_twelve_copies_of_all_models(problem, compressor):
-    algorithm = fm.ADGDA(0.1, rate=0.2, compressor=COMPRESSORS[compressor])
+    algorithm = fm.ADGDA(0.1, consensus_step=0.2, compressor=COMPRESSORS[compressor])
     copies = _copies_at_peak(problem, fm.Changing((fm.Ring(), fm.Star())), algorithm)
     assert 5 < copies <= COPIES, f"{copies:.2f} copies"
 
@@ -109,7 +109,7 @@ def test_a_round_of_every_algorithm_holds_at_most_as_many_copies_of_all_models_a
 
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
 def test_a_round_of_tracked_ad_gda_holds_little_more_than_its_state_before_and_after(problem, compressor):
-    algorithm = fm.TrackedADGDA(0.01, local_steps=2, rate=0.2, compressor=compressor)
+    algorithm = fm.TrackedADGDA(0.01, local_steps=2, consensus_step=0.2, compressor=compressor)
     copies = _copies_at_peak(problem, fm.Ring(), algorithm)
     assert 16 < copies <= algorithm.copies_at_peak, f"{copies:.2f} copies"
 

@@ -136,18 +136,18 @@ def test_what_goes_by_way_of_a_server_finds_its_position(order):
     at_server, sent = network.report(values, chosen)
     assert at_server.shape == (2, 1, 8)
     assert torch.equal(at_server[:, 0][:, place], values.squeeze(-1))
-    assert torch.equal(sent.nodes, 32.0 * chosen.double())
+    assert torch.equal(sent.node_bits, 32.0 * chosen.double())
 
     rows, weights = _rows(2, 8, 5, seed=3), _rows(2, 8, seed=4) * chosen
     total, sent = network.average(rows, weights)
     assert float((total - (weights.unsqueeze(-1) * rows).sum(dim=-2, keepdim=True)).abs().max()) < 1e-14
-    assert torch.equal(sent.nodes, 32.0 * 5 * chosen.double())
-    assert not sent.server.any()
+    assert torch.equal(sent.node_bits, 32.0 * 5 * chosen.double())
+    assert not sent.server_bits.any()
 
     everywhere, sent = network.broadcast(row, chosen)
     assert torch.equal(everywhere, row.expand(2, 8, 5))
-    assert torch.equal(sent.server, torch.tensor([4.0, 2.0], dtype=torch.float64) * 32 * 5)
-    assert not sent.nodes.any()
+    assert torch.equal(sent.server_bits, torch.tensor([4.0, 2.0], dtype=torch.float64) * 32 * 5)
+    assert not sent.node_bits.any()
 
 
 @pytest.mark.parametrize("order", [None, ORDER], ids=["in order", "mixed up"])

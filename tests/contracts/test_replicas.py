@@ -25,16 +25,19 @@ def problem() -> fm.Problem:
 
 def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
     """The algorithm, and itself with every number changed that may differ between replicas."""
-    changed = with_steps(algorithm, primal_step=_scaled(algorithm.primal_step), temperature=3.0, momentum=0.25)
+    changed = with_steps(algorithm, primal_step=_scaled(algorithm.primal_step), temperature=3.0, beta1=0.75)
     changed = with_steps(
-        changed, dual_step=0.04, vantage=0.25, **{} if getattr(algorithm, "rate", None) is None else {"rate": 0.15}
+        changed,
+        dual_step=0.04,
+        gradient_at_average=0.25,
+        **{} if getattr(algorithm, "consensus_step", None) is None else {"consensus_step": 0.15},
     )
     if isinstance(changed, fm.TrackedADGDA):
-        weighing = with_steps(changed.weighing, fresh=0.4, step=0.04)
-        if isinstance(weighing, fm.Price):
-            weighing = dataclasses.replace(weighing, ease=_scaled(weighing.ease))
+        weighting = with_steps(changed.weighting, loss_ema=0.6, step=0.04)
+        if isinstance(weighting, fm.ShadowPrice):
+            weighting = dataclasses.replace(weighting, strength_annealing=_scaled(weighting.strength_annealing))
         regularizer = toys.of_strength(changed.regularizer, 0.07)
-        changed = dataclasses.replace(changed, weighing=weighing, regularizer=regularizer)
+        changed = dataclasses.replace(changed, weighting=weighting, regularizer=regularizer)
     elif hasattr(changed, "regularizer"):
         changed = dataclasses.replace(changed, regularizer=toys.of_strength(changed.regularizer, 0.007))
     assert changed != algorithm
@@ -84,7 +87,7 @@ def test_replicas_may_differ_in_strength_for_every_regularizer(problem):
         if toys.of_strength(regularizer, 0.01) == regularizer:
             continue  # it has none
         step = 0.02 if isinstance(regularizer, fm.Capped) else 0.2  # longer ones end at the caps whatever the strength
-        base = fm.ADGDA(1.0, dual_step=step, rate=0.4, regularizer=regularizer)
+        base = fm.ADGDA(1.0, dual_step=step, consensus_step=0.4, regularizer=regularizer)
         other = dataclasses.replace(base, regularizer=toys.of_strength(regularizer, 0.01))
         batch = fm.train(problem, fm.Ring(), [base, other], 6, dtype="float64").state.algorithm
         for r, algorithm in enumerate((base, other)):

@@ -81,9 +81,9 @@ def test_a_node_of_ad_gda_sends_its_degree_times_b_d_and_32_n_each_round(problem
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS)
 def test_every_compressor_bills_its_own_bits(problem, compressor):
     used = toys.COMPRESSORS[compressor]
-    nodes, _ = _sent(problem, fm.Star(), fm.ADGDA(1.0, rate=0.2, compressor=used), 2)
+    nodes, _ = _sent(problem, fm.Star(), fm.ADGDA(1.0, consensus_step=0.2, compressor=used), 2)
     assert (nodes[0] == 2 * _degrees("star") * (BITS_OF_A_MODEL[compressor] + 32 * N)).all()
-    nodes, _ = _sent(problem, fm.Star(), fm.ChocoSGD(0.1, rate=0.2, compressor=used), 2)
+    nodes, _ = _sent(problem, fm.Star(), fm.ChocoSGD(0.1, consensus_step=0.2, compressor=used), 2)
     assert (nodes[0] == 2 * _degrees("star") * BITS_OF_A_MODEL[compressor]).all()
 
 
@@ -98,12 +98,12 @@ BITS_OF_A_WEIGHING = {  # one message
 }
 
 
-@pytest.mark.parametrize("weighing", toys.WEIGHINGS)
+@pytest.mark.parametrize("weighting", toys.WEIGHINGS)
 @pytest.mark.parametrize("tracking", [True, False])
-def test_tracked_ad_gda_sends_model_and_tracker_alike_and_what_its_weighing_needs(problem, weighing, tracking):
-    algorithm = fm.TrackedADGDA(0.01, tracking=tracking, weighing=toys.WEIGHINGS[weighing], compressor=fm.Quantize(4))
+def test_tracked_ad_gda_sends_model_and_tracker_alike_and_what_its_weighing_needs(problem, weighting, tracking):
+    algorithm = fm.TrackedADGDA(0.01, tracking=tracking, weighting=toys.WEIGHINGS[weighting], compressor=fm.Quantize(4))
     nodes, server = _sent(problem, fm.Star(), algorithm)
-    message = (2 if tracking else 1) * 4 * DIM + BITS_OF_A_WEIGHING[weighing]
+    message = (2 if tracking else 1) * 4 * DIM + BITS_OF_A_WEIGHING[weighting]
     assert (nodes[0] == ROUNDS * _degrees("star") * message).all()
     assert server.sum() == 0
 
@@ -167,5 +167,7 @@ def test_a_record_names_the_busiest_and_the_total(problem, name):
 def test_the_paper_s_bill_of_fashion_mnist(problem):
     """4 bits a parameter over 5000 rounds: 20,000 billed bits per parameter and edge, and 32 per dual entry."""
     assert fm.Quantize(bits=4).nominal_bits(19_885) * 5000 == 20_000 * 19_885
-    nodes, _ = _sent(problem, fm.Circulant((1, 2)), fm.ADGDA(1.0, rate=0.2, compressor=fm.Quantize(bits=4)), 1)
+    nodes, _ = _sent(
+        problem, fm.Circulant((1, 2)), fm.ADGDA(1.0, consensus_step=0.2, compressor=fm.Quantize(bits=4)), 1
+    )
     assert torch.equal(torch.as_tensor(nodes), torch.full((1, 8), 4.0 * (4 * DIM + 32 * N), dtype=torch.float64))

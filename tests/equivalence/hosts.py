@@ -9,7 +9,7 @@ import torch
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.networks.base import Traffic
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.remote import RemoteNetwork, Transport
 from fairmesh.problems.oracle import Oracle
 
@@ -17,8 +17,8 @@ from fairmesh.problems.oracle import Oracle
 class Post:
     """Where hosts leave and fetch bytes."""
 
-    def __init__(self, hosts: int):
-        self.hosts, self.letters, self.board = hosts, {}, {}
+    def __init__(self, process_group: int):
+        self.process_group, self.letters, self.board = process_group, {}, {}
         self.arrived = threading.Condition()
         self.bytes_carried = 0
 
@@ -28,26 +28,26 @@ class Post:
             return box[key]
 
 
-class Threads(Hosts):
+class Threads(ProcessGroup):
     def __init__(self, post: Post, here: int):
-        self.post, self.number, self.here, self.beside, self.job, self.calls = (
+        self.post, self.world_size, self.rank, self.local_world_size, self.job, self.calls = (
             post,
-            post.hosts,
+            post.process_group,
             here,
-            post.hosts,
+            post.process_group,
             None,
             0,
         )
 
-    def everywhere(self, payload):
+    def all_gather(self, payload):
         call, self.calls = self.calls, self.calls + 1
         with self.post.arrived:
-            self.post.board[call, self.here] = payload
+            self.post.board[call, self.rank] = payload
             self.post.arrived.notify_all()
-        return [self.post.fetch(self.post.board, (call, host)) for host in range(self.number)]
+        return [self.post.fetch(self.post.board, (call, host)) for host in range(self.world_size)]
 
-    def summed(self, tensor):
-        return sum(self.everywhere(tensor))  # type: ignore[arg-type]
+    def all_reduce(self, tensor):
+        return sum(self.all_gather(tensor))  # type: ignore[arg-type]
 
     def nodes(self, n):
         raise NotImplementedError
@@ -58,7 +58,7 @@ class Threads(Hosts):
 
 class InProcess(Transport):
     def __init__(self, post: Post, host: int):
-        self.post, self.hosts = post, Threads(post, host)
+        self.post, self.process_group = post, Threads(post, host)
 
     def exchange(self, round_index, outgoing, expected, read):
         with self.post.arrived:
@@ -113,9 +113,9 @@ def on_hosts(
     total = Traffic(*(t.double() for t in total))
     for (_, sent), block in zip(ends, blocks):
         for traffic in sent:
-            for whole, part in ((total.nodes, traffic.nodes), (total.node_bytes, traffic.node_bytes)):
+            for whole, part in ((total.node_bits, traffic.node_bits), (total.node_bytes, traffic.node_bytes)):
                 whole[:, list(block)] += part
     for traffic in ends[0][1]:  # every host counts the server's
-        total.server.add_(traffic.server)
+        total.server_bits.add_(traffic.server_bits)
         total.server_bytes.add_(traffic.server_bytes)
     return [state for state, _ in ends], total, post

@@ -505,7 +505,7 @@ def ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tam
             weight = {"simultaneous": node.dual, "dual-first": half}[algorithm.dual_order][i]
             descended.append(node.model - primal * (weight * gradient))
             ascended.append(half)
-        mesh.gossip(descended, t, algorithm.rate, algorithm.compressor, tamper)
+        mesh.gossip(descended, t, algorithm.consensus_step, algorithm.compressor, tamper)
         if algorithm.dual_compressor is None:
             mesh.mix_duals(ascended, t)
         else:
@@ -520,7 +520,7 @@ class Rows:
     from this round's losses, `exchange` comes after it."""
 
     def __init__(self, mesh: Mesh, algorithm: fm.TrackedADGDA):
-        self.mesh, self.weighing, self.regularizer = mesh, algorithm.weighing, algorithm.regularizer
+        self.mesh, self.weighting, self.regularizer = mesh, algorithm.weighting, algorithm.regularizer
         self.prior, self.n = mesh.prior, mesh.n
         self.losses = np.zeros(mesh.n)
         self.prices, self.raised, self.means = np.zeros(mesh.n), np.zeros(mesh.n), np.zeros(mesh.n)
@@ -528,19 +528,22 @@ class Rows:
 
     def weigh(self, losses: np.ndarray, t: int) -> np.ndarray:
         nodes, n = self.mesh.nodes, self.n
-        if isinstance(self.weighing, fm.Fixed):
+        if isinstance(self.weighting, fm.PriorWeights):
             return n * self.prior
-        if isinstance(self.weighing, fm.Ascent):
+        if isinstance(self.weighting, fm.ProjectedAscent):
             weights = np.array([n * node.dual[i] for i, node in enumerate(nodes)])
             self.ascended = []
             for i, node in enumerate(nodes):
                 ascent = slope(self.regularizer, node.dual, self.prior, i) / n
                 ascent[i] += losses[i]
-                moved = node.dual + step_size(self.weighing.step, t) * ascent
+                moved = node.dual + step_size(self.weighting.step, t) * ascent
                 self.ascended.append(into_set(self.regularizer, moved, self.prior))
             return weights
-        before, self.losses = self.losses, (1 - self.weighing.fresh) * self.losses + self.weighing.fresh * losses
-        if isinstance(self.weighing, fm.Maximum):
+        before, self.losses = (
+            self.losses,
+            self.weighting.loss_ema * self.losses + (1 - self.weighting.loss_ema) * losses,
+        )
+        if isinstance(self.weighting, fm.ExactMaximum):
             for i, node in enumerate(nodes):
                 self.rows[i] = self.rows[i].copy()
                 self.rows[i][i] += n * (self.losses[i] - before[i])
@@ -550,9 +553,9 @@ class Rows:
             return np.array([n * node.dual[i] for i, node in enumerate(nodes)])
         self.means = self.means + self.losses - before  # each node's estimate of the mean loss
         seen = self.losses
-        if self.weighing.relative:
+        if self.weighting.relative:
             seen = seen / np.maximum(self.means, seen / n + 1e-6)
-        seen = seen / (1 + step_size(self.weighing.ease, t))
+        seen = seen / (1 + step_size(self.weighting.strength_annealing, t))
         self.weights = n * self.prior * np.array([self.ratio(f, price) for f, price in zip(seen, self.prices)])
         return self.weights
 
@@ -566,35 +569,35 @@ class Rows:
         return min(most, math.exp(min(4.0, loss / inner.strength - price)))
 
     def exchange(self, t: int) -> None:
-        mesh, weighing = self.mesh, self.weighing
-        compressor = getattr(weighing, "compressor", None)
-        if isinstance(weighing, fm.Ascent) and compressor is None:
+        mesh, weighting = self.mesh, self.weighting
+        compressor = getattr(weighting, "compressor", None)
+        if isinstance(weighting, fm.ProjectedAscent) and compressor is None:
             mesh.mix_duals(self.ascended, t)
-        elif isinstance(weighing, fm.Ascent):
+        elif isinstance(weighting, fm.ProjectedAscent):
             mesh.gossip_duals(self.ascended, t, compressor, self.regularizer)
-        elif isinstance(weighing, fm.Maximum) and compressor is None:
+        elif isinstance(weighting, fm.ExactMaximum) and compressor is None:
             self.rows = [mesh.average_around(i, t, self.rows) for i in range(self.n)]
             for i in range(self.n):
                 mesh.bits[i] += FLOAT * self.n * len(mesh.neighbours(i, t))
-        elif isinstance(weighing, fm.Maximum):
+        elif isinstance(weighting, fm.ExactMaximum):
             copies = [node.public_duals for node in mesh.nodes]
             self.rows = [row + mesh.toward_others(i, t, copies[i]) for i, row in enumerate(self.rows)]
             mesh.publish(self.rows, copies, t, "dual compression", compressor)
-        elif isinstance(weighing, fm.Price):  # exact diffusion: step, correct by the step before, mix half
-            raised = self.prices + weighing.step * (self.weights - self.n * self.prior)
+        elif isinstance(weighting, fm.ShadowPrice):  # exact diffusion: step, correct by the step before, mix half
+            raised = self.prices + weighting.step * (self.weights - self.n * self.prior)
             told = raised + self.prices - self.raised
             self.prices = np.array([(told[i] + mesh.average_around(i, t, told)) / 2 for i in range(self.n)])
             self.raised = raised
             self.means = np.array([mesh.average_around(i, t, self.means) for i in range(self.n)])
             for i in range(self.n):
-                mesh.bits[i] += FLOAT * (2 if weighing.relative else 1) * len(mesh.neighbours(i, t))
+                mesh.bits[i] += FLOAT * (2 if weighting.relative else 1) * len(mesh.neighbours(i, t))
 
 
 def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
     """gamma: as given, or 2 delta / ||I - W|| to three digits, at most one; less where coordinates are left out, or
     rounded up."""
-    if algorithm.rate is not None:
-        return algorithm.rate
+    if algorithm.consensus_step is not None:
+        return algorithm.consensus_step
     largest = max(np.abs(np.linalg.eigvalsh(np.eye(mesh.n) - W)).max() for W in mesh.weights)
     compressor = algorithm.compressor
     harsh = isinstance(compressor, fm.TopK | fm.RandomK | fm.TopKQuantize)
@@ -616,23 +619,25 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
             node.public = {j: node.worker.start.copy() for j in node.public}
     for t in range(rounds):
         eta = step_size(algorithm.primal_step, t)
-        views = [algorithm.vantage * mesh.toward_others(i, t, node.public) for i, node in enumerate(mesh.nodes)]
+        views = [
+            algorithm.gradient_at_average * mesh.toward_others(i, t, node.public) for i, node in enumerate(mesh.nodes)
+        ]
         answers = [node.worker.loss_and_gradient(node.model + view, t) for node, view in zip(mesh.nodes, views)]
         cap = math.inf if algorithm.loss_cap is None else algorithm.loss_cap
         weights = rows.weigh(np.array([min(loss, cap) for loss, _ in answers]), t)
         descended = []
         for i, node in enumerate(mesh.nodes):
             gradient = answers[i][1]
-            news = algorithm.momentum * (weights[i] * gradient - momenta[i])
+            news = (1 - algorithm.beta1) * (weights[i] * gradient - momenta[i])
             momenta[i] = momenta[i] + news
             if algorithm.tracking:
                 trackers[i] = trackers[i] + rate * mesh.toward_others(i, t, public[i]) + news
             else:
                 trackers[i] = momenta[i]
             steps = np.full(mesh.dim, eta)
-            if algorithm.scaling > 0:
-                squares[i] = algorithm.scaling * squares[i] + (1 - algorithm.scaling) * trackers[i] ** 2
-                steps = eta / math.sqrt(mesh.dim) / (np.sqrt(squares[i] / (1 - algorithm.scaling ** (t + 1))) + 1e-8)
+            if algorithm.beta2 > 0:
+                squares[i] = algorithm.beta2 * squares[i] + (1 - algorithm.beta2) * trackers[i] ** 2
+                steps = eta / math.sqrt(mesh.dim) / (np.sqrt(squares[i] / (1 - algorithm.beta2 ** (t + 1))) + 1e-8)
             local = node.model - steps * trackers[i]
             for _ in range(algorithm.local_steps - 1):
                 moved = node.worker.loss_and_gradient(local + views[i], t)[1] - gradient
@@ -643,11 +648,13 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
             mesh.publish(trackers, public, t, "tracker compression", algorithm.compressor)
             trace.tracker_copies.append(np.stack([public[i][i] for i in everyone]))
         rows.exchange(t)
-        if getattr(algorithm.weighing, "compressor", None) is not None:
+        if getattr(algorithm.weighting, "compressor", None) is not None:
             trace.dual_copies.append(np.stack([node.public_duals[i] for i, node in enumerate(mesh.nodes)]))
-        if isinstance(algorithm.weighing, fm.Price):
+        if isinstance(algorithm.weighting, fm.ShadowPrice):
             trace.weights.append(weights[:, None])
-        mesh.recorded(trace, t, duals=isinstance(algorithm.weighing, fm.Ascent | fm.Maximum), copies=True)
+        mesh.recorded(
+            trace, t, duals=isinstance(algorithm.weighting, fm.ProjectedAscent | fm.ExactMaximum), copies=True
+        )
     return trace
 
 
@@ -659,7 +666,7 @@ def choco_sgd(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: 
         for i, node in enumerate(mesh.nodes):
             _, gradient = node.worker.loss_and_gradient(node.model, t)
             descended.append(node.model - step_size(algorithm.primal_step, t) * mesh.n * mesh.prior[i] * gradient)
-        mesh.gossip(descended, t, algorithm.rate, algorithm.compressor, tamper)
+        mesh.gossip(descended, t, algorithm.consensus_step, algorithm.compressor, tamper)
         mesh.recorded(trace, t, duals=False, copies=True)
     return trace
 

@@ -19,19 +19,19 @@ def on_the_stack(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algor
         state = training.advance(state, t)
         now = state.algorithm
         trace.models.append(now.models[0].numpy())
-        weighing = getattr(now, "weighing", now)
+        weighting = getattr(now, "weighting", now)
         if getattr(now, "duals", None) is not None:
             trace.duals.append(now.duals[0].numpy())
-        if getattr(weighing, "dual_copies", None) is not None:
-            trace.dual_copies.append(weighing.dual_copies.own[0].numpy())
-        if getattr(weighing, "weights", None) is not None:
-            trace.weights.append(weighing.weights[0].numpy())
+        if getattr(weighting, "dual_copies", None) is not None:
+            trace.dual_copies.append(weighting.dual_copies.own[0].numpy())
+        if getattr(weighting, "weights", None) is not None:
+            trace.weights.append(weighting.weights[0].numpy())
         if getattr(now, "tracker_copies", None) is not None:
             trace.tracker_copies.append(now.tracker_copies.own[0].numpy())
         if hasattr(now, "copies"):
             trace.copies.append(now.copies.own[0].numpy())
-            trace.mixed.append(training.network.mixed_copies(now.copies.kept, torch.tensor(t + 1))[0].numpy())
-    trace.bits_of_nodes, trace.bits_of_server = state.sent.nodes[0].numpy(), float(state.sent.server[0])
+            trace.mixed.append(training.network.mixed_copies(now.copies.of_neighbours, torch.tensor(t + 1))[0].numpy())
+    trace.bits_of_nodes, trace.bits_of_server = state.sent.node_bits[0].numpy(), float(state.sent.server_bits[0])
     return trace
 
 

@@ -1,4 +1,4 @@
-"""A network whose nodes live at several hosts is the simulator, message by message."""
+"""A network whose nodes live at several process_group is the simulator, message by message."""
 
 import pytest
 import torch

@@ -36,15 +36,15 @@ def _models_apart(one, other) -> float:
 def test_choco_sgd_without_compression_at_rate_one_is_decentralized_sgd_that_mixes_after_the_step(problem, topology):
     """CHOCO gossips what was published, so x^(t+1) = W x^t - eta g(x^t) from round 1 on; in round 0 nothing has been
     published and all models agree, so mixing would change nothing: DSGD in every round."""
-    choco = on_the_stack(problem, topology, fm.ChocoSGD(primal_step=0.3, rate=1.0), 15)
+    choco = on_the_stack(problem, topology, fm.ChocoSGD(primal_step=0.3, consensus_step=1.0), 15)
     dsgd = on_the_stack(problem, topology, fm.DSGD(primal_step=0.3), 15)
     assert _models_apart(choco, dsgd) < 1e-12
 
 
 @pytest.mark.parametrize("compressor", SOME.values(), ids=SOME)
 def test_ad_gda_with_dual_step_zero_is_choco_sgd_at_a_primal_step_m_times_smaller(equal_sites, compressor):
-    adgda = fm.ADGDA(2.4, dual_step=0.0, rate=0.2, compressor=compressor)
-    choco = fm.ChocoSGD(2.4 / 8, rate=0.2, compressor=compressor)
+    adgda = fm.ADGDA(2.4, dual_step=0.0, consensus_step=0.2, compressor=compressor)
+    choco = fm.ChocoSGD(2.4 / 8, consensus_step=0.2, compressor=compressor)
     one, other = (on_the_stack(equal_sites, fm.Ring(), algorithm, 15) for algorithm in (adgda, choco))
     assert _models_apart(one, other) < 1e-12
     assert max(abs(duals - 1 / 8).max() for duals in one.duals) < 1e-14
@@ -55,15 +55,15 @@ def test_ad_gda_with_dual_step_zero_is_choco_sgd_whatever_the_prior(problem):
     larger they are the same run, for nodes of unequal size too."""
     prior = problem.prior_of_sites.numpy()
     assert prior.max() > 1.9 * prior.min()
-    one = on_the_stack(problem, fm.Ring(), fm.ADGDA(2.4, dual_step=0.0, rate=0.4), ROUNDS)
-    other = on_the_stack(problem, fm.Ring(), fm.ChocoSGD(2.4 / 8, rate=0.4), ROUNDS)
+    one = on_the_stack(problem, fm.Ring(), fm.ADGDA(2.4, dual_step=0.0, consensus_step=0.4), ROUNDS)
+    other = on_the_stack(problem, fm.Ring(), fm.ChocoSGD(2.4 / 8, consensus_step=0.4), ROUNDS)
     assert _models_apart(one, other) < 1e-12
     assert max(abs(duals - prior).max() for duals in one.duals) < 1e-14
 
 
 def test_ad_gda_with_a_dual_step_is_not_choco_sgd(equal_sites):
-    one = on_the_stack(equal_sites, fm.Ring(), fm.ADGDA(2.4, dual_step=0.1, rate=0.4), ROUNDS)
-    other = on_the_stack(equal_sites, fm.Ring(), fm.ChocoSGD(2.4 / 8, rate=0.4), ROUNDS)
+    one = on_the_stack(equal_sites, fm.Ring(), fm.ADGDA(2.4, dual_step=0.1, consensus_step=0.4), ROUNDS)
+    other = on_the_stack(equal_sites, fm.Ring(), fm.ChocoSGD(2.4 / 8, consensus_step=0.4), ROUNDS)
     assert _models_apart(one, other) > 1e-2
 
 
@@ -72,7 +72,7 @@ def test_the_dual_orders_differ_only_in_when_a_weight_is_felt(problem):
     runs = {}
     for order in ("simultaneous", "dual-first"):
         for step in (0.0, 0.1):
-            algorithm = fm.ADGDA(2.0, dual_step=step, rate=0.4, dual_order=order)
+            algorithm = fm.ADGDA(2.0, dual_step=step, consensus_step=0.4, dual_order=order)
             runs[order, step] = on_the_stack(problem, fm.Ring(), algorithm, 5)
     assert _models_apart(runs["simultaneous", 0.0], runs["dual-first", 0.0]) < 1e-12
     assert _models_apart(runs["simultaneous", 0.1], runs["dual-first", 0.1]) > 1e-3
@@ -123,7 +123,7 @@ def test_one_node_alone_takes_the_steps_of_plain_sgd(name):
 @pytest.mark.parametrize("compressor", SOME.values(), ids=SOME)
 def test_a_schedule_that_never_changes_is_the_fixed_graph(problem, compressor):
     """Though it keeps every neighbour's copy where the fixed graph keeps one mixed row."""
-    algorithm = fm.ADGDA(2.0, dual_step=0.1, rate=0.2, compressor=compressor)
+    algorithm = fm.ADGDA(2.0, dual_step=0.1, consensus_step=0.2, compressor=compressor)
     fixed = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     schedule = on_the_stack(problem, fm.Changing((fm.Ring(), fm.Ring())), algorithm, ROUNDS)
     assert apart(fixed, schedule) < 1e-10
@@ -158,7 +158,7 @@ def unequal() -> torch.Tensor:
 @pytest.mark.parametrize("compressor", LOSSY.values(), ids=LOSSY)
 def test_compressed_gossip_over_a_changing_graph_ends_in_consensus_at_the_average(unequal, compressor):
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
-    algorithm = fm.ChocoSGD(primal_step=0.0, rate=RATE, compressor=compressor)
+    algorithm = fm.ChocoSGD(primal_step=0.0, consensus_step=RATE, compressor=compressor)
     state = algorithm.init(oracle, network)
     for t in range(LONG):
         state = algorithm.step(state, Round(torch.tensor(t), oracle, network))
@@ -183,7 +183,7 @@ def test_one_mixed_buffer_would_lose_consensus_when_the_graph_changes(unequal, c
 
 def test_duals_agree_over_a_changing_graph(unequal):
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
-    algorithm = fm.ADGDA(0.0, dual_step=0.0, rate=RATE, compressor=fm.TopK(0.3))
+    algorithm = fm.ADGDA(0.0, dual_step=0.0, consensus_step=RATE, compressor=fm.TopK(0.3))
     start = algorithm.init(oracle, network)
     duals = fm.project_onto_simplex(torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(4)).double())
     state = start._replace(duals=duals)

@@ -15,7 +15,7 @@ from tests.equivalence.reference import Mesh, Worker
 from tests.equivalence.stack import NoData, apart, on_the_stack
 
 ROUNDS = 30
-OFF = {"momentum": 1.0, "tracking": False, "scaling": 0.0, "vantage": 0.0, "local_steps": 1, "warm_start": False}
+OFF = {"beta1": 0.0, "tracking": False, "beta2": 0.0, "gradient_at_average": 0.0, "local_steps": 1, "warm_start": False}
 TRACKED = [name for name, algorithm in toys.ALGORITHMS.items() if isinstance(algorithm, fm.TrackedADGDA)]
 GRAPHS = {name: toys.TOPOLOGIES[name] for name in ("ring", "star", "changing")}
 
@@ -39,11 +39,11 @@ def _models_apart(one, other) -> float:
 @pytest.mark.parametrize("regularizer", [fm.ChiSquare(0.02), fm.Capped(0.6, fm.KullbackLeibler(0.02))])
 def test_with_all_left_out_but_the_ascent_it_is_ad_gda(problem, topology, duals, regularizer):
     """At m times the step and m times alpha: nodes weigh m lambda_i here, and lambda_i there."""
-    same = {"rate": 0.3, "compressor": fm.Quantize(bits=4), "loss_cap": 1.3}
+    same = {"consensus_step": 0.3, "compressor": fm.Quantize(bits=4), "loss_cap": 1.3}
     adgda = fm.ADGDA(fm.Geometric(2.4, 0.99), dual_step=0.1, regularizer=regularizer, dual_compressor=duals, **same)
     inner = toys.of_strength(regularizer, 8 * 0.02)
     off = fm.TrackedADGDA(
-        fm.Geometric(0.3, 0.99), weighing=fm.Ascent(0.1, compressor=duals), regularizer=inner, **same, **OFF
+        fm.Geometric(0.3, 0.99), weighting=fm.ProjectedAscent(0.1, compressor=duals), regularizer=inner, **same, **OFF
     )
     one, other = (on_the_stack(problem, topology, algorithm, ROUNDS) for algorithm in (adgda, off))
     assert apart(one, other) < 1e-12
@@ -52,17 +52,17 @@ def test_with_all_left_out_but_the_ascent_it_is_ad_gda(problem, topology, duals,
 
 @over_some_graphs
 def test_with_all_left_out_it_is_choco_sgd(problem, topology):
-    same = {"primal_step": 0.3, "rate": 0.3, "compressor": fm.TopK(0.3)}
-    choco, off = fm.ChocoSGD(**same), fm.TrackedADGDA(**same, **OFF, weighing=fm.Fixed())
+    same = {"primal_step": 0.3, "consensus_step": 0.3, "compressor": fm.TopK(0.3)}
+    choco, off = fm.ChocoSGD(**same), fm.TrackedADGDA(**same, **OFF, weighting=fm.PriorWeights())
     one, other = (on_the_stack(problem, topology, algorithm, ROUNDS) for algorithm in (choco, off))
     assert apart(one, other) < 1e-12
     assert (one.bits_of_nodes == other.bits_of_nodes).all()
 
 
-@pytest.mark.parametrize("name", ["momentum", "tracking", "scaling", "vantage", "local_steps"])
+@pytest.mark.parametrize("name", ["beta1", "tracking", "beta2", "gradient_at_average", "local_steps"])
 def test_each_ingredient_changes_the_run(problem, name):
-    off = fm.TrackedADGDA(0.1, rate=0.3, compressor=fm.Quantize(bits=6), weighing=fm.Fixed(), **OFF)
-    value = {"momentum": 0.5, "tracking": True, "scaling": 0.9, "vantage": 1.0, "local_steps": 2}[name]
+    off = fm.TrackedADGDA(0.1, consensus_step=0.3, compressor=fm.Quantize(bits=6), weighting=fm.PriorWeights(), **OFF)
+    value = {"beta1": 0.5, "tracking": True, "beta2": 0.9, "gradient_at_average": 1.0, "local_steps": 2}[name]
     one, other = (on_the_stack(problem, fm.Ring(), a, 10) for a in (off, replace(off, **{name: value})))
     assert _models_apart(one, other) > 1e-2
 
@@ -70,7 +70,9 @@ def test_each_ingredient_changes_the_run(problem, name):
 def test_copies_that_begin_warm_change_nothing_where_differences_travel_whole(problem):
     """Without loss every copy is its model after the first message, warm or not."""
     cold, warm = (
-        fm.TrackedADGDA(0.1, rate=0.4, scaling=0.0, compressor=fm.Identity(), weighing=fm.Fixed(), warm_start=warm)
+        fm.TrackedADGDA(
+            0.1, consensus_step=0.4, beta2=0.0, compressor=fm.Identity(), weighting=fm.PriorWeights(), warm_start=warm
+        )
         for warm in (False, True)
     )
     one, other = (on_the_stack(problem, fm.Ring(), algorithm, 10) for algorithm in (cold, warm))
@@ -89,7 +91,13 @@ def test_without_compression_and_momentum_at_rate_one_it_is_gradient_tracking(pr
     mesh = Mesh(problem, topology, 0, 1)
     everyone, eta = range(mesh.n), 0.1
     algorithm = fm.TrackedADGDA(
-        eta, 1.0, scaling=0.0, vantage=0.0, rate=1.0, compressor=fm.Identity(), weighing=fm.Fixed()
+        eta,
+        0.0,
+        beta2=0.0,
+        gradient_at_average=0.0,
+        consensus_step=1.0,
+        compressor=fm.Identity(),
+        weighting=fm.PriorWeights(),
     )
     stack = on_the_stack(problem, topology, algorithm, ROUNDS)
     before = trackers = [np.zeros(mesh.dim)] * mesh.n
@@ -111,7 +119,14 @@ def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum
     mesh, eta, rate = Mesh(problem, fm.Ring(), 0, 1), 0.1, 0.2
     everyone, lossy = range(mesh.n), toys.COMPRESSORS[compressor]
     algorithm = fm.TrackedADGDA(
-        eta, momentum, scaling=0.0, vantage=0.0, rate=rate, compressor=lossy, weighing=fm.Fixed(), warm_start=False
+        eta,
+        1.0 - momentum,
+        beta2=0.0,
+        gradient_at_average=0.0,
+        consensus_step=rate,
+        compressor=lossy,
+        weighting=fm.PriorWeights(),
+        warm_start=False,
     )
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     W = mesh.at(0)
@@ -143,23 +158,23 @@ def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum
 def test_one_node_alone_takes_steps_along_its_momentum_scaled_as_adam_scales_a_gradient(name):
     """torch's Adam without a first moment of its own, given the momentum as the gradient; or torch's SGD. Adam moves
     every parameter by its step: over the root of their number, the whole moves by it."""
-    problem, algorithm = toys.problem(1), replace(toys.ALGORITHMS[name], weighing=fm.Fixed(), local_steps=1)
+    problem, algorithm = toys.problem(1), replace(toys.ALGORITHMS[name], weighting=fm.PriorWeights(), local_steps=1)
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     worker = Worker(problem, 0, 0, 1)  # for its batches
     parameters = list(worker.module.parameters())
     optimizer = (
-        torch.optim.Adam(parameters, betas=(0.0, algorithm.scaling), eps=1e-8)
-        if algorithm.scaling
+        torch.optim.Adam(parameters, betas=(0.0, algorithm.beta2), eps=1e-8)
+        if algorithm.beta2
         else torch.optim.SGD(parameters)
     )
     momenta = [torch.zeros_like(parameter) for parameter in parameters]
     for t in range(ROUNDS):
         ((inputs, targets),) = worker.batches(t, 0)
         gradients = torch.autograd.grad(nn.functional.cross_entropy(worker.module(inputs), targets), parameters)
-        momenta = [(1 - algorithm.momentum) * m + algorithm.momentum * g for m, g in zip(momenta, gradients)]
+        momenta = [algorithm.beta1 * m + (1 - algorithm.beta1) * g for m, g in zip(momenta, gradients)]
         for parameter, momentum in zip(parameters, momenta):
             parameter.grad = momentum.clone()
-        length = sum(parameter.numel() for parameter in parameters) ** 0.5 if algorithm.scaling else 1.0
+        length = sum(parameter.numel() for parameter in parameters) ** 0.5 if algorithm.beta2 else 1.0
         optimizer.param_groups[0]["lr"] = float(algorithm.primal_step.at(torch.tensor(t))) / length  # type: ignore[union-attr]
         optimizer.step()
         row = nn.utils.parameters_to_vector(parameters).detach().numpy()
@@ -171,7 +186,7 @@ def test_one_node_alone_takes_steps_along_its_momentum_scaled_as_adam_scales_a_g
 @pytest.mark.parametrize("local_steps", [1, 2, 5])
 def test_one_node_alone_without_momentum_takes_local_steps_of_plain_sgd_on_one_batch(local_steps):
     problem = toys.problem(1)
-    algorithm = fm.TrackedADGDA(0.2, 1.0, scaling=0.0, local_steps=local_steps, weighing=fm.Fixed())
+    algorithm = fm.TrackedADGDA(0.2, 0.0, beta2=0.0, local_steps=local_steps, weighting=fm.PriorWeights())
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     worker = Worker(problem, 0, 0, 1)
     row = worker.start.copy()
@@ -200,8 +215,8 @@ def test_balances_sum_to_zero_and_trackers_average_to_the_momenta(problem, name,
         assert float(state.momenta.abs().max()) > 1e-3
         if t > 1:
             assert float(state.balances.abs().max()) > 1e-4
-        own = getattr(state.weighing, "balances", getattr(state.weighing, "dual_balances", None))
-        means = getattr(state.weighing, "mean_balances", None)
+        own = getattr(state.weighting, "balances", getattr(state.weighting, "dual_balances", None))
+        means = getattr(state.weighting, "mean_balances", None)
         assert all(float(rows.sum(dim=-2).abs().max()) < 1e-12 for rows in (own, means) if rows is not None)
 
 
@@ -209,7 +224,7 @@ def test_balances_sum_to_zero_and_trackers_average_to_the_momenta(problem, name,
 def test_trackers_agree_on_the_network_s_gradient_where_nothing_moves(problem, topology):
     """Full batches at a standstill: every node's tracker becomes the average of all weighted gradients."""
     still = toys.problem(sampling=fm.Sampling(order="full"))
-    algorithm = fm.TrackedADGDA(0.0, 0.5, scaling=0.0, compressor=fm.Quantize(8), weighing=fm.Fixed())
+    algorithm = fm.TrackedADGDA(0.0, 0.5, beta2=0.0, compressor=fm.Quantize(8), weighting=fm.PriorWeights())
     network, oracle = toys.on_stack(still, topology, count_bytes=False)
     state = algorithm.init(oracle, network)
     for t in range(400):
@@ -247,13 +262,13 @@ NINE = {"ring": fm.Ring(), "star": fm.Star(), "circulant": fm.Circulant((1, 2))}
 NINE["changing"] = fm.Changing((fm.Ring(), fm.Star()))
 
 
-def _weighed(weighing: fm.Weighing, regularizer: fm.Regularizer, topology: fm.Topology, oracle, rounds: int):
-    """The state of a weighing after some rounds of losses that never change."""
+def _weighed(weighting: fm.Weighting, regularizer: fm.Regularizer, topology: fm.Topology, oracle, rounds: int):
+    """The state of a weighting after some rounds of losses that never change."""
     network = MemoryNetwork(topology.build(oracle.prior.shape[-1]), dtype=torch.float64, count_bytes=False)
-    state = weighing.init(oracle, network)
+    state = weighting.init(oracle, network)
     for t in range(rounds):
         round = Round(torch.tensor(t), oracle, network)
-        _, parts, settled = weighing.weigh(state, oracle.given, regularizer, round)
+        _, parts, settled = weighting.weigh(state, oracle.given, regularizer, round)
         state = settled(round.exchange(**parts))
     return state
 
@@ -268,13 +283,13 @@ def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, reg
     prior = 0.5 + 1.5 * torch.rand(40, 1, 9, generator=generator, dtype=torch.float64)
     oracle = Given(losses, prior / prior.sum(dim=-1, keepdim=True))
     expected = 9 * regularizer.maximiser(9 * losses.transpose(-1, -2), oracle.prior)
-    priced = _weighed(fm.Price(relative=False, ease=0.0), regularizer, topology, oracle, 500)
+    priced = _weighed(fm.ShadowPrice(relative=False, strength_annealing=0.0), regularizer, topology, oracle, 500)
     assert float((priced.weights.transpose(-1, -2) - expected).abs().max()) < 1e-4
-    relative = _weighed(fm.Price(ease=0.0), regularizer, topology, oracle, 500)
+    relative = _weighed(fm.ShadowPrice(strength_annealing=0.0), regularizer, topology, oracle, 500)
     in_units = losses / losses.mean(dim=-2, keepdim=True)
     of_units = 9 * regularizer.maximiser(9 * in_units.transpose(-1, -2), oracle.prior)
     assert float((relative.weights.transpose(-1, -2) - of_units).abs().max()) < 1e-3
-    known = _weighed(fm.Maximum(), regularizer, topology, oracle, 300)
+    known = _weighed(fm.ExactMaximum(), regularizer, topology, oracle, 300)
     assert float((9 * known.duals - expected).abs().max()) < 1e-4
     assert float((expected - 9 * oracle.prior).abs().max()) > 0.4
 
@@ -285,8 +300,14 @@ def test_ease_multiplies_alpha_until_the_run_ends(make, relative):
     losses = torch.linspace(0.5, 1.5, 9, dtype=torch.float64).view(1, 9, 1)
     oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))
 
-    def weights(ease: fm.Schedule | float, alpha: float, rounds: int) -> torch.Tensor:
-        return _weighed(fm.Price(relative=relative, ease=ease), make(alpha), fm.Ring(), oracle, rounds).weights
+    def weights(strength_annealing: fm.Schedule | float, alpha: float, rounds: int) -> torch.Tensor:
+        return _weighed(
+            fm.ShadowPrice(relative=relative, strength_annealing=strength_annealing),
+            make(alpha),
+            fm.Ring(),
+            oracle,
+            rounds,
+        ).weights
 
     assert float((weights(3.0, 0.1, 60) - weights(0.0, 0.4, 60)).abs().max()) < 1e-12
     falling, sharp = weights(fm.Polynomial(10.0, 200), 0.4, 600), weights(0.0, 0.4, 600)
@@ -294,10 +315,12 @@ def test_ease_multiplies_alpha_until_the_run_ends(make, relative):
     assert float((weights(10.0, 0.4, 600) - sharp).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("ease", [-1.0, float("nan"), float("inf")])
-def test_an_ease_that_would_sharpen_weights_is_refused(ease):
-    with pytest.raises(fm.BadInput, match=f"ease: step size must be a finite number >= 0, got {ease}"):
-        fm.Price(ease=ease)
+@pytest.mark.parametrize("strength_annealing", [-1.0, float("nan"), float("inf")])
+def test_an_ease_that_would_sharpen_weights_is_refused(strength_annealing):
+    with pytest.raises(
+        fm.BadInput, match=f"strength_annealing: step size must be a finite number >= 0, got {strength_annealing}"
+    ):
+        fm.ShadowPrice(strength_annealing=strength_annealing)
 
 
 def test_a_price_is_steady_where_one_site_has_half_of_all_data():
@@ -306,7 +329,9 @@ def test_a_price_is_steady_where_one_site_has_half_of_all_data():
     prior[..., 20] = 49.0
     oracle, regularizer = Given(losses, prior / prior.sum()), fm.ChiSquare(0.3)
     expected = 50 * regularizer.maximiser(50 * losses.transpose(-1, -2), oracle.prior)
-    state = _weighed(fm.Price(relative=False, ease=0.0), regularizer, fm.Exponential(), oracle, 2500)
+    state = _weighed(
+        fm.ShadowPrice(relative=False, strength_annealing=0.0), regularizer, fm.Exponential(), oracle, 2500
+    )
     assert float((state.weights.transpose(-1, -2) - expected).abs().max()) < 1e-3
     assert float(expected.max()) > 20
 
@@ -315,6 +340,6 @@ def test_an_ascent_ends_at_the_inner_maximum_too():
     losses = torch.linspace(0, 0.6, 9, dtype=torch.float64).view(1, 9, 1)
     oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))
     regularizer = fm.ChiSquare(0.3)
-    state = _weighed(fm.Ascent(0.05), regularizer, fm.Complete(), oracle, 2000)
+    state = _weighed(fm.ProjectedAscent(0.05), regularizer, fm.Complete(), oracle, 2000)
     expected = regularizer.maximiser(9 * losses.transpose(-1, -2), oracle.prior)
     assert float((state.duals - expected).abs().max()) < 2e-2  # each node projects its own row, before they are mixed

@@ -18,7 +18,7 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests.toys import problem, sites, small_model
 
-ALGORITHM = fm.ChocoSGD(primal_step=0.1, rate=0.5, compressor=fm.TopK(0.5))
+ALGORITHM = fm.ChocoSGD(primal_step=0.1, consensus_step=0.5, compressor=fm.TopK(0.5))
 
 
 def run(folder: Path, rounds: int = 4, **changes):
@@ -162,7 +162,7 @@ def test_a_model_file_as_checkpoint_is_refused(folder):
         ("dtype is 'float64' here but 'float32' there", {"dtype": "float64"}),
         ("keep_iterate", {"keep_iterate": True}),
         ("algorithms", {"algorithm": fm.DSGD()}),
-        ("primal_step", {"algorithm": fm.ChocoSGD(primal_step=0.2, rate=0.5, compressor=fm.TopK(0.5))}),
+        ("primal_step", {"algorithm": fm.ChocoSGD(primal_step=0.2, consensus_step=0.5, compressor=fm.TopK(0.5))}),
     ],
 )
 def test_a_checkpoint_of_another_experiment_is_refused_with_the_field_that_differs(folder, field, changes):

@@ -30,23 +30,23 @@ def test_a_dual_step_that_is_negative_or_not_a_number_is_refused(kind, step):
 @pytest.mark.parametrize("rate", [0.0, -0.5, 1.01, math.nan])
 @pytest.mark.parametrize("kind", [fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA])
 def test_a_rate_outside_zero_to_one_is_refused(kind, rate):
-    with refused("rate", r"\(0, 1\]", str(rate)):
-        kind(rate=rate)
+    with refused("consensus_step", r"\(0, 1\]", str(rate)):
+        kind(consensus_step=rate)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"momentum": 0.0}, ["momentum", r"\(0, 1\]", "1 is none"]),
-        ({"momentum": 1.5}, ["momentum", r"\(0, 1\]", "1.5"]),
-        ({"scaling": 1.0}, ["scaling", r"\[0, 1\)", "0 leaves steps as they are"]),
-        ({"scaling": -0.1}, ["scaling", r"\[0, 1\)"]),
-        ({"vantage": 1.5}, ["vantage", r"\[0, 1\]", "1.5", "own model"]),
-        ({"vantage": -0.1}, ["vantage", r"\[0, 1\]"]),
+        ({"beta1": 1.0}, ["beta1", r"\[0, 1\)"]),
+        ({"beta1": -0.5}, ["beta1", r"\[0, 1\)", "-0.5"]),
+        ({"beta2": 1.0}, ["beta2", r"\[0, 1\)"]),
+        ({"beta2": -0.1}, ["beta2", r"\[0, 1\)"]),
+        ({"gradient_at_average": 1.5}, ["gradient_at_average", r"\[0, 1\]", "1.5", "own model"]),
+        ({"gradient_at_average": -0.1}, ["gradient_at_average", r"\[0, 1\]"]),
         ({"local_steps": 0}, ["local_steps", ">= 1", "0"]),
         ({"local_steps": 1.5}, ["local_steps", "whole number"]),
         ({"loss_cap": 0.0}, ["loss_cap", "leave it out"]),
-        ({"weighing": "prize"}, ["weighing", "did you mean 'price'"]),
+        ({"weighting": "shadow-prize"}, ["weighting", "did you mean 'shadow-price'"]),
     ],
     ids=str,
 )
@@ -58,11 +58,11 @@ def test_a_field_of_tracked_ad_gda_out_of_range_is_refused_with_the_range(fields
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: fm.Price(fresh=0.0), ["fresh", r"\(0, 1\]"]),
-        (lambda: fm.Price(step=2.0), ["step of the price", r"\(0, 1\]", "2.0"]),
-        (lambda: fm.Maximum(fresh=1.1), ["fresh", r"\(0, 1\]"]),
-        (lambda: fm.Ascent(step=-1.0), ["step size", ">= 0"]),
-        (lambda: fm.Ascent(compressor="zip"), ["compressor", "zip"]),
+        (lambda: fm.ShadowPrice(loss_ema=1.0), ["loss_ema", r"\[0, 1\)"]),
+        (lambda: fm.ShadowPrice(step=2.0), ["step of the price", r"\(0, 1\]", "2.0"]),
+        (lambda: fm.ExactMaximum(loss_ema=-0.1), ["loss_ema", r"\[0, 1\)"]),
+        (lambda: fm.ProjectedAscent(step=-1.0), ["step size", ">= 0"]),
+        (lambda: fm.ProjectedAscent(compressor="zip"), ["compressor", "zip"]),
     ],
 )
 def test_a_way_to_weigh_out_of_range_is_refused_with_the_range(make, words):
@@ -71,25 +71,25 @@ def test_a_way_to_weigh_out_of_range_is_refused_with_the_range(make, words):
 
 
 @pytest.mark.parametrize(
-    ("weighing", "regularizer", "words"),
+    ("weighting", "regularizer", "words"),
     [
-        (fm.Price(), fm.NoRegularizer(), ["NoRegularizer", "ChiSquare or KullbackLeibler", "Ascent"]),
-        (fm.Price(), fm.OwnCoordinate(1.0), ["OwnCoordinate", "Ascent"]),
-        (fm.Price(), fm.Capped(0.5, fm.NoRegularizer()), ["NoRegularizer", "Ascent"]),
-        (fm.Price(), REGULARIZERS["custom"], ["Custom", "Ascent"]),
-        (fm.Maximum(), REGULARIZERS["custom"], ["custom", "use an Ascent"]),
-        (fm.Ascent(9.0), fm.ChiSquare(0.5), ["weighing.step 9", "at most 2", "smaller strength"]),
+        (fm.ShadowPrice(), fm.NoRegularizer(), ["NoRegularizer", "ChiSquare or KullbackLeibler", "ProjectedAscent"]),
+        (fm.ShadowPrice(), fm.OwnCoordinate(1.0), ["OwnCoordinate", "ProjectedAscent"]),
+        (fm.ShadowPrice(), fm.Capped(0.5, fm.NoRegularizer()), ["NoRegularizer", "ProjectedAscent"]),
+        (fm.ShadowPrice(), REGULARIZERS["custom"], ["Custom", "ProjectedAscent"]),
+        (fm.ExactMaximum(), REGULARIZERS["custom"], ["custom", "use a ProjectedAscent"]),
+        (fm.ProjectedAscent(9.0), fm.ChiSquare(0.5), ["weighting.step 9", "at most 2", "smaller strength"]),
     ],
 )
-def test_a_way_to_weigh_that_cannot_serve_its_regularizer_says_which_can(weighing, regularizer, words):
-    algorithm = fm.TrackedADGDA(weighing=weighing, regularizer=regularizer)
+def test_a_way_to_weigh_that_cannot_serve_its_regularizer_says_which_can(weighting, regularizer, words):
+    algorithm = fm.TrackedADGDA(weighting=weighting, regularizer=regularizer)
     made = problem(4, sites=sites(4, sizes=(10, 10, 10, 10)))  # m p / alpha = 4 * 0.25 / 0.5
     with refused(*words):
         fm.train(made, fm.Ring(), algorithm, 1)
 
 
 def test_a_rate_of_one_is_allowed():
-    assert fm.ADGDA(rate=1.0).rate == 1.0
+    assert fm.ADGDA(consensus_step=1.0).consensus_step == 1.0
 
 
 @pytest.mark.parametrize(("regularizer", "bound"), [(fm.ChiSquare(0.5), 0.5), (fm.KullbackLeibler(0.5), 1.0)])
@@ -213,7 +213,7 @@ def test_replicas_of_different_algorithms_are_refused():
 
 
 def test_replicas_may_differ_in_numbers_written_with_or_without_a_point():
-    pair = [fm.ChocoSGD(rate=rate, primal_step=0.1) for rate in (1, 0.5)]
+    pair = [fm.ChocoSGD(consensus_step=rate, primal_step=0.1) for rate in (1, 0.5)]
     together = fm.train(problem(3), fm.Ring(), pair, 3, dtype="float64")
     alone = [fm.train(problem(3), fm.Ring(), one, 3, dtype="float64") for one in pair]
     assert torch.allclose(together.row(), torch.cat([one.row() for one in alone]), rtol=0, atol=1e-12)

@@ -45,7 +45,7 @@ batch = 25
 name = "ad-gda"
 primal_step = 1.0
 dual_step = 0.1
-rate = 0.3
+consensus_step = 0.3
 compressor = {{ name = "quantize", bits = 4 }}
 
 [options]

@@ -104,7 +104,7 @@ class _Later:
 
     def __init__(self, own, neighbours, positions, mailroom, first):
         self._transport, self._first = PeerTransport(own, neighbours, positions, mailroom), first
-        self.hosts = self._transport.hosts
+        self.process_group = self._transport.process_group
         self.lengths = 0  # bytes: two replicas' messages travel together, each after its length
 
     def exchange(self, round_index, outgoing, expected, read):

@@ -17,10 +17,10 @@ from fairmesh.algorithms.base import Round
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.members import Member, Mesh
 from fairmesh.mesh.node import leaving
-from fairmesh.mesh.wire.transport import Apart
+from fairmesh.mesh.wire.transport import MeshProcess
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.problems.oracle import Oracle
-from fairmesh.storage.state_tree import flattened, refilled
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from tests import toys
 from tests.mesh import fleet
 
@@ -36,7 +36,7 @@ topology = { name = "circulant", offsets = [1, 2] }
 name = "ad-gda"
 primal_step = 1.0
 dual_step = 0.05
-rate = 0.4
+consensus_step = 0.4
 compressor = { name = "quantize", bits = 4 }
 dual_compressor = { name = "threshold", level = 1e-3 }
 [options]
@@ -157,7 +157,7 @@ def _simulated(experiment, mesh, state, rounds):
 
 
 class _Nobody:
-    hosts = Apart()
+    process_group = MeshProcess()
 
     def exchange(self, round_index, outgoing, expected, read):
         assert not outgoing
@@ -166,49 +166,51 @@ class _Nobody:
 
 
 def _rows(state, node):
-    return refilled(state, {name: tensor[:, node : node + 1] for name, tensor in flattened(state).items()})
+    return unflatten_state(state, {name: tensor[:, node : node + 1] for name, tensor in flatten_state(state).items()})
 
 
 def _stacked(states):
     """Nodes' states as one, copies padded to the most neighbours a node has."""
-    tables = [flattened(state) for state in states]
-    width = max(table["state.copies.kept"].shape[-2] for table in tables)
+    tables = [flatten_state(state) for state in states]
+    width = max(table["state.copies.of_neighbours"].shape[-2] for table in tables)
     whole = {}
     for name in tables[0]:
         rows = [table[name] for table in tables]
-        if name.endswith(".kept"):
+        if name.endswith(".of_neighbours"):
             rows = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[-2])) for row in rows]
         whole[name] = torch.cat(rows, dim=1)
-    return refilled(states[0], whole)
+    return unflatten_state(states[0], whole)
 
 
-@pytest.mark.parametrize("weighing", [fm.Ascent(compressor=fm.Threshold(1e-3)), fm.Maximum(), fm.Price()], ids=str)
-def test_what_sums_to_zero_over_all_begins_anew_and_the_rest_of_a_tracked_state_stays(weighing):
-    state = _Tracked(weighing).after(None, fm.Circulant((1, 2)).build(6), range(6), range(8))
+@pytest.mark.parametrize(
+    "weighting", [fm.ProjectedAscent(compressor=fm.Threshold(1e-3)), fm.ExactMaximum(), fm.ShadowPrice()], ids=str
+)
+def test_what_sums_to_zero_over_all_begins_anew_and_the_rest_of_a_tracked_state_stays(weighting):
+    state = _Tracked(weighting).after(None, fm.Circulant((1, 2)).build(6), range(6), range(8))
     slots, prior = [0, 1, 2, 4, 5], torch.ones(5, dtype=torch.float64) / 5
     mine = _rows(state, 0)
-    before, after = flattened(mine), flattened(leaving.without(mine, [GONE], slots, prior))
+    before, after = flatten_state(mine), flatten_state(leaving.without(mine, [GONE], slots, prior))
     assert after.keys() == before.keys()
     for name, tensor in after.items():
         shape = list(before[name].shape)
-        if name.endswith(".kept"):
+        if name.endswith(".of_neighbours"):
             assert tensor.shape[-2] == shape[-2] - 1, name
         if "dual" in name:
             assert tensor.shape[-1] == shape[-1] - 1 == 5, name
         if "balance" in name:
             assert not tensor.any(), name
-        elif "dual" not in name and not name.endswith(".kept"):
+        elif "dual" not in name and not name.endswith(".of_neighbours"):
             assert torch.equal(tensor, before[name]), name
     assert {name for name in after if "balance" in name} >= {"state.balances"}
     assert before["state.balances"].any()
-    assert before["state.tracker_copies.kept"].shape[-2] == 5
-    if "state.weighing.duals" in after:
-        assert float(after["state.weighing.duals"].sum()) == pytest.approx(1)
+    assert before["state.tracker_copies.of_neighbours"].shape[-2] == 5
+    if "state.weighting.duals" in after:
+        assert float(after["state.weighting.duals"].sum()) == pytest.approx(1)
 
 
 def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
     """Balances sum to zero over the five, weights to one, and they agree again."""
-    tracked, whole = _Tracked(fm.Price()), fm.Circulant((1, 2)).build(6)
+    tracked, whole = _Tracked(fm.ShadowPrice()), fm.Circulant((1, 2)).build(6)
     state = tracked.after(None, whole, range(6), range(10))
     kept = [0, 1, 2, 3, 4]
     graph = {i: [j for j in range(6) if j != i and whole[0].matrix.toarray()[i, j]] for i in kept}
@@ -228,7 +230,7 @@ def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
     )
     end = tracked.after(reduced, leaving.cycle_of(fm.Circulant((1, 2)), mesh.without(DEAD)), kept, range(10, 150))
     assert float(end.balances.sum(dim=-2).abs().max()) < 1e-12
-    assert float(end.weighing.balances.sum(dim=-2).abs().max()) < 1e-12
+    assert float(end.weighting.balances.sum(dim=-2).abs().max()) < 1e-12
     assert float(end.weights.mean()) == pytest.approx(1, abs=0.05)
     trackers = end.momenta + end.balances
     assert float(trackers.std(dim=-2).mean()) < float(end.momenta.std(dim=-2).mean())
@@ -237,8 +239,8 @@ def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
 class _Tracked:
     """A run of Tracked AD-GDA whose nodes keep a copy of each neighbour's."""
 
-    def __init__(self, weighing):
-        self.algorithm = fm.TrackedADGDA(0.1, weighing=weighing, compressor=fm.Quantize(6))
+    def __init__(self, weighting):
+        self.algorithm = fm.TrackedADGDA(0.1, weighting=weighting, compressor=fm.Quantize(6))
         self.sites = toys.sites(6, sizes=(20,) * 6)
 
     def after(self, state, cycle, identities, rounds):

@@ -31,7 +31,7 @@ topology = "ring"
 name = "ad-gda"
 primal_step = 1.0
 dual_step = 0.05
-rate = 0.4
+consensus_step = 0.4
 compressor = { name = "quantize", bits = 4 }
 [options]
 measure_every = 40

@@ -35,7 +35,7 @@ odd = 1
 name = "ring"
 [algorithm]
 name = "ad-gda"
-rate = 0.5
+consensus_step = 0.5
 compressor = { name = "quantize", bits = 4 }
 """
 
@@ -165,10 +165,14 @@ def test_sites_that_make_no_mesh_are_refused_and_nothing_is_written(cli, tmp_pat
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ('"ad-gda"\nrate = 0.5\ncompressor = { name = "quantize", bits = 4 }', '"drfa"', "drfa needs a server"),
-        ('"ad-gda"\nrate = 0.5\ncompressor = { name = "quantize", bits = 4 }', '"afl"', "use ad-gda"),
+        (
+            '"ad-gda"\nconsensus_step = 0.5\ncompressor = { name = "quantize", bits = 4 }',
+            '"drfa"',
+            "drfa needs a server",
+        ),
+        ('"ad-gda"\nconsensus_step = 0.5\ncompressor = { name = "quantize", bits = 4 }', '"afl"', "use ad-gda"),
         ("rounds = 30", "rounds = 30\nseeds = [0, 1]", "a deployment is one run, but seeds = [0, 1] are 2"),
-        ("[data]", "[sweep]\nrate = [0.1, 0.2]\n[data]", "one run, but the experiment sweeps over rate"),
+        ("[data]", "[sweep]\nconsensus_step = [0.1, 0.2]\n[data]", "one run, but the experiment sweeps over rate"),
         ("rounds = 30", "rounds = 30\nplacements = 2", "data stay where they are"),
         ("rounds = 30", "rounds = 30\nprior = [0.5, 0.5]", "prior has 2 entries for 3 sites"),
         ('"ring"', '"hypercube"', "a hypercube needs a power of two"),
@@ -248,7 +252,7 @@ def test_a_key_for_a_stranger_or_made_twice_is_refused(sites, cli):
 
 def test_a_key_is_not_made_for_another_experiment(cli, tmp_path):
     founded(cli, "alpha=h:1", "beta")
-    (tmp_path / "mesh" / "experiment.toml").write_text(TRIAL.replace("rate = 0.5", "rate = 0.4"))
+    (tmp_path / "mesh" / "experiment.toml").write_text(TRIAL.replace("consensus_step = 0.5", "consensus_step = 0.4"))
     code, _, err = cli("key", "mesh/mesh.toml", "alpha")
     assert code == 2
     assert "is not what the mesh agreed on" in err

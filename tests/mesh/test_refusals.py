@@ -28,7 +28,7 @@ EXPERIMENT = """
 rounds = 30
 data = { name = "digits", nodes = 4, odd = 1 }
 topology = "ring"
-algorithm = { name = "ad-gda", rate = 0.5, compressor = { name = "quantize", bits = 4 } }
+algorithm = { name = "ad-gda", consensus_step = 0.5, compressor = { name = "quantize", bits = 4 } }
 """
 NAMES = ["alpha", "beta", "gamma", "delta"]  # a ring; each dials the next, and alpha delta
 STOP_AT = 12

@@ -178,8 +178,8 @@ def test_a_cap_leaves_value_slope_and_stable_steps_as_they_are(inner):
     weights, own = rows_of(3, n)[0].softmax(dim=-1), torch.eye(n, dtype=torch.float64)[:2]
     member = fm.Capped(0.5, inner)
     assert torch.equal(member.value(weights, prior), inner.value(weights, prior))
-    assert torch.equal(member.slope(weights, prior, own), inner.slope(weights, prior, own))
-    assert member.largest_step(prior) == inner.largest_step(prior)
+    assert torch.equal(member.gradient(weights, prior, own), inner.gradient(weights, prior, own))
+    assert member.max_stable_dual_step(prior) == inner.max_stable_dual_step(prior)
 
 
 def test_a_step_too_long_for_what_is_capped_is_refused_by_its_name():

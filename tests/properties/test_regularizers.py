@@ -97,7 +97,7 @@ def test_slope_is_the_gradient_of_the_value(name, seed):
     floor = getattr(getattr(regularizer, "inner", regularizer), "floor", 0.0)
     weights = simplex_points(seed, 6, n)
     weights = weights[(weights / prior > 2 * floor).all(dim=-1).squeeze(-1)]
-    slope = regularizer.slope(weights, prior, torch.eye(n, dtype=torch.float64)[:1])
+    slope = regularizer.gradient(weights, prior, torch.eye(n, dtype=torch.float64)[:1])
     torch.testing.assert_close(slope, gradient_of_value(regularizer, weights, prior), rtol=1e-9, atol=1e-12)
 
 
@@ -114,7 +114,7 @@ def test_below_its_floor_the_slope_of_kl_stays_where_it_is_at_the_floor():
     kl = fm.KullbackLeibler(0.1, floor=1e-2)
     prior = torch.full((1, 4), 0.25, dtype=torch.float64)
     weights = torch.tensor([[0.0, 1e-9, 0.0025, 0.9975]], dtype=torch.float64)
-    slope = kl.slope(weights, prior, torch.ones_like(prior)).squeeze()
+    slope = kl.gradient(weights, prior, torch.ones_like(prior)).squeeze()
     assert slope[:3].tolist() == pytest.approx([-0.1 * (math.log(1e-2) + 1)] * 3)
     assert slope.isfinite().all()
 
@@ -126,7 +126,7 @@ def test_own_coordinate_moves_only_its_own_and_on_average_along_the_gradient_of_
     n = prior.shape[-1]
     own = torch.eye(n, dtype=torch.float64)
     weights = simplex_points(seed, 2, n)
-    slopes = regularizer.slope(weights.expand(2, n, n), prior, own)  # every node holds the same weights
+    slopes = regularizer.gradient(weights.expand(2, n, n), prior, own)  # every node holds the same weights
     assert torch.equal(slopes * (1 - own), torch.zeros_like(slopes))
     gradient = gradient_of_value(regularizer, weights, prior)
     torch.testing.assert_close(slopes.mean(dim=-2, keepdim=True), gradient, rtol=1e-12, atol=1e-15)
@@ -264,7 +264,7 @@ def test_strengths_that_differ_by_replica_act_on_their_own_replica(name):
     weights, own = simplex_points(0, 2, losses.shape[-1]), torch.ones_like(prior)
     for k, alone in enumerate((regularizer, twice)):
         torch.testing.assert_close(stacked.value(weights, prior)[k], alone.value(weights[k], prior))
-        torch.testing.assert_close(stacked.slope(weights, prior, own)[k], alone.slope(weights[k], prior, own))
+        torch.testing.assert_close(stacked.gradient(weights, prior, own)[k], alone.gradient(weights[k], prior, own))
         torch.testing.assert_close(stacked.maximiser(losses, prior)[k], alone.maximiser(losses[k], prior))
 
 
@@ -278,7 +278,7 @@ def ascended(regularizer, prior: torch.Tensor, step: float, rounds: int, nudge: 
     start[..., 0], start[..., 1] = nudge, -nudge
     weights, own = prior + start, torch.ones(1, n, dtype=torch.float64)
     for _ in range(rounds):
-        weights = project_onto_simplex(weights + step * regularizer.slope(weights, prior, own))
+        weights = project_onto_simplex(weights + step * regularizer.gradient(weights, prior, own))
     return float((weights - prior).abs().max())
 
 
@@ -287,7 +287,7 @@ def ascended(regularizer, prior: torch.Tensor, step: float, rounds: int, nudge: 
 def test_chi_square_ascent_converges_just_under_p_over_alpha_and_not_just_over(n, strength):
     prior = torch.full((1, n), 1 / n, dtype=torch.float64)
     regularizer = fm.ChiSquare(strength)
-    bound = regularizer.largest_step(prior)
+    bound = regularizer.max_stable_dual_step(prior)
     assert bound == pytest.approx(1 / (n * strength))
     assert ascended(regularizer, prior, 0.97 * bound, 300, 0.1 / n) < 1e-4 / n
     assert ascended(regularizer, prior, 1.03 * bound, 300, 1e-4 / n) > 1e-2 / n
@@ -298,7 +298,7 @@ def test_chi_square_ascent_converges_just_under_p_over_alpha_and_not_just_over(n
 def test_chi_square_ascent_converges_under_the_bound_of_the_smallest_of_unequal_priors(seed, strength):
     _, prior = case(seed)
     regularizer = fm.ChiSquare(strength)
-    bound = regularizer.largest_step(prior)
+    bound = regularizer.max_stable_dual_step(prior)
     assert bound == pytest.approx(float(prior.min()) / strength)
     assert ascended(regularizer, prior, 0.9 * bound, 300, 0.1 * float(prior.min())) < 1e-9
 
@@ -308,7 +308,7 @@ def test_chi_square_ascent_converges_under_the_bound_of_the_smallest_of_unequal_
 def test_kl_ascent_near_the_prior_converges_just_under_2_p_over_alpha_and_not_just_over(n, strength):
     prior = torch.full((1, n), 1 / n, dtype=torch.float64)
     regularizer = fm.KullbackLeibler(strength)
-    bound = regularizer.largest_step(prior)
+    bound = regularizer.max_stable_dual_step(prior)
     assert bound == pytest.approx(2 / (n * strength))
     assert ascended(regularizer, prior, 0.97 * bound, 300, 1e-3 / n) < 1e-6 / n
     assert ascended(regularizer, prior, 1.03 * bound, 300, 1e-4 / n) > 1e-2 / n

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
-from fairmesh.algorithms.schedules import as_schedule, spanning
-from fairmesh.config.registry import members
+from fairmesh.algorithms.schedules import as_schedule, with_run_length
+from fairmesh.config.registry import registered
 from fairmesh.training.replicas import stacked
 
 T = st.integers(0, 20_000)
@@ -36,7 +36,7 @@ def at(schedule: fm.Schedule, t: int) -> float:
 
 
 def test_the_examples_hold_every_registered_schedule():
-    assert set(members(fm.Schedule)) == set(EXAMPLES)
+    assert set(registered(fm.Schedule)) == set(EXAMPLES)
 
 
 @given(t=T, value=STEP)
@@ -62,11 +62,13 @@ def test_linear_falls_by_the_same_in_every_round_to_zero_at_its_end_and_stays_th
 @given(t=T, start=STEP, rounds=st.integers(1, 20_000))
 def test_linear_without_an_end_takes_the_run_s_wherever_it_is(t, start, rounds):
     assert at(fm.Linear(start), t) == start
-    assert spanning(fm.Linear(start), rounds) == fm.Linear(start, rounds)
-    nested = fm.TrackedADGDA(fm.Linear(start), weighing=fm.Ascent(fm.Linear(start / 2)))
-    found = spanning(nested, rounds)
-    assert found == fm.TrackedADGDA(fm.Linear(start, rounds), weighing=fm.Ascent(fm.Linear(start / 2, rounds)))
-    assert spanning(found, rounds + 1) is found  # it has an end of its own now
+    assert with_run_length(fm.Linear(start), rounds) == fm.Linear(start, rounds)
+    nested = fm.TrackedADGDA(fm.Linear(start), weighting=fm.ProjectedAscent(fm.Linear(start / 2)))
+    found = with_run_length(nested, rounds)
+    assert found == fm.TrackedADGDA(
+        fm.Linear(start, rounds), weighting=fm.ProjectedAscent(fm.Linear(start / 2, rounds))
+    )
+    assert with_run_length(found, rounds + 1) is found  # it has an end of its own now
 
 
 @given(t=T, start=STEP, rounds=st.integers(1, 20_000), power=st.floats(0.1, 5))
@@ -75,7 +77,7 @@ def test_polynomial_is_a_power_of_what_is_left_of_the_run(t, start, rounds, powe
     left = max(0, rounds - t) / rounds
     assert at(schedule, t) == pytest.approx(start * left**power, rel=1e-9, abs=1e-300)
     assert at(fm.Polynomial(start, rounds, 1.0), t) == at(fm.Linear(start, rounds), t)
-    assert spanning(fm.Polynomial(start, power=power), rounds) == schedule
+    assert with_run_length(fm.Polynomial(start, power=power), rounds) == schedule
 
 
 @given(t=T, start=STEP, ratio=RATIO, every=st.integers(1, 500))

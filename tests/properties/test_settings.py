@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fairmesh as fm
 from fairmesh.algorithms import Algorithm
 from fairmesh.config.imports import imported
-from fairmesh.config.registry import members, name_of
+from fairmesh.config.registry import registered, registered_name
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.datasets import Data
 from fairmesh.errors import nearest
@@ -28,7 +28,7 @@ FAMILIES = {
     fm.Topology: toys.TOPOLOGIES,
     fm.Regularizer: toys.REGULARIZERS,
     Algorithm: toys.ALGORITHMS,
-    fm.Weighing: toys.WEIGHINGS,
+    fm.Weighting: toys.WEIGHINGS,
     fm.Schedule: {
         "constant": fm.Constant(0.1),
         "geometric": fm.Geometric(2.0, 0.998),
@@ -103,13 +103,13 @@ def test_every_member_of_every_family_is_equal_after_a_round_trip_through_toml(r
 @pytest.mark.parametrize("role", FAMILIES)
 def test_members_with_no_required_fields_can_be_written_as_their_bare_name(role):
     tried = 0
-    for name, member in members(role).items():
+    for name, member in registered(role).items():
         try:
             default = member()
         except (TypeError, fm.BadInput):  # it needs something
             continue
         assert from_table(role, name) == default
-        assert name_of(default) == name
+        assert registered_name(default) == name
         tried += 1
     assert tried or role is fm.Schedule
 
@@ -282,7 +282,7 @@ def test_every_member_refuses_a_mistyped_key_and_suggests_the_right_one(role, th
 
 @pytest.mark.parametrize("role", FAMILIES)
 def test_every_family_suggests_the_nearest_name_for_a_mistyped_one(role):
-    for name in members(role):
+    for name in registered(role):
         with pytest.raises(
             fm.BadInput, match=rf"^it: unknown {role.__name__.lower()} '{name}e'; did you mean '{name}'\?$"
         ):
@@ -305,7 +305,7 @@ def test_what_a_file_cannot_hold_is_refused(value):
 
 
 def test_an_object_of_no_family_goes_by_its_class():
-    assert name_of(Inner()) == "Inner"
+    assert registered_name(Inner()) == "Inner"
 
 
 @pytest.mark.parametrize(

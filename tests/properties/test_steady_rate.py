@@ -8,7 +8,7 @@ import torch
 
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
-from fairmesh.algorithms.gossip import steady_contraction, steady_rate
+from fairmesh.algorithms.gossip import steady_consensus_step, steady_contraction
 from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence import reference
@@ -24,7 +24,7 @@ def _network(topology: fm.Topology, n: int) -> MemoryNetwork:
 @pytest.mark.parametrize("dim", [1, 7, 5000])
 def test_what_travels_whole_contracts_at_once_and_gossips_at_rate_one(dim):
     assert steady_contraction(fm.Identity(), dim) == 1
-    assert steady_rate(fm.Identity(), dim, _network(fm.Ring(), 8)) == 1
+    assert steady_consensus_step(fm.Identity(), dim, _network(fm.Ring(), 8)) == 1
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
@@ -34,7 +34,7 @@ def test_a_contraction_lies_in_zero_to_one_and_is_the_same_each_time(name):
     steady_contraction.cache_clear()
     assert steady_contraction(compressor, DIM) == found
     assert 0 < found <= 1
-    rate = steady_rate(compressor, DIM, _network(fm.Ring(), 8))
+    rate = steady_consensus_step(compressor, DIM, _network(fm.Ring(), 8))
     assert 0 < rate <= 1
 
 
@@ -76,20 +76,20 @@ def test_the_more_is_lost_the_smaller_the_rate(finer):
     [(fm.Sign(block=64), 0.68, 0.78), (fm.Quantize(4, block=512), 0.6, 0.85), (fm.Quantize(8, block=512), 0.95, 1.0)],
 )
 def test_rates_by_hand_on_the_paper_s_graph(compressor, lowest, highest):
-    assert lowest < steady_rate(compressor, 7850, _network(fm.Circulant((1, 2)), 10)) <= highest
+    assert lowest < steady_consensus_step(compressor, 7850, _network(fm.Circulant((1, 2)), 10)) <= highest
 
 
 def test_the_rate_scales_with_how_far_a_graph_moves_its_nodes():
     """||I - W|| of two nodes that swap half is 1, of a lazier pair half that."""
     swap, lazy = (fm.Matrix(((1 - w, w), (w, 1 - w))) for w in (0.5, 0.25))
     compressor = fm.Quantize(4)
-    rates = [steady_rate(compressor, 10_000, _network(topology, 2)) for topology in (swap, lazy)]
+    rates = [steady_consensus_step(compressor, 10_000, _network(topology, 2)) for topology in (swap, lazy)]
     assert rates[1] == pytest.approx(2 * rates[0], abs=1.5e-3)  # they are rounded
     assert rates[0] == pytest.approx(2 * steady_contraction(compressor, 10_000), abs=1e-3)
 
 
 def test_a_node_alone_has_nobody_to_be_careful_with():
-    assert steady_rate(fm.TopK(0.01), 100, _network(fm.Ring(), 1)) == 1
+    assert steady_consensus_step(fm.TopK(0.01), 100, _network(fm.Ring(), 1)) == 1
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 0.5, 0.8])
@@ -110,7 +110,7 @@ def test_random_k_stays_below_the_pull_at_which_its_second_moments_grow(share):
 
     bound = 2 * share / (2 - share)
     assert radius(0.99 * bound) < 1 < radius(1.01 * bound)
-    pull = steady_rate(fm.RandomK(share), 2000, _network(fm.Complete(), 50))
+    pull = steady_consensus_step(fm.RandomK(share), 2000, _network(fm.Complete(), 50))
     assert 0.4 * bound < pull < 0.9 * bound
 
 
@@ -122,8 +122,8 @@ def _gossiped(compressor: fm.Compressor, topology: fm.Topology, n: int, dim: int
     network = _network(topology, n)
     rows = torch.randn(1, n, dim, generator=torch.Generator().manual_seed(1))
     oracle = NoData(rows)
-    rate = steady_rate(compressor, dim, network)
-    algorithm = fm.ChocoSGD(0.0, rate=rate, compressor=compressor)
+    rate = steady_consensus_step(compressor, dim, network)
+    algorithm = fm.ChocoSGD(0.0, consensus_step=rate, compressor=compressor)
     state, found = algorithm.init(oracle, network), []
     for t in range(rounds):
         state = algorithm.step(state, Round(torch.tensor(t), oracle, network))

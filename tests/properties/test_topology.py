@@ -179,19 +179,19 @@ def test_the_consensus_rate_is_the_theorems_gamma(graph, delta):
     rho, beta = mixing.gap, mixing.beta
     if rho > 1e-9:
         expected = rho**2 * delta / (16 * rho + rho**2 + 4 * beta**2 + 2 * rho * beta**2 - 8 * rho * delta)
-        assert mixing.consensus_rate(delta) == pytest.approx(expected)
-        assert 0 < mixing.consensus_rate(delta) < 1
+        assert mixing.consensus_step_of_theorem(delta) == pytest.approx(expected)
+        assert 0 < mixing.consensus_step_of_theorem(delta) < 1
 
 
 def test_the_consensus_rate_of_a_complete_graph_is_delta_over_23_minus_8_delta():
     # W = 11'/n: rho = 1, beta = 1, so gamma = delta / (16 + 1 + 4 + 2 - 8 delta)
-    assert fm.Complete().build(5)[0].consensus_rate(0.5) == pytest.approx(0.5 / 19)
+    assert fm.Complete().build(5)[0].consensus_step_of_theorem(0.5) == pytest.approx(0.5 / 19)
 
 
 @pytest.mark.parametrize("delta", [0.0, -0.1, 1.5, math.nan])
 def test_a_delta_outside_0_1_is_refused(delta):
     with pytest.raises(fm.BadInput, match=r"a compressor's delta lies in \(0, 1\], got"):
-        fm.Ring().build(4)[0].consensus_rate(delta)
+        fm.Ring().build(4)[0].consensus_step_of_theorem(delta)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import fairmesh as fm
 from fairmesh import compression
 from fairmesh.compression import entropy, formats
 from fairmesh.numerics import random_streams
-from fairmesh.storage.state_tree import flattened
+from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.cuda_graph import CapturedRounds
 from fairmesh.training.loop import Training
 from fairmesh.training.memory_estimate import footprint
@@ -42,11 +42,11 @@ def _rounds(algorithm, topology=None, rounds=8, captured=True, fuse=False, **opt
         state = training.initial()
         for t in range(rounds):
             state = training.advance(state, t)
-        return flattened(state)
+        return flatten_state(state)
     replay = CapturedRounds(training.after_round, training.initial(), 0, torch.device("cuda"), fuse)
     for _ in range(rounds):
         replay.advance()
-    return flattened(replay.state)
+    return flatten_state(replay.state)
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
@@ -145,7 +145,7 @@ def test_a_gpu_trains_to_the_same_models_as_a_cpu(name):
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS)
 @pytest.mark.parametrize("topology", ["star", "changing"])
 def test_every_compressor_does_the_same_on_a_gpu(compressor, topology):
-    algorithm = fm.ADGDA(1.0, 0.05, rate=0.2, compressor=toys.COMPRESSORS[compressor])
+    algorithm = fm.ADGDA(1.0, 0.05, consensus_step=0.2, compressor=toys.COMPRESSORS[compressor])
     rows = [
         fm.train(toys.problem(), toys.TOPOLOGIES[topology], algorithm, 20, dtype="float64", device=device).row().cpu()
         for device in ("cpu", "cuda")

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 import fairmesh as fm
 from tests.toys import CLASSES, FEATURES, problem, sites, small_model
 
-ALGORITHM = fm.ADGDA(primal_step=1.0, dual_step=0.05, rate=0.5, compressor=fm.Quantize(bits=4))
+ALGORITHM = fm.ADGDA(primal_step=1.0, dual_step=0.05, consensus_step=0.5, compressor=fm.Quantize(bits=4))
 
 
 class Items(Dataset):

@@ -76,7 +76,7 @@ def test_a_non_finite_model_is_called_so():
 
 def test_compressed_algorithms_are_told_to_lower_the_rate_with_their_delta():
     compressor = fm.TopK(0.5)
-    algorithm = fm.ADGDA(primal_step=1e4, dual_step=0.01, rate=0.7, compressor=compressor)
+    algorithm = fm.ADGDA(primal_step=1e4, dual_step=0.01, consensus_step=0.7, compressor=compressor)
     with pytest.raises(fm.Diverged) as caught:
         fm.train(REGRESSION, fm.Ring(), algorithm, 100)
     message = str(caught.value)
@@ -127,7 +127,7 @@ def test_a_replica_beside_one_that_turns_into_nan_gives_the_bits_it_gives_alone(
     generator = torch.Generator().manual_seed(0)
     sites = [fm.Site((torch.randn(5, 6, generator=generator), torch.arange(5) % 3)) for _ in range(nodes)]
     problem = fm.Problem(torch.nn.Linear(6, 3), sites, sampling=fm.Sampling(3))
-    algorithms = [fm.ChocoSGD(step, rate=0.3, compressor=fm.Quantize(bits)) for step in (0.1, 1e38)]
+    algorithms = [fm.ChocoSGD(step, consensus_step=0.3, compressor=fm.Quantize(bits)) for step in (0.1, 1e38)]
     both = fm.train(problem, fm.Ring(), algorithms, 40, on_divergence="mark")
     assert both.diverged == [1]
     assert not both.row()[1].isfinite().all()

@@ -45,7 +45,7 @@ def _problems() -> dict[str, fm.Problem]:
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
     problem = _problems()[name]
-    algorithm = fm.ADGDA(0.1, 1e-4, rate=0.2, compressor=fm.Quantize(4))
+    algorithm = fm.ADGDA(0.1, 1e-4, consensus_step=0.2, compressor=fm.Quantize(4))
     every = replicas_of([algorithm], range(replicas), None, problem.n)
 
     def two_rounds():
@@ -133,7 +133,7 @@ def test_the_command_line_says_how_much_memory_a_run_takes(tmp_path):
 def test_what_is_refused_does_not_hang_on_how_many_fit_at_once(two_at_once):
     problem, seen = toys.problem(), []
     wrong = [toys.ALGORITHMS["ad-gda"], fm.ADGDA(0.1, dual_step=1e6)]
-    mixed = [fm.ADGDA(0.1, 0.01), fm.ADGDA(0.1, 0.01, rate=0.3, compressor=fm.TopK(0.5))]
+    mixed = [fm.ADGDA(0.1, 0.01), fm.ADGDA(0.1, 0.01, consensus_step=0.3, compressor=fm.TopK(0.5))]
     for algorithms, reason in ((wrong, "beyond the stable range"), (mixed, "train these separately")):
         for room in (None, two_at_once):
             with pytest.raises(fm.BadInput, match=reason):

@@ -14,7 +14,7 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests.toys import CLASSES, problem, sites, small_model
 
-ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, rate=0.4, compressor=fm.Quantize(bits=4))
+ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, consensus_step=0.4, compressor=fm.Quantize(bits=4))
 
 
 def outputs_of(made: fm.Problem, row: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import fairmesh as fm
 from tests.toys import CLASSES, FEATURES, on_stack, problem, sites
 
-ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.05, rate=0.5, compressor=fm.Quantize(bits=4))
+ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.05, consensus_step=0.5, compressor=fm.Quantize(bits=4))
 
 
 def at(t: int) -> torch.Tensor:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.numerics.round_cache import Lookahead
-from fairmesh.numerics.tracing import Recorded
+from fairmesh.numerics.round_cache import RoundCache
+from fairmesh.numerics.tracing import Traced
 from fairmesh.problems import convolutions
-from fairmesh.storage.state_tree import flattened
+from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training import cuda_graph
 from fairmesh.training.cuda_graph import recorded_round
 from fairmesh.training.loop import Training
@@ -38,9 +38,9 @@ def _apart(training: Training, recorded_at: int, start: int, rounds: int) -> flo
         state = training.advance(state, t)
         replay(*buffers)
     assert int(buffers[-1]) == start + rounds
-    found = flattened(state)
+    found = flatten_state(state)
     assert len(found) == len(buffers) - 1
-    for name in ("state.sent.node_bytes", "state.sent.nodes", "state.sent.server_bytes"):
+    for name in ("state.sent.node_bytes", "state.sent.node_bits", "state.sent.server_bytes"):
         assert torch.equal(found[name], buffers[list(found).index(name)])
     return max(float((a.double() - b.double()).abs().max()) for a, b in zip(found.values(), buffers))
 
@@ -52,12 +52,14 @@ def test_every_algorithm_is_replayed_as_it_is_written(name):
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
 def test_every_compressor_is_replayed_as_it_is_written_and_as_many_bytes_are_counted(name):
-    algorithm = fm.ADGDA(0.5, 0.05, rate=0.2, compressor=toys.COMPRESSORS[name])
+    algorithm = fm.ADGDA(0.5, 0.05, consensus_step=0.2, compressor=toys.COMPRESSORS[name])
     assert _apart(_training(algorithm, fm.Star()), recorded_at=0, start=1, rounds=5) < 1e-12
 
 
 def test_schedules_of_steps_and_of_graphs_follow_the_tensor_that_holds_the_rounds_number():
-    algorithm = fm.ADGDA(fm.Staircase(0.5, 0.5, 3), fm.Geometric(0.05, 0.9), rate=0.2, compressor=fm.Quantize(4))
+    algorithm = fm.ADGDA(
+        fm.Staircase(0.5, 0.5, 3), fm.Geometric(0.05, 0.9), consensus_step=0.2, compressor=fm.Quantize(4)
+    )
     changing = fm.Changing((fm.Ring(), fm.Star(), fm.Complete()))
     assert _apart(_training(algorithm, changing), recorded_at=0, start=4, rounds=9) < 1e-12
     for sampling in (
@@ -75,7 +77,7 @@ def test_a_recording_with_dropout_and_augmentation_draws_anew_in_every_round():
     sites = [fm.Site((torch.randn(9, 6, generator=generator), torch.arange(9) % 3)) for _ in range(4)]
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
     problem = fm.Problem(model, sites, augment=lambda batch, draw: batch + draw(*batch.shape), sampling=fm.Sampling(5))
-    training = _training(fm.ADGDA(0.5, 0.05, rate=0.3, compressor=fm.TopK(0.3)), fm.Ring(), problem)
+    training = _training(fm.ADGDA(0.5, 0.05, consensus_step=0.3, compressor=fm.TopK(0.3)), fm.Ring(), problem)
     assert _apart(training, recorded_at=0, start=0, rounds=5) < 1e-12
 
 
@@ -84,7 +86,7 @@ def test_a_recorded_function_gives_the_same_and_is_recorded_anew_for_other_shape
         product = torch.bmm(a, b.mT)
         return (product.relu() + torch.bmm(a, b.mT) * 1, (product + product).sum(dim=-1))
 
-    recorded = Recorded(function)
+    recorded = Traced(function)
     for nodes, rows, columns, inner in ((3, 7, 2, 40), (3, 2, 7, 40), (5, 9, 9, 4), (3, 7, 2, 40)):
         a, b = torch.randn(nodes, rows, inner).double(), torch.randn(nodes, columns, inner).double()
         for got, wanted in zip(recorded(a, b), function(a, b)):
@@ -98,7 +100,7 @@ def test_a_recording_that_changes_something_in_place_starts_afresh_every_time():
         first, second = torch.zeros_like(a), torch.zeros_like(a)
         return (first.add_(a), second.sub_(a), torch.ones_like(a).mean() + a)
 
-    recorded, a = Recorded(function), torch.randn(3, 4)
+    recorded, a = Traced(function), torch.randn(3, 4)
     for _ in range(3):
         for got, wanted in zip(recorded(a), function(a)):
             assert torch.equal(got, wanted)
@@ -111,7 +113,7 @@ def test_a_block_of_rounds_is_worked_out_as_each_round_alone():
         calls.append(len(rounds))
         return rounds[:, None] * torch.arange(3)
 
-    ahead = Lookahead()
+    ahead = RoundCache()
     for t in [*range(600), 17, 18, 4000]:
         assert ahead.at("it", function, torch.tensor(t)).tolist() == [0, t, 2 * t]
     assert len(calls) == 6  # one alone for its size, three blocks, and again wherever time jumps
@@ -236,7 +238,7 @@ def test_constants_keep_the_strides_of_what_they_are_like():
         return (torch.zeros_like(a.mT).mT.reshape(-1) + a.reshape(-1),)
 
     a = torch.randn(3, 4)
-    recorded = Recorded(function)
+    recorded = Traced(function)
     assert torch.equal(recorded(a)[0], function(a)[0])
     assert recorded._replays[next(iter(recorded._replays))] is not function
 
@@ -246,7 +248,7 @@ def test_a_step_size_is_the_same_bits_wherever_a_run_is_taken_up(schedule):
     def steps(rounds: torch.Tensor) -> torch.Tensor:
         return schedule.at(rounds[:, None, None, None])
 
-    through = Lookahead()
+    through = RoundCache()
     for t in range(300):
         wanted = through.at("step", steps, torch.tensor(t))
-        assert torch.equal(Lookahead().at("step", steps, torch.tensor(t)), wanted)
+        assert torch.equal(RoundCache().at("step", steps, torch.tensor(t)), wanted)

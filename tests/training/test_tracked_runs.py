@@ -24,7 +24,9 @@ def problem() -> fm.Problem:
 def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
     open_ended, ending = (
         fm.TrackedADGDA(
-            fm.Linear(0.3, rounds), compressor=fm.Quantize(6), weighing=fm.Price(ease=fm.Polynomial(3.0, rounds))
+            fm.Linear(0.3, rounds),
+            compressor=fm.Quantize(6),
+            weighting=fm.ShadowPrice(strength_annealing=fm.Polynomial(3.0, rounds)),
         )
         for rounds in (None, 30)
     )
@@ -58,15 +60,17 @@ def test_each_node_s_own_weight_is_recorded_as_lambda_by_site(problem, placement
 
 
 def test_where_nothing_is_weighed_no_weights_are_recorded(problem):
-    result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(0.2, weighing=fm.Fixed()), 3)
+    result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(0.2, weighting=fm.PriorWeights()), 3)
     assert "lambda" not in result.final[0]
     assert result.weights() is None
 
 
-@pytest.mark.parametrize("weighing", [fm.Price(), fm.Maximum(), fm.Ascent()], ids=["price", "maximum", "ascent"])
-def test_the_worst_case_is_that_of_the_paper_s_objective_with_alpha_over_m(problem, weighing):
+@pytest.mark.parametrize(
+    "weighting", [fm.ShadowPrice(), fm.ExactMaximum(), fm.ProjectedAscent()], ids=["price", "maximum", "ascent"]
+)
+def test_the_worst_case_is_that_of_the_paper_s_objective_with_alpha_over_m(problem, weighting):
     made = toys.problem(sites=[fm.Site(site.train) for site in toys.sites()])
-    algorithm = fm.TrackedADGDA(0.2, weighing=weighing, regularizer=fm.ChiSquare(0.4))
+    algorithm = fm.TrackedADGDA(0.2, weighting=weighting, regularizer=fm.ChiSquare(0.4))
     result = fm.train(made, fm.Ring(), algorithm, 4, dtype="float64", measure_phi=True)
     losses = torch.tensor(result.final[0]["loss"]["sites"], dtype=torch.float64)[None]
     expected = worst_case(fm.ChiSquare(0.4 / 8), losses, made.prior_of_sites[None])

@@ -9,15 +9,15 @@ from fairmesh.algorithms.drfa import DRFA
 from fairmesh.algorithms.dsgd import DSGD
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.algorithms.weighting import (
-    Ascent,
-    Fixed,
-    Maximum,
-    Price,
-    Weighing,
+    ExactMaximum,
+    PriorWeights,
+    ProjectedAscent,
+    ShadowPrice,
+    Weighting,
 )
-from fairmesh.config.tables import family
+from fairmesh.config.tables import register
 
-family(
+register(
     Algorithm,
     {
         "ad-gda": ADGDA,
@@ -37,11 +37,11 @@ __all__ = [
     "DRFA",
     "DSGD",
     "Algorithm",
-    "Ascent",
     "ChocoSGD",
-    "Fixed",
-    "Maximum",
-    "Price",
+    "ExactMaximum",
+    "PriorWeights",
+    "ProjectedAscent",
+    "ShadowPrice",
     "TrackedADGDA",
-    "Weighing",
+    "Weighting",
 ]

@@ -10,14 +10,22 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round, capped, check_dual_step, check_loss_cap, check_rate, prior_rows
+from fairmesh.algorithms.base import (
+    Algorithm,
+    Round,
+    capped,
+    check_consensus_step,
+    check_dual_step,
+    check_loss_cap,
+    prior_rows,
+)
 from fairmesh.algorithms.gossip import (
     PublicCopies,
-    difference,
-    followed,
+    compressed_difference,
+    gossip_step,
     gossiped_rows,
-    no_copies,
-    toward_neighbours,
+    updated_copies,
+    zero_copies,
 )
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.compression.compressors import Compressor, Identity
@@ -44,7 +52,7 @@ class ADGDA(Algorithm):
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))  # eta_theta
     dual_step: Schedule | float = 0.01  # eta_lambda
-    rate: float = 1.0  # gamma, the consensus step size
+    consensus_step: float = 1.0  # gamma, the consensus step size
     compressor: Compressor = field(default_factory=Identity)  # Q
     regularizer: Regularizer = field(default_factory=ChiSquare)  # alpha r
     dual_compressor: Compressor | None = None
@@ -56,7 +64,7 @@ class ADGDA(Algorithm):
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
-        check_rate(self.rate)
+        check_consensus_step(self.consensus_step)
         check_loss_cap(self.loss_cap)
 
     def check(self, prior: Tensor, dim: int) -> None:
@@ -71,21 +79,21 @@ class ADGDA(Algorithm):
     def init(self, oracle: Oracle, network: Network) -> ADGDAState:
         models = oracle.initial_models()
         duals = prior_rows(oracle, network)
-        dual_copies = None if self.dual_compressor is None else no_copies(duals, network)
-        return ADGDAState(models, duals, no_copies(models, network), dual_copies)
+        dual_copies = None if self.dual_compressor is None else zero_copies(duals, network)
+        return ADGDAState(models, duals, zero_copies(models, network), dual_copies)
 
-    def step(self, state: ADGDAState, round: Round) -> ADGDAState:
-        losses, gradients = round.losses_and_gradients(state.models)
-        slopes = capped(losses, self.loss_cap) * round.own + self.regularizer.slope(state.duals, round.prior, round.own)
-        allowed = partial(self.regularizer.project, prior=round.prior)
-        duals = allowed(state.duals.addcmul(slopes, round.step_size(self.dual_step)))
-        weighing = state.duals if self.dual_order == "simultaneous" else duals
-        own_weights = (weighing * round.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
-        models = state.models.addcmul(gradients, round.step_size(self.primal_step) * own_weights, value=-1)
+    def step(self, state: ADGDAState, ctx: Round) -> ADGDAState:
+        losses, gradients = ctx.losses_and_gradients(state.models)
+        slopes = capped(losses, self.loss_cap) * ctx.own + self.regularizer.gradient(state.duals, ctx.prior, ctx.own)
+        allowed = partial(self.regularizer.project, prior=ctx.prior)
+        duals = allowed(state.duals.addcmul(slopes, ctx.step_size(self.dual_step)))
+        weighting = state.duals if self.dual_order == "simultaneous" else duals
+        own_weights = (weighting * ctx.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
+        models = state.models.addcmul(gradients, ctx.step_size(self.primal_step) * own_weights, value=-1)
         del gradients
-        models = toward_neighbours(models, state.copies, self.rate, round)
-        message = difference(models, state.copies, self.compressor, round)
-        parts, arrived = gossiped_rows(duals, state.dual_copies, self.dual_compressor, round, allowed)
-        delivery = round.exchange(model=message, **parts)
+        models = gossip_step(models, state.copies, self.consensus_step, ctx)
+        message = compressed_difference(models, state.copies, self.compressor, ctx)
+        parts, arrived = gossiped_rows(duals, state.dual_copies, self.dual_compressor, ctx, allowed)
+        delivery = ctx.exchange(model=message, **parts)
         duals, dual_copies = arrived(delivery)
-        return ADGDAState(models, duals, followed(state.copies, message, delivery, "model"), dual_copies)
+        return ADGDAState(models, duals, updated_copies(state.copies, message, delivery, "model"), dual_copies)

@@ -46,11 +46,11 @@ class AFL(Algorithm):
     def init(self, oracle: Oracle, network: Network) -> AFLState:
         return AFLState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())
 
-    def step(self, state: AFLState, round: Round) -> AFLState:
-        weights = round.hosted(state.duals)  # lambda_i (..., nodes)
+    def step(self, state: AFLState, ctx: Round) -> AFLState:
+        weights = ctx.hosted(state.duals)  # lambda_i (..., nodes)
         everyone = torch.ones_like(weights, dtype=torch.bool)
-        models = round.broadcast(state.models, everyone)
-        losses, gradients = round.losses_and_gradients(models)
-        model = state.models - round.step_size(self.primal_step) * round.average(gradients, weights)
-        ascent = round.step_size(self.dual_step) * round.report(losses, everyone)
+        models = ctx.broadcast(state.models, everyone)
+        losses, gradients = ctx.losses_and_gradients(models)
+        model = state.models - ctx.step_size(self.primal_step) * ctx.average(gradients, weights)
+        ascent = ctx.step_size(self.dual_step) * ctx.report(losses, everyone)
         return AFLState(model, project_onto_simplex(state.duals + ascent))

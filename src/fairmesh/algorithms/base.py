@@ -15,11 +15,12 @@ from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import SERVER, Draw
-from fairmesh.numerics.round_cache import Lookahead
+from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.custom import Custom
 
+EXACT = {"exact": True}  # metadata of a number that replicas stack in float64, whatever the dtype of the run
 STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend: equal in all replicas of a run
 
 
@@ -39,7 +40,7 @@ class Algorithm(ABC):
         """The state before the first round."""
 
     @abstractmethod
-    def step(self, state: Any, round: "Round") -> Any:
+    def step(self, state: Any, ctx: "Round") -> Any:
         """The state after one more round."""
 
     @abstractmethod
@@ -58,9 +59,9 @@ class Algorithm(ABC):
 class Round:
     """One round as an algorithm sees it: its number, the local data, the random streams, and the way to the others."""
 
-    def __init__(self, index: Tensor, oracle: Oracle, network: Network, ahead: Lookahead | None = None):
+    def __init__(self, index: Tensor, oracle: Oracle, network: Network, ahead: RoundCache | None = None):
         self.index = index  # t, a scalar tensor
-        self._oracle, self._network, self._ahead = oracle, network, ahead or Lookahead()
+        self._oracle, self._network, self._ahead = oracle, network, ahead or RoundCache()
         self.prior = oracle.prior  # p (..., 1, n)
         self.own = network.own  # (nodes, n) each hosted node's own coordinate
         self.n = network.n  # m
@@ -146,9 +147,9 @@ def prior_rows(oracle: Oracle, network: Network) -> Tensor:
     return oracle.prior.expand(-1, len(network.hosted), -1).clone()
 
 
-def prior_weights(round: Round) -> Tensor:
+def prior_weights(ctx: Round) -> Tensor:
     """m p_i of each hosted node, (..., nodes, 1): 1 where all sites are of equal size."""
-    return (round.n * round.hosted(round.prior)).unsqueeze(-1)
+    return (ctx.n * ctx.hosted(ctx.prior)).unsqueeze(-1)
 
 
 def capped(losses: Tensor, cap: float | None) -> Tensor:
@@ -156,14 +157,28 @@ def capped(losses: Tensor, cap: float | None) -> Tensor:
     return losses if cap is None else torch.where(losses.isfinite() & (losses < cap), losses, cap)
 
 
+def fresh_share(beta: float | Tensor, dtype: torch.dtype) -> float | Tensor:
+    """Returns 1 - beta, the weight of the new value in an exponential moving average that remembers a share beta.
+
+    Rounded to 12 decimals, so that 0.9 gives the float nearest to 0.1."""
+    if isinstance(beta, Tensor):
+        return (1.0 - beta).round(decimals=12).to(dtype)
+    return round(1.0 - beta, 12)
+
+
+def check_beta(name: str, beta: float) -> None:
+    if not 0 <= beta < 1:
+        raise BadInput(f"{name} must lie in [0, 1), got {beta}; 0 remembers nothing")
+
+
 def check_loss_cap(cap: float | None) -> None:
     if cap is not None and not (math.isfinite(cap) and cap > 0):
         raise BadInput(f"loss_cap must be a finite number > 0, got {cap}; leave it out for none")
 
 
-def check_rate(rate: float) -> None:
-    if not 0 < rate <= 1:
-        raise BadInput(f"rate, the consensus step size gamma, lies in (0, 1], got {rate}")
+def check_consensus_step(consensus_step: float) -> None:
+    if not 0 < consensus_step <= 1:
+        raise BadInput(f"consensus_step, gamma, lies in (0, 1], got {consensus_step}")
 
 
 def check_dual_step(
@@ -173,7 +188,7 @@ def check_dual_step(
     if isinstance(regularizer, Custom):
         regularizer.check(prior)
     first = float(as_schedule(dual_step).at(torch.zeros((), dtype=torch.int64)))
-    bound = times * regularizer.largest_step(prior)
+    bound = times * regularizer.max_stable_dual_step(prior)
     if first > bound:
         raise BadInput(
             f"{name} {first:g} is beyond the stable range of {regularizer} with smallest prior "

@@ -9,13 +9,13 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round, check_rate, prior_weights
+from fairmesh.algorithms.base import Algorithm, Round, check_consensus_step, prior_weights
 from fairmesh.algorithms.gossip import (
     PublicCopies,
-    difference,
-    followed,
-    no_copies,
-    toward_neighbours,
+    compressed_difference,
+    gossip_step,
+    updated_copies,
+    zero_copies,
 )
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.compression.compressors import Compressor, Identity
@@ -34,14 +34,14 @@ class ChocoSGD(Algorithm):
     dual step 0 is this at a primal step m times larger."""
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta
-    rate: float = 1.0  # gamma, the consensus step size
+    consensus_step: float = 1.0  # gamma, the consensus step size
     compressor: Compressor = field(default_factory=Identity)  # Q
 
     needs_server: ClassVar[bool] = False
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        check_rate(self.rate)
+        check_consensus_step(self.consensus_step)
 
     def check(self, prior: Tensor, dim: int) -> None:
         """Nothing depends on the nodes."""
@@ -54,13 +54,13 @@ class ChocoSGD(Algorithm):
 
     def init(self, oracle: Oracle, network: Network) -> ChocoState:
         models = oracle.initial_models()
-        return ChocoState(models, no_copies(models, network))
+        return ChocoState(models, zero_copies(models, network))
 
-    def step(self, state: ChocoState, round: Round) -> ChocoState:
-        _, gradients = round.losses_and_gradients(state.models)
-        models = state.models - round.step_size(self.primal_step) * prior_weights(round) * gradients
+    def step(self, state: ChocoState, ctx: Round) -> ChocoState:
+        _, gradients = ctx.losses_and_gradients(state.models)
+        models = state.models - ctx.step_size(self.primal_step) * prior_weights(ctx) * gradients
         del gradients
-        models = toward_neighbours(models, state.copies, self.rate, round)
-        message = difference(models, state.copies, self.compressor, round)
-        delivery = round.exchange(model=message)
-        return ChocoState(models, followed(state.copies, message, delivery, "model"))
+        models = gossip_step(models, state.copies, self.consensus_step, ctx)
+        message = compressed_difference(models, state.copies, self.compressor, ctx)
+        delivery = ctx.exchange(model=message)
+        return ChocoState(models, updated_copies(state.copies, message, delivery, "model"))

@@ -46,8 +46,8 @@ class DRDSGD(Algorithm):
     def init(self, oracle: Oracle, network: Network) -> DRDSGDState:
         return DRDSGDState(oracle.initial_models())
 
-    def step(self, state: DRDSGDState, round: Round) -> DRDSGDState:
-        losses, gradients = round.losses_and_gradients(state.models)
-        emphasis = prior_weights(round) * (losses / self.temperature).exp() / self.temperature
-        models = state.models - round.step_size(self.primal_step) * emphasis * gradients
-        return DRDSGDState(round.exchange(model=plain(models)).mix("model"))
+    def step(self, state: DRDSGDState, ctx: Round) -> DRDSGDState:
+        losses, gradients = ctx.losses_and_gradients(state.models)
+        emphasis = prior_weights(ctx) * (losses / self.temperature).exp() / self.temperature
+        models = state.models - ctx.step_size(self.primal_step) * emphasis * gradients
+        return DRDSGDState(ctx.exchange(model=plain(models)).mix("model"))

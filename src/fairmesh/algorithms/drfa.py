@@ -30,7 +30,7 @@ class DRFA(Algorithm):
 
     The AD-GDA paper's published runs ascended the 0-1 error (`ascends = "error"`), probed everyone (`probed =
     "everyone"`) and let no weight fall below 1e-5 (`floor`). With `repeats = False` a client is drawn at most once a
-    round: then the worst clients, few among many drawn, count little."""
+    ctx: then the worst clients, few among many drawn, count little."""
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.02, 0.998))  # eta
     dual_step: Schedule | float = 8e-3  # gamma in the paper, per local step
@@ -65,33 +65,33 @@ class DRFA(Algorithm):
     def init(self, oracle: Oracle, network: Network) -> DRFAState:
         return DRFAState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())
 
-    def step(self, state: DRFAState, round: Round) -> DRFAState:
-        count = max(1, int(self.participation * round.n + 0.5))
-        order = round.by_identity
-        duals, draws = state.duals.index_select(-1, order), round.server_draws("clients")
+    def step(self, state: DRFAState, ctx: Round) -> DRFAState:
+        count = max(1, int(self.participation * ctx.n + 0.5))
+        order = ctx.by_identity
+        duals, draws = state.duals.index_select(-1, order), ctx.server_draws("clients")
         if self.repeats:
             drawn = _drawn_by(duals, draws.uniforms(count))
         else:
-            drawn = _drawn_once_by(duals, draws.uniforms(round.n), count)
+            drawn = _drawn_once_by(duals, draws.uniforms(ctx.n), count)
         shares = _by_position(drawn, order) / count  # (..., 1, n)
-        snapshot_step = (round.server_draws("snapshot").uniforms(1) * self.local_steps).floor()  # (..., 1, 1)
-        weights = round.hosted(shares)  # (..., nodes)
-        models = round.broadcast(state.models, weights > 0)
+        snapshot_step = (ctx.server_draws("snapshot").uniforms(1) * self.local_steps).floor()  # (..., 1, 1)
+        weights = ctx.hosted(shares)  # (..., nodes)
+        models = ctx.broadcast(state.models, weights > 0)
         snapshots = models
         for call in range(self.local_steps):
-            _, gradients = round.losses_and_gradients(models, call)
-            models = models - round.step_size(self.primal_step) * gradients
+            _, gradients = ctx.losses_and_gradients(models, call)
+            models = models - ctx.step_size(self.primal_step) * gradients
             snapshots = torch.where(snapshot_step == call, models, snapshots)
-        model, snapshot = round.average(models, weights), round.average(snapshots, weights)
+        model, snapshot = ctx.average(models, weights), ctx.average(snapshots, weights)
 
-        probes = round.n if self.probed == "everyone" else count
-        chosen = _without_replacement(round.server_draws("probe").uniforms(round.n), probes)
+        probes = ctx.n if self.probed == "everyone" else count
+        chosen = _without_replacement(ctx.server_draws("probe").uniforms(ctx.n), probes)
         probed = _by_position(chosen, order)  # (..., 1, n)
-        asked = round.hosted(probed)
-        at = round.broadcast(snapshot, asked > 0)
-        values = (round.losses if self.ascends == "loss" else round.errors)(at, self.local_steps)
-        estimates = round.report(values, asked > 0) * probed * (round.n / probes)  # unbiased for all clients' values
-        ascent = round.step_size(self.dual_step) * self.local_steps
+        asked = ctx.hosted(probed)
+        at = ctx.broadcast(snapshot, asked > 0)
+        values = (ctx.losses if self.ascends == "loss" else ctx.errors)(at, self.local_steps)
+        estimates = ctx.report(values, asked > 0) * probed * (ctx.n / probes)  # unbiased for all clients' values
+        ascent = ctx.step_size(self.dual_step) * self.local_steps
         duals = project_onto_simplex(state.duals + ascent * estimates).clamp(min=self.floor)
         return DRFAState(model, duals / duals.sum(dim=-1, keepdim=True))
 

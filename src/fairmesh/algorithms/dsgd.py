@@ -41,7 +41,7 @@ class DSGD(Algorithm):
     def init(self, oracle: Oracle, network: Network) -> DSGDState:
         return DSGDState(oracle.initial_models())
 
-    def step(self, state: DSGDState, round: Round) -> DSGDState:
-        delivery = round.exchange(model=plain(state.models))
-        _, gradients = round.losses_and_gradients(state.models)
-        return DSGDState(delivery.mix("model") - round.step_size(self.primal_step) * prior_weights(round) * gradients)
+    def step(self, state: DSGDState, ctx: Round) -> DSGDState:
+        delivery = ctx.exchange(model=plain(state.models))
+        _, gradients = ctx.losses_and_gradients(state.models)
+        return DSGDState(delivery.mix("model") - ctx.step_size(self.primal_step) * prior_weights(ctx) * gradients)

@@ -32,21 +32,21 @@ class PublicCopies(NamedTuple):
     """What the network knows of the models: each node's own public copy, and what it keeps of its neighbours'."""
 
     own: Tensor  # x_hat_i (..., nodes, dim)
-    kept: Tensor  # while W is fixed the one row s_i = sum_j w_ij x_hat_j, else a copy of each neighbour's
+    of_neighbours: Tensor  # while W is fixed the one row s_i = sum_j w_ij x_hat_j, else a copy of each neighbour's
 
 
-def no_copies(models: Tensor, network: Network) -> PublicCopies:
+def zero_copies(models: Tensor, network: Network) -> PublicCopies:
     """Before the first message every public copy is zero."""
     return PublicCopies(torch.zeros_like(models), network.copies(models))
 
 
-def copies_of(models: Tensor, network: Network) -> PublicCopies:
+def warm_copies(models: Tensor, network: Network) -> PublicCopies:
     """Where all nodes begin with the same row, every public copy can be that from the start: nothing need be sent."""
     kept = network.copies(models)
     return PublicCopies(models.clone(), kept + (models if kept.ndim == models.ndim else models.unsqueeze(-2)))
 
 
-def steady_rate(compressor: Compressor, dim: int, network: Network) -> float:
+def steady_consensus_step(compressor: Compressor, dim: int, network: Network) -> float:
     """A consensus step size for this compressor on this graph: gossip is steady below some multiple of delta over
     ||I - W||, with delta as it is measured. The multiple is smaller where coordinates are left out whole, for what they
     lack grows meanwhile (2 / (2 - delta) for random-K on a complete graph), and where all are rounded away from 0."""
@@ -83,10 +83,10 @@ def steady_contraction(compressor: Compressor, dim: int) -> float:
     return 1.0 / (1.0 + settled)
 
 
-def disagreement(copies: PublicCopies, round: Round) -> Tensor:
+def disagreement(copies: PublicCopies, ctx: Round) -> Tensor:
     """s_i - x_hat_i: from a node's own public copy to the average of those around it. W is doubly stochastic, so over
     all nodes it sums to zero."""
-    return round.mixed_copies(copies.kept) - copies.own
+    return ctx.mixed_copies(copies.of_neighbours) - copies.own
 
 
 def moved(models: Tensor, apart: Tensor, share: float | Tensor) -> Tensor:
@@ -94,35 +94,35 @@ def moved(models: Tensor, apart: Tensor, share: float | Tensor) -> Tensor:
     return models.addcmul(apart, share) if isinstance(share, Tensor) else models.add(apart, alpha=share)
 
 
-def toward_neighbours(models: Tensor, copies: PublicCopies, rate: float | Tensor, round: Round) -> Tensor:
+def gossip_step(models: Tensor, copies: PublicCopies, rate: float | Tensor, ctx: Round) -> Tensor:
     """Gossip: x_i + gamma (s_i - x_hat_i)."""
-    return moved(models, disagreement(copies, round), rate)
+    return moved(models, disagreement(copies, ctx), rate)
 
 
-def difference(
-    models: Tensor, copies: PublicCopies, compressor: Compressor, round: Round, purpose: str = "compression"
+def compressed_difference(
+    models: Tensor, copies: PublicCopies, compressor: Compressor, ctx: Round, purpose: str = "compression"
 ) -> Part:
     """q_i = Q(x_i - x_hat_i), to be sent; `purpose` names its random stream."""
-    code = compressor.compress(models - copies.own, round.draws(purpose))
+    code = compressor.compress(models - copies.own, ctx.draws(purpose))
     return Part(code, compressor.nominal_bits(models.shape[-1]), followed=True)
 
 
-def followed(copies: PublicCopies, part: Part, delivery: Delivery, name: str) -> PublicCopies:
+def updated_copies(copies: PublicCopies, part: Part, delivery: Delivery, name: str) -> PublicCopies:
     """The public copies with the differences just sent and received added."""
-    return PublicCopies(copies.own + part.rows, delivery.follow(name, copies.kept))
+    return PublicCopies(copies.own + part.rows, delivery.follow(name, copies.of_neighbours))
 
 
 def gossiped_rows(
     rows: Tensor,
     copies: PublicCopies | None,
     compressor: Compressor | None,
-    round: Round,
+    ctx: Round,
     allowed: Callable[[Tensor], Tensor] = lambda rows: rows,
 ) -> tuple[dict[str, Part], Callable[[Delivery], tuple[Tensor, PublicCopies | None]]]:
     """Rows over all nodes on their way: as they are, mixed on arrival; or moved toward the public copies and put back
     where they are `allowed`, the difference to their own copy sent compressed."""
     if compressor is None or copies is None:
         return {"dual": plain(rows)}, lambda delivery: (delivery.mix("dual"), None)
-    rows = allowed(toward_neighbours(rows, copies, 1.0, round))
-    part = difference(rows, copies, compressor, round, "dual compression")
-    return {"dual": part}, lambda delivery: (rows, followed(copies, part, delivery, "dual"))
+    rows = allowed(gossip_step(rows, copies, 1.0, ctx))
+    part = compressed_difference(rows, copies, compressor, ctx, "dual compression")
+    return {"dual": part}, lambda delivery: (rows, updated_copies(copies, part, delivery, "dual"))

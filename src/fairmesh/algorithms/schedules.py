@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairmesh.config.tables import family
+from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 
 
@@ -30,14 +30,14 @@ def as_schedule(value: "Schedule | float") -> "Schedule":
     return value if isinstance(value, Schedule) else Constant(float(value))
 
 
-def spanning(thing: Any, rounds: int) -> Any:
+def with_run_length(thing: Any, rounds: int) -> Any:
     """The same settings with every schedule that has no end of its own ending after so many rounds."""
     if isinstance(thing, Linear) and thing.rounds is None:
         return dataclasses.replace(thing, rounds=rounds)
     if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
         return thing
     inner = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
-    changed = {name: new for name, old in inner.items() if (new := spanning(old, rounds)) is not old}
+    changed = {name: new for name, old in inner.items() if (new := with_run_length(old, rounds)) is not old}
     return dataclasses.replace(thing, **changed) if changed else thing
 
 
@@ -179,7 +179,7 @@ class Theorem2Primal(Schedule):
         return torch.zeros_like(round_index, dtype=torch.float64) + dual / (16 * (self.condition + 1) ** 2)
 
 
-family(
+register(
     Schedule,
     {
         "constant": Constant,

@@ -13,11 +13,21 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import STRUCTURAL, Round, check_dual_step, plain, prior_rows, prior_weights
-from fairmesh.algorithms.gossip import PublicCopies, gossiped_rows, no_copies
+from fairmesh.algorithms.base import (
+    EXACT,
+    STRUCTURAL,
+    Round,
+    check_beta,
+    check_dual_step,
+    fresh_share,
+    plain,
+    prior_rows,
+    prior_weights,
+)
+from fairmesh.algorithms.gossip import PublicCopies, gossiped_rows, zero_copies
 from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
 from fairmesh.compression.compressors import Compressor
-from fairmesh.config.tables import family
+from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part
 from fairmesh.problems.oracle import Oracle
@@ -34,7 +44,7 @@ class Weighed(NamedTuple):
     settled: Callable[[Delivery], Any]  # the state after the exchange
 
 
-class Weighing(ABC):
+class Weighting(ABC):
     """`init` gives the state before round 0, `weigh` this round's weights from the hosted nodes' losses (..., nodes,
     1). A state that holds lambda calls it `duals`, (..., nodes, n)."""
 
@@ -49,7 +59,7 @@ class Weighing(ABC):
         """The state before the first round."""
 
     @abstractmethod
-    def weigh(self, state: Any, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
+    def weigh(self, state: Any, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
         """This round's weights."""
 
 
@@ -60,13 +70,13 @@ class Rows(NamedTuple):
     dual_copies: PublicCopies | None  # where rows travel compressed
 
 
-def _of_own(rows: Tensor, round: Round) -> Tensor:
+def _of_own(rows: Tensor, ctx: Round) -> Tensor:
     """m times each hosted node's own entry: (..., nodes, 1)."""
-    return round.n * (rows * round.own).sum(dim=-1, keepdim=True)
+    return ctx.n * (rows * ctx.own).sum(dim=-1, keepdim=True)
 
 
 @dataclass(frozen=True)
-class Ascent(Weighing):
+class ProjectedAscent(Weighting):
     """AD-GDA's: every node raises its own coordinate of lambda by its loss, projects, and gossips the row."""
 
     step: Schedule | float = 0.01  # eta_lambda
@@ -78,18 +88,18 @@ class Ascent(Weighing):
         object.__setattr__(self, "step", as_schedule(self.step))
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
-        check_dual_step(self.step, regularizer, prior, "weighing.step", times=prior.shape[-1])
+        check_dual_step(self.step, regularizer, prior, "weighting.step", times=prior.shape[-1])
 
     def init(self, oracle: Oracle, network: Network) -> Rows:
         duals = prior_rows(oracle, network)
-        return Rows(duals, None if self.compressor is None else no_copies(duals, network))
+        return Rows(duals, None if self.compressor is None else zero_copies(duals, network))
 
-    def weigh(self, state: Rows, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
-        slopes = losses * round.own + regularizer.slope(state.duals, round.prior, round.own) / round.n
-        allowed = partial(regularizer.project, prior=round.prior)
-        duals = allowed(state.duals.addcmul(slopes, round.step_size(self.step)))
-        parts, arrived = gossiped_rows(duals, state.dual_copies, self.compressor, round, allowed)
-        return Weighed(_of_own(state.duals, round), parts, lambda delivery: Rows(*arrived(delivery)))
+    def weigh(self, state: Rows, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
+        slopes = losses * ctx.own + regularizer.gradient(state.duals, ctx.prior, ctx.own) / ctx.n
+        allowed = partial(regularizer.project, prior=ctx.prior)
+        duals = allowed(state.duals.addcmul(slopes, ctx.step_size(self.step)))
+        parts, arrived = gossiped_rows(duals, state.dual_copies, self.compressor, ctx, allowed)
+        return Weighed(_of_own(state.duals, ctx), parts, lambda delivery: Rows(*arrived(delivery)))
 
 
 class Tables(NamedTuple):
@@ -105,46 +115,43 @@ _LARGE = 10  # times the usual share of the data: a site beyond that would make 
 _NO_LOSS = 1e-6  # where all losses are zero their mean counts as this
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise BadInput(f"{name} is a share and lies in (0, 1], got {value}")
-
-
 @dataclass(frozen=True)
-class Maximum(Weighing):
+class ExactMaximum(Weighting):
     """The exact inner maximum for losses that all nodes gossip: node i puts m f_i at its own coordinate of a row, so
     that the rows' average is the table of losses, which each node then follows as its loss changes."""
 
-    fresh: float = 0.1  # the share of a new batch in the loss that is remembered
+    loss_ema: float = field(default=0.9, metadata=EXACT)  # memory of the loss that a node remembers; 0: none
     compressor: Compressor | None = None  # of the rows; without one they travel as they are
 
     keeps_rows: ClassVar[bool] = True
 
     def __post_init__(self):
-        _check_share("fresh", self.fresh)
+        check_beta("loss_ema", self.loss_ema)
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         if isinstance(regularizer, Custom):
-            raise BadInput("the inner maximum of a custom regularizer takes too long for every round; use an Ascent")
+            raise BadInput(
+                "the inner maximum of a custom regularizer takes too long for every round; use a ProjectedAscent"
+            )
 
     def init(self, oracle: Oracle, network: Network) -> Tables:
         duals = prior_rows(oracle, network)
-        copies = None if self.compressor is None else no_copies(duals, network)
+        copies = None if self.compressor is None else zero_copies(duals, network)
         return Tables(duals, torch.zeros_like(duals[..., :1]), torch.zeros_like(duals), copies)
 
-    def weigh(self, state: Tables, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
-        losses = torch.lerp(state.losses, losses, self.fresh)
-        injected = round.n * losses * round.own
+    def weigh(self, state: Tables, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
+        losses = torch.lerp(state.losses, losses, fresh_share(self.loss_ema, losses.dtype))
+        injected = ctx.n * losses * ctx.own
         rows = state.dual_balances + injected
-        known = torch.where(round.own > 0, losses, rows)  # its own loss a node knows better
-        duals = regularizer.maximiser(round.n * known, round.prior)
-        parts, arrived = gossiped_rows(rows, state.dual_copies, self.compressor, round)
+        known = torch.where(ctx.own > 0, losses, rows)  # its own loss a node knows better
+        duals = regularizer.maximiser(ctx.n * known, ctx.prior)
+        parts, arrived = gossiped_rows(rows, state.dual_copies, self.compressor, ctx)
 
         def settled(delivery: Delivery) -> Tables:
             mixed, copies = arrived(delivery)
             return Tables(duals, losses, mixed - injected, copies)
 
-        return Weighed(_of_own(duals, round), parts, settled)
+        return Weighed(_of_own(duals, ctx), parts, settled)
 
 
 class Prices(NamedTuple):
@@ -158,7 +165,7 @@ class Prices(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Price(Weighing):
+class ShadowPrice(Weighting):
     """The inner maximum by its shadow price: lambda_i follows from f_i and the price of sum_i lambda_i = 1, which all
     nodes gossip and which rises where weights exceed their share. One number a message, however many nodes.
 
@@ -168,20 +175,22 @@ class Price(Weighing):
     `relative` counts losses in units of their mean over all nodes, a second number that is gossiped: alpha then means
     the same whether losses are large, as at the start, or small. It needs losses that are not negative.
 
-    `ease`, a schedule of its own, makes alpha larger while steps are long: losses answer to weights only rounds later,
-    so sharp weights and long steps together throw the model from one site's needs to another's."""
+    `strength_annealing`, a schedule of its own, makes alpha larger while steps are long: losses respond to weights only
+    rounds later, so sharp weights and long steps together make the model oscillate between the sites' needs."""
 
-    fresh: float = 0.1  # the share of a new batch in the loss that is remembered
+    loss_ema: float = field(default=0.9, metadata=EXACT)  # memory of the loss that a node remembers; 0: none
     step: float = 0.1  # of the price, in units in which 1 corrects a lone node's weight at once; under KullbackLeibler
     # too long where a node weighs more than 2 / step times its prior
     relative: bool = field(default=True, metadata=STRUCTURAL)
-    ease: Schedule | float = field(default_factory=lambda: Polynomial(30.0, power=3.0))  # alpha times 1 + this
+    strength_annealing: Schedule | float = field(
+        default_factory=lambda: Polynomial(30.0, power=3.0)
+    )  # alpha times 1 + this
 
     keeps_rows: ClassVar[bool] = False
 
     def __post_init__(self):
-        object.__setattr__(self, "ease", as_schedule(self.ease))
-        _check_share("fresh", self.fresh)
+        object.__setattr__(self, "strength_annealing", as_schedule(self.strength_annealing))
+        check_beta("loss_ema", self.loss_ema)
         if not 0 < self.step <= 1:
             raise BadInput(f"step of the price lies in (0, 1], got {self.step}; 0.1 is a good one")
 
@@ -194,14 +203,14 @@ class Price(Weighing):
         means = nothing.clone() if self.relative else None
         return Prices(nothing, nothing.clone(), nothing.clone(), network.n * hosted, means)
 
-    def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
-        losses = torch.lerp(state.losses, losses, self.fresh)
-        prior = prior_weights(round)  # m p_i
+    def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
+        losses = torch.lerp(state.losses, losses, fresh_share(self.loss_ema, losses.dtype))
+        prior = prior_weights(ctx)  # m p_i
         means = None if state.mean_balances is None else losses + state.mean_balances
         # The mean of m losses is no less than a share 1 / m of each: a node is not fooled while gossip lags behind.
-        units = losses if means is None else losses / torch.maximum(means, losses / round.n + _NO_LOSS)
-        weights = prior * ratio_at(regularizer, units / (1.0 + round.step_size(self.ease)), state.prices)
-        step = self.step / (round.n * round.prior.amax(dim=-1, keepdim=True) / _LARGE).clamp(min=1.0)
+        units = losses if means is None else losses / torch.maximum(means, losses / ctx.n + _NO_LOSS)
+        weights = prior * ratio_at(regularizer, units / (1.0 + ctx.step_size(self.strength_annealing)), state.prices)
+        step = self.step / (ctx.n * ctx.prior.amax(dim=-1, keepdim=True) / _LARGE).clamp(min=1.0)
         raised = state.prices + step * (weights - prior)
         told = raised + state.balances
 
@@ -215,7 +224,7 @@ class Price(Weighing):
 
 
 @dataclass(frozen=True)
-class Fixed(Weighing):
+class PriorWeights(Weighting):
     """Every node weighs what the prior gives it: not robust."""
 
     keeps_rows: ClassVar[bool] = False
@@ -226,8 +235,16 @@ class Fixed(Weighing):
     def init(self, oracle: Oracle, network: Network) -> None:
         return None
 
-    def weigh(self, state: None, losses: Tensor, regularizer: Regularizer, round: Round) -> Weighed:
-        return Weighed(prior_weights(round), {}, lambda delivery: None)
+    def weigh(self, state: None, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
+        return Weighed(prior_weights(ctx), {}, lambda delivery: None)
 
 
-family(Weighing, {"ascent": Ascent, "maximum": Maximum, "price": Price, "fixed": Fixed})
+register(
+    Weighting,
+    {
+        "projected-ascent": ProjectedAscent,
+        "exact-maximum": ExactMaximum,
+        "shadow-price": ShadowPrice,
+        "prior-weights": PriorWeights,
+    },
+)

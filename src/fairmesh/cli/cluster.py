@@ -15,11 +15,11 @@ from fairmesh.cli.launching import (
     record_outcome,
 )
 from fairmesh.cli.terminal import say
-from fairmesh.errors import BadInput, FairmeshError, Interrupted, LostHost
+from fairmesh.errors import BadInput, FairmeshError, Interrupted, LostProcess
 
 if TYPE_CHECKING:
     from fairmesh.experiment import Experiment
-    from fairmesh.networks.process_group import Hosts
+    from fairmesh.networks.process_group import ProcessGroup
 
 NETWORKS = ("memory", "cluster")
 
@@ -50,7 +50,7 @@ def _refuse_unknown(context: typer.Context, arguments: list[str]) -> None:
 @contextmanager
 def loaded_on(
     network: str, timeout_s: float, load: Callable[[], "Experiment"]
-) -> Iterator[tuple["Experiment", "Hosts | None"]]:
+) -> Iterator[tuple["Experiment", "ProcessGroup | None"]]:
     """The experiment, and the hosts that train it together where they are several."""
     if network not in NETWORKS:
         raise BadInput(f"--network is one of {', '.join(NETWORKS)}, got {network!r}")
@@ -64,17 +64,17 @@ def loaded_on(
         experiment = load()
     except FairmeshError as error:  # to be told once, when the others are there
         failure = error
-    with joined(experiment.options.device if experiment else "cpu", timeout_s) as hosts:
-        with hosts.agreeing():
+    with joined(experiment.options.device if experiment else "cpu", timeout_s) as process_group:
+        with process_group.fail_together():
             if failure:
                 raise failure
         if experiment:
-            yield experiment, hosts
+            yield experiment, process_group
 
 
 def leave(error: FairmeshError) -> None:
     """Says in one line what ended a command and exits with its code. Of a launched run's ranks one says it."""
-    code = 130 if isinstance(error, Interrupted) else 1 if isinstance(error, LostHost) else 2
+    code = 130 if isinstance(error, Interrupted) else 1 if isinstance(error, LostProcess) else 2
     text = str(error) if code != 2 else f"error: {error}"
     ours = OUTCOME in os.environ
     if isinstance(error, Interrupted):

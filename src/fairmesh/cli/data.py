@@ -130,16 +130,16 @@ def show(
     """Who would hold what: a picture of nodes and classes, and a table."""
     from dataclasses import asdict
 
-    from fairmesh.config.registry import name_of
-    from fairmesh.data.summary import holdings
+    from fairmesh.config.registry import registered_name
+    from fairmesh.data.summary import site_summaries
     from fairmesh.report.site_pictures import picture
 
     chosen = _chosen(name, partition, nodes, set_, folder)
     sites = chosen.sites()
     kind = getattr(chosen, "partition", None)
-    path = plot or Path("-".join([name, *([name_of(kind)] if kind else [])]) + ".png")
-    picture(sites, path, " ".join([name, *([f"· {name_of(kind)}"] if kind else []), f"· {len(sites)} nodes"]))
-    rows = holdings(sites)
+    path = plot or Path("-".join([name, *([registered_name(kind)] if kind else [])]) + ".png")
+    picture(sites, path, " ".join([name, *([f"· {registered_name(kind)}"] if kind else []), f"· {len(sites)} nodes"]))
+    rows = site_summaries(sites)
     if json_:
         print_json({"data": name, "nodes": len(rows), "sites": [asdict(row) for row in rows], "plot": str(path)})
         return
@@ -170,11 +170,11 @@ def _chosen(
     name: str, partition: str | None, nodes: int | None, assignments: Sequence[str], folder: Path | None
 ) -> Any:
     """The configured data that the options describe."""
-    from fairmesh.config.registry import members
+    from fairmesh.config.registry import registered
     from fairmesh.config.tables import from_table
     from fairmesh.data.datasets import Data
 
-    fields = getattr(members(Data).get(name), "__dataclass_fields__", {})
+    fields = getattr(registered(Data).get(name), "__dataclass_fields__", {})
     table: dict[str, Any] = {"name": name}
     if partition:
         table["partition"] = {"name": partition}
@@ -192,9 +192,9 @@ def _chosen(
 
 
 def _default_partition(fields: dict[str, Any]) -> str:
-    from fairmesh.config.registry import name_of
+    from fairmesh.config.registry import registered_name
 
-    return name_of(fields["partition"].default_factory())
+    return registered_name(fields["partition"].default_factory())
 
 
 def _assigned(text: str) -> dict[str, Any]:

@@ -26,11 +26,11 @@ def algorithms() -> dict[str, Algorithm]:
     """Both send 4-bit messages and take effective steps of 0.5 r^t: AD-GDA's step is multiplied by lambda_i ~ 1/10."""
     compressor, rate, ratio = Quantize(bits=4), 0.5, 0.998
     return {
-        "choco-sgd": ChocoSGD(primal_step=Geometric(0.5, ratio), rate=rate, compressor=compressor),
+        "choco-sgd": ChocoSGD(primal_step=Geometric(0.5, ratio), consensus_step=rate, compressor=compressor),
         "ad-gda": ADGDA(
             primal_step=Geometric(0.5 * _NODES, ratio),
             dual_step=0.05,
-            rate=rate,
+            consensus_step=rate,
             compressor=compressor,
             regularizer=ChiSquare(0.001),
         ),

@@ -76,7 +76,7 @@ def topology(
         "rho": mixing.gap,
         "beta": mixing.beta,
         "delta": delta,
-        "gamma": mixing.consensus_rate(delta),
+        "gamma": mixing.consensus_step_of_theorem(delta),
     }
     path = plot or Path(f"{name}-{nodes}.png")
     draw_graph(mixing, f"{name}, {nodes} nodes, ρ = {mixing.gap:.3g}", path)

@@ -52,7 +52,9 @@ def _fresh(out: Path) -> Path:
 
 def run(
     experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
-    set_: Annotated[list[str], typer.Option("--set", help="key=value, e.g. algorithm.rate=0.5; may be repeated.")] = [],  # noqa: B006
+    set_: Annotated[
+        list[str], typer.Option("--set", help="key=value, e.g. algorithm.consensus_step=0.5; may be repeated.")
+    ] = [],  # noqa: B006
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     data: Annotated[Path | None, typer.Option(help="The folder of the datasets, in place of $FAIRMESH_DATA.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Train N seeds, 0 to N - 1, in one batched run.")] = None,
@@ -75,12 +77,14 @@ def run(
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
     folder = out or Path("runs") / experiment.stem
-    with loaded_on(network, timeout, lambda: load_experiment(experiment, assignments)) as (loaded, hosts):
-        silent = hosts is not None and not hosts.first
+    with loaded_on(network, timeout, lambda: load_experiment(experiment, assignments)) as (loaded, process_group):
+        silent = process_group is not None and not process_group.is_leader
         with progress(json_ or silent) as watcher:
             watch = watcher(experiment.stem, loaded.rounds)
             announce = None if json_ or silent else say
-            result = run_experiment(loaded, out=folder, resume=resume, watch=watch, announce=announce, hosts=hosts)
+            result = run_experiment(
+                loaded, out=folder, resume=resume, watch=watch, announce=announce, process_group=process_group
+            )
     if silent:
         return
     summary = Run.from_folder(folder)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression.codes import Code, Dense, Levels, Signs, Sparse, per_block
-from fairmesh.config.tables import family
+from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.numerics.random_streams import DITHER, Draw
-from fairmesh.numerics.tracing import may_look
+from fairmesh.numerics.tracing import values_readable
 
 _SMALL, _LARGE = 1e-15, 1e15  # norms between which squares of float32 neither vanish nor overflow in a way that counts
 FLOAT_BITS = 32  # what the paper bills for a number sent as it is
@@ -25,7 +25,7 @@ def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
         return torch.linalg.vector_norm(blocks, ord=order, dim=-1, dtype=torch.float64).float()
 
     def norms_of(blocks: Tensor) -> Tensor:
-        if may_look(blocks) and blocks.dtype == torch.float32:  # a look is cheap, a cast of all is not
+        if values_readable(blocks) and blocks.dtype == torch.float32:  # a look is cheap, a cast of all is not
             norms = torch.linalg.vector_norm(blocks, ord=order, dim=-1)
             if _ordinary(norms):
                 return norms
@@ -162,7 +162,7 @@ class Quantize(Compressor):
 
 def _ordinary(norms: Tensor) -> bool:
     """Whether it is known that all norms are float32 of ordinary size: then no |x| exceeds its norm but by rounding."""
-    known = may_look(norms) and norms.dtype == torch.float32
+    known = values_readable(norms) and norms.dtype == torch.float32
     return known and norms.numpy().min() > _SMALL and norms.numpy().max() < _LARGE
 
 
@@ -308,7 +308,7 @@ class TopKQuantize(Compressor):
         return self.bits * _kept(self.fraction, dim)
 
 
-family(
+register(
     Compressor,
     {
         "none": Identity,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.numerics.tracing import may_look
+from fairmesh.numerics.tracing import values_readable
 
 Array = Tensor | np.ndarray
 
@@ -71,7 +71,7 @@ def level_histograms(levels: Tensor, largest: int) -> Tensor:
     rows, width = levels.shape[0], 2 * largest + 1
     if (kernels := gpu_kernels(levels)) is not None:
         return kernels.level_histograms(levels, largest).long()
-    if not may_look(levels):
+    if not values_readable(levels):
         return histograms(levels.to(torch.int64).add_(largest).clamp_(0, width - 1), width)
     # On a CPU one pass over small integers, in which every row has symbols of its own, and neighbours in a row too: a
     # counter that is the same many times in a row (most levels are zero) would wait for itself.

@@ -18,7 +18,7 @@ from fairmesh.compression.codes import (
     Sparse,
 )
 from fairmesh.compression.entropy import Array
-from fairmesh.numerics.tracing import may_look
+from fairmesh.numerics.tracing import values_readable
 
 VERSION = 1
 MAGIC = b"fm"
@@ -199,7 +199,7 @@ def sizes_of_rows(code: Sparse | Levels) -> Tensor:
         lowest, highest = code.levels.amin(dim=-1).to(torch.int64), code.levels.amax(dim=-1).to(torch.int64)
         return head + packed_size(dim, lowest, highest)
     counts = entropy.level_histograms(code.levels, code.largest)
-    if may_look(counts) and not is_rare(dim - counts.numpy()[:, code.largest], dim).any():
+    if values_readable(counts) and not is_rare(dim - counts.numpy()[:, code.largest], dim).any():
         return torch.from_numpy(head + least(level_sizes(dim, Stream.of(counts.numpy()), None)))
     nonzero = dim - counts[:, code.largest]
     runs = gaps(code.levels, nonzero), Stream.of(without_zero(counts, code.largest))

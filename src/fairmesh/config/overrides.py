@@ -31,7 +31,7 @@ def assignment(text: str) -> tuple[str, Any]:
     """'dotted.key=value' as its key and its value; a value that is not TOML is a string."""
     key, separator, value = (part.strip() for part in text.partition("="))
     if not separator or not key:
-        raise BadInput(f"--set {text!r}: write key=value, for example algorithm.rate=0.5")
+        raise BadInput(f"--set {text!r}: write key=value, for example algorithm.consensus_step=0.5")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

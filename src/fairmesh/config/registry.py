@@ -3,12 +3,12 @@
 FAMILIES: dict[type, dict[str, type]] = {}  # role -> name in files -> member
 
 
-def members(role: type) -> dict[str, type]:
+def registered(role: type) -> dict[str, type]:
     """Every registered member of a role, by its name in files."""
     return dict(FAMILIES[role])
 
 
-def name_of(thing: object) -> str:
+def registered_name(thing: object) -> str:
     """The name that experiment files use for an object's class; that of the class where it is not registered."""
     for table in FAMILIES.values():
         for name, member in table.items():

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from fairmesh.config.imports import imported
-from fairmesh.config.registry import FAMILIES, name_of, role_of
+from fairmesh.config.migrations import KEYS, NAMES
+from fairmesh.config.registry import FAMILIES, registered_name, role_of
 from fairmesh.errors import BadInput, nearest
 
 T = TypeVar("T")
 
 
-def family(role: type, members: Mapping[str, type]) -> None:
+def register(role: type, members: Mapping[str, type]) -> None:
     """Names the members of a role as experiment files call them. The one line to add for a new member."""
     FAMILIES[role] = dict(members)
     for member in members.values():
@@ -57,7 +58,7 @@ def _hints(kind: type) -> dict[str, Any]:
 def to_table(thing: Any) -> Any:
     """A configured object as plain tables, lists and values; fields that are None are left out."""
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        table = {"name": name_of(thing)} if role_of(type(thing)) else {}
+        table = {"name": registered_name(thing)} if role_of(type(thing)) else {}
         for field in dataclasses.fields(thing):
             value = getattr(thing, field.name)
             if value is not None and field.init:
@@ -163,8 +164,17 @@ def _member_from(role: type, value: Any, where: str) -> Any:
     if name is None:
         raise BadInput(f"{where}: the table has no name; known: {', '.join(sorted(known))}")
     if not isinstance(name, str) or name not in known:
-        raise BadInput(f"{where}: unknown {role.__name__.lower()} {name!r}{nearest(str(name), known)}")
+        raise BadInput(
+            f"{where}: unknown {role.__name__.lower()} {name!r}{_hint(NAMES.get(str(name)), str(name), known)}"
+        )
     return _filled(known[name], {key: item for key, item in table.items() if key != "name"}, where)
+
+
+def _hint(renamed: str | None, word: str, known: Iterable[str]) -> str:
+    """What to write instead of an unknown word: its new name, or the known word nearest to it."""
+    if renamed is not None and renamed in known:
+        return f"; it is now {renamed!r}: `fairmesh migrate FILE` rewrites old files"
+    return nearest(word, known)
 
 
 def _filled(kind: type, table: Any, where: str) -> Any:
@@ -175,7 +185,7 @@ def _filled(kind: type, table: Any, where: str) -> Any:
     prefix = f"{where}." if where else ""
     for key in table:
         if key not in fields:
-            raise BadInput(f"{prefix}{key}: unknown key{nearest(key, fields)}")
+            raise BadInput(f"{prefix}{key}: unknown key{_hint(KEYS.get(key), key, fields)}")
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in table:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairmesh.config.tables import family
+from fairmesh.config.tables import register
 from fairmesh.data import shifts
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
@@ -346,7 +346,7 @@ class Even(Partition):
         return _sites_of(pool, np.split(order[: each * self.nodes], self.nodes))
 
 
-family(
+register(
     Partition,
     {
         "one-class": OneClass,

@@ -9,7 +9,7 @@ from fairmesh.errors import BadInput
 
 
 @dataclass(frozen=True)
-class Holding:
+class SiteSummary:
     """What one site holds."""
 
     name: str
@@ -19,7 +19,7 @@ class Holding:
     classes: tuple[int, ...]  # training samples of each class; empty where targets are not labels
 
 
-def holdings(sites: Sequence[Site]) -> list[Holding]:
+def site_summaries(sites: Sequence[Site]) -> list[SiteSummary]:
     """What each site holds, in the order of the nodes."""
     if not sites:
         raise BadInput("no site to show")
@@ -28,7 +28,7 @@ def holdings(sites: Sequence[Site]) -> list[Holding]:
     labelled = all(not targets.is_floating_point() and targets.ndim == 1 for targets in labels)
     kinds = 1 + max(int(targets.max()) for targets in labels) if labelled else 0
     return [
-        Holding(
+        SiteSummary(
             site.name or f"node {i}",
             site.group or site.name or f"node {i}",
             len(samples),

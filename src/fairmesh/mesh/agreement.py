@@ -12,7 +12,7 @@ import fairmesh
 from fairmesh.compression import VERSION as CODEC
 from fairmesh.config.imports import imported
 from fairmesh.config.overrides import files_beside, flat_table
-from fairmesh.config.registry import name_of
+from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.datasets import Data
 from fairmesh.data.site import Site
@@ -99,8 +99,8 @@ def refuse_undeployable(experiment: Experiment) -> None:
     """Refuses, with the reason, what sites without a server cannot run: a deployment is one run of one algorithm."""
     if experiment.algorithm.needs_server:
         raise BadInput(
-            f"{name_of(experiment.algorithm)} needs a server that all sites trust with their models, and between "
-            "organisations there is none; use ad-gda, which is as robust and needs no server"
+            f"{registered_name(experiment.algorithm)} needs a server that all sites trust with their models; "
+            "between organisations there is none; use ad-gda, which is as robust and needs no server"
         )
     if len(experiment.seeds) > 1:
         raise BadInput(

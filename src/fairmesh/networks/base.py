@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression.codes import Code
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.topology.mixing import Mixing
 
 
@@ -33,8 +33,8 @@ class Part:
 class Traffic(NamedTuple):
     """What was sent: by the paper's nominal billing, and as bytes of the codec's messages, headers included."""
 
-    nodes: Tensor  # nominal bits (..., nodes)
-    server: Tensor  # nominal bits (...)
+    node_bits: Tensor  # nominal (..., nodes)
+    server_bits: Tensor  # nominal (...)
     node_bytes: Tensor  # (..., nodes)
     server_bytes: Tensor  # (...)
 
@@ -66,7 +66,7 @@ class Network(ABC):
     own: Tensor  # (nodes, n) 1 where a column is the hosted node's own position
     by_identity: Tensor  # (n,) positions of all nodes in the order of their identities
     kept_of: Tensor | None  # (nodes, slots) identities of those whose copies a node keeps, where it keeps one of each
-    hosts: Hosts  # that together host all nodes
+    process_group: ProcessGroup  # that together host all nodes
     cycle: Sequence[Mixing]  # the graphs that rounds take in turn
 
     @abstractmethod
@@ -103,8 +103,16 @@ class Network(ABC):
 
     def mean(self, rows: Tensor) -> Tensor:
         """The mean over all nodes, wherever hosted, of rows (..., nodes, dim): (..., dim)."""
-        return rows.mean(dim=-2) if self.hosts.number == 1 else self.hosts.summed(rows.sum(dim=-2)) / self.n
+        return (
+            rows.mean(dim=-2)
+            if self.process_group.world_size == 1
+            else self.process_group.all_reduce(rows.sum(dim=-2)) / self.n
+        )
 
-    def mean_of_hosts(self, rows: Tensor) -> Tensor:
+    def mean_of_processes(self, rows: Tensor) -> Tensor:
         """The mean over all nodes of what is a mean over those of each host."""
-        return rows if self.hosts.number == 1 else self.hosts.summed(rows * (len(self.hosted) / self.n))
+        return (
+            rows
+            if self.process_group.world_size == 1
+            else self.process_group.all_reduce(rows * (len(self.hosted) / self.n))
+        )

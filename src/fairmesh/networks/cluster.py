@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fairmesh.errors import BadInput, LostHost, in_a_line
-from fairmesh.networks.process_group import Hosts
+from fairmesh.errors import BadInput, LostProcess, in_a_line
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
 from fairmesh.topology.mixing import Mixing
 
@@ -81,29 +81,29 @@ def _reaching(failure: str = "has lost contact with another") -> Iterator[None]:
         rank = os.environ.get("RANK", "?")
         reason = in_a_line(error).partition(". This is typically")[0]  # where gloo begins to guess
         reason = re.sub(r"\[[^\]]*\.cc:\d+\] ", "", reason)  # the line of its source
-        raise LostHost(f"rank {rank} {failure}: {reason}") from error
+        raise LostProcess(f"rank {rank} {failure}: {reason}") from error
 
 
-class Ranks(Hosts):
+class Ranks(ProcessGroup):
     """All that joined the default process group."""
 
     def __init__(self, device: torch.device | None = None):
         if not dist.is_initialized():
             raise BadInput("a cluster needs torch.distributed: start with torchrun, or call init_process_group before")
-        self.number, self.here = dist.get_world_size(), dist.get_rank()
+        self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.device = device or torch.device("cpu")  # where messages lie when they are sent
-        self.beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         # torchrun calls a job "none" that was not named: then only a restart is known to be the same one.
         named = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-        restarted = any(self.gathered(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))))
+        restarted = any(self.all_gather_json(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))))
         self.job = named if named != "none" or restarted else None
 
-    def everywhere(self, payload: bytes) -> list[bytes]:
-        if self.number == 1:
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        if self.world_size == 1:
             return [payload]
         with _reaching():
             length = torch.tensor([len(payload)])
-            lengths = [torch.empty_like(length) for _ in range(self.number)]
+            lengths = [torch.empty_like(length) for _ in range(self.world_size)]
             dist.all_gather(lengths, length)
             mine = torch.zeros(max(int(one) for one in lengths), dtype=torch.uint8)
             mine[: len(payload)] = _bytes(payload)
@@ -111,35 +111,35 @@ class Ranks(Hosts):
             dist.all_gather(every, mine)
         return [one[: int(count)].numpy().tobytes() for one, count in zip(every, lengths)]
 
-    def summed(self, tensor: Tensor) -> Tensor:
-        if self.number == 1:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        if self.world_size == 1:
             return tensor
         with _reaching():
             term = tensor.detach().contiguous()
-            terms = [torch.empty_like(term) for _ in range(self.number)] if self.first else None
+            terms = [torch.empty_like(term) for _ in range(self.world_size)] if self.is_leader else None
             dist.gather(term, terms, dst=0)
             total = functools.reduce(torch.add, terms) if terms else torch.empty_like(term)
             dist.broadcast(total, src=0)
         return total
 
     def nodes(self, n: int) -> Sequence[int]:
-        return blocks_of(n, self.number)[self.here]
+        return blocks_of(n, self.world_size)[self.rank]
 
     def network(
         self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
     ) -> RemoteNetwork:
         """Messages are encoded, so their bytes are counted in any case."""
-        blocks = blocks_of(cycle[0].n, self.number)
-        return RemoteNetwork(cycle, blocks[self.here], ClusterTransport(blocks, self), device=device, dtype=dtype)
+        blocks = blocks_of(cycle[0].n, self.world_size)
+        return RemoteNetwork(cycle, blocks[self.rank], ClusterTransport(blocks, self), device=device, dtype=dtype)
 
 
 class ClusterTransport(Transport):
-    """Messages between neighbouring ranks; `blocks` says which nodes each hosts."""
+    """Messages between neighbouring ranks; `blocks` says which nodes each rank hosts."""
 
     def __init__(self, blocks: Sequence[Sequence[int]], ranks: Ranks | None = None):
-        self.hosts = ranks = ranks or Ranks()
-        if len(blocks) != ranks.number:
-            raise BadInput(f"{len(blocks)} blocks of nodes for {ranks.number} ranks; give one a rank")
+        self.process_group = ranks = ranks or Ranks()
+        if len(blocks) != ranks.world_size:
+            raise BadInput(f"{len(blocks)} blocks of nodes for {ranks.world_size} ranks; give one a rank")
         self._rank_of = {node: rank for rank, block in enumerate(blocks) for node in block}
         self._device = ranks.device
 

@@ -11,20 +11,20 @@ from fairmesh.compression import HEADER_BYTES, part_sizes, plain_size
 from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.product import Product, current
 from fairmesh.topology.mixing import Mixing, union_of
 
 
-class Alone(Hosts):
+class SingleProcess(ProcessGroup):
     """One process that hosts every node."""
 
-    number, here, beside, job = 1, 0, 1, None
+    world_size, rank, local_world_size, job = 1, 0, 1, None
 
-    def everywhere(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes) -> list[bytes]:
         return [payload]
 
-    def summed(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
 
     def nodes(self, n: int) -> Sequence[int]:
@@ -65,7 +65,7 @@ class MemoryNetwork(Network):
         order: Sequence[int] | None = None,
         count_bytes: bool = True,
     ):
-        self.n, self.hosts, self.kept_of, self.cycle = cycle[0].n, Alone(), None, cycle
+        self.n, self.process_group, self.kept_of, self.cycle = cycle[0].n, SingleProcess(), None, cycle
         place = np.arange(self.n) if order is None else np.asarray(order)
         if sorted(place.tolist()) != list(range(self.n)):
             raise BadInput(f"order must name each of the {self.n} nodes once")

@@ -1,4 +1,4 @@
-"""The processes that together host all nodes: what observers ask of them, and how they come to agree."""
+"""The processes that host the nodes of one run together, in the terms of MPI."""
 
 import json
 from abc import ABC, abstractmethod
@@ -9,66 +9,66 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fairmesh.errors import FairmeshError, LostHost
+from fairmesh.errors import FairmeshError, LostProcess
 from fairmesh.topology.mixing import Mixing
 
 if TYPE_CHECKING:
     from fairmesh.networks.base import Network
 
 
-class Hosts(ABC):
-    """Every host calls the same methods in the same order. None of what they carry is the algorithms' traffic, but for
-    the sums that a server forms."""
+class ProcessGroup(ABC):
+    """Every process calls the same methods in the same order. What they carry is not counted as the algorithm's
+    traffic, except for the sums that a server forms."""
 
-    number: int
-    here: int  # this one's place among them; the first, 0, writes and speaks for all
-    beside: int  # how many share this machine's memory
-    job: str | None  # what names this run and its restarts, so that a restarted one goes on by itself
-
-    @abstractmethod
-    def everywhere(self, payload: bytes) -> list[bytes]:
-        """Every host's payload at every host, in the order of the hosts."""
+    world_size: int
+    rank: int  # of this process; rank 0 leads: it writes files and reports for all
+    local_world_size: int  # processes that share this machine's memory
+    job: str | None  # names this run and its restarts, so that a restarted run resumes by itself
 
     @abstractmethod
-    def summed(self, tensor: Tensor) -> Tensor:
-        """The sum over the hosts, in their order, at every host; none but the first gets the others' terms."""
+    def all_gather(self, payload: bytes) -> list[bytes]:
+        """Returns every process's payload at every process, ordered by rank."""
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Returns the sum over all processes, added in the order of their ranks; only the leader sees the terms."""
 
     @abstractmethod
     def nodes(self, n: int) -> Sequence[int]:
-        """The positions, among n nodes, of those hosted here."""
+        """Returns the positions, among n nodes, of those hosted here."""
 
     @abstractmethod
     def network(
         self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
     ) -> "Network":
-        """The network of the nodes hosted here."""
+        """Returns the network of the nodes hosted here."""
 
     @property
-    def first(self) -> bool:
-        return self.here == 0
+    def is_leader(self) -> bool:
+        return self.rank == 0
 
-    def gathered(self, value: Any) -> list[Any]:
-        """Every host's value, such as JSON can say, in the order of the hosts."""
-        if self.number == 1:
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """Returns every process's value, which JSON must be able to represent, ordered by rank."""
+        if self.world_size == 1:
             return [value]
-        return [json.loads(text) for text in self.everywhere(json.dumps(value).encode())]
+        return [json.loads(text) for text in self.all_gather(json.dumps(value).encode())]
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
-        """What one host refuses, all refuse, with the words of the first that did. Inside, hosts do not meet."""
+    def fail_together(self) -> Iterator[None]:
+        """If one process raises inside, all raise the same error after it. No collective call is allowed inside."""
         refusal: FairmeshError | None = None
         try:
             yield
         except FairmeshError as error:
-            if self.number == 1 or isinstance(error, LostHost):
+            if self.world_size == 1 or isinstance(error, LostProcess):
                 raise
             refusal = error
-        if self.number == 1:
+        if self.world_size == 1:
             return
-        reasons = self.gathered(refusal and [type(refusal).__name__, str(refusal)])
+        reasons = self.all_gather_json(refusal and [type(refusal).__name__, str(refusal)])
         for kind, text in filter(None, reasons):
             error = _KINDS.get(kind, FairmeshError)(text)
-            error.told_elsewhere = not self.first
+            error.told_elsewhere = not self.is_leader
             raise error from refusal
 
 

@@ -18,7 +18,7 @@ from fairmesh.compression.codes import Code
 from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.product import current
 from fairmesh.topology.mixing import Mixing, union_of
 
@@ -30,7 +30,7 @@ Arrivals = Callable[[], Mapping[Edge, Any]]  # waits for the expected messages, 
 class Transport(ABC):
     """Carries bytes between the hosts of a network. Every host calls the same methods in the same order."""
 
-    hosts: Hosts
+    process_group: ProcessGroup
 
     @abstractmethod
     def exchange(
@@ -63,7 +63,7 @@ class RemoteNetwork(Network):
         names = np.arange(self.n) if identities is None else np.asarray(identities)
         if len(set(names.tolist())) != self.n:
             raise BadInput(f"identities must be {self.n} different whole numbers, got {names.tolist()}")
-        self.device, self.hosts = torch.device(device), transport.hosts
+        self.device, self.process_group = torch.device(device), transport.process_group
         self.hosted = torch.tensor(self._here, device=self.device)
         self.identities = torch.as_tensor(names[self._here], dtype=torch.int64, device=self.device)
         self.own = torch.eye(self.n, dtype=dtype, device=self.device)[self.hosted]
@@ -175,14 +175,14 @@ class RemoteNetwork(Network):
         return kept if self._one_row else (current(self._slot_weights, round_index) * kept).sum(dim=-2)
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
-        total = self.hosts.summed(receivers.double().sum(dim=-1, keepdim=True)).squeeze(-1)
+        total = self.process_group.all_reduce(receivers.double().sum(dim=-1, keepdim=True)).squeeze(-1)
         sent = self._by_server(total * (FLOAT_BITS * row.shape[-1]), total * plain_size(row))
         return row.expand(*row.shape[:-2], len(self._here), row.shape[-1]), sent
 
     def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
         sent = (weights != 0).double()
         traffic = self._by_nodes(sent * (FLOAT_BITS * rows.shape[-1]), sent * plain_size(rows))
-        return self.hosts.summed(weights.unsqueeze(-2) @ rows), traffic
+        return self.process_group.all_reduce(weights.unsqueeze(-2) @ rows), traffic
 
     def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
         asked = senders.double()
@@ -190,7 +190,7 @@ class RemoteNetwork(Network):
 
     def gather(self, rows: Tensor) -> Tensor:
         placed = rows.new_zeros(*rows.shape[:-2], self.n, rows.shape[-1]).index_copy_(-2, self.hosted, rows)
-        return self.hosts.summed(placed)
+        return self.process_group.all_reduce(placed)
 
     def _by_nodes(self, bits: Tensor, size: Tensor) -> Traffic:
         return Traffic(bits, self._nobody, size, self._nobody)

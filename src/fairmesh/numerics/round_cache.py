@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairmesh.numerics.tracing import may_look
+from fairmesh.numerics.tracing import values_readable
 
 _ROUNDS = 256  # ahead at most
 _NUMBERS = 1 << 20  # of one quantity are kept at most, unless one round needs more
 
 
-class Lookahead:
+class RoundCache:
     """On a CPU a small operation costs more to call than to run, so a function of the round is evaluated for a block of
     rounds and then read off. A round that is recorded once and replayed works out its own, by operations on tensors
     alone."""
@@ -23,7 +23,7 @@ class Lookahead:
     def at(self, what: Any, function: Callable[[Tensor], Tensor], round_index: Tensor, owner: Any = None) -> Tensor:
         """This round's row of `function`, which turns rounds (k,) into (k, ...). `what` names the quantity; where it
         holds an object's id, `owner` keeps that object alive."""
-        if not may_look(round_index):
+        if not values_readable(round_index):
             return function(round_index.reshape(1)).squeeze(0)
         number = int(round_index)
         first, values, _ = self._known.get(what, (number, None, owner))

@@ -16,7 +16,7 @@ from fairmesh.errors import in_a_line
 _recording: list[None] = []  # one entry for every recording under way
 
 
-def may_look(tensor: Tensor) -> bool:
+def values_readable(tensor: Tensor) -> bool:
     """Whether a decision may hang on a tensor's value: on a CPU, where reading it costs no waiting, and not while the
     operations are being recorded to be replayed with other values."""
     return tensor.is_cpu and not _recording
@@ -34,7 +34,7 @@ def recorded(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
     return module
 
 
-class Recorded:
+class Traced:
     """`function`, recorded for the shapes it is called with. What vmap, autograd and a user's module decide in Python
     for every call they decide once; the operations, and so the results, stay the same."""
 
@@ -43,7 +43,7 @@ class Recorded:
         self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        if not may_look(arguments[0]):  # a whole round is being recorded, this function in it
+        if not values_readable(arguments[0]):  # a whole round is being recorded, this function in it
             return self._function(*arguments)
         shapes = tuple((t.shape, t.dtype) for t in arguments)
         if shapes not in self._replays:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fairmesh.config.imports import called
-from fairmesh.config.tables import family
+from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 
 
@@ -89,4 +89,4 @@ class ImportedModel(Model):
         return made
 
 
-family(Model, {"logistic": Logistic, "fc": FullyConnected, "paper-cnn": PaperCNN, "import": ImportedModel})
+register(Model, {"logistic": Logistic, "fc": FullyConnected, "paper-cnn": PaperCNN, "import": ImportedModel})

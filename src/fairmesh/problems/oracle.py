@@ -8,8 +8,8 @@ from torch.func import grad_and_value, vmap
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
-from fairmesh.numerics.round_cache import Lookahead
-from fairmesh.numerics.tracing import Recorded
+from fairmesh.numerics.round_cache import RoundCache
+from fairmesh.numerics.tracing import Traced
 from fairmesh.problems import convolutions
 from fairmesh.problems.losses import as_floats, batch_error, batch_loss, weighted_loss
 from fairmesh.problems.problem import Problem
@@ -32,12 +32,12 @@ class Oracle:
         calls_per_round: int = 1,
         dtype: torch.dtype = torch.float32,
         data_device: torch.device | None = None,
-        ahead: Lookahead | None = None,
+        ahead: RoundCache | None = None,
     ):
         device = hosted.device
         self.problem, self.dtype = problem, dtype
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
-        self._identities, self._calls, self._ahead = identities, calls_per_round, ahead or Lookahead()
+        self._identities, self._calls, self._ahead = identities, calls_per_round, ahead or RoundCache()
         self._data_device = data_device or device
         everywhere = torch.arange(problem.n).expand(len(self.seeds), -1)
         placements = (everywhere if placements is None else placements).to(device)
@@ -65,7 +65,7 @@ class Oracle:
         loss = convolutions.of_many(loss, draw_shape[0] * draw_shape[1], device)
         self._values = vmap(loss)
         self._errors = vmap(batch_error(self.model, problem.augment))
-        self._gradients = Recorded(vmap(grad_and_value(loss)))
+        self._gradients = Traced(vmap(grad_and_value(loss)))
 
     def initial_models(self) -> Tensor:
         """The same row at every node of a replica: (replicas, nodes, dim)."""

@@ -17,7 +17,7 @@ class Regularizer(ABC):
         """alpha r(lambda) of each row: (..., nodes, 1)."""
 
     @abstractmethod
-    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+    def gradient(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         """alpha times the gradient of r that a node's ascent adds: (..., nodes, n)."""
 
     @abstractmethod
@@ -29,7 +29,7 @@ class Regularizer(ABC):
         """lambda*, the exact argmax over the ambiguity set of (1/m) <lambda, losses> + alpha r(lambda): (..., 1, n)."""
 
     @abstractmethod
-    def largest_step(self, prior: Tensor) -> float:
+    def max_stable_dual_step(self, prior: Tensor) -> float:
         """The dual step size at which ascent stops being stable; infinite where there is no such bound."""
 
 

@@ -51,7 +51,7 @@ class Custom(Regularizer):
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         return self.strength * self._over_rows(self.function, duals, prior).unsqueeze(-1)
 
-    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+    def gradient(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return self.strength * self._over_rows(torch.func.grad(self.function), duals, prior)
 
     def project(self, rows: Tensor, prior: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Custom(Regularizer):
         own = torch.ones_like(p)
 
         def gradient(rows: Tensor) -> Tensor:
-            return scores + self.slope(rows, p, own)
+            return scores + self.gradient(rows, p, own)
 
         def residuals(rows: Tensor, prices: Tensor, level: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
             return gradient(rows) + prices - level, rows * prices - target
@@ -109,5 +109,5 @@ class Custom(Regularizer):
             weights, prices, level = (torch.where(pays, new, old) for new, old in zip(trial, (weights, prices, level)))
         return (weights / weights.sum(dim=-1, keepdim=True)).to(losses.dtype)
 
-    def largest_step(self, prior: Tensor) -> float:
+    def max_stable_dual_step(self, prior: Tensor) -> float:
         return math.inf

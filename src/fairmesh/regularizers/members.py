@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fairmesh.config.tables import family
+from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.regularizers.base import Cappable, Priced, Regularizer, check_strength
 from fairmesh.regularizers.custom import Custom
 from fairmesh.regularizers.simplex import (
+    capped_softmax,
     capped_threshold,
-    capped_tilt,
-    filled_from_the_worst,
+    cvar_weights,
     project_onto_simplex,
     weighted_threshold,
 )
@@ -30,7 +30,7 @@ def check_priced(regularizer: "Regularizer") -> None:
     if not isinstance(inner, Priced):
         raise BadInput(
             f"a {type(inner).__name__} has no weights that follow from a price; use ChiSquare or KullbackLeibler, "
-            "or find the weights by an Ascent"
+            "or find the weights by a ProjectedAscent"
         )
 
 
@@ -62,7 +62,7 @@ class ChiSquare(Priced):
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         return -self.strength * ((duals - prior).square() / prior).sum(dim=-1, keepdim=True)
 
-    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+    def gradient(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return (-2.0 * self.strength) * (duals / prior - 1.0)
 
     def project(self, rows: Tensor, prior: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class ChiSquare(Priced):
     def ratio(self, x: Tensor) -> Tensor:
         return (1.0 + x).clamp(min=0.0)
 
-    def largest_step(self, prior: Tensor) -> float:
+    def max_stable_dual_step(self, prior: Tensor) -> float:
         return float(prior.min()) / self.strength  # curvature 2 alpha / p: ascent overshoots for ever past 2 / that
 
 
@@ -103,7 +103,7 @@ class KullbackLeibler(Priced):
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         return -self.strength * torch.xlogy(duals, duals / prior).sum(dim=-1, keepdim=True)
 
-    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+    def gradient(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return -self.strength * ((duals / prior).clamp(min=self.floor).log() + 1.0)
 
     def project(self, rows: Tensor, prior: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class KullbackLeibler(Priced):
         return (prior.log() + losses / (self.strength * losses.shape[-1])).softmax(dim=-1)
 
     def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
-        return capped_tilt(losses / (self.strength * losses.shape[-1]), prior, caps)
+        return capped_softmax(losses / (self.strength * losses.shape[-1]), prior, caps)
 
     def softness(self) -> float | Tensor:
         return self.strength
@@ -121,7 +121,7 @@ class KullbackLeibler(Priced):
     def ratio(self, x: Tensor) -> Tensor:
         return x.clamp(max=_STEEPEST).exp()
 
-    def largest_step(self, prior: Tensor) -> float:
+    def max_stable_dual_step(self, prior: Tensor) -> float:
         return 2.0 * float(prior.min()) / self.strength  # curvature alpha / lambda, at the prior
 
 
@@ -132,7 +132,7 @@ class NoRegularizer(Cappable):
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         return torch.zeros_like(duals[..., :1])
 
-    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+    def gradient(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return torch.zeros_like(duals)
 
     def project(self, rows: Tensor, prior: Tensor) -> Tensor:
@@ -144,9 +144,9 @@ class NoRegularizer(Cappable):
 
     def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
         """The tail mean at the cap's level: CVaR."""
-        return filled_from_the_worst(losses, caps)
+        return cvar_weights(losses, caps)
 
-    def largest_step(self, prior: Tensor) -> float:
+    def max_stable_dual_step(self, prior: Tensor) -> float:
         return math.inf
 
 
@@ -164,7 +164,7 @@ class OwnCoordinate(Cappable):
         scale = self.strength / (2.0 * duals.shape[-1])
         return -scale * (duals - prior).square().sum(dim=-1, keepdim=True)
 
-    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+    def gradient(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
         return -self.strength * (duals - prior) * own
 
     def project(self, rows: Tensor, prior: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class OwnCoordinate(Cappable):
     def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
         return capped_threshold(prior + losses / self.strength, torch.ones_like(prior), caps)
 
-    def largest_step(self, prior: Tensor) -> float:
+    def max_stable_dual_step(self, prior: Tensor) -> float:
         return 2.0 / self.strength
 
 
@@ -205,8 +205,8 @@ class Capped(Regularizer):
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         return self.inner.value(duals, prior)
 
-    def slope(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
-        return self.inner.slope(duals, prior, own)
+    def gradient(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
+        return self.inner.gradient(duals, prior, own)
 
     def project(self, rows: Tensor, prior: Tensor) -> Tensor:
         return capped_threshold(rows, torch.ones_like(prior), self._caps(prior))
@@ -214,11 +214,11 @@ class Capped(Regularizer):
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
         return self.inner.capped_maximiser(losses, prior, self._caps(prior))  # type: ignore[attr-defined]
 
-    def largest_step(self, prior: Tensor) -> float:
-        return self.inner.largest_step(prior)
+    def max_stable_dual_step(self, prior: Tensor) -> float:
+        return self.inner.max_stable_dual_step(prior)
 
 
-family(
+register(
     Regularizer,
     {
         "chi-square": ChiSquare,

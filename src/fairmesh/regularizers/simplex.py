@@ -15,7 +15,7 @@ def project_onto_simplex(rows: Tensor) -> Tensor:
     return (rows - threshold).clamp_(min=0.0)
 
 
-def shares(weights: Tensor) -> Tensor:
+def normalized(weights: Tensor) -> Tensor:
     """Each row of weights (..., n) scaled to sum to one; a row of zeros stays."""
     return weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
@@ -80,7 +80,7 @@ def capped_threshold(scores: Tensor, weights: Tensor, caps: Tensor) -> Tensor:
     return torch.zeros_like(found).scatter(-1, order, found).to(kind)
 
 
-def filled_from_the_worst(losses: Tensor, caps: Tensor) -> Tensor:
+def cvar_weights(losses: Tensor, caps: Tensor) -> Tensor:
     """The weights under which losses weigh most: each at its cap from the largest loss downwards, until one is full."""
     caps, order = caps.expand_as(losses), losses.argsort(dim=-1, descending=True, stable=True)
     sorted_caps = caps.gather(-1, order).double()
@@ -89,7 +89,7 @@ def filled_from_the_worst(losses: Tensor, caps: Tensor) -> Tensor:
     return torch.zeros_like(losses).scatter(-1, order, filled)
 
 
-def capped_tilt(scores: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
+def capped_softmax(scores: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
     """min(prior * exp(scores - tau), caps), caps a multiple of the prior, with tau such that each row sums to one."""
     kind, shape = scores.dtype, torch.broadcast_shapes(scores.shape, caps.shape)
     scores, order = scores.double().expand(shape).sort(dim=-1, descending=True)

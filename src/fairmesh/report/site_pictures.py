@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fairmesh.data.site import Site
-from fairmesh.data.summary import Holding, holdings
+from fairmesh.data.summary import SiteSummary, site_summaries
 from fairmesh.errors import BadInput
 
 _COLOURS = (
@@ -27,7 +27,7 @@ _COLOURS = (
 def picture(sites: Sequence[Site], path: str | os.PathLike, title: str = "") -> None:
     """Nodes across, classes down; a dot's area, or of many nodes a cell's depth, is the number of samples, the bars
     above are each node's size, colours the groups. The ending of the path gives the format."""
-    held = holdings(sites)
+    held = site_summaries(sites)
     figure = _drawn(held, title)
     try:
         figure.savefig(path, dpi=110)
@@ -35,7 +35,7 @@ def picture(sites: Sequence[Site], path: str | os.PathLike, title: str = "") -> 
         raise BadInput(f"cannot write the picture {path}: {error}") from error
 
 
-def _drawn(held: list[Holding], title: str) -> Any:
+def _drawn(held: list[SiteSummary], title: str) -> Any:
     import matplotlib
 
     matplotlib.use("Agg")

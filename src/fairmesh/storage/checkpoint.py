@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairmesh.errors import CheckpointError
 from fairmesh.storage.files import write_atomically
-from fairmesh.storage.state_tree import fitting, flattened, refilled
+from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
 FORMAT = 2  # a file may be one of several, and says of which nodes
 
@@ -71,13 +71,13 @@ def read_stored(path: Path, identity: Mapping[str, Any]) -> Stored:
 
 def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
     """Writes a whole state as one file."""
-    write_stored(path, flattened(state), round_index, identity)
+    write_stored(path, flatten_state(state), round_index, identity)
 
 
 def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
     """The state in a file that holds a whole one, and its round."""
     stored = read_stored(path, identity)
-    return refilled(like, fitting(like, stored.tensors)), stored.round
+    return unflatten_state(like, checked_like(like, stored.tensors)), stored.round
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -11,8 +11,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fairmesh.errors import BadInput
-from fairmesh.networks.memory import Alone
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.memory import SingleProcess
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.sharded_checkpoint import is_shard
 from fairmesh.storage.strict_json import as_json, with_nan
@@ -41,19 +41,19 @@ class RunFolder:
     """Opens a folder for a run: a new or empty one, or with `resume` the one that holds its checkpoint. Only the first
     host writes it, but for checkpoints."""
 
-    def __init__(self, path: str | os.PathLike, *, resume: bool, hosts: Hosts | None = None):
-        self.path, self._hosts = Path(path), hosts or Alone()
+    def __init__(self, path: str | os.PathLike, *, resume: bool, process_group: ProcessGroup | None = None):
+        self.path, self._process_group = Path(path), process_group or SingleProcess()
         self.checkpoint = self.path / CHECKPOINT
         self.resuming, self._portions = False, []
-        with self._hosts.agreeing():
-            if self._hosts.first:
+        with self._process_group.fail_together():
+            if self._process_group.is_leader:
                 self._open(resume)
-        self.resuming, self._portions = self._hosts.gathered([self.resuming, self._portions])[0]
-        with self._hosts.agreeing():
+        self.resuming, self._portions = self._process_group.all_gather_json([self.resuming, self._portions])[0]
+        with self._process_group.fail_together():
             if not self.path.is_dir():
                 raise BadInput(
-                    f"process {self._hosts.here} does not see the run folder {self.path}: all processes of a run need "
-                    "it on a file system that they share"
+                    f"process {self._process_group.rank} does not see the run folder {self.path}: "
+                    "all processes of a run need it on a shared file system"
                 )
 
     def _open(self, resume: bool) -> None:
@@ -79,20 +79,20 @@ class RunFolder:
         if occupied and not self.checkpoint.exists() and not self._portions:
             raise BadInput(f"the run folder {self.path} holds no {CHECKPOINT} to resume from; choose another folder")
         self.resuming = occupied
-        if self._hosts.job is not None:
-            self._write(JOB, self._hosts.job.encode())
+        if self._process_group.job is not None:
+            self._write(JOB, self._process_group.job.encode())
 
     def _begun_by_this_job(self) -> bool:
         mark = self.path / JOB
-        return self._hosts.job is not None and mark.exists() and mark.read_text() == self._hosts.job
+        return self._process_group.job is not None and mark.exists() and mark.read_text() == self._process_group.job
 
     def close(self) -> None:
         """The run has ended: what its launcher starts in this folder from now on is another."""
-        if self._hosts.first:
+        if self._process_group.is_leader:
             (self.path / JOB).unlink(missing_ok=True)
 
     def _write(self, name: str, content: bytes) -> None:
-        if self._hosts.first:
+        if self._process_group.is_leader:
             write_atomically(self.path / name, content)
 
     def replicas_at_once(self, replicas: int) -> int:
@@ -116,15 +116,15 @@ class RunFolder:
 
     def records(self) -> list[Record]:
         """What was recorded so far; a last line cut short is passed over."""
-        mine = read_records(self.path, ragged=True) if self._hosts.first else []
-        return self._hosts.gathered(mine)[0]
+        mine = read_records(self.path, ragged=True) if self._process_group.is_leader else []
+        return self._process_group.all_gather_json(mine)[0]
 
     def replace_records(self, records: Sequence[Record]) -> None:
         content = "".join(as_json(record) + "\n" for record in records)
         self._write(METRICS, content.encode())
 
     def append(self, records: Sequence[Record]) -> None:
-        if not self._hosts.first:
+        if not self._process_group.is_leader:
             return
         try:
             with open(self.path / METRICS, "a", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
-"""A run's checkpoint over all its hosts: each writes its nodes' records, and one file says which belong together.
+"""A run's checkpoint over all its processes: each writes its nodes' records, and one file says which belong together.
 
 That file holds the first host's records and replaces the last one when all others' are on the disk, so that at any time
-one round is there whole. A run goes on from it on any number of hosts."""
+one round is there whole. A run goes on from it on any number of processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from torch import Tensor
 from fairmesh.errors import CheckpointError
 from fairmesh.networks.base import Network
 from fairmesh.storage.checkpoint import Stored, read_stored, write_stored
-from fairmesh.storage.state_tree import fitting, flattened, refilled
+from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
 Holder = Literal["nodes", "host", "all"]  # whose a tensor is: a row each, a mean over a host's nodes, the same for all
 
@@ -36,16 +36,20 @@ class Checkpoints:
         self._nodes: list[int] = network.identities.tolist()
 
     def save(self, state: Any, now: int) -> None:
-        hosts, others = self._network.hosts, []
-        mine = {name: t for name, t in self._records(state).items() if hosts.first or self._holder_of(name) != "all"}
-        if hosts.number > 1:
-            shard, fingerprint = _shard(self._path, now, hosts.here), ""
-            with hosts.agreeing():
-                if not hosts.first:
+        process_group, others = self._network.process_group, []
+        mine = {
+            name: t
+            for name, t in self._records(state).items()
+            if process_group.is_leader or self._holder_of(name) != "all"
+        }
+        if process_group.world_size > 1:
+            shard, fingerprint = _shard(self._path, now, process_group.rank), ""
+            with process_group.fail_together():
+                if not process_group.is_leader:
                     fingerprint = write_stored(shard, mine, now, self._identity, nodes=self._nodes)
-            others = hosts.gathered([shard.name, fingerprint, self._nodes])[1:]
-        with hosts.agreeing():
-            if hosts.first:
+            others = process_group.all_gather_json([shard.name, fingerprint, self._nodes])[1:]
+        with process_group.fail_together():
+            if process_group.is_leader:
                 write_stored(self._path, mine, now, self._identity, nodes=self._nodes, others=others)
                 for old in self._path.parent.iterdir():
                     if is_shard(self._path, old.name) and old.name not in {name for name, _, _ in others}:
@@ -53,7 +57,7 @@ class Checkpoints:
 
     def _records(self, state: Any) -> dict[str, Tensor]:
         """Of a copy of each neighbour, a node's record holds its own: the neighbours' records hold theirs."""
-        tensors = flattened(state)
+        tensors = flatten_state(state)
         if self._network.kept_of is None:
             return tensors
         return {name: t[:, :, 0] if t.ndim == 4 else t for name, t in tensors.items()}
@@ -63,7 +67,7 @@ class Checkpoints:
         first = read_stored(self._path, self._identity)
         pieces = _Pieces(self._path, self._identity, first)
         tensors: dict[str, Tensor] = {}
-        for name, wanted in flattened(like).items():
+        for name, wanted in flatten_state(like).items():
             holder, kept_of = self._holder_of(name), self._network.kept_of
             if holder == "nodes" and wanted.ndim == 4 and kept_of is not None:
                 tensors[name] = pieces.rows(name, kept_of.flatten().tolist()).unflatten(1, kept_of.shape)
@@ -73,7 +77,7 @@ class Checkpoints:
                 tensors[name] = pieces.mean(name, self._nodes)
             elif name in first.tensors:
                 tensors[name] = first.tensors[name]
-        return refilled(like, fitting(like, tensors)), first.round
+        return unflatten_state(like, checked_like(like, tensors)), first.round
 
 
 class _Pieces:

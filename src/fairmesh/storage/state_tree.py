@@ -8,7 +8,7 @@ from torch import Tensor
 from fairmesh.errors import CheckpointError
 
 
-def flattened(state: Any, name: str = "state") -> dict[str, Tensor]:
+def flatten_state(state: Any, name: str = "state") -> dict[str, Tensor]:
     """The tensors of nested NamedTuples by their paths; fields that are None are left out."""
     if state is None:
         return {}
@@ -16,25 +16,25 @@ def flattened(state: Any, name: str = "state") -> dict[str, Tensor]:
         return {name: state}
     found: dict[str, Tensor] = {}
     for field, value in zip(state._fields, state):
-        found |= flattened(value, f"{name}.{field}")
+        found |= flatten_state(value, f"{name}.{field}")
     return found
 
 
-def refilled(like: Any, tensors: Mapping[str, Tensor], name: str = "state") -> Any:
+def unflatten_state(like: Any, tensors: Mapping[str, Tensor], name: str = "state") -> Any:
     """A state of the form of `like` with other tensors in it."""
     if like is None:
         return None
     if isinstance(like, Tensor):
         return tensors[name]
-    return type(like)(*(refilled(value, tensors, f"{name}.{field}") for field, value in zip(like._fields, like)))
+    return type(like)(*(unflatten_state(value, tensors, f"{name}.{field}") for field, value in zip(like._fields, like)))
 
 
-def fitting(like: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def checked_like(like: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The stored tensors of a state, where they have the shapes of this one's."""
-    for name, tensor in flattened(like).items():
+    for name, tensor in flatten_state(like).items():
         stored = tensors.get(name)
         if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
             raise CheckpointError(
                 f"the checkpoint does not hold {name} of shape {tuple(tensor.shape)}; it is of another run"
             )
-    return {name: tensors[name].to(tensor.device) for name, tensor in flattened(like).items()}
+    return {name: tensors[name].to(tensor.device) for name, tensor in flatten_state(like).items()}

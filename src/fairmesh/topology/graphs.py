@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 
-from fairmesh.config.tables import family
+from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.topology.mixing import (
     DENSE_EIGENVALUES_UP_TO,
@@ -289,7 +289,7 @@ class Changing(Topology):
         return [m for topology in self.topologies for mixing in topology.graphs(n) for m in [mixing] * self.every]
 
 
-family(
+register(
     Topology,
     {
         "ring": Ring,

@@ -59,7 +59,7 @@ class Mixing:
         """beta = ||I - W||_2."""
         return 1.0 - self._extreme_eigenvalues[1] if self.n > 1 else 0.0
 
-    def consensus_rate(self, delta: float) -> float:
+    def consensus_step_of_theorem(self, delta: float) -> float:
         """gamma, the consensus step size of Theorems 1 and 2 for a compressor with this delta."""
         if not 0 < delta <= 1:
             raise BadInput(f"a compressor's delta lies in (0, 1], got {delta}")

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics.tracing import recorded
-from fairmesh.storage.state_tree import flattened, refilled
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
 
 Step = Callable[[Any, Tensor], Any]  # (state, number of the round) -> the state after it
 
@@ -34,12 +34,12 @@ def _(tensor: Tensor) -> Tensor:
 def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> tuple[GraphModule, list[Tensor]]:
     """A round as a function that changes the given tensors, of a state and of the round's number, into the next one's;
     and these tensors, copies of the state's."""
-    buffers = [t.clone() for t in flattened(state).values()] + [torch.tensor(done, device=device)]
-    names = list(flattened(state))
+    buffers = [t.clone() for t in flatten_state(state).values()] + [torch.tensor(done, device=device)]
+    names = list(flatten_state(state))
 
     def change(*buffers: Tensor) -> list[Tensor]:
         *parts, now = buffers
-        after = [*flattened(step(refilled(state, dict(zip(names, parts))), now)).values(), now + 1]
+        after = [*flatten_state(step(unflatten_state(state, dict(zip(names, parts))), now)).values(), now + 1]
         held = {old.untyped_storage().data_ptr() for old in buffers}  # what is handed on must not be overwritten first
         changed = [(old, new) for old, new in zip(buffers, after) if new is not old]
         copied = [kept(new) if new.untyped_storage().data_ptr() in held else new for _, new in changed]
@@ -71,7 +71,7 @@ class CapturedRounds:
 
     def __init__(self, step: Step, state: Any, done: int, device: torch.device, fuse: bool = True):
         module, self._buffers = recorded_round(step, state, done, device)
-        self.state = refilled(state, dict(zip(flattened(state), self._buffers)))  # which every round changes
+        self.state = unflatten_state(state, dict(zip(flatten_state(state), self._buffers)))  # which every round changes
         run: Callable[..., Any] = module
         if fuse:
             with warnings.catch_warnings():

@@ -12,7 +12,7 @@ from fairmesh.config.tables import to_table
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.numerics import random_streams
-from fairmesh.numerics.round_cache import Lookahead
+from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
 from fairmesh.topology.graphs import Topology
@@ -63,7 +63,7 @@ class Training:
         )
         for replica in self.replicas:
             replica.algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
-        self._ahead = Lookahead()
+        self._ahead = RoundCache()
         algorithms = [replica.algorithm for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
@@ -82,7 +82,7 @@ class Training:
 
     def identity(self) -> dict[str, Any]:
         """The settings that determine the trajectory, by name: rounds and measurements are not among them."""
-        digests = self.network.hosts.gathered(list(self.problem.digests_here().items()))
+        digests = self.network.process_group.all_gather_json(list(self.problem.digests_here().items()))
         return {
             "topology": to_table(self.topology),
             "algorithms": [to_table(replica.algorithm) for replica in self.replicas],
@@ -203,7 +203,9 @@ class Training:
         if isinstance(compressor, Compressor) and not isinstance(compressor, Identity):
             delta = compressor.delta(self.problem.flat_model.dim)
             known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
-            advice += f", or rate ({_rate_of(state.algorithm, algorithm):g}): the compressor {known}"
+            advice += (
+                f", or consensus_step ({_consensus_step_of(state.algorithm, algorithm):g}): the compressor {known}"
+            )
         site = self.problem.sites[self.replicas[replica].placement[node]].name
         who = "the server" if algorithm.needs_server else f"node {node} ({site})"
         which = (
@@ -214,10 +216,10 @@ class Training:
         return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
 
 
-def _rate_of(state: Any, algorithm: Any) -> float:
+def _consensus_step_of(state: Any, algorithm: Any) -> float:
     """gamma, as given or as the run found it."""
-    rate = getattr(algorithm, "rate", 1.0)
-    return float(state.rates.flatten()[0]) if rate is None else rate
+    rate = getattr(algorithm, "consensus_step", 1.0)
+    return float(state.consensus_steps.flatten()[0]) if rate is None else rate
 
 
 def _tensor(value: Tensor | None) -> Tensor:

@@ -60,8 +60,8 @@ def footprint(
 
 def _holds_weights(algorithm: Algorithm) -> bool:
     """Whether every node holds a weight for every node."""
-    weighing = getattr(algorithm, "weighing", None)
-    keeps_rows = weighing is not None and weighing.keeps_rows
+    weighting = getattr(algorithm, "weighting", None)
+    keeps_rows = weighting is not None and weighting.keeps_rows
     return keeps_rows or ("dual_step" in algorithm.steps() and not algorithm.needs_server)
 
 

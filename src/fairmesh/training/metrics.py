@@ -10,7 +10,7 @@ from fairmesh.problems.evaluation import Evaluator, group_means, spread
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import worst_case
-from fairmesh.regularizers.simplex import shares
+from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 
 
@@ -35,7 +35,7 @@ class Meter:
         self._problem, self._network, self._at_server = problem, network, at_server
         self._node_of_site = placements.cpu().argsort(dim=-1)
         self._sites_here = placements.cpu()[:, network.hosted.cpu()]  # (replicas, nodes)
-        held = [set(sites) for sites in network.hosts.gathered(problem.here)]
+        held = [set(sites) for sites in network.process_group.all_gather_json(problem.here)]
         self._holder = torch.tensor([next(k for k, sites in enumerate(held) if i in sites) for i in range(problem.n)])
         self._test = Evaluator(problem, "test", device, dtype, home)
         self._validation = Evaluator(problem, "validation", device, dtype, home)
@@ -52,14 +52,14 @@ class Meter:
         evaluator = {"test": self._test or self._train, "validation": self._validation, "train": self._train}[split]
         if not evaluator:
             return {}
-        with self._network.hosts.agreeing():  # a user's metric may fail at one
+        with self._network.process_group.fail_together():  # a user's metric may fail at one
             found = evaluator.of_sites(rows)
-        return found if self._network.hosts.number == 1 else self._from_holders(found)
+        return found if self._network.process_group.world_size == 1 else self._from_holders(found)
 
     def _from_holders(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each metric at every site as the first host that holds the site's data has it."""
         mine = torch.stack(list(found.values()))  # (metrics, replicas, sites)
-        every = self._network.hosts.everywhere(mine.numpy().tobytes())
+        every = self._network.process_group.all_gather(mine.numpy().tobytes())
         of_hosts = torch.stack([torch.frombuffer(bytearray(one), dtype=mine.dtype).view_as(mine) for one in every])
         chosen = of_hosts[self._holder, :, :, torch.arange(len(self._holder))]  # (sites, metrics, replicas)
         return dict(zip(found, chosen.permute(1, 2, 0)))
@@ -88,7 +88,7 @@ class Meter:
         duals, own = (getattr(state, name, None) for name in ("duals", "weights"))
         if duals is not None or own is None:
             return None if duals is None else self.mean(duals)
-        return shares(self._network.gather(own).squeeze(-1))
+        return normalized(self._network.gather(own).squeeze(-1))
 
     def records(self, round_index: int, state: Any, sent: Traffic) -> list[Record]:
         """One record per replica of the network-average model; `state` is an algorithm's, of the hosted nodes."""
@@ -99,12 +99,12 @@ class Meter:
         if self._validation:
             with_spread(columns, self.by_site(average, "validation"), self._problem, "validation")
         if self._own_models and self._network.n > 1:
-            with self._network.hosts.agreeing():
+            with self._network.process_group.fail_together():
                 own = (self._test or self._train).of_own_models(models, self._sites_here)  # type: ignore[union-attr]
             own = {k: self._of_nodes(v).gather(-1, self._node_of_site) for k, v in own.items()}
             with_spread(columns, own, self._problem, "own_models")
-        nodes, node_bytes = self._of_nodes(sent.nodes), self._of_nodes(sent.node_bytes)
-        server, server_bytes = sent.server.cpu(), sent.server_bytes.cpu()
+        nodes, node_bytes = self._of_nodes(sent.node_bits), self._of_nodes(sent.node_bytes)
+        server, server_bytes = sent.server_bits.cpu(), sent.server_bytes.cpu()
         disagreement = self._consensus_error(models, average)
         for r, column in enumerate(columns):
             column["consensus_models"] = float(disagreement[r])

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record, portion_name
-from fairmesh.storage.state_tree import flattened, refilled
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.memory_estimate import footprint, replicas_that_fit
 from fairmesh.training.options import (
     DTYPES,
@@ -24,12 +24,14 @@ from fairmesh.training.result import Result
 Watch = Callable[[int, list[Record]], None]  # after each round: how many are done, what was measured (often nothing)
 
 
-def that_fit(problem: Problem, replicas: Sequence[Replica], options: Options, hosts: Hosts) -> tuple[int, str]:
+def that_fit(
+    problem: Problem, replicas: Sequence[Replica], options: Options, process_group: ProcessGroup
+) -> tuple[int, str]:
     """How many of the replicas can run at once, and a sentence about the memory they take at this host."""
     device = device_of(options.device)
     beside = home_of_data(problem, device, options.data_on).type == device.type
-    need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], beside, len(hosts.nodes(problem.n)))
-    return replicas_that_fit(need, len(replicas), options.memory_gib, device, hosts.beside)
+    need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], beside, len(process_group.nodes(problem.n)))
+    return replicas_that_fit(need, len(replicas), options.memory_gib, device, process_group.local_world_size)
 
 
 class Portion(NamedTuple):
@@ -64,7 +66,7 @@ def _numbered(records: Sequence[Record], first: int) -> list[Record]:
 
 
 def on_host(state: Any) -> Any:
-    return refilled(state, {name: t.cpu() for name, t in flattened(state).items()})
+    return unflatten_state(state, {name: t.cpu() for name, t in flatten_state(state).items()})
 
 
 def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
@@ -75,7 +77,9 @@ def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
         diverged += [first + r for r in result.diverged]
         first += len(result.replicas)
     records.sort(key=lambda record: (record["round"], record["replica"]))
-    states = [flattened(result.state) for result in results]
+    states = [flatten_state(result.state) for result in results]
     whole: dict[str, Tensor] = {name: torch.cat([state[name] for state in states]) for name in states[0]}
     one = results[0]
-    return Result(one.problem, list(replicas), one.rounds, records, refilled(one.state, whole), diverged, one.judged_on)
+    return Result(
+        one.problem, list(replicas), one.rounds, records, unflatten_state(one.state, whole), diverged, one.judged_on
+    )

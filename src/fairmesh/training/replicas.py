@@ -87,12 +87,13 @@ def _stacked(things: list[Any], dtype: torch.dtype, device: torch.device, where:
         inner = torch.float64 if isinstance(first, Schedule) else dtype
         copy = object.__new__(type(first))  # each replica's numbers were checked when its own object was made
         for field in dataclasses.fields(first):
+            kind = torch.float64 if field.metadata.get("exact") else inner
             values = [getattr(thing, field.name) for thing in things]
             if field.type is float:  # 1 and 0.5 are both numbers
                 values = [float(value) for value in values]
             if field.metadata.get("structural") and any(value != values[0] for value in values):
                 raise _cannot_stack(f"{where}.{field.name}", values)
-            object.__setattr__(copy, field.name, _stacked(values, inner, device, f"{where}.{field.name}"))
+            object.__setattr__(copy, field.name, _stacked(values, kind, device, f"{where}.{field.name}"))
         return copy
     raise _cannot_stack(where, things)
 

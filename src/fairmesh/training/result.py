@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fairmesh.config.overrides import flat_table
-from fairmesh.config.registry import name_of
+from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.problems.problem import Problem
-from fairmesh.regularizers.simplex import shares
+from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.replicas import Replica
@@ -78,7 +78,7 @@ class Result:
         if self.averages is not None:
             return self.averages
         duals, own = (getattr(self.state.algorithm, name, None) for name in ("duals", "weights"))
-        weights = None if own is None else shares(own.squeeze(-1))
+        weights = None if own is None else normalized(own.squeeze(-1))
         return Averages(self.state.algorithm.models.mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
 
     def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):
@@ -114,7 +114,7 @@ def summary_of(result: Result, seconds: float) -> dict[str, Any]:
     best = result.state.best
     variants = _variants(result.replicas)
     return {
-        "algorithm": name_of(result.replicas[0].algorithm),
+        "algorithm": registered_name(result.replicas[0].algorithm),
         "metric": primary,
         "judged_on": result.judged_on,
         **_numbers(final, primary),

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from fairmesh.algorithms.base import Algorithm
-from fairmesh.algorithms.schedules import spanning
+from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput, Diverged, Interrupted, nearest
-from fairmesh.networks.memory import Alone
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.memory import SingleProcess
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import malloc
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record, RunFolder
@@ -57,41 +57,45 @@ def train(
     settings: dict[str, Any] | None = None,
     watch: Watch | None = None,
     announce: Callable[[str], None] | None = None,
-    hosts: Hosts | None = None,
+    process_group: ProcessGroup | None = None,
     **options: Any,
 ) -> Result:
     """Trains every algorithm with every placement and seed in one batched run, or in as few as the memory allows;
     `options` are the fields of Options.
 
     With `out`, the run's folder is written as it goes, and `resume` continues what it holds. `announce` is told, before
-    the first round, how much memory the run takes. With `hosts`, this process is one of several that train together,
-    each with some of the nodes and their data; all call this, and all get the result."""
-    hosts = hosts or Alone()
-    with hosts.agreeing():
+    the first round, how much memory the run takes. With `process_group`, this process is one of several
+    that train together, each with some of the nodes and their data; all call this, and all get the result."""
+    process_group = process_group or SingleProcess()
+    with process_group.fail_together():
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
-        problem = problem if hosts.number == 1 else problem.keeping(sites_at(hosts.nodes(problem.n), replicas))
-        at_once, sentence = that_fit(problem, replicas, chosen, hosts)
-    folder = None if out is None else RunFolder(out, resume=resume, hosts=hosts)
+        problem = (
+            problem
+            if process_group.world_size == 1
+            else problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
+        )
+        at_once, sentence = that_fit(problem, replicas, chosen, process_group)
+    folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
     if folder and folder.resuming:
         at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
-    at_once = min(hosts.gathered(at_once))
+    at_once = min(process_group.all_gather_json(at_once))
     if announce:
         announce(sentence)
-    if hosts.number > 1 and at_once < len(replicas):
-        with hosts.agreeing():
+    if process_group.world_size > 1 and at_once < len(replicas):
+        with process_group.fail_together():
             raise BadInput(
                 f"only {at_once} of {len(replicas)} replicas fit at once beside each other, and on a cluster all must; "
                 "use more machines or fewer replicas"
             )
     if at_once >= len(replicas):
-        with hosts.agreeing():
+        with process_group.fail_together():
             kind = {"device": device_of(chosen.device), "dtype": DTYPES[chosen.dtype]}
-            network = hosts.network(topology.build(problem.n), **kind, count_bytes=chosen.count_bytes)
+            network = process_group.network(topology.build(problem.n), **kind, count_bytes=chosen.count_bytes)
             training = Training(problem, topology, replicas, chosen, network=network)
         return _Recorder(training, rounds, folder, settings, watch).run()
     started, results = time.perf_counter(), []
     for portion in portions(replicas, at_once):
-        inside = RunFolder(portion.folder(folder.path), resume=resume, hosts=hosts) if folder else None
+        inside = RunFolder(portion.folder(folder.path), resume=resume, process_group=process_group) if folder else None
         training = Training(problem, topology, portion.replicas, chosen, portion.first)
         one = _Recorder(training, rounds, inside, settings, portion.watch(watch, rounds)).run()
         results.append(replace(one, state=on_host(one.state)))
@@ -128,7 +132,7 @@ def _checked(
     for one in algorithms:
         if not isinstance(one, Algorithm):
             raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
-    algorithms = [spanning(one, rounds) for one in algorithms]
+    algorithms = [with_run_length(one, rounds) for one in algorithms]
     replicas = replicas_of(algorithms, seeds, placements, problem.n)
     if chosen.keep_best and not problem.held_out("validation")[0]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
@@ -150,7 +154,7 @@ class _Recorder:
     ):
         options = training.options
         self.training, self.rounds, self.folder, self.watch = training, rounds, folder, watch
-        self.hosts = training.network.hosts
+        self.process_group = training.network.process_group
         regularizers = [getattr(replica.algorithm, "regularizer", None) for replica in training.replicas]
         cpu = torch.device("cpu")
         self.meter = Meter(
@@ -175,7 +179,7 @@ class _Recorder:
         checkpoints = folder and Checkpoints(folder.checkpoint, training.network, training.holder_of, identity)
         state, done = training.initial(), 0
         if folder and checkpoints and folder.resuming:
-            with self.hosts.agreeing():
+            with self.process_group.fail_together():
                 state, done = checkpoints.load(state)
                 if done > self.rounds:
                     raise BadInput(
@@ -193,7 +197,7 @@ class _Recorder:
         look = min(options.measure_every, _LOOK_EVERY) if on_cpu else options.measure_every
         best = state.best  # found by measuring, so the round loop does not carry it
         with malloc.reused() if on_cpu else nullcontext(), _stop_requests(folder is not None) as stop:
-            requests = _Requests(self.hosts, stop)
+            requests = _Requests(self.process_group, stop)
             for now, current in training.states(state, done, self.rounds):
                 state = current._replace(best=best)
                 last = now == self.rounds
@@ -213,11 +217,11 @@ class _Recorder:
                     self.watch(now, fresh)
                 if stopping and not last:
                     self._end()
-                    with self.hosts.agreeing():
+                    with self.process_group.fail_together():
                         raise Interrupted(f"stopped after round {now} of {self.rounds}; its checkpoint is kept")
         result = self._result(state)
         if folder:
-            with self.hosts.agreeing():
+            with self.process_group.fail_together():
                 _write_outcome(folder, result, time.perf_counter() - started)
         self._end()
         return result
@@ -229,11 +233,11 @@ class _Recorder:
     def _result(self, state: TrainingState) -> Result:
         """With the averages over all nodes, wherever hosted."""
         training, averages = self.training, None
-        if self.hosts.number > 1:
+        if self.process_group.world_size > 1:
             averages = Averages(self.meter.mean(state.algorithm.models), self.meter.weights(state.algorithm))
             if not training.algorithm.needs_server:
                 kept = {name: getattr(state, name) for name in ("average_model", "average_dual", "iterate")}
-                mean = training.network.mean_of_hosts
+                mean = training.network.mean_of_processes
                 state = state._replace(**{name: None if t is None else mean(t) for name, t in kept.items()})
         judged_on, problem = self.meter.judged_on, training.problem
         return Result(problem, training.replicas, self.rounds, self.records, state, self.diverged, judged_on, averages)
@@ -245,7 +249,7 @@ class _Recorder:
             record["seed"] = replica.seed
         self.records += fresh
         if self.folder:
-            with self.hosts.agreeing():
+            with self.process_group.fail_together():
                 self.folder.append(fresh)
         if state.best is None or now % training.options.measure_every:
             return fresh, state
@@ -261,13 +265,13 @@ class _Recorder:
 
     def _refuse_diverged(self, state: TrainingState, now: int, sound: int, saved: int | None) -> None:
         here = self.training.unsound(state).any(dim=-1)
-        anywhere = self.hosts.summed(here.long()) if self.hosts.number > 1 else here
+        anywhere = self.process_group.all_reduce(here.long()) if self.process_group.world_size > 1 else here
         self.diverged = anywhere.nonzero().flatten().tolist()
         if not self.diverged or self.training.options.on_divergence == "mark":
             return
         kept = "" if saved is None else f"; the checkpoint of round {saved} is kept"
         self._end()
-        with self.hosts.agreeing():
+        with self.process_group.fail_together():
             if bool(here.any()):
                 raise Diverged(self.training.divergence_message(state, now, sound) + kept)
 
@@ -292,17 +296,17 @@ def _write_outcome(folder: RunFolder, result: Result, seconds: float) -> None:
 class _Requests:
     """Whether to stop: of several hosts all stop after the same round, so they ask each other, about twice a second."""
 
-    def __init__(self, hosts: Hosts, event: threading.Event):
-        self._hosts, self._event = hosts, event
+    def __init__(self, process_group: ProcessGroup, event: threading.Event):
+        self._process_group, self._event = process_group, event
         self._asked, self._next, self._time = 0, 0, time.perf_counter()
 
     def stop(self, now: int) -> bool:
-        if self._hosts.number == 1:
+        if self._process_group.world_size == 1:
             return self._event.is_set()
         if now < self._next:
             return False
         pace = (time.perf_counter() - self._time) / max(1, now - self._asked)
-        answers = self._hosts.gathered([self._event.is_set(), pace])
+        answers = self._process_group.all_gather_json([self._event.is_set(), pace])
         rounds = int(
             _ASK_EVERY_S / max(answers[0][1], 1e-6)
         )  # by the first host's clock, so that all ask again at once

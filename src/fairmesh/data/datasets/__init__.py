@@ -1,6 +1,6 @@
 """Where sites come from: published datasets, a user's own files, or a user's own function."""
 
-from fairmesh.config.tables import family
+from fairmesh.config.tables import register
 from fairmesh.data.datasets.base import (
     Corrupted,
     Data,
@@ -32,7 +32,7 @@ __all__ = [
     "Table",
 ]
 
-family(
+register(
     Data,
     {
         "digits": Digits,

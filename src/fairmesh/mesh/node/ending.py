@@ -17,7 +17,7 @@ from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks.base import Traffic
-from fairmesh.regularizers.simplex import shares
+from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.metrics import with_spread
@@ -63,7 +63,7 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     record |= _traffic(totals) | {"consensus_models": float(judged[-2] / n)}
     weighed = float(means["dual"].sum()) > 0  # some algorithms weigh nothing
     if weighed:
-        means["dual"] = means["dual"] if duals is not None else shares(means["dual"])
+        means["dual"] = means["dual"] if duals is not None else normalized(means["dual"])
         record |= {"lambda": means["dual"].tolist()}
     if duals is not None:
         record |= {"consensus_duals": float(judged[-1] / n)}
@@ -83,7 +83,7 @@ def _pieces(state: TrainingState, own: Tensor) -> dict[str, Tensor]:
         "time-average": state.average_model[0],
         "dual": weighed if duals is None else duals[0, 0],
         "dual time-average": nothing if state.average_dual is None else state.average_dual[0],
-        "bits": own * state.sent.nodes[0, 0].cpu(),
+        "bits": own * state.sent.node_bits[0, 0].cpu(),
         "bytes": own * state.sent.node_bytes[0, 0].cpu(),
     }
 

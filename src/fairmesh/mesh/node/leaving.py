@@ -18,7 +18,7 @@ from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.storage.files import private_folder, write_atomically
-from fairmesh.storage.state_tree import flattened, refilled
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import Mixing, mixing_matrix, union_of
 from fairmesh.training.loop import TrainingState
@@ -159,11 +159,13 @@ def without(state: TrainingState, gone: Sequence[int], slots: Sequence[int], pri
     """A node's state after the nodes numbered `gone` have left. `slots` are the nodes whose copies it keeps, itself
     first; `prior` is that of those who remain."""
     places = [k for k, node in enumerate(slots) if node in gone]
-    return refilled(state, {name: _without(name, t, gone, places, prior) for name, t in flattened(state).items()})
+    return unflatten_state(
+        state, {name: _without(name, t, gone, places, prior) for name, t in flatten_state(state).items()}
+    )
 
 
 def _without(name: str, tensor: Tensor, gone: Sequence[int], places: Sequence[int], prior: Tensor) -> Tensor:
-    if name.endswith(".kept"):
+    if name.endswith(".of_neighbours"):
         tensor = _dropped(tensor, -2, places)
     if "balance" in name:  # sums to zero over all nodes, so without some it must begin anew
         tensor = torch.zeros_like(tensor)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Literal
 
-from fairmesh.algorithms.schedules import spanning
+from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.compression import DecodeError
 from fairmesh.errors import Diverged, FairmeshError, Interrupted
 from fairmesh.mesh.node.leaving import cycle_of
@@ -78,7 +78,7 @@ class Rounds:
             each_copy=True,  # so that a site can leave
         )
         replica = Replica(
-            experiment.seeds[0], tuple(range(problem.n)), spanning(experiment.algorithm, experiment.rounds)
+            experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)
         )
         options = replace(experiment.options, **dict.fromkeys(membership.not_measured, False))
         self.training = Training(problem, experiment.topology, [replica], options, network=network)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.wire.mailroom import Mailroom
-from fairmesh.networks.process_group import Hosts
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
 from fairmesh.topology.mixing import Mixing
 
@@ -16,15 +16,15 @@ FIRST_ROUND = 1  # its step; in step 0 neighbours compare the models they start 
 _NO_SERVER = "between organisations there is no server and nothing goes to everybody; use ad-gda"
 
 
-class Apart(Hosts):
+class MeshProcess(ProcessGroup):
     """A node that meets nobody but its neighbours, by messages."""
 
-    number, here, beside, job = 1, 0, 1, None
+    world_size, rank, local_world_size, job = 1, 0, 1, None
 
-    def everywhere(self, payload: bytes) -> list[bytes]:
+    def all_gather(self, payload: bytes) -> list[bytes]:
         raise BadInput(_NO_SERVER)
 
-    def summed(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         raise BadInput(_NO_SERVER)
 
     def nodes(self, n: int) -> Sequence[int]:
@@ -42,7 +42,7 @@ class PeerTransport(Transport):
     counted alike at both ends."""
 
     def __init__(self, own: int, neighbours: Sequence[int], positions: Sequence[int], mailroom: Mailroom):
-        self._own, self._mailroom, self.hosts = own, mailroom, Apart()
+        self._own, self._mailroom, self.process_group = own, mailroom, MeshProcess()
         self._position_of = dict(zip(neighbours, positions))
         self._number_at = dict(zip(positions, neighbours))
 
