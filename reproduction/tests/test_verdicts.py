@@ -205,7 +205,7 @@ def test_a_level_met_before_anything_was_sent_or_a_missing_run_gives_no_factor(r
     assert all(f["factor"] is None for f in factors(results) if f["setup"] != "Fashion-MNIST")
 
 
-@pytest.mark.parametrize("consensus_step", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize("rate", [0.3, 0.5, 1.0])
 def test_a_fit_finds_the_rate_and_floor_of_a_known_curve(rate):
     rounds = list(range(0, 2001, 20))
     fit = fitted(rounds, [2.3] + [0.4 + 2 * t**-rate for t in rounds[1:]])
