@@ -22,10 +22,11 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.problem import Problem, Sampling
 from fairmesh.topology.graphs import Topology
+from fairmesh.training.observers import Observer
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of, sites_at
 from fairmesh.training.result import Result
-from fairmesh.training.train import Watch, train
+from fairmesh.training.train import train
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,6 +62,7 @@ class Experiment:
     clip_norm: float | None = None
     augment: Callable[[Tensor, Callable[..., Tensor]], Tensor] | None = None
     metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
+    observers: tuple[Observer, ...] = ()
     options: Options = field(default_factory=Options)
 
     def __post_init__(self):
@@ -116,8 +118,9 @@ def run(
     *,
     out: str | os.PathLike | None = None,
     resume: bool = False,
-    watch: Watch | None = None,
+    observers: Sequence[Observer] = (),
     announce: Callable[[str], None] | None = None,
+    handle_signals: bool = False,
     process_group: ProcessGroup | None = None,
 ) -> Result:
     """Trains an experiment; with `out`, writes and can resume the run's folder; with `process_group`, as one of several
@@ -132,8 +135,9 @@ def run(
         out=out,
         resume=resume,
         settings=to_table(experiment),
-        watch=watch,
+        observers=[*experiment.observers, *observers],
         announce=announce,
+        handle_signals=handle_signals,
         process_group=process_group,
         **to_table(experiment.options),
     )

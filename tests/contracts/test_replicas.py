@@ -208,7 +208,16 @@ def test_saved_and_resumed_is_bit_for_bit_uninterrupted(validated, name, topolog
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(fm.Interrupted, match="stopped after round 5 of 12"):
-        fm.train(validated, topology, algorithm, 12, out=tmp_path / "stopped", watch=stop_once, **SAVED)
+        fm.train(
+            validated,
+            topology,
+            algorithm,
+            12,
+            out=tmp_path / "stopped",
+            observers=[stop_once],
+            handle_signals=True,
+            **SAVED,
+        )
     resumed = fm.train(validated, topology, algorithm, 12, out=tmp_path / "stopped", resume=True, **SAVED)
 
     for result, name in ((extended, "extended"), (resumed, "stopped")):
@@ -228,7 +237,7 @@ def test_a_resumed_run_does_not_start_over(validated, tmp_path):
         12,
         out=tmp_path,
         resume=True,
-        watch=lambda done, _: seen.append(done),
+        observers=[lambda done, _: seen.append(done)],
         **SAVED,
     )
     assert seen == list(range(6, 13))

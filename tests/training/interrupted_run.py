@@ -31,11 +31,11 @@ def train(folder: Path, rounds: int = ROUNDS, **options: Any) -> fm.Result:
     return fm.train(problem, fm.Ring(), algorithm, rounds, seeds=(0, 1), out=folder, measure_every=3, **keep, **options)
 
 
-def rest(done: int, fresh: list) -> None:
+def rest(done: int, state) -> None:
     print(done, flush=True)
     time.sleep(0.05)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
-    train(Path(sys.argv[1]), checkpoint_every=int(sys.argv[3]), watch=rest)
+    train(Path(sys.argv[1]), checkpoint_every=int(sys.argv[3]), observers=[rest], handle_signals=True)

@@ -65,7 +65,9 @@ def test_a_run_without_a_folder_diverges_with_the_same_words_and_no_checkpoint()
 def test_it_stops_early_though_measurements_are_rare():
     seen = []
     with pytest.raises(fm.Diverged, match="between rounds 0 and 50"):
-        fm.train(REGRESSION, fm.Ring(), HUGE, 5000, measure_every=5000, watch=lambda done, fresh: seen.append(done))
+        fm.train(
+            REGRESSION, fm.Ring(), HUGE, 5000, measure_every=5000, observers=[lambda done, state: seen.append(done)]
+        )
     assert max(seen) == 49
 
 

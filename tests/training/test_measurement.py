@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import fairmesh as fm
 from fairmesh.training.loop import Training
+from fairmesh.training.observers import Watch
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests.toys import CLASSES, problem, sites, small_model
@@ -345,7 +346,12 @@ def test_a_batch_of_seeds_and_placements_gives_what_each_gives_alone():
 def test_the_watcher_is_told_of_every_round_and_every_record():
     told = []
     result = fm.train(
-        problem(3), fm.Ring(), ALGORITHM, 4, measure_every=2, watch=lambda done, fresh: told.append((done, fresh))
+        problem(3),
+        fm.Ring(),
+        ALGORITHM,
+        4,
+        measure_every=2,
+        observers=[Watch(lambda done, fresh: told.append((done, fresh)))],
     )
     assert [done for done, _ in told] == [0, 1, 2, 3, 4]
     assert [record for _, fresh in told for record in fresh] == result.records

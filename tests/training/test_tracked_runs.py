@@ -52,7 +52,7 @@ def test_each_node_s_own_weight_is_recorded_as_lambda_by_site(problem, placement
     assert [sum(record["lambda"]) for record in result.records] == pytest.approx([1.0] * 3)
     assert result.records[0]["lambda"] == pytest.approx(problem.prior_of_sites[list(range(8))].tolist(), rel=0.2)
     weights = result.weights()
-    own = result.state.algorithm.weights[0, :, 0]
+    own = result.state.algorithm.weighting.weights[0, :, 0]
     assert weights[0].tolist() == pytest.approx((own / own.sum()).tolist())
     assert [result.final[0]["lambda"][site] for site in placement] == pytest.approx(weights[0].tolist())
     assert "consensus_duals" not in result.final[0]

@@ -6,12 +6,13 @@ Algorithm 1.
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
 from fairmesh.algorithms.base import (
     Algorithm,
+    GossipSettings,
     Round,
     capped,
     check_consensus_step,
@@ -30,16 +31,17 @@ from fairmesh.algorithms.gossip import (
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import OVER_NODES, Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
 
 
 class ADGDAState(NamedTuple):
-    models: Tensor  # theta_i (..., nodes, dim)
-    duals: Tensor  # lambda_i (..., nodes, n)
+    models: Models  # theta_i (..., nodes, dim)
+    duals: Duals  # lambda_i (..., nodes, n)
     copies: PublicCopies
-    dual_copies: PublicCopies | None  # where duals travel compressed
+    dual_copies: Annotated[PublicCopies | None, OVER_NODES]  # where duals travel compressed
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,6 @@ class ADGDA(Algorithm):
     dual_order: Literal["simultaneous", "dual-first"] = "simultaneous"
     loss_cap: float | None = None  # what the ascent sees of a node's loss is at most this
 
-    needs_server: ClassVar[bool] = False
-
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
@@ -70,11 +70,14 @@ class ADGDA(Algorithm):
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)
 
-    def oracle_calls(self) -> int:
-        return 1
+    def robust_regularizer(self) -> Regularizer:
+        return self.regularizer
 
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step, "dual_step": self.dual_step}
+    def keeps_node_rows(self) -> bool:
+        return True
+
+    def gossip_settings(self) -> GossipSettings:
+        return GossipSettings(self.compressor, self.consensus_step)
 
     def init(self, oracle: Oracle, network: Network) -> ADGDAState:
         models = oracle.initial_models()

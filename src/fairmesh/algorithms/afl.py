@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 
 class AFLState(NamedTuple):
-    models: Tensor  # the server's w (..., 1, dim)
-    duals: Tensor  # the server's lambda (..., 1, n)
+    models: Models  # the server's w (..., 1, dim)
+    duals: Duals  # the server's lambda (..., 1, n)
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,6 @@ class AFL(Algorithm):
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
-
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
-    def oracle_calls(self) -> int:
-        return 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step, "dual_step": self.dual_step}
 
     def init(self, oracle: Oracle, network: Network) -> AFLState:
         return AFLState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())

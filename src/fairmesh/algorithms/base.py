@@ -1,16 +1,17 @@
 """What every algorithm is: a configured object that turns one round's state into the next one's."""
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairmesh.algorithms.schedules import Schedule, as_schedule
 from fairmesh.compression.codes import Dense
-from fairmesh.compression.compressors import FLOAT_BITS
+from fairmesh.compression.compressors import FLOAT_BITS, Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.numerics import random_streams
@@ -24,44 +25,77 @@ EXACT = {"exact": True}  # metadata of a number that replicas stack in float64, 
 STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend: equal in all replicas of a run
 
 
+class GossipSettings(NamedTuple):
+    """The compressor and the consensus step of an algorithm, for messages about what to lower."""
+
+    compressor: Compressor
+    consensus_step: float | None  # None: found by the run
+
+
 class Algorithm(ABC):
-    """`init` gives the state before round 0, `step` that after a round; neither changes anything else.
+    """A training algorithm, written once over a stack of nodes.
 
-    A state is a NamedTuple of tensors. `models` is (..., nodes, dim), or (..., 1, dim) where a server holds the model;
-    an algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n), or where nobody knows all of lambda
-    each node's own `weights`, m lambda_i (..., nodes, 1)."""
+    A minimal algorithm is a frozen dataclass with `init` and `step`. `init` returns the state before round 0, `step`
+    returns the state after a round; neither changes anything else. A state is a NamedTuple of tensors with a field
+    `models`, (..., nodes, dim), or (..., 1, dim) where a server holds the model. Other fields declare what they are by
+    the annotations of `fairmesh.networks.roles`. The remaining methods have defaults that suit most algorithms.
 
-    needs_server: ClassVar[bool]
-    alpha_of_sum: ClassVar[bool] = False  # alpha is that of sum_i lambda_i f_i + alpha r, m times the paper's objective
-    copies_at_peak: ClassVar[int] = 12  # of all models in a round (tests/contracts/test_memory.py holds this)
+    Attributes:
+        needs_server: Nodes send to a server instead of to their neighbours. Default: False.
+        alpha_of_sum: The regularizer's strength is that of sum_i lambda_i f_i + alpha r, n times the paper's. Default:
+            False.
+        copies_at_peak: How many copies of all models a round holds at most, for the memory estimate. Default: 12.
+
+    Example:
+        See `docs/extending.md` for an algorithm written from scratch.
+    """
+
+    needs_server: ClassVar[bool] = False
+    alpha_of_sum: ClassVar[bool] = False
+    copies_at_peak: ClassVar[int] = 12  # tests/contracts/test_memory.py checks it for the built-in algorithms
 
     @abstractmethod
     def init(self, oracle: Oracle, network: Network) -> Any:
-        """The state before the first round."""
+        """Returns the state before the first round."""
 
     @abstractmethod
     def step(self, state: Any, ctx: "Round") -> Any:
-        """The state after one more round."""
+        """Returns the state after one more round."""
 
-    @abstractmethod
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Refuses settings that cannot work for nodes with this prior (n,) and models of this size."""
+    def check(self, prior: Tensor, dim: int) -> None:  # noqa: B027
+        """Raises BadInput for settings that cannot work for nodes with this prior (n,) and models of this size."""
 
-    @abstractmethod
     def oracle_calls(self) -> int:
-        """How many batches a node looks at in a round."""
+        """Returns how many different batches a node looks at per round. Default: 1."""
+        return 1
 
-    @abstractmethod
     def steps(self) -> dict[str, Schedule | float]:
-        """The step sizes by their field names, for messages about what to lower."""
+        """Returns the step sizes by their field names, for messages about what to lower. Default: every schedule
+        among the fields of the dataclass."""
+        fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        values = {field.name: getattr(self, field.name) for field in fields}
+        return {name: value for name, value in values.items() if isinstance(value, Schedule)}
+
+    def robust_regularizer(self) -> Regularizer | None:
+        """Returns alpha r of the robust objective, if the algorithm has one. Default: None."""
+        return None
+
+    def keeps_node_rows(self) -> bool:
+        """Returns whether every node holds a number for every node, for the memory estimate. Default: False."""
+        return False
+
+    def gossip_settings(self) -> GossipSettings | None:
+        """Returns the compressor and the consensus step, if the algorithm gossips compressed differences. A step of
+        None is found by the run and shown by the state. Default: None."""
+        return None
 
 
 class Round:
     """One round as an algorithm sees it: its number, the local data, the random streams, and the way to the others."""
 
-    def __init__(self, index: Tensor, oracle: Oracle, network: Network, ahead: RoundCache | None = None):
+    def __init__(self, index: Tensor, oracle: Oracle, network: Network, round_cache: RoundCache | None = None):
         self.index = index  # t, a scalar tensor
-        self._oracle, self._network, self._ahead = oracle, network, ahead or RoundCache()
+        self._oracle, self._network, self._round_cache = oracle, network, round_cache or RoundCache()
         self.prior = oracle.prior  # p (..., 1, n)
         self.own = network.own  # (nodes, n) each hosted node's own coordinate
         self.n = network.n  # m
@@ -89,7 +123,7 @@ class Round:
         def steps(rounds: Tensor) -> Tensor:
             return schedule.at(rounds[:, None, None, None]).to(dtype=self.own.dtype, device=self.own.device)
 
-        return self._ahead.at(("step", what), steps, self.index, schedule)
+        return self._round_cache.at(("step", what), steps, self.index, schedule)
 
     def draws(self, purpose: str) -> Draw:
         """Uniforms of each hosted node, for one purpose."""
@@ -105,9 +139,9 @@ class Round:
 
         def ahead(count: int) -> Tensor:
             bits = partial(random_streams.sixteen_bits, count=count)
-            return self._ahead.at((whose, purpose, count), lambda rounds: bits(keys(rounds)), self.index)
+            return self._round_cache.at((whose, purpose, count), lambda rounds: bits(keys(rounds)), self.index)
 
-        return Draw(self._ahead.at((whose, purpose), keys, self.index), self.own.dtype, ahead)
+        return Draw(self._round_cache.at((whose, purpose), keys, self.index), self.own.dtype, ahead)
 
     def exchange(self, **parts: Part) -> Delivery:
         """One message from each node to each of its neighbours."""

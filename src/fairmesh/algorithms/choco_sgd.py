@@ -5,11 +5,9 @@ ICML 2019.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from torch import Tensor
-
-from fairmesh.algorithms.base import Algorithm, Round, check_consensus_step, prior_weights
+from fairmesh.algorithms.base import Algorithm, GossipSettings, Round, check_consensus_step, prior_weights
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,
@@ -20,11 +18,12 @@ from fairmesh.algorithms.gossip import (
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
 
 
 class ChocoState(NamedTuple):
-    models: Tensor  # (..., nodes, dim)
+    models: Models  # (..., nodes, dim)
     copies: PublicCopies
 
 
@@ -37,20 +36,12 @@ class ChocoSGD(Algorithm):
     consensus_step: float = 1.0  # gamma, the consensus step size
     compressor: Compressor = field(default_factory=Identity)  # Q
 
-    needs_server: ClassVar[bool] = False
-
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         check_consensus_step(self.consensus_step)
 
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
-    def oracle_calls(self) -> int:
-        return 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step}
+    def gossip_settings(self) -> GossipSettings:
+        return GossipSettings(self.compressor, self.consensus_step)
 
     def init(self, oracle: Oracle, network: Network) -> ChocoState:
         models = oracle.initial_models()

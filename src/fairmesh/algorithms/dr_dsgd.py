@@ -5,19 +5,18 @@ Ben Issaid, Elgabli, Bennis: DR-DSGD: A Distributionally Robust Decentralized Le
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
-
-from torch import Tensor
+from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
 
 
 class DRDSGDState(NamedTuple):
-    models: Tensor  # (..., nodes, dim)
+    models: Models  # (..., nodes, dim)
 
 
 @dataclass(frozen=True)
@@ -27,21 +26,10 @@ class DRDSGD(Algorithm):
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))  # eta
     temperature: float = 6.0  # mu, which is m alpha in the objective's own scale
 
-    needs_server: ClassVar[bool] = False
-
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise BadInput(f"temperature must be a finite number > 0, got {self.temperature}")
-
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
-    def oracle_calls(self) -> int:
-        return 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step}
 
     def init(self, oracle: Oracle, network: Network) -> DRDSGDState:
         return DRDSGDState(oracle.initial_models())

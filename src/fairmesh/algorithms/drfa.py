@@ -13,13 +13,14 @@ from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 
 class DRFAState(NamedTuple):
-    models: Tensor  # the server's w (..., 1, dim)
-    duals: Tensor  # the server's lambda (..., 1, n)
+    models: Models  # the server's w (..., 1, dim)
+    duals: Duals  # the server's lambda (..., 1, n)
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,8 @@ class DRFA(Algorithm):
         if not 0 <= self.floor < 1:
             raise BadInput(f"floor, the least weight of a client, lies in [0, 1), got {self.floor}")
 
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
     def oracle_calls(self) -> int:
         return self.local_steps + 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step, "dual_step": self.dual_step}
 
     def init(self, oracle: Oracle, network: Network) -> DRFAState:
         return DRFAState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())

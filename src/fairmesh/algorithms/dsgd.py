@@ -4,18 +4,17 @@ Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform C
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
-
-from torch import Tensor
+from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
 
 
 class DSGDState(NamedTuple):
-    models: Tensor  # (..., nodes, dim)
+    models: Models  # (..., nodes, dim)
 
 
 @dataclass(frozen=True)
@@ -24,19 +23,8 @@ class DSGD(Algorithm):
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta
 
-    needs_server: ClassVar[bool] = False
-
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
-    def oracle_calls(self) -> int:
-        return 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step}
 
     def init(self, oracle: Oracle, network: Network) -> DSGDState:
         return DSGDState(oracle.initial_models())

@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Round, plain
-from fairmesh.compression.compressors import (
-    Compressor,
-    Quantize,
-    RandomK,
-    TopK,
-    TopKQuantize,
-)
+from fairmesh.compression.compressors import Compressor
 from fairmesh.networks.base import Delivery, Network, Part
+from fairmesh.networks.roles import PerNeighbour
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import Draw
 
@@ -32,7 +27,7 @@ class PublicCopies(NamedTuple):
     """What the network knows of the models: each node's own public copy, and what it keeps of its neighbours'."""
 
     own: Tensor  # x_hat_i (..., nodes, dim)
-    of_neighbours: Tensor  # while W is fixed the one row s_i = sum_j w_ij x_hat_j, else a copy of each neighbour's
+    of_neighbours: PerNeighbour  # while W is fixed one row, s_i = sum_j w_ij x_hat_j; else a copy per neighbour
 
 
 def zero_copies(models: Tensor, network: Network) -> PublicCopies:
@@ -48,11 +43,9 @@ def warm_copies(models: Tensor, network: Network) -> PublicCopies:
 
 def steady_consensus_step(compressor: Compressor, dim: int, network: Network) -> float:
     """A consensus step size for this compressor on this graph: gossip is steady below some multiple of delta over
-    ||I - W||, with delta as it is measured. The multiple is smaller where coordinates are left out whole, for what they
-    lack grows meanwhile (2 / (2 - delta) for random-K on a complete graph), and where all are rounded away from 0."""
-    few = isinstance(compressor, TopK | RandomK | TopKQuantize)
-    multiple = 0.8 if few or (isinstance(compressor, Quantize) and compressor.rounding == "ceil") else 2.0
-    rate = multiple * steady_contraction(compressor, min(dim, _LONGEST)) / max(network.beta(), 1e-6)
+    ||I - W||, with delta as it is measured. Each compressor declares its multiple."""
+    contraction = steady_contraction(compressor, min(dim, _LONGEST))
+    rate = compressor.stable_gossip_multiple() * contraction / max(network.beta(), 1e-6)
     return min(1.0, max(0.001, round(rate, 3)))  # rounded, so that machines that differ in a last bit agree
 
 

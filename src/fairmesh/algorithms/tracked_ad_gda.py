@@ -15,6 +15,7 @@ from fairmesh.algorithms.base import (
     EXACT,
     STRUCTURAL,
     Algorithm,
+    GossipSettings,
     Round,
     capped,
     check_beta,
@@ -38,6 +39,7 @@ from fairmesh.algorithms.weighting import ShadowPrice, Weighting
 from fairmesh.compression.compressors import Compressor, Sign
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import ConsensusSteps, Models, SumsToZero
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
@@ -48,22 +50,14 @@ _TINY = 1e-8  # beside the root of the squares: a coordinate without a gradient 
 class TrackedState(NamedTuple):
     """`trackers` are momenta + balances: their average is the momenta's, whatever gossip does."""
 
-    models: Tensor  # theta_i (..., nodes, dim)
+    models: Models  # theta_i (..., nodes, dim)
     momenta: Tensor  # of the node's own weighted gradient (..., nodes, dim)
-    balances: Tensor | None  # what gossip added to the momenta: sums to zero over all nodes (..., nodes, dim)
+    balances: SumsToZero | None  # what gossip added to the momenta: sums to zero over all nodes (..., nodes, dim)
     squares: Tensor | None  # mean squares of the tracker (..., nodes, dim)
     copies: PublicCopies  # of the models
     tracker_copies: PublicCopies | None
-    consensus_steps: Tensor  # gamma (..., nodes, 1)
+    consensus_steps: ConsensusSteps  # gamma (..., nodes, 1)
     weighting: Any
-
-    @property
-    def duals(self) -> Tensor | None:
-        return getattr(self.weighting, "duals", None)
-
-    @property
-    def weights(self) -> Tensor | None:
-        return getattr(self.weighting, "weights", None)
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,6 @@ class TrackedADGDA(Algorithm):
     loss_cap: float | None = None  # what the weighting sees of a loss at most
     warm_start: bool = field(default=True, metadata=STRUCTURAL)  # public copies begin at the model that all begin with
 
-    needs_server: ClassVar[bool] = False
     alpha_of_sum: ClassVar[bool] = True
     copies_at_peak: ClassVar[int] = 22  # two states of eight, and what a compressor takes
 
@@ -121,11 +114,14 @@ class TrackedADGDA(Algorithm):
     def check(self, prior: Tensor, dim: int) -> None:
         self.weighting.check(self.regularizer, prior)
 
-    def oracle_calls(self) -> int:
-        return 1  # local steps look at the round's batch again
+    def robust_regularizer(self) -> Regularizer:
+        return self.regularizer
 
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step}
+    def keeps_node_rows(self) -> bool:
+        return self.weighting.keeps_rows
+
+    def gossip_settings(self) -> GossipSettings:
+        return GossipSettings(self.compressor, self.consensus_step)
 
     def init(self, oracle: Oracle, network: Network) -> TrackedState:
         models = oracle.initial_models()

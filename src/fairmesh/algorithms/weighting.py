@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from fairmesh.compression.compressors import Compressor
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part
+from fairmesh.networks.roles import OVER_NODES, Duals, OwnWeights, SumsToZero
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.custom import Custom
@@ -66,8 +67,8 @@ class Weighting(ABC):
 class Rows(NamedTuple):
     """Rows with a coordinate for every node, each node's estimate of all."""
 
-    duals: Tensor  # lambda_i (..., nodes, n)
-    dual_copies: PublicCopies | None  # where rows travel compressed
+    duals: Duals  # lambda_i (..., nodes, n)
+    dual_copies: Annotated[PublicCopies | None, OVER_NODES]  # where rows travel compressed
 
 
 def _of_own(rows: Tensor, ctx: Round) -> Tensor:
@@ -105,10 +106,12 @@ class ProjectedAscent(Weighting):
 class Tables(NamedTuple):
     """What a node knows of all nodes' losses."""
 
-    duals: Tensor  # lambda_i (..., nodes, n)
+    duals: Duals  # lambda_i (..., nodes, n)
     losses: Tensor  # f_i as remembered (..., nodes, 1)
-    dual_balances: Tensor  # what gossip added to m f_i at the node's own coordinate: sums to zero over all nodes
-    dual_copies: PublicCopies | None
+    dual_balances: Annotated[
+        SumsToZero, OVER_NODES
+    ]  # what gossip added to m f_i at the node's own coordinate: sums to zero over all nodes
+    dual_copies: Annotated[PublicCopies | None, OVER_NODES]
 
 
 _LARGE = 10  # times the usual share of the data: a site beyond that would make the price swing, so its step is shorter
@@ -159,9 +162,9 @@ class Prices(NamedTuple):
 
     losses: Tensor  # f_i as remembered (..., nodes, 1)
     prices: Tensor  # in units of the regularizer's softness (..., nodes, 1)
-    balances: Tensor  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
-    weights: Tensor  # m lambda_i of the last round (..., nodes, 1)
-    mean_balances: Tensor | None  # f_i and this are the mean of all losses: sums to zero (..., nodes, 1)
+    balances: SumsToZero  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
+    weights: OwnWeights  # n lambda_i of the last round (..., nodes, 1)
+    mean_balances: SumsToZero | None  # f_i and this are the mean of all losses: sums to zero (..., nodes, 1)
 
 
 @dataclass(frozen=True)

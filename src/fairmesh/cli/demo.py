@@ -15,8 +15,8 @@ from fairmesh.regularizers.members import ChiSquare
 from fairmesh.report.html import page
 from fairmesh.report.runs import Run
 from fairmesh.topology.graphs import Ring
+from fairmesh.training.observers import Watch, Watching
 from fairmesh.training.options import Options
-from fairmesh.training.train import Watch
 
 ROUNDS = 600
 _NODES = 10
@@ -74,11 +74,13 @@ class Outcome:
         }
 
 
-def demo(seed: int, out: Path | None, watch: Callable[[str], Watch | None] | None = None) -> Outcome:
+def demo(seed: int, out: Path | None, watch: Callable[[str], Watching | None] | None = None) -> Outcome:
     """Trains both, writes their folders, the plots and report.html under `out`."""
     runs = []
     for name, experiment in experiments(seed).items():
-        result = run(experiment, out=None if out is None else out / name, watch=watch(name) if watch else None)
+        watching = watch(name) if watch else None
+        observers = [Watch(watching)] if watching else []
+        result = run(experiment, out=None if out is None else out / name, observers=observers)
         runs.append(Run.from_result(result, name))
     outcome = Outcome(runs, _in_one_sentence(*runs))
     if out is not None:

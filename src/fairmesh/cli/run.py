@@ -1,6 +1,7 @@
 """`fairmesh demo` and `fairmesh run`: train, and show what came out."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +70,9 @@ def run(
     """Trains an experiment file; its folder holds metrics, summary, model and checkpoint."""
     from fairmesh.experiment import load_experiment
     from fairmesh.experiment import run as run_experiment
+    from fairmesh.numerics import malloc
     from fairmesh.report.runs import Run, rows_of
+    from fairmesh.training.observers import Watch
 
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds must be >= 1, got {seeds}")
@@ -81,13 +84,19 @@ def run(
         silent = process_group is not None and not process_group.is_leader
         with progress(json_ or silent) as watcher:
             watch = watcher(experiment.stem, loaded.rounds)
-            announce = None if json_ or silent else say
-            result = run_experiment(
-                loaded, out=folder, resume=resume, watch=watch, announce=announce, process_group=process_group
-            )
+            with malloc.reused() if loaded.options.device == "cpu" else nullcontext():  # the process is this run's
+                result = run_experiment(
+                    loaded,
+                    out=folder,
+                    resume=resume,
+                    observers=[Watch(watch)] if watch else [],
+                    announce=None if json_ or silent else say,
+                    handle_signals=True,
+                    process_group=process_group,
+                )
     if silent:
         return
-    summary = Run.from_folder(folder)
+    summary = Run.from_result(result, folder.resolve().name)
     if json_:
         print_json(summary.summary | {"folder": str(folder)})
         return

@@ -51,6 +51,12 @@ class Compressor(ABC):
     def delta(self, dim: int) -> float | None:
         """The guaranteed delta for rows of this length, or None where there is none."""
 
+    def stable_gossip_multiple(self) -> float:
+        """Returns the c for which gossip at consensus step c delta / ||I - W|| is stable. Default: 0.8, for compressors
+        that leave whole coordinates out: what these lack grows until they are sent (c = 2 / (2 - delta) for random-K on
+        a complete graph). Compressors that send every coordinate, rounded without a bias away from zero, allow 2."""
+        return 0.8
+
     @abstractmethod
     def nominal_bits(self, dim: int) -> float:
         """What the paper bills for one row: no sign, norm, index or header."""
@@ -66,6 +72,9 @@ class Identity(Compressor):
     def delta(self, dim: int) -> float:
         return 1.0
 
+    def stable_gossip_multiple(self) -> float:
+        return 2.0
+
     def nominal_bits(self, dim: int) -> float:
         return FLOAT_BITS * dim
 
@@ -79,6 +88,9 @@ class Half(Compressor):
 
     def delta(self, dim: int) -> None:
         return None
+
+    def stable_gossip_multiple(self) -> float:
+        return 2.0
 
     def nominal_bits(self, dim: int) -> float:
         return 16 * dim
@@ -105,6 +117,9 @@ class Threshold(Compressor):
 
     def delta(self, dim: int) -> None:
         return None
+
+    def stable_gossip_multiple(self) -> float:
+        return 2.0
 
     def nominal_bits(self, dim: int) -> float:
         return FLOAT_BITS * dim  # what is sent depends on the data; billed as if all were
@@ -155,6 +170,9 @@ class Quantize(Compressor):
 
     def delta(self, dim: int) -> float | None:
         return None if self.rounding == "ceil" else 1.0 / _variance_factor(self._length(dim), self.bits)
+
+    def stable_gossip_multiple(self) -> float:
+        return 0.8 if self.rounding == "ceil" else 2.0
 
     def nominal_bits(self, dim: int) -> float:
         return self.bits * dim
@@ -278,6 +296,9 @@ class Sign(Compressor):
 
     def delta(self, dim: int) -> float:
         return 1.0 / min(self.block or dim, dim)
+
+    def stable_gossip_multiple(self) -> float:
+        return 2.0
 
     def nominal_bits(self, dim: int) -> float:
         return dim

@@ -1,7 +1,7 @@
 """Accuracy, loss and the user's metrics of many rows on every site's held-out data."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from fairmesh.errors import BadInput
 from fairmesh.problems.losses import as_floats, per_sample
-from fairmesh.problems.problem import Metric, Problem
+from fairmesh.problems.problem import Problem
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 
@@ -99,7 +99,7 @@ class Evaluator:
         return {name: found[name] for name in self.names}
 
 
-def _score(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+def _score(name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor) -> float:
     try:
         return float(metric(outputs, targets))
     except Exception as error:  # whatever a user's function raises

@@ -32,12 +32,13 @@ class Oracle:
         calls_per_round: int = 1,
         dtype: torch.dtype = torch.float32,
         data_device: torch.device | None = None,
-        ahead: RoundCache | None = None,
+        round_cache: RoundCache | None = None,
+        trace: bool = True,  # record model and loss once and replay their operations, on a CPU
     ):
         device = hosted.device
         self.problem, self.dtype = problem, dtype
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
-        self._identities, self._calls, self._ahead = identities, calls_per_round, ahead or RoundCache()
+        self._identities, self._calls, self._round_cache = identities, calls_per_round, round_cache or RoundCache()
         self._data_device = data_device or device
         everywhere = torch.arange(problem.n).expand(len(self.seeds), -1)
         placements = (everywhere if placements is None else placements).to(device)
@@ -65,7 +66,8 @@ class Oracle:
         loss = convolutions.of_many(loss, draw_shape[0] * draw_shape[1], device)
         self._values = vmap(loss)
         self._errors = vmap(batch_error(self.model, problem.augment))
-        self._gradients = Traced(vmap(grad_and_value(loss)))
+        gradients = vmap(grad_and_value(loss))
+        self._gradients = Traced(gradients) if trace else gradients
 
     def initial_models(self) -> Tensor:
         """The same row at every node of a replica: (replicas, nodes, dim)."""
@@ -131,11 +133,11 @@ class Oracle:
         def keys(rounds: Tensor) -> Tensor:
             return random_streams.keys(self.seeds, f"model {call}", rounds.unsqueeze(-1), self._identities).flatten(1)
 
-        chosen = self._ahead.at(("batch", call), indices, round_index)
+        chosen = self._round_cache.at(("batch", call), indices, round_index)
         shape = (self._shape[0] * self._shape[1], -1)
         inputs = self._inputs.index_select(0, chosen).to(device, non_blocking=True)
         targets = self._targets.index_select(0, chosen).to(device, non_blocking=True)
-        key = self._ahead.at(("model", call), keys, round_index)
+        key = self._round_cache.at(("model", call), keys, round_index)
         floats = targets.to(self.dtype) if targets.is_floating_point() else targets
         batch = (as_floats(inputs, self.dtype).unflatten(0, shape), floats.unflatten(0, shape), key)
         if self.problem.sampling.order == "full" and not self._even:

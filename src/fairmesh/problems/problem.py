@@ -25,7 +25,23 @@ _RESERVED = {
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
 }  # fmt: skip
 
-Metric = Callable[[Tensor, Tensor], Any]  # (outputs, targets) of a whole test set -> a number, higher is better
+
+@dataclass(frozen=True)
+class Metric:
+    """A measure of a model on a site's whole test set.
+
+    A plain function given as a metric counts as one where higher is better.
+
+    Args:
+        function: Maps (outputs, targets) of a whole test set to a number. NaN means that it is not defined there.
+        higher_is_better: Whether a larger number is better, so which site is the worst. Default: True.
+    """
+
+    function: Callable[[Tensor, Tensor], Any]
+    higher_is_better: bool = True
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
+        return self.function(outputs, targets)
 
 
 @checked
@@ -61,7 +77,7 @@ class Problem:
     weight_decay: float = 0.0
     clip_norm: float | None = None  # of each node's gradient
     augment: Augmentation | None = None
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
 
     def __post_init__(self):
         if not self.sites:
@@ -190,6 +206,11 @@ class Problem:
     def primary(self) -> str:
         """The metric by which the worst site is named."""
         return "accuracy" if self.classes or "accuracy" in self.metrics else "loss"
+
+    def higher_is_better(self, metric: str) -> bool:
+        """Returns whether a larger value of a metric is better."""
+        chosen = self.metrics.get(metric)
+        return chosen.higher_is_better if isinstance(chosen, Metric) else metric != "loss"
 
     def held_out(self, split: Literal["test", "validation", "train"]) -> tuple[list[Samples], list[int]]:
         """The different sets of a split that are here, and which of them each site is judged by; -1 where another host

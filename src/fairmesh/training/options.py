@@ -27,6 +27,8 @@ class Options:
     on_divergence: Literal["stop", "mark"] = "stop"  # "mark" lets the other replicas go on
     count_bytes: bool = True  # of every message as the codec would encode it
     memory_gib: float | None = None  # at most so much at once; nine tenths of what is free where not given
+    tune_malloc: bool = False  # on a CPU with glibc: keep freed memory in this process while it trains
+    trace: Literal["auto", "no"] = "auto"  # on a CPU: record model and loss once and replay the operations
     fuse: Literal["auto", "yes", "no"] = "auto"  # on a GPU: compile a round into few kernels, for long runs by default
 
     def __post_init__(self):

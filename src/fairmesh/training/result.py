@@ -11,6 +11,7 @@ from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
+from fairmesh.networks.roles import StateView
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
@@ -37,6 +38,8 @@ class Result:
     diverged: list[int] = field(default_factory=list)  # replicas, where told to go on without them
     judged_on: str = "test"
     averages: Averages | None = None  # where not all nodes are hosted here
+    stop_reason: str | None = None  # why an observer ended the run early
+    seconds: float = 0.0  # that the run took
 
     @property
     def final(self) -> list[Record]:
@@ -77,9 +80,10 @@ class Result:
     def _last(self) -> Averages:
         if self.averages is not None:
             return self.averages
-        duals, own = (getattr(self.state.algorithm, name, None) for name in ("duals", "weights"))
+        state, view = self.state.algorithm, StateView(self.state.algorithm)
+        duals, own = view.duals(state), view.own_weights(state)
         weights = None if own is None else normalized(own.squeeze(-1))
-        return Averages(self.state.algorithm.models.mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
+        return Averages(view.models(state).mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
 
     def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):
         """The network-average model as a plain state_dict of the user's module."""
@@ -107,7 +111,7 @@ def _variants(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
     return list(variants.values())
 
 
-def summary_of(result: Result, seconds: float) -> dict[str, Any]:
+def summary_of(result: Result) -> dict[str, Any]:
     """The end of a run in one table. Its numbers are means over all replicas; `variants` has those of each algorithm
     of a sweep."""
     primary, final = result.problem.primary, result.final
@@ -116,18 +120,20 @@ def summary_of(result: Result, seconds: float) -> dict[str, Any]:
     return {
         "algorithm": registered_name(result.replicas[0].algorithm),
         "metric": primary,
+        "higher_is_better": result.problem.higher_is_better(primary),
         "judged_on": result.judged_on,
         **_numbers(final, primary),
         "rounds": result.rounds,
         "replicas": len(result.replicas),
         "variants": [v | _numbers([final[r] for r in v["replicas"]], primary) for v in variants],
         "diverged": result.diverged,
+        **({} if result.stop_reason is None else {"stopped_early": result.stop_reason}),
         "nodes": result.problem.n,
         "parameters": result.problem.flat_model.dim,
         "nominal_bits_busiest": max(record["nominal_bits_busiest"] for record in final),
         "bytes_busiest_node": max(record["bytes_busiest_node"] for record in final),
         "bytes_total": max(record["bytes_total"] for record in final),
-        "seconds": round(seconds, 3),
+        "seconds": round(result.seconds, 3),
         **({} if best is None else {"best_round": best.round.tolist()}),
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
