@@ -231,7 +231,7 @@ def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
     end = tracked.after(reduced, leaving.cycle_of(fm.Circulant((1, 2)), mesh.without(DEAD)), kept, range(10, 150))
     assert float(end.balances.sum(dim=-2).abs().max()) < 1e-12
     assert float(end.weighting.balances.sum(dim=-2).abs().max()) < 1e-12
-    assert float(end.weights.mean()) == pytest.approx(1, abs=0.05)
+    assert float(end.weighting.weights.mean()) == pytest.approx(1, abs=0.05)
     trackers = end.momenta + end.balances
     assert float(trackers.std(dim=-2).mean()) < float(end.momenta.std(dim=-2).mean())
 

@@ -83,7 +83,7 @@ def test_compressed_algorithms_are_told_to_lower_the_rate_with_their_delta():
         fm.train(REGRESSION, fm.Ring(), algorithm, 100)
     message = str(caught.value)
     assert "lower primal_step (starts at 10000) or dual_step (starts at 0.01)" in message
-    assert f"or rate (0.7): the compressor guarantees delta = {compressor.delta(7):.3g}" in message
+    assert f"or consensus_step (0.7): the compressor guarantees delta = {compressor.delta(7):.3g}" in message
 
 
 def test_the_diverged_replica_is_named_by_number_and_seed():
