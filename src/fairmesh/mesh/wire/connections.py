@@ -29,7 +29,7 @@ _BOTH_FAMILIES_S = 0.25  # then the next address of a host is tried beside the f
 _BACKLOG = 256
 _WITHIN = "it closed the connection within a frame"
 _OPEN_FILES = 8192
-_CONNECTIONS = 2048  # at once, strangers included
+_CONNECTIONS = 2048  # at once, strangers included; some 55 kB each during a handshake
 
 
 class CannotConnect(ConnectionError):

@@ -142,11 +142,10 @@ class Links:
         self._loop.set_exception_handler(self._unexpected)
         self._mailroom.serve(self._wake, lambda stream, reason: stream.end(reason))  # type: ignore[attr-defined]
         self._bulletin.serve(self._wake_all)
-        listener = None
+        context, listener = self._credentials.for_dialling(), None
         if self._listen is not None:
             listener = Listener(self._credentials.for_listening(), self._largest, self._answer, self._turned_away)
             await listener.start(self._listen)
-        context = self._credentials.for_dialling()
         tasks = [asyncio.create_task(self._dial(one, context)) for one in self._neighbours.values() if one.address]
         tasks += [asyncio.create_task(self._tell_again()), asyncio.create_task(self._tell_durable())]
         self._ready.set()

@@ -21,6 +21,8 @@ _WORDS = {
     "WRONG_VERSION_NUMBER": "not TLS",
     "ALERT_UNKNOWN_CA": "it does not know the authority of this site's certificate",
     "ALERT_CERTIFICATE_EXPIRED": "it takes this site's certificate for expired",
+    "ALERT_BAD_CERTIFICATE": "it does not accept this site's certificate",
+    "ALERT_CERTIFICATE_UNKNOWN": "it does not accept this site's certificate",
     "CERTIFICATE_REQUIRED": "it wants a certificate",
     "Connection refused": "connection refused: nobody listens there",
     "No route to host": "no route to it",

@@ -111,6 +111,8 @@ class TlsStream:
     def write(self, data: bytes) -> None:
         """Encrypts all of it and queues it for the socket, so that no other write can come in between. Call `drain`
         afterwards."""
+        if self._writer.transport.is_closing():
+            raise ConnectionResetError("Connection lost")
         tls, left = self._secured(), memoryview(data)
         while left:
             left = left[tls.write(left[:_ENCRYPT]) :]
