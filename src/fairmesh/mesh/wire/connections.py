@@ -18,7 +18,7 @@ from fairmesh.errors import BadInput
 from fairmesh.mesh.members import host_and_port
 from fairmesh.mesh.wire.frames import LENGTH, Refused
 from fairmesh.mesh.wire.tls_errors import reason_of
-from fairmesh.mesh.wire.tls_stream import TlsStream
+from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream
 
 BESIDE = 1 << 20  # bytes a frame may have beyond the largest message: news of many sites
 _HEARTBEAT = 0xFFFFFFFF
@@ -33,7 +33,7 @@ _CONNECTIONS = 2048  # at once, strangers included; some 55 kB each during a han
 
 
 class CannotConnect(ConnectionError):
-    """No connection came about; the text says why."""
+    """No connection came about, or it ended before the peer's first frame; the text says why."""
 
     def __init__(self, reason: str, in_handshake: bool):
         super().__init__(reason)
@@ -50,7 +50,7 @@ class Connection:
     def __init__(self, stream: TlsStream, largest: int):
         self._stream = stream
         self._longest = min(largest + BESIDE, _HEARTBEAT - 1)
-        self._received_any = False
+        self._received_any = False  # of the peer's frames
         self._heart: asyncio.Task[None] | None = None
         self.peer_names = stream.peer_names()
 
@@ -95,23 +95,17 @@ class Connection:
 
     async def _exactly(self, count: int) -> bytes:
         """So many bytes; none, or only some, where the peer closes the connection first."""
-        pieces: list[bytes] = []
-        while count:
-            try:
-                piece = await self._stream.read(count, _SILENCE_S)
-            except TimeoutError:
-                raise ConnectionLost(f"it has sent nothing for {_SILENCE_S:.0f} s") from None
-            except OSError as error:
-                if self._received_any:
-                    raise ConnectionLost(reason_of(error)) from None
-                # A handshake of TLS 1.3 ends for the dialling side before the other side has seen its certificate.
-                raise CannotConnect(reason_of(error), in_handshake=True) from None
-            if not piece:
-                break
-            self._received_any = True
-            pieces.append(piece)
-            count -= len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        try:
+            found = await self._stream.read(count, _SILENCE_S)
+        except TimeoutError:
+            raise ConnectionLost(f"it has sent nothing for {_SILENCE_S:.0f} s") from None
+        except OSError as error:
+            if self._received_any:
+                raise ConnectionLost(reason_of(error)) from None
+            # A handshake of TLS 1.3 ends for the dialling side before the other side has seen its certificate.
+            raise CannotConnect(reason_of(error), in_handshake=True) from None
+        self._received_any = True
+        return found
 
     async def _beat(self) -> None:
         while True:
@@ -133,7 +127,7 @@ async def _dial(address: str, name: str, context: ssl.SSLContext, largest: int) 
     stream = None
     try:
         async with asyncio.timeout(_DIAL_S):
-            opened = await asyncio.open_connection(host, port, happy_eyeballs_delay=_BOTH_FAMILIES_S)
+            opened = await asyncio.open_connection(host, port, limit=READ_AHEAD, happy_eyeballs_delay=_BOTH_FAMILIES_S)
             stream = TlsStream(*opened, context, server_name=name)
             await stream.handshake()
     except BaseException as error:
@@ -167,7 +161,7 @@ class Listener:
         try:
             if host in ("0.0.0.0", "::"):
                 given = {"sock": _on_all_interfaces(port)}
-            self._server = await asyncio.start_server(self._accepted, backlog=_BACKLOG, **given)
+            self._server = await asyncio.start_server(self._accepted, limit=READ_AHEAD, backlog=_BACKLOG, **given)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise BadInput(f"cannot listen on {address}: another program uses the port") from error

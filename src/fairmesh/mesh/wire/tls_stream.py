@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from fairmesh.errors import BadInput
 
-_PIECE = 1 << 16  # bytes read from the socket at once
+_PIECE = 1 << 18  # bytes read from the socket at once
+READ_AHEAD = 1 << 20  # bytes that may wait to be decrypted; then the peer is held back
 _RECORD = 1 << 14  # bytes; TLS decrypts no more at once
 _ENCRYPT = 1 << 20  # bytes encrypted at once
 _LINGER_S = 1.0
@@ -94,19 +95,25 @@ class TlsStream:
         """The peer's certificate, as DER."""
         return self._secured().getpeercert(binary_form=True) or b""
 
-    async def read(self, most: int, silence_s: float | None = None) -> bytes:
-        """Some bytes, `most` at most; none at the end of the stream. Raises TimeoutError when the peer sends nothing
+    async def read(self, count: int, silence_s: float) -> bytes:
+        """So many bytes; fewer, or none, where the stream ends before. Raises TimeoutError when the peer sends nothing
         for so many seconds."""
-        tls = self._secured()
-        while True:
+        tls, pieces = self._secured(), []
+        while count:
             try:
-                return tls.read(min(most, _RECORD))
+                piece = tls.read(min(count, _RECORD))
             except ssl.SSLWantReadError:
                 self._flush()
                 async with asyncio.timeout(silence_s):
                     await self._fetch()
+                continue
             except ssl.SSLZeroReturnError:
-                return b""
+                piece = b""
+            if not piece:
+                break
+            pieces.append(piece)
+            count -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def write(self, data: bytes) -> None:
         """Encrypts all of it and queues it for the socket, so that no other write can come in between. Call `drain`
