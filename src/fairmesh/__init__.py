@@ -1,77 +1,223 @@
-"""fairmesh: one model that works for every site, trained with no server and little bandwidth."""
+"""fairmesh: one model that works for every site, trained without a server and with little bandwidth.
+
+Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.Ring`, ... The rest is in namespaces:
+
+    fm.algorithms     training algorithms, and the base class of your own
+    fm.compressors    what a node sends instead of its full model
+    fm.data           datasets, files of your own, and how samples are dealt to sites
+    fm.errors         the errors that fairmesh raises on purpose
+    fm.models         models that experiment files can name
+    fm.regularizers   how far the weights of the sites may move from the prior
+    fm.report         pictures of runs and of sites
+    fm.schedules      step sizes as functions of the round
+    fm.topologies     who talks to whom
+    fm.weighting      how TrackedADGDA finds the weights of the sites
+
+Example:
+    >>> import fairmesh as fm
+    >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20)
+    >>> result = fm.run(experiment)
+    >>> len(result.final[0]["accuracy"]["by_site"])
+    4
+"""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is imported when it is first used
+    from fairmesh import algorithms as algorithms
+    from fairmesh import data as data
+    from fairmesh import errors as errors
+    from fairmesh import regularizers as regularizers
+    from fairmesh import report as report
+    from fairmesh import topology as topologies
+    from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, TrackedADGDA
+    from fairmesh.algorithms import schedules as schedules
+    from fairmesh.algorithms import weighting as weighting
+    from fairmesh.compression import compressors as compressors
+    from fairmesh.compression.compressors import Quantize, Sign, TopK
+    from fairmesh.data.site import Site
+    from fairmesh.errors import BadInput, CheckpointError, Diverged, FairmeshError, Interrupted
+    from fairmesh.experiment import Experiment, load_experiment, run
+    from fairmesh.problems import models as models
+    from fairmesh.problems.problem import Problem, Sampling
+    from fairmesh.regularizers.members import ChiSquare
+    from fairmesh.report.plots import plot
+    from fairmesh.topology.graphs import Ring
+    from fairmesh.training.options import Options
+    from fairmesh.training.result import Result
+    from fairmesh.training.train import train
 
 __version__ = "0.1.0"
 
-_HOMES = {  # public name -> module; loaded when first used, so that importing fairmesh does not import torch
-    **dict.fromkeys(
-        [
-            "Algorithm", "ADGDA", "AFL", "ChocoSGD", "DRDSGD", "DRFA", "DSGD", "ExactMaximum", "PriorWeights",
-            "ProjectedAscent", "ShadowPrice", "TrackedADGDA", "Weighting",
-        ],
-        "algorithms",
-    ),
-    **dict.fromkeys(
-        ["Capped", "ChiSquare", "Custom", "KullbackLeibler", "NoRegularizer", "OwnCoordinate", "Regularizer"],
-        "regularizers.members",
-    ),
-    "project_onto_simplex": "regularizers.simplex",
-    **dict.fromkeys(
-        ["Compressor", "Half", "Identity", "Quantize", "RandomK", "Sign", "Threshold", "TopK", "TopKQuantize"],
-        "compression.compressors",
-    ),
-    **dict.fromkeys(["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted"], "errors"),
-    **dict.fromkeys(["Experiment", "load_experiment", "run"], "experiment"),
-    "Options": "training.options",
-    **dict.fromkeys(["Problem", "Sampling"], "problems.problem"),
-    "Samples": "data.samples",
+__all__ = [
+    "ADGDA",
+    "AFL",
+    "DRDSGD",
+    "DRFA",
+    "DSGD",
+    "BadInput",
+    "CheckpointError",
+    "ChiSquare",
+    "ChocoSGD",
+    "Diverged",
+    "Experiment",
+    "FairmeshError",
+    "Interrupted",
+    "Options",
+    "Problem",
+    "Quantize",
+    "Result",
+    "Ring",
+    "Sampling",
+    "Sign",
+    "Site",
+    "TopK",
+    "TrackedADGDA",
+    "__version__",
+    "algorithms",
+    "compressors",
+    "data",
+    "errors",
+    "load_experiment",
+    "models",
+    "plot",
+    "regularizers",
+    "report",
+    "run",
+    "schedules",
+    "topologies",
+    "train",
+    "weighting",
+]
+
+_NAMESPACES = {  # name -> module
+    "algorithms": "algorithms",
+    "compressors": "compression.compressors",
+    "data": "data",
+    "errors": "errors",
+    "models": "problems.models",
+    "regularizers": "regularizers",
+    "report": "report",
+    "schedules": "algorithms.schedules",
+    "topologies": "topology",
+    "weighting": "algorithms.weighting",
+}
+_HOMES = {  # name -> module that defines it
+    "ADGDA": "algorithms",
+    "AFL": "algorithms",
+    "DRDSGD": "algorithms",
+    "DRFA": "algorithms",
+    "DSGD": "algorithms",
+    "ChocoSGD": "algorithms",
+    "TrackedADGDA": "algorithms",
+    "Quantize": "compression.compressors",
+    "Sign": "compression.compressors",
+    "TopK": "compression.compressors",
     "Site": "data.site",
-    **dict.fromkeys(
-        [
-            "CIFAR10", "COOS7", "Corrupted", "Data", "Digits", "FashionMNIST", "Fewer", "HeldOut", "ImageFolder",
-            "ImportedData", "MNIST", "Npz", "Table",
-        ],
-        "data.datasets",
-    ),
-    **dict.fromkeys(
-        [
-            "BySite", "Contrast", "Dirichlet", "Even", "Instrument", "OneClass", "Partition", "Pool", "Quantity",
-            "Shards",
-        ],
-        "data.partitions",
-    ),
-    **dict.fromkeys(["FullyConnected", "ImportedModel", "Logistic", "PaperCNN"], "problems.models"),
-    "picture": "report.site_pictures",
+    "BadInput": "errors",
+    "CheckpointError": "errors",
+    "Diverged": "errors",
+    "FairmeshError": "errors",
+    "Interrupted": "errors",
+    "Experiment": "experiment",
+    "load_experiment": "experiment",
+    "run": "experiment",
+    "Problem": "problems.problem",
+    "Sampling": "problems.problem",
+    "ChiSquare": "regularizers.members",
     "plot": "report.plots",
-    **dict.fromkeys(
-        [
-            "Constant", "Geometric", "Linear", "Polynomial", "Schedule", "Staircase", "Theorem1", "Theorem2Dual",
-            "Theorem2Primal",
-        ],
-        "algorithms.schedules",
-    ),
-    **dict.fromkeys(
-        [
-            "Changing", "Circulant", "Complete", "Edges", "ErdosRenyi", "Exponential", "Hypercube", "Matrix",
-            "RandomRegular", "Ring", "Star", "Topology", "Torus",
-        ],
-        "topology.graphs",
-    ),
-    "DecodeError": "compression.decode",
-    "Mixing": "topology.mixing",
+    "Ring": "topology.graphs",
+    "Options": "training.options",
     "Result": "training.result",
     "train": "training.train",
-}  # fmt: skip
+}
+_HOMES |= {  # names that are leaving the top
+    "Algorithm": "algorithms",
+    "ExactMaximum": "algorithms",
+    "PriorWeights": "algorithms",
+    "ProjectedAscent": "algorithms",
+    "ShadowPrice": "algorithms",
+    "Weighting": "algorithms",
+    "Capped": "regularizers.members",
+    "Custom": "regularizers.members",
+    "KullbackLeibler": "regularizers.members",
+    "NoRegularizer": "regularizers.members",
+    "OwnCoordinate": "regularizers.members",
+    "Regularizer": "regularizers.members",
+    "project_onto_simplex": "regularizers.simplex",
+    "Compressor": "compression.compressors",
+    "Half": "compression.compressors",
+    "Identity": "compression.compressors",
+    "RandomK": "compression.compressors",
+    "Threshold": "compression.compressors",
+    "TopKQuantize": "compression.compressors",
+    "Samples": "data.samples",
+    "CIFAR10": "data.datasets",
+    "COOS7": "data.datasets",
+    "Corrupted": "data.datasets",
+    "Data": "data.datasets",
+    "Digits": "data.datasets",
+    "FashionMNIST": "data.datasets",
+    "Fewer": "data.datasets",
+    "HeldOut": "data.datasets",
+    "ImageFolder": "data.datasets",
+    "ImportedData": "data.datasets",
+    "MNIST": "data.datasets",
+    "Npz": "data.datasets",
+    "Table": "data.datasets",
+    "BySite": "data.partitions",
+    "Contrast": "data.partitions",
+    "Dirichlet": "data.partitions",
+    "Even": "data.partitions",
+    "Instrument": "data.partitions",
+    "OneClass": "data.partitions",
+    "Partition": "data.partitions",
+    "Pool": "data.partitions",
+    "Quantity": "data.partitions",
+    "Shards": "data.partitions",
+    "FullyConnected": "problems.models",
+    "ImportedModel": "problems.models",
+    "Logistic": "problems.models",
+    "PaperCNN": "problems.models",
+    "picture": "report.site_pictures",
+    "Constant": "algorithms.schedules",
+    "Geometric": "algorithms.schedules",
+    "Linear": "algorithms.schedules",
+    "Polynomial": "algorithms.schedules",
+    "Schedule": "algorithms.schedules",
+    "Staircase": "algorithms.schedules",
+    "Theorem1": "algorithms.schedules",
+    "Theorem2Dual": "algorithms.schedules",
+    "Theorem2Primal": "algorithms.schedules",
+    "Changing": "topology.graphs",
+    "Circulant": "topology.graphs",
+    "Complete": "topology.graphs",
+    "Edges": "topology.graphs",
+    "ErdosRenyi": "topology.graphs",
+    "Exponential": "topology.graphs",
+    "Hypercube": "topology.graphs",
+    "Matrix": "topology.graphs",
+    "RandomRegular": "topology.graphs",
+    "Star": "topology.graphs",
+    "Topology": "topology.graphs",
+    "Torus": "topology.graphs",
+    "DecodeError": "compression.decode",
+    "Mixing": "topology.mixing",
+}
 
-__all__ = ["__version__", *_HOMES]
+if not TYPE_CHECKING:  # checkers would take any attribute for one that this function provides
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fairmesh' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fairmesh.{_HOMES[name]}"), name)
+    def __getattr__(name):
+        """Imports a public name when it is first used, so that `import fairmesh` does not import torch."""
+        if name in _NAMESPACES:
+            found = importlib.import_module(f"fairmesh.{_NAMESPACES[name]}")
+        elif name in _HOMES:
+            found = getattr(importlib.import_module(f"fairmesh.{_HOMES[name]}"), name)
+        else:
+            raise AttributeError(f"module 'fairmesh' has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

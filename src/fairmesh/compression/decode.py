@@ -38,7 +38,7 @@ from fairmesh.errors import FairmeshError
 
 
 class DecodeError(FairmeshError):
-    """Bytes that are not a message this receiver can take; the text says why."""
+    """The bytes are not a message that this receiver can decode; the text says why."""
 
 
 class _Reader:

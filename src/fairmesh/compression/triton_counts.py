@@ -1,5 +1,5 @@
-"""What lengths of messages follow from, counted on a GPU in one pass each: histograms of levels, and of the gaps
-between entries that are not zero. The same integers as codec/sizes.py and entropy.py find with torch's operations."""
+"""GPU kernels for the lengths of messages, one pass each: histograms of levels, and of the gaps between entries that
+are not zero. They give the same integers as the torch operations in formats.py and entropy.py."""
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
