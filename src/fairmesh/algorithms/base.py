@@ -1,4 +1,4 @@
-"""What every algorithm is: a configured object that turns one round's state into the next one's."""
+"""The base class of algorithms: configured objects that turn the state of one round into that of the next."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,14 +25,20 @@ STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend
 
 
 class Algorithm(ABC):
-    """`init` gives the state before round 0, `step` that after a round; neither changes anything else.
+    """Base class of algorithms: `init` returns the state before round 0, `step` the state after one more round.
 
-    A state is a NamedTuple of tensors. `models` is (..., nodes, dim), or (..., 1, dim) where a server holds the model;
-    an algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n), or where nobody knows all of lambda
-    each node's own `weights`, m lambda_i (..., nodes, 1)."""
+    Neither changes anything else. A state is a NamedTuple of tensors. `models` is (..., nodes, dim), or (..., 1, dim)
+    if a server holds the model. An algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n); or, if
+    no node knows all of lambda, each node's own `weights`, n lambda_i (..., nodes, 1).
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.DSGD(primal_step=0.1).steps()
+        {'primal_step': Constant(value=0.1)}
+    """
 
     needs_server: ClassVar[bool]
-    alpha_of_sum: ClassVar[bool] = False  # alpha is that of sum_i lambda_i f_i + alpha r, m times the paper's objective
+    alpha_of_sum: ClassVar[bool] = False  # alpha is that of sum_i lambda_i f_i + alpha r, n times the paper's objective
     copies_at_peak: ClassVar[int] = 12  # of all models in a round (tests/contracts/test_memory.py holds this)
 
     @abstractmethod
@@ -57,14 +63,21 @@ class Algorithm(ABC):
 
 
 class Round:
-    """One round as an algorithm sees it: its number, the local data, the random streams, and the way to the others."""
+    """One round as an algorithm sees it: its number, the local data, the random streams, and the neighbours.
+
+    An algorithm gets it as the argument `ctx` of `step`, and never makes one. `ctx.losses_and_gradients(models)`
+    evaluates the nodes' losses, `ctx.step_size(schedule)` is a step size in this round, `ctx.draws(purpose)` gives
+    random numbers, and `ctx.exchange(name=part)` sends one message to each neighbour. `ctx.index` is the round t,
+    `ctx.n` the number of nodes, `ctx.prior` is p (..., 1, n), and `ctx.own` (nodes, n) is 1 at each hosted node's own
+    coordinate.
+    """
 
     def __init__(self, index: Tensor, oracle: Oracle, network: Network, ahead: RoundCache | None = None):
         self.index = index  # t, a scalar tensor
         self._oracle, self._network, self._ahead = oracle, network, ahead or RoundCache()
         self.prior = oracle.prior  # p (..., 1, n)
         self.own = network.own  # (nodes, n) each hosted node's own coordinate
-        self.n = network.n  # m
+        self.n = network.n
         self.by_identity = network.by_identity  # (n,) so that a server draws nodes by who they are
         self.sent: list[Traffic] = []
 
@@ -138,22 +151,22 @@ class Round:
 
 
 def plain(rows: Tensor) -> Part:
-    """Rows sent as they are, billed at 32 bits an entry."""
+    """Returns rows to be sent as they are, with 32 nominal bits per entry."""
     return Part(Dense(rows), FLOAT_BITS * rows.shape[-1])
 
 
 def prior_rows(oracle: Oracle, network: Network) -> Tensor:
-    """p at every hosted node, lambda before the first round: (..., nodes, n)."""
+    """Returns p at every hosted node, lambda before the first round: (..., nodes, n)."""
     return oracle.prior.expand(-1, len(network.hosted), -1).clone()
 
 
 def prior_weights(ctx: Round) -> Tensor:
-    """m p_i of each hosted node, (..., nodes, 1): 1 where all sites are of equal size."""
+    """Returns n p_i of each hosted node, (..., nodes, 1): 1 if all sites have equal size."""
     return (ctx.n * ctx.hosted(ctx.prior)).unsqueeze(-1)
 
 
 def capped(losses: Tensor, cap: float | None) -> Tensor:
-    """What an ascent sees of losses: at most the cap, where there is one; what is not a finite number counts as it."""
+    """Returns losses clipped at the cap, if there is one; a loss that is not finite counts as the cap."""
     return losses if cap is None else torch.where(losses.isfinite() & (losses < cap), losses, cap)
 
 
@@ -184,7 +197,7 @@ def check_consensus_step(consensus_step: float) -> None:
 def check_dual_step(
     dual_step: Schedule | float, regularizer: Regularizer, prior: Tensor, name: str = "dual_step", times: int = 1
 ) -> None:
-    """Refuses a dual step that overshoots for ever, with the bound; alpha is so many times that of the objective."""
+    """Raises BadInput if the dual step is too long to be stable; alpha is `times` that of the objective."""
     if isinstance(regularizer, Custom):
         regularizer.check(prior)
     first = float(as_schedule(dual_step).at(torch.zeros((), dtype=torch.int64)))
