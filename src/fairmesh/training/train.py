@@ -60,12 +60,49 @@ def train(
     process_group: ProcessGroup | None = None,
     **options: Any,
 ) -> Result:
-    """Trains every algorithm with every placement and seed in one batched run, or in as few as the memory allows;
-    `options` are the fields of Options.
+    """Trains a model on the data of all sites.
 
-    With `out`, the run's folder is written as it goes, and `resume` continues what it holds. `announce` is told, before
-    the first round, how much memory the run takes. With `process_group`, this process is one of several
-    that train together, each with some of the nodes and their data; all call this, and all get the result."""
+    Every algorithm is trained with every placement and every seed. These replicas run as one batch, or in as few
+    batches as the memory allows. Each gives the same result as if it ran alone.
+
+    Args:
+        problem: The model, the loss and the sites' data.
+        topology: Who talks to whom, such as `fm.Ring()`.
+        algorithm: The algorithm, or several that differ only in their numbers.
+        rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round.
+        seeds: Seeds of the replicas, whole numbers >= 0. Default: (0,).
+        placements: Which site each node holds: None for node i at site i; a number of random placements; a list of
+            permutations; or "by-seed" for one random placement per seed. Default: None.
+        out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
+        resume: Whether to continue from the checkpoint in `out`. Default: False.
+        settings: The settings to write into `out`; None for those of the topology and the algorithm. Default: None.
+        watch: Called after every round with the number of rounds done and the list of new records, which is often
+            empty. Default: None.
+        announce: Called once, before the first round, with a sentence about the memory that the run takes. Default:
+            None.
+        process_group: The processes that train together, if this is one of several, each with some of the nodes and
+            their data; all call `train` and all get the result. Default: None.
+        **options: The fields of `fm.Options`, such as `measure_every=10`.
+
+    Returns:
+        The measurements and models of all replicas.
+
+    Raises:
+        BadInput: A setting or a site's data cannot be used.
+        Diverged: The models are not finite or have exploded.
+        CheckpointError: The checkpoint is damaged or belongs to another experiment.
+        Interrupted: Ctrl-C or SIGTERM arrived while `out` was being written; the checkpoint is kept.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> labels = torch.arange(20) % 2
+        >>> sites = [fm.Site((torch.randn(20, 3) + labels[:, None], labels)) for _ in range(4)]
+        >>> problem = fm.Problem(torch.nn.Linear(3, 2), sites, test=sites[0].train)
+        >>> result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(), rounds=20, seeds=range(3), measure_every=10)
+        >>> len(result.values("worst"))
+        3
+    """
     process_group = process_group or SingleProcess()
     with process_group.fail_together():
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
@@ -118,7 +155,7 @@ def _checked(
     placements: Placements,
     options: dict[str, Any],
 ) -> tuple[list[Replica], Options]:
-    """The replicas and options that were asked for, where they can be run."""
+    """Returns the replicas and options, or raises BadInput if they cannot be run."""
     if not isinstance(rounds, int) or rounds < 1:
         raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
     known = {field.name for field in fields(Options)}
