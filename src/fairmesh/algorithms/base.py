@@ -43,23 +43,33 @@ class Algorithm(ABC):
 
     @abstractmethod
     def init(self, oracle: Oracle, network: Network) -> Any:
-        """The state before the first round."""
+        """Returns the state before the first round.
+
+        Args:
+            oracle: Losses, gradients and initial models of the hosted nodes.
+            network: The graph and its hosted nodes.
+        """
 
     @abstractmethod
     def step(self, state: Any, ctx: "Round") -> Any:
-        """The state after one more round."""
+        """Returns the state after one more round.
+
+        Args:
+            state: The state before the round.
+            ctx: The round: the nodes' data, random numbers and neighbours.
+        """
 
     @abstractmethod
     def check(self, prior: Tensor, dim: int) -> None:
-        """Refuses settings that cannot work for nodes with this prior (n,) and models of this size."""
+        """Raises BadInput if the settings cannot work for nodes with this prior (n,) and models of size `dim`."""
 
     @abstractmethod
     def oracle_calls(self) -> int:
-        """How many batches a node looks at in a round."""
+        """Returns the number of batches that a node uses per round."""
 
     @abstractmethod
     def steps(self) -> dict[str, Schedule | float]:
-        """The step sizes by their field names, for messages about what to lower."""
+        """Returns the step sizes by their field names, for messages that say what to lower."""
 
 
 class Round:
@@ -82,20 +92,24 @@ class Round:
         self.sent: list[Traffic] = []
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
-        """f_i and its gradient at each node's row on its batch: (..., nodes, 1) and (..., nodes, dim). A round that
-        asks more than once numbers its calls, and each gets another batch."""
+        """Returns each node's loss and gradient on its batch: (..., nodes, 1) and (..., nodes, dim).
+
+        Args:
+            models: Where to evaluate, one row per hosted node: (..., nodes, dim).
+            call: Which batch of the round to use, from 0 to `oracle_calls()` - 1.
+        """
         return self._oracle.losses_and_gradients(models, self.index, call)
 
     def losses(self, models: Tensor, call: int = 0) -> Tensor:
-        """f_i at each node's row on its batch: (..., nodes, 1)."""
+        """Returns each node's loss on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
         return self._oracle.losses(models, self.index, call)
 
     def errors(self, models: Tensor, call: int = 0) -> Tensor:
-        """The 0-1 error at each node's row on its batch: (..., nodes, 1)."""
+        """Returns each node's 0-1 error on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
         return self._oracle.errors(models, self.index, call)
 
     def step_size(self, schedule: Schedule | float) -> Tensor:
-        """The schedule's value in this round, in the models' dtype: a scalar, or (replicas, 1, 1)."""
+        """Returns the schedule's value in this round, in the models' dtype: a scalar, or (replicas, 1, 1)."""
         what = id(schedule) if isinstance(schedule, Schedule) else float(schedule)
         schedule = as_schedule(schedule)
 
@@ -105,11 +119,11 @@ class Round:
         return self._ahead.at(("step", what), steps, self.index, schedule)
 
     def draws(self, purpose: str) -> Draw:
-        """Uniforms of each hosted node, for one purpose."""
+        """Returns the random numbers of each hosted node for one purpose: `.uniforms(count)` is (..., nodes, count)."""
         return self._draw("nodes", purpose, self._network.identities)
 
     def server_draws(self, purpose: str) -> Draw:
-        """A server's uniforms (..., 1, count), for one purpose."""
+        """Returns a server's random numbers for one purpose: `.uniforms(count)` is (..., 1, count)."""
         return self._draw("server", purpose, torch.full((1,), SERVER, device=self.own.device))
 
     def _draw(self, whose: str, purpose: str, identities: Tensor) -> Draw:
@@ -123,25 +137,29 @@ class Round:
         return Draw(self._ahead.at((whose, purpose), keys, self.index), self.own.dtype, ahead)
 
     def exchange(self, **parts: Part) -> Delivery:
-        """One message from each node to each of its neighbours."""
+        """Sends one message, made of these parts, from each node to each of its neighbours; returns the delivery."""
         delivery = self._network.exchange(parts, self.index)
         self.sent.append(delivery.sent)
         return delivery
 
     def hosted(self, row: Tensor) -> Tensor:
-        """The hosted nodes' entries (..., nodes) of a row over all nodes (..., 1, n)."""
+        """Returns the hosted nodes' entries (..., nodes) of a row over all nodes (..., 1, n)."""
         return row.squeeze(-2).index_select(-1, self._network.hosted)
 
     def mixed_copies(self, kept: Tensor) -> Tensor:
+        """Returns s_i = sum_j w_ij x_hat_j from what each node keeps of its neighbours' copies: (..., nodes, dim)."""
         return self._network.mixed_copies(kept, self.index)
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> Tensor:
+        """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""
         return self._counted(self._network.broadcast(row, receivers))
 
     def average(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Returns sum_i weights[i] rows[i] at the server: (..., 1, dim). A node of weight zero sends nothing."""
         return self._counted(self._network.average(rows, weights))
 
     def report(self, values: Tensor, senders: Tensor) -> Tensor:
+        """Returns one number per node (..., 1, n) at the server; it is sent where `senders` (..., nodes) is true."""
         return self._counted(self._network.report(values, senders))
 
     def _counted(self, result: tuple[Tensor, Traffic]) -> Tensor:
