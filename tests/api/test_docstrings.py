@@ -89,7 +89,6 @@ def test_docstring_has_an_example(name):
 def test_methods_have_docstrings(name):
     if inspect.isclass(PUBLIC[name]):
         bare = [method for method, member in own_methods(PUBLIC[name]) if not inspect.getdoc(member)]
-
         assert bare == [], f"methods of {name} without a docstring"
 
 
