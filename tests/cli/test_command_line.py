@@ -66,7 +66,7 @@ def test_set_seeds_and_out_change_the_experiment(cli, tmp_path):
     written = fm.load_experiment(tmp_path / "elsewhere" / "experiment.toml")
     assert (written.rounds, written.seeds) == (12, (0, 1, 2))
     assert written.algorithm.compressor == fm.Quantize(bits=8)
-    assert written.topology == fm.Complete()
+    assert written.topology == fm.topologies.Complete()
 
 
 def test_the_written_experiment_runs_again_to_the_same_model(cli, tmp_path):

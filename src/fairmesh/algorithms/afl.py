@@ -1,4 +1,4 @@
-"""AFL: agnostic federated learning, by way of a server.
+"""AFL: agnostic federated learning, with a server.
 
 Mohri, Sivek, Suresh: Agnostic Federated Learning, ICML 2019 (stochastic-AFL with the gradient of every client).
 """
@@ -23,10 +23,34 @@ class AFLState(NamedTuple):
 
 @dataclass(frozen=True)
 class AFL(Algorithm):
-    """w <- w - eta sum_i lambda_i grad f_i(w);  lambda <- projection of lambda + eta_lambda f(w), every step."""
+    """AFL: agnostic federated learning, with a server.
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta_w
-    dual_step: Schedule | float = 0.01  # eta_lambda
+    Minimises max_lambda sum_i lambda_i f_i(w) over the simplex. In every round all nodes send their gradient and loss
+    to the server, which updates the model and the weights:
+
+        w      <- w - eta sum_i lambda_i grad f_i(w)
+        lambda <- P(lambda + eta_lambda f(w))
+
+    The topology is not used.
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule: the learning rate of the weighted gradient. Default:
+            Geometric(0.1, 0.998).
+        dual_step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a weight per round. Default:
+            0.01.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.AFL(dual_step=0.05), rounds=5)
+        >>> fm.run(experiment).rounds
+        5
+
+    References:
+        Mohri, Sivek, Suresh: Agnostic Federated Learning, ICML 2019; stochastic AFL with the gradient of every client.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
+    dual_step: Schedule | float = 0.01
 
     needs_server: ClassVar[bool] = True
 

@@ -19,9 +19,30 @@ class DSGDState(NamedTuple):
 
 @dataclass(frozen=True)
 class DSGD(Algorithm):
-    """x_i <- sum_j w_ij x_j - eta m p_i grad f_i(x_i)."""
+    """DSGD: decentralized SGD, uncompressed; not robust.
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta
+    Minimises sum_i p_i f_i(x):
+
+        x_i <- sum_j w_ij x_j - eta n p_i grad f_i(x_i)
+
+    n p_i is 1 for sites of equal size.
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Geometric(0.1, 0.998).
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.DSGD(primal_step=fm.schedules.Linear(0.5))
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)
+        >>> fm.run(experiment).rounds
+        5
+
+    References:
+        Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform Centralized Algorithms?, NIPS
+        2017.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))

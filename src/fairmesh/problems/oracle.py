@@ -14,12 +14,13 @@ from fairmesh.problems import convolutions
 from fairmesh.problems.losses import as_floats, batch_error, batch_loss, weighted_loss
 from fairmesh.problems.problem import Problem
 
-AS_FLOATS_UP_TO = 1 << 28  # bytes: so much data a CPU holds as the model sees it, and need not convert in every round
+AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
 
 
 class Oracle:
-    """Answers f_i and its gradient at each hosted node's row. A replica has a seed and a placement: node i holds the
-    data of site placement[i]."""
+    """Computes f_i and its gradient at each hosted node's row.
+
+    A replica has a seed and a placement: node i holds the data of site placement[i]."""
 
     def __init__(
         self,
@@ -70,11 +71,11 @@ class Oracle:
         self._gradients = Traced(gradients) if trace else gradients
 
     def initial_models(self) -> Tensor:
-        """The same row at every node of a replica: (replicas, nodes, dim)."""
+        """Returns the initial models, the same row at every node of a replica: (replicas, nodes, dim)."""
         return self.initial_rows.unsqueeze(1).expand(self._shape).clone()
 
     def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
-        """(replicas, nodes, 1) and (replicas, nodes, dim)."""
+        """Returns losses (replicas, nodes, 1) and gradients (replicas, nodes, dim)."""
         rows = models.reshape(-1, models.shape[-1])
         gradients, losses = self._over_batches(self._gradients, rows, round_index, call)
         gradients = gradients.view(self._shape)
@@ -86,11 +87,11 @@ class Oracle:
         return losses.view(*self._shape[:-1], 1), gradients
 
     def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """(replicas, nodes, 1)."""
+        """Returns losses (replicas, nodes, 1)."""
         return self._measured(self._values, models, round_index, call)
 
     def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """The share of each node's batch that its row puts in a wrong class: (replicas, nodes, 1)."""
+        """Returns the share of each node's batch that its row misclassifies: (replicas, nodes, 1)."""
         if self.problem.classes is None:
             raise BadInput("the 0-1 error needs class labels; the targets of this problem are not; ascend the loss")
         return self._measured(self._errors, models, round_index, call)
@@ -102,7 +103,7 @@ class Oracle:
         return values.view(*self._shape[:-1], 1)
 
     def _over_batches(self, function: Callable, rows: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, ...]:
-        """The mean over the step's batches of what `function` returns for one."""
+        """Returns the mean of `function` over the batches of a step."""
         repeats = 1 if self.problem.sampling.order == "full" else self.problem.sampling.batches_per_step
         total = function(rows, *self._batch(round_index, call * repeats, self._calls * repeats))
         for k in range(1, repeats):
@@ -111,7 +112,7 @@ class Oracle:
         return total if repeats == 1 else tuple(a / repeats for a in total)
 
     def _indices(self, rounds: Tensor, call: int, calls: int) -> Tensor:
-        """Which of all sites' samples each hosted node looks at: (rounds, replicas, nodes, batch)."""
+        """Returns the index, among all sites' samples, of each sample in a batch: (rounds, replicas, nodes, batch)."""
         sampling, device = self.problem.sampling, self.seeds.device
         if sampling.order == "full":
             steps = torch.arange(self._largest, device=device).expand(len(rounds), 1, 1, -1)
@@ -124,7 +125,7 @@ class Oracle:
         return self._starts + random_streams.integers(key, sampling.batch, self._sizes)
 
     def _batch(self, round_index: Tensor, call: int, calls: int) -> tuple[Tensor, ...]:
-        """Inputs, targets, the key of what else is drawn, and the weights of samples in a padded full batch."""
+        """Returns inputs, targets, the key of the model's random numbers, and sample weights of a padded full batch."""
         device = self.seeds.device
 
         def indices(rounds: Tensor) -> Tensor:

@@ -113,7 +113,24 @@ def svg(figure: Any, salt: str) -> str:
 
 
 def plot(results: Result | Sequence[Result | Run] | Run, path: str | os.PathLike) -> None:
-    """The curves of one or several results as a picture; the ending of the path gives the format."""
+    """Plots the worst site and the mean of sites against rounds and traffic, of one or several results.
+
+    Args:
+        results: One result or several, from `fm.train` or `fm.run`.
+        path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf.
+
+    Raises:
+        BadInput: There is no result, or the picture cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import fairmesh as fm
+        >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=5))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fm.plot(result, f"{folder}/curves.png")
+        ...     pathlib.Path(folder, "curves.png").exists()
+        True
+    """
     several = [results] if isinstance(results, Result | Run) else list(results)
     runs = [r if isinstance(r, Run) else Run.from_result(r) for r in several]
     if not runs:

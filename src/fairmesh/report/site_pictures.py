@@ -25,8 +25,27 @@ _COLOURS = (
 
 
 def picture(sites: Sequence[Site], path: str | os.PathLike, title: str = "") -> None:
-    """Nodes across, classes down; a dot's area, or of many nodes a cell's depth, is the number of samples, the bars
-    above are each node's size, colours the groups. The ending of the path gives the format."""
+    """Draws how many samples of each class every site holds.
+
+    Nodes run across and classes down. The area of a dot, or the shade of a cell if there are many nodes, is the number
+    of samples. The bars above show each node's number of samples, and colours the groups.
+
+    Args:
+        sites: The sites, such as `fm.data.Digits().sites()`.
+        path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf.
+        title: The title of the picture. Default: "".
+
+    Raises:
+        BadInput: There is no site, or the picture cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import fairmesh as fm
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fm.report.picture(fm.data.Digits(nodes=4).sites(), f"{folder}/sites.png")
+        ...     pathlib.Path(folder, "sites.png").exists()
+        True
+    """
     held = site_summaries(sites)
     figure = _drawn(held, title)
     try:

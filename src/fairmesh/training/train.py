@@ -70,34 +70,50 @@ def train(
     process_group: ProcessGroup | None = None,
     **options: Any,
 ) -> Result:
-    """Trains every algorithm with every placement and seed in one batched run, or in as few as memory allows.
+    """Trains a model on the data of all sites.
+
+    Every algorithm is trained with every placement and every seed. These replicas run as one batch, or in as few
+    batches as the memory allows. Each gives the same result as if it ran alone.
 
     Args:
         problem: The model, the loss and the sites' data.
-        topology: Who talks to whom.
-        algorithm: One algorithm, or several that differ in numbers only.
-        rounds: How many rounds to train.
-        seeds: One replica per seed. Default: one, 0.
-        placements: Which node holds which site's data: a list of permutations, a number of random ones, "by-seed", or
-            None for site i at node i.
-        out: The run's folder. It is written as the run goes. Default: none.
-        resume: Continue from the checkpoint in `out`.
-        settings: What experiment.toml in `out` shall say. Default: what is known here.
-        observers: Called after every round: `fairmesh.observers.Observer` objects or functions (round, state).
-        announce: Is told, before the first round, how much memory the run takes.
-        handle_signals: Stop after a whole round, with a checkpoint, on Ctrl-C or SIGTERM. Default: False; the process's
-            signal handlers are left alone.
-        process_group: The processes that train together, of which this is one; all call this, and all get the result.
-            Default: this process alone.
-        **options: The fields of `Options`.
+        topology: Who talks to whom, such as `fm.Ring()`.
+        algorithm: The algorithm, or several that differ only in their numbers.
+        rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round.
+        seeds: Seeds of the replicas, whole numbers >= 0. Default: (0,).
+        placements: Which site each node holds: None for site i at node i; a number of random placements; a list of
+            permutations; or "by-seed" for one random placement per seed. Default: None.
+        out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
+        resume: Whether to continue from the checkpoint in `out`. Default: False.
+        settings: The settings to write into `out`; None for those of the topology and the algorithm. Default: None.
+        observers: Called after every round: `fm.observers.Observer` objects, or functions of the number of rounds done
+            and the state. Default: none.
+        announce: Called once, before the first round, with a sentence about the memory that the run takes. Default:
+            None.
+        handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Otherwise the
+            process's signal handlers are left alone. Default: False.
+        process_group: The processes that train together, if this is one of several, each with some of the nodes and
+            their data; all call `train` and all get the result. Default: None.
+        **options: The fields of `fm.Options`, such as `measure_every=10`.
 
     Returns:
-        The records, models and final state of all replicas.
+        The measurements and models of all replicas.
 
     Raises:
-        BadInput: If anything that was given cannot be used.
-        Diverged: If a model explodes, unless on_divergence = "mark".
-        Interrupted: If the run was asked to stop; its checkpoint is kept.
+        BadInput: A setting or a site's data cannot be used.
+        Diverged: The models are not finite or have exploded.
+        CheckpointError: The checkpoint is damaged or belongs to another experiment.
+        Interrupted: Ctrl-C or SIGTERM arrived and `handle_signals` is True; the checkpoint is kept.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> labels = torch.arange(20) % 2
+        >>> sites = [fm.Site((torch.randn(20, 3) + labels[:, None], labels)) for _ in range(4)]
+        >>> problem = fm.Problem(torch.nn.Linear(3, 2), sites, test=sites[0].train)
+        >>> result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(), rounds=20, seeds=range(3), measure_every=10)
+        >>> len(result.values("worst"))
+        3
     """
     process_group = process_group or SingleProcess()
     with process_group.fail_together():
@@ -157,7 +173,7 @@ def _checked(
     placements: Placements,
     options: dict[str, Any],
 ) -> tuple[list[Replica], Options]:
-    """The replicas and options that were asked for, where they can be run."""
+    """Returns the replicas and options, or raises BadInput if they cannot be run."""
     if not isinstance(rounds, int) or rounds < 1:
         raise BadInput(f"rounds must be a whole number >= 1, got {rounds!r}")
     known = {field.name for field in fields(Options)}

@@ -1,4 +1,4 @@
-"""The digits bundled with scikit-learn: enough to see something within seconds, with nothing to fetch."""
+"""The digits bundled with scikit-learn: results within seconds, with nothing to download."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,17 +19,30 @@ from fairmesh.errors import BadInput
 
 @dataclass(frozen=True)
 class Digits(Data):
-    """scikit-learn's 1,797 handwritten digits (8 x 8 pixels) over `nodes` sites, each judged by all held-out images of
-    its own kind.
+    """The 1,797 handwritten digits of scikit-learn (8 x 8 pixels). Nothing is downloaded.
 
-    `split = "instrument"`: digits are dealt at random, and the last `odd` sites use another scanner, one that stores
-    every image mirrored left to right; they train and are tested on its images. `split = "class"`: site i holds the
-    digit i modulo 10 only."""
+    Each site is judged by all held-out images of its own kind.
+
+    Args:
+        nodes: The number of sites, >= 1. Default: 10.
+        odd: The number of sites with the other scanner, 0 to `nodes`; not used by `split = "class"`. Default: 2.
+        split: How sites differ. "instrument": digits are dealt at random, and the last `odd` sites have a scanner that
+            mirrors every image, in training and in testing. "class": site i holds only the digit i modulo 10. Default:
+            "instrument".
+        seed: Seed of the deal, not of training, >= 0. Default: 0.
+        test_share: Share of the digits that is held out for testing, in (0, 1). Default: 0.25.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> sites = fm.data.Digits(nodes=4, odd=1).sites()
+        >>> sites[-1].name, tuple(sites[-1].train[0].shape)
+        ('site 3 (mirrored)', (337, 8, 8))
+    """
 
     nodes: int = 10
     odd: int = 2
     split: Literal["instrument", "class"] = "instrument"
-    seed: int = 0  # of the deal, not of training
+    seed: int = 0
     test_share: float = 0.25
 
     def __post_init__(self):
