@@ -169,10 +169,10 @@ def run(
         experiment: What to train.
         out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
         resume: Whether to continue from the checkpoint in `out`. Default: False.
-        watch: Called after every round with the number of rounds done and the list of new measurements, which is often
-            empty. Default: None.
+        observers: What else happens around the rounds, after the experiment's own observers. Default: none.
         announce: Called once, before the first round, with a sentence about the memory that the run takes. Default:
             None.
+        handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Default: False.
         process_group: The processes that train together, if this is one of several; all call `run` and all get the
             result. Default: None.
 
@@ -182,7 +182,7 @@ def run(
     Raises:
         BadInput: A setting or a site's data cannot be used.
         Diverged: The models are not finite or have exploded.
-        Interrupted: Ctrl-C or SIGTERM arrived while `out` was being written; the checkpoint is kept.
+        Interrupted: Ctrl-C or SIGTERM arrived and `handle_signals` is True; the checkpoint is kept.
 
     Example:
         >>> import fairmesh as fm

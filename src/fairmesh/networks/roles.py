@@ -24,6 +24,23 @@ from torch import Tensor
 
 from fairmesh.errors import BadInput
 
+__all__ = [
+    "HELD_BY_ALL",
+    "OVER_NODES",
+    "ConsensusSteps",
+    "Duals",
+    "HeldByAll",
+    "Models",
+    "OwnWeights",
+    "PerNeighbour",
+    "PerNode",
+    "PerProcess",
+    "Role",
+    "StateView",
+    "SumsToZero",
+    "roles_of",
+]
+
 Holder = Literal["node", "process", "all"]
 Shown = Literal["models", "duals", "own_weights", "consensus_steps"]
 
@@ -34,13 +51,19 @@ class Role:
 
     Args:
         held_by: "node": a row per hosted node. "process": one mean over the nodes of this process. "all": the same at
-            every process. Default: that of the enclosing field, else "node".
-        over_nodes: The last axis has one coordinate per node of the network.
-        per_neighbour: Where a node keeps a copy per neighbour, the axis before the last has one slot per copy.
-        sums_to_zero: The rows of all nodes sum to zero, so it restarts from zero when a node leaves.
-        on_simplex: Each row sums to one over the nodes, and is scaled to do so again when a node leaves.
+            every process. None: that of the enclosing field, else "node". Default: None.
+        over_nodes: The last axis has one coordinate per node of the network. Default: False.
+        per_neighbour: Where a node keeps a copy per neighbour, the axis before the last has one slot per copy. Default:
+            False.
+        sums_to_zero: The rows of all nodes sum to zero, so it restarts from zero when a node leaves. Default: False.
+        on_simplex: Each row sums to one over the nodes, and is scaled to do so again when a node leaves. Default: False.
         shows: What observers read here: "models" (..., nodes, dim); "duals", each node's estimate of lambda
-            (..., nodes, n); "own_weights", n lambda_i of each node (..., nodes, 1); "consensus_steps", gamma.
+            (..., nodes, n); "own_weights", n lambda_i of each node (..., nodes, 1); "consensus_steps", gamma. Default: None.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.roles.Role(sums_to_zero=True).within(fm.roles.OVER_NODES).over_nodes
+        True
     """
 
     held_by: Holder | None = None
@@ -103,8 +126,15 @@ def roles_of(state: Any, path: str = "state", outer: Role | None = None) -> dict
 
     Args:
         state: A NamedTuple of tensors and of such NamedTuples.
-        path: The path of the state itself.
-        outer: The role of the field that holds it.
+        path: The path of the state itself. Default: "state".
+        outer: The role of the field that holds it; None for none. Default: None.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> from fairmesh.algorithms.dsgd import DSGDState
+        >>> fm.roles.roles_of(DSGDState(torch.zeros(1, 4, 2)))["state.models"].shows
+        'models'
     """
     outer = outer or Role()
     if state is None:
@@ -120,8 +150,19 @@ def roles_of(state: Any, path: str = "state", outer: Role | None = None) -> dict
 class StateView:
     """What observers read of an algorithm's state, found once by its roles and then read from any state of its form.
 
+    Args:
+        state: Any state of the algorithm.
+
     Raises:
         BadInput: If the state shows no models, or one thing twice.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> from fairmesh.algorithms.dsgd import DSGDState
+        >>> state = DSGDState(torch.zeros(1, 4, 2))
+        >>> fm.roles.StateView(state).models(state).shape
+        torch.Size([1, 4, 2])
     """
 
     def __init__(self, state: Any):

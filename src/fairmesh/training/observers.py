@@ -11,7 +11,7 @@ import time
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.training.loop import Best, Training, TrainingState
 from fairmesh.training.metrics import Meter
+
+__all__ = ["CsvWriter", "EarlyStopping", "ObservedRun", "Observer", "Watch"]
 
 _LOOK_EVERY = 50  # rounds between looks for divergence, at most
 _ASK_EVERY_S = 0.5  # seconds, about, between two times that the processes of a run ask each other whether to stop
@@ -42,6 +44,23 @@ class ObservedRun:
         diverged: Replicas that have diverged.
         interrupted: The run was asked to stop from outside. It raises `Interrupted` after this round.
         stop_reason: Why an observer ended the run early, or None.
+
+    Args:
+        training: The problem, network, replicas and options.
+        rounds: How many rounds the run has.
+        state: The state to start from.
+        done: How many rounds led to it. Default: 0.
+        first_replica: The number of the first replica of this portion in the whole run. Default: 0.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> class Enough(fm.observers.Observer):
+        ...     def after_round(self, round, state):
+        ...         if round == 3:
+        ...             self.run.stop("seen enough")
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20)
+        >>> fm.run(experiment, observers=[Enough()]).rounds
+        3
     """
 
     def __init__(self, training: Training, rounds: int, state: TrainingState, done: int = 0, first_replica: int = 0):
@@ -300,7 +319,7 @@ class Watch(Observer):
 
     Args:
         function: Takes the number of rounds done and the fresh records (often none).
-        replicas: Of the whole run, where not all of them run at once. Default: those of this portion.
+        replicas: How many the whole run has, where not all run at once; None for those of this portion. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -322,7 +341,7 @@ class EarlyStopping(Observer):
 
     Args:
         patience: Measurements without improvement after which the run ends. Default: 5.
-        metric: Which metric, as in the records; that by which the worst site is named where not given.
+        metric: Which metric, as in the records; None for the one that names the worst site. Default: None.
         split: "test" or "validation": the held-out data to judge by. Default: "validation", which needs such data.
 
     Example:
@@ -333,8 +352,6 @@ class EarlyStopping(Observer):
     patience: int = 5
     metric: str | None = None
     split: str = "validation"
-    _scores: list[float] = field(default_factory=list, init=False, repr=False)
-
     def start(self, run: ObservedRun) -> None:
         self.run, self._scores = run, []
         if self.split not in ("test", "validation"):
