@@ -44,7 +44,7 @@ def demo(
     written = (
         f"Plots and the full page: {outcome.report}"
         if outcome.report
-        else f"The runs are in {folder}, without plots and report.html: {outcome.without_plots}"
+        else f"The runs are in {folder}. There are no plots and no report.html, since {outcome.without_plots}"
     )
     console().print(f"\n{outcome.sentence}\n\n{written}", markup=False)
 
