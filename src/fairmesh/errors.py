@@ -1,7 +1,8 @@
 """The errors that fairmesh raises on purpose. Each message says what is wrong, where, and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 __all__ = ["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted", "LostProcess"]
 
@@ -24,6 +25,10 @@ class BadInput(FairmeshError, ValueError):
     """
 
 
+class MissingPackage(BadInput):
+    """A package that only some features need is not installed; the message says how to get it."""
+
+
 class Diverged(FairmeshError, ArithmeticError):
     """Training produced values that are not finite or that exploded; the message says which step size to lower."""
 
@@ -38,6 +43,38 @@ class Interrupted(FairmeshError):
 
 class LostProcess(FairmeshError):
     """Another process of the run is gone or silent; after a restart all continue from their last common checkpoint."""
+
+
+_EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for
+    "plot": "plots need matplotlib",
+    "images": "image files need pillow",
+    "parquet": "parquet tables need pyarrow",
+    "coos7": "COOS7's HDF5 files need h5py",
+    "mesh": "training between organisations needs cryptography and prometheus-client",
+}
+
+
+@contextmanager
+def optional(extra: str) -> Iterator[None]:
+    """Guards the imports of an extra's packages, so that a missing one is reported with the command that installs it.
+
+    Args:
+        extra: the extra of pyproject.toml that installs the packages, such as "plot".
+
+    Raises:
+        MissingPackage: where an import inside the `with` block finds no such package.
+
+    Example:
+        >>> with optional("plot"):
+        ...     import no_such_package
+        Traceback (most recent call last):
+        ...
+        fairmesh.errors.MissingPackage: plots need matplotlib: pip install 'fairmesh[plot]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingPackage(f"{_EXTRAS[extra]}: pip install 'fairmesh[{extra}]'") from error
 
 
 def in_a_line(error: Exception) -> str:

@@ -87,7 +87,7 @@ def test_without_h5py_the_extra_is_named(tmp_path, files, monkeypatch):
 
     def without(name, *rest):
         if name == "h5py":
-            raise ImportError(name)
+            raise ModuleNotFoundError(name, name=name)
         return original(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)

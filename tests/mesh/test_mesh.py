@@ -220,4 +220,4 @@ def test_the_files_can_be_read_without_the_extra():
     asked = f"{blocked}; import fairmesh.mesh.certificates"
     assert subprocess.run([sys.executable, "-c", read], capture_output=True).returncode == 0
     refused = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
-    assert "pip install 'fairmesh[peers]'" in refused.stderr
+    assert "pip install 'fairmesh[mesh]'" in refused.stderr

@@ -28,20 +28,26 @@ def demo(
     folder = _fresh(out)
     if not json_:
         console().print(
-            "Ten sites hold scikit-learn's digits; sites 8 and 9 use a scanner that stores images mirrored.\n"
+            "Ten sites hold handwritten digits; sites 8 and 9 use a scanner that stores images mirrored.\n"
             "They train one logistic model over a ring with 4-bit messages, first for the average (CHOCO-SGD),\n"
             "then for the worst mixture of sites (AD-GDA).\n"
         )
     with progress(json_) as watcher:
         outcome = run_demo(seed, folder, lambda name: watcher(name, ROUNDS))
     if json_:
-        print_json(outcome.as_json() | {"folder": str(folder)})
+        report = str(outcome.report) if outcome.report else None
+        print_json(outcome.as_json() | {"folder": str(folder), "report": report})
         return
     sites = site_table(outcome.runs)
     show_table(sites, "Accuracy site by site", worst_sites(outcome.runs))
     rows = rows_of(outcome.runs)
     show_table([list(rows[0])[1:], *(list(row.values())[1:] for row in rows)], "Overall")
-    console().print(f"\n{outcome.sentence}\n\nPlots and the full page: {folder / 'report.html'}")
+    written = (
+        f"Plots and the full page: {outcome.report}"
+        if outcome.report
+        else f"The runs are in {folder}. There are no plots and no report.html, since {outcome.without_plots}"
+    )
+    console().print(f"\n{outcome.sentence}\n\n{written}", markup=False)
 
 
 def _fresh(out: Path) -> Path:

@@ -35,6 +35,13 @@ class Metric:
     Args:
         function: Maps (outputs, targets) of a whole test set to a number. NaN means that it is not defined there.
         higher_is_better: Whether a larger number is better, so which site is the worst. Default: True.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> error = fm.Metric(lambda outputs, targets: (outputs - targets).abs().mean(), higher_is_better=False)
+        >>> float(error(torch.ones(3), torch.zeros(3)))
+        1.0
     """
 
     function: Callable[[Tensor, Tensor], Any]

@@ -352,6 +352,7 @@ class EarlyStopping(Observer):
     patience: int = 5
     metric: str | None = None
     split: str = "validation"
+
     def start(self, run: ObservedRun) -> None:
         self.run, self._scores = run, []
         if self.split not in ("test", "validation"):

@@ -16,7 +16,7 @@ from fairmesh.data.datasets.download import folder_of
 from fairmesh.data.datasets.sources import SOURCES, damaged, stamp
 from fairmesh.data.partitions import BySite, Partition, Pool
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, optional
 
 _MICROSCOPES = ("microscope 1", "microscope 2")  # COOS7_v1.1_test4.hdf5, COOS7_v1.1_test3.hdf5
 _BLOCK = 1024  # images looked at together for the maximum of a file
@@ -95,10 +95,8 @@ def _slices(path: Path, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Any, Any]]:
     """Opens an HDF5 file of COOS7's layout and yields its images and labels, to be read slice by slice."""
-    try:
+    with optional("coos7"):
         import h5py
-    except ImportError as error:
-        raise BadInput("COOS7's files are HDF5: install h5py with pip install 'fairmesh[coos7]'") from error
     try:
         with h5py.File(path, "r") as file:
             missing = [key for key in ("data", "labels") if key not in file]

@@ -21,7 +21,7 @@ from fairmesh.data.partitions import (
     Pool,
 )
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput, in_a_line, optional
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
 
@@ -143,8 +143,8 @@ def _images(
 
 def _image(path: Path, size: tuple[int, int] | None) -> np.ndarray:
     """Returns the bytes of an image: (height, width) if it is grey, else (height, width, 3)."""
-    from PIL import Image, UnidentifiedImageError
-
+    with optional("images"):
+        from PIL import Image, UnidentifiedImageError
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):
@@ -244,10 +244,8 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def _parquet(path: Path) -> dict[str, np.ndarray]:
-    try:
+    with optional("parquet"):
         from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise BadInput("parquet files need pyarrow: pip install 'fairmesh[parquet]'") from error
     try:
         table = parquet.read_table(path)
     except ArrowException as error:
