@@ -169,7 +169,7 @@ def run(
         experiment: What to train.
         out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
         resume: Whether to continue from the checkpoint in `out`. Default: False.
-        observers: What else happens around the rounds, after the experiment's own observers. Default: none.
+        observers: What else happens around the rounds, after the experiment's own observers. Default: ().
         announce: Called once, before the first round, with a sentence about the memory that the run takes. Default:
             None.
         handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Default: False.

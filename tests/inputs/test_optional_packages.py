@@ -36,16 +36,16 @@ def sites():
     return [fm.Site((torch.randn(8, 3), torch.arange(8) % 2)) for _ in range(2)]
 
 
-def image_folder(folder: Path) -> fm.ImageFolder:
+def image_folder(folder: Path) -> fm.data.ImageFolder:
     (folder / "a" / "cat").mkdir(parents=True)
     (folder / "a" / "cat" / "1.png").write_bytes(b"")
-    return fm.ImageFolder(str(folder))
+    return fm.data.ImageFolder(str(folder))
 
 
 NEEDS = {  # extra -> package, and something that cannot be done without it
-    "plot": ("matplotlib", lambda folder: fm.picture(sites(), folder / "sites.png")),
+    "plot": ("matplotlib", lambda folder: fm.report.picture(sites(), folder / "sites.png")),
     "images": ("PIL", lambda folder: image_folder(folder).sites()),
-    "parquet": ("pyarrow", lambda folder: fm.Table(str(folder / "rows.parquet"), target="y", site="s").sites()),
+    "parquet": ("pyarrow", lambda folder: fm.data.Table(str(folder / "rows.parquet"), target="y", site="s").sites()),
 }
 
 

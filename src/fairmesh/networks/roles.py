@@ -56,9 +56,11 @@ class Role:
         per_neighbour: Where a node keeps a copy per neighbour, the axis before the last has one slot per copy. Default:
             False.
         sums_to_zero: The rows of all nodes sum to zero, so it restarts from zero when a node leaves. Default: False.
-        on_simplex: Each row sums to one over the nodes, and is scaled to do so again when a node leaves. Default: False.
+        on_simplex: Each row sums to one over the nodes, and is scaled to do so again when a node leaves. Default:
+            False.
         shows: What observers read here: "models" (..., nodes, dim); "duals", each node's estimate of lambda
-            (..., nodes, n); "own_weights", n lambda_i of each node (..., nodes, 1); "consensus_steps", gamma. Default: None.
+            (..., nodes, n); "own_weights", n lambda_i of each node (..., nodes, 1); "consensus_steps", gamma. Default:
+            None.
 
     Example:
         >>> import fairmesh as fm

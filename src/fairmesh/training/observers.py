@@ -342,7 +342,7 @@ class EarlyStopping(Observer):
     Args:
         patience: Measurements without improvement after which the run ends. Default: 5.
         metric: Which metric, as in the records; None for the one that names the worst site. Default: None.
-        split: "test" or "validation": the held-out data to judge by. Default: "validation", which needs such data.
+        split: The held-out data to judge by: "test", or "validation" where sites have such data. Default: "validation".
 
     Example:
         >>> import fairmesh as fm

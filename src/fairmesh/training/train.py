@@ -87,7 +87,7 @@ def train(
         resume: Whether to continue from the checkpoint in `out`. Default: False.
         settings: The settings to write into `out`; None for those of the topology and the algorithm. Default: None.
         observers: Called after every round: `fm.observers.Observer` objects, or functions of the number of rounds done
-            and the state. Default: none.
+            and the state. Default: ().
         announce: Called once, before the first round, with a sentence about the memory that the run takes. Default:
             None.
         handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Otherwise the
