@@ -1,5 +1,6 @@
 """The lines that results are made of: one for each row of a recipe, one for each sitting."""
 
+import dataclasses
 import functools
 import json
 import platform
@@ -9,12 +10,14 @@ from typing import Any
 
 import torch
 
-from fairmesh.config.tables import to_table
+from fairmesh.config.registry import role_of
+from fairmesh.config.tables import from_table, to_table
 from fairmesh.errors import BadInput
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.run_folder import Record
 from fairmesh.storage.strict_json import as_json
-from reproduction.recipes import Row, rows_of
+from fairmesh.training.options import Options
+from reproduction.recipes import Row, Search, rows_of
 
 Line = dict[str, Any]
 MINIATURE = "MINIATURE"  # a file beside results that mean nothing
@@ -49,14 +52,51 @@ def described(row: Row) -> dict[str, Any]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Searched:
+    """The part of a row's settings that is not its experiment, as lines name it."""
+
+    search: Search = dataclasses.field(default_factory=dict)
+    search_rounds: int | None = None
+    search_seeds: int = 1
+    as_row: str | None = None
+
+
+def describes(table: Any, thing: Any) -> bool:
+    """Returns whether a recorded table describes a configured object of today.
+
+    The comparison uses the fields that the table has, at every level. A field that the table lacks counts as having its
+    class's default, so a field added later leaves old records valid as long as the object keeps that default. A field
+    that the object's class does not know makes the record stale."""
+    kind = type(thing)
+    try:
+        recorded = from_table(role_of(kind) or kind, table)
+    except BadInput:  # an unknown or missing field, an unknown name, a value of another type
+        return False
+    return to_table(recorded) == to_table(thing)
+
+
+def was_run_as(line: Line, row: Row) -> bool:
+    """Returns whether a line was run with a row's present settings; `describes` says how they are compared."""
+    settings = dict(line["settings"])
+    searched = {name: settings.pop(name) for name in _Searched.__annotations__ if name in settings}
+    options = Options(measure_every=row.experiment.options.measure_every)  # no other option shows in a line
+    return (
+        describes(searched, _Searched(row.search, row.search_rounds, row.search_seeds, row.as_row))
+        and describes(settings.pop("options", {}), options)
+        and describes(settings, dataclasses.replace(row.experiment, options=Options()))
+    )
+
+
 def is_as_its_recipe(line: Line) -> bool:
-    """Whether a line was run with the settings that its recipe has now."""
-    return line["settings"] == _settings_of(line["recipe"]).get((line["protocol"], line["row"]))
+    """Returns whether a line was run with the settings that its recipe has now."""
+    row, settings = _rows_by_name(line["recipe"]).get((line["protocol"], line["row"]), (None, None))
+    return row is not None and (line["settings"] == settings or was_run_as(line, row))
 
 
 @functools.cache
-def _settings_of(recipe: str) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(row.protocol, row.name): described(row) for row in rows_of(recipe)}
+def _rows_by_name(recipe: str) -> dict[tuple[str, str], tuple[Row, dict[str, Any]]]:
+    return {(row.protocol, row.name): (row, described(row)) for row in rows_of(recipe)}
 
 
 def final_numbers(records: Sequence[Record]) -> dict[str, Any]:

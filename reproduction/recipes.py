@@ -41,7 +41,7 @@ from reproduction.paper import COMPRESSIONS, NETWORKS, PROTOCOLS
 Protocol = Literal["formula", "published", "frontier"]  # the last: past the paper, in reproduce/frontier
 Search = Mapping[str, tuple[float, ...]]  # a dotted name of the algorithm -> the values tried
 
-RATES = {  # gamma; what rounds up bears more than what rounds down
+CONSENSUS_STEPS = {  # gamma; what rounds up bears more than what rounds down
     "formula": (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
     "published": (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1),
 }
@@ -124,7 +124,7 @@ def _small_row(
     recipe: str, protocol: Protocol, model: str, which: str, compression: str, topology: Topology, column: str
 ) -> Row:
     compressor = _compressor(compression, protocol)
-    search: Search = {"consensus_step": RATES[protocol]}
+    search: Search = {"consensus_step": CONSENSUS_STEPS[protocol]}
     if which == "AD-GDA":
         algorithm: Algorithm = _adgda(protocol, 1.0, 0.995, compressor)
         search = {**search, **_OPEN[protocol]}
@@ -200,7 +200,7 @@ class _Setup:
     batch: int
     published_batches: dict[str, int]  # by algorithm
     steps: dict[str, float]  # published eta_theta by algorithm
-    rate: float  # published gamma with 4 bit
+    consensus_step: float  # published gamma with 4-bit messages
     published_alphas: dict[float, float]  # the strength that stands behind a table's alpha
 
 
@@ -247,7 +247,7 @@ class _Grid(NamedTuple):
 
     steps: tuple[float, ...]  # eta_theta of AD-GDA; the same times 1 / m for CHOCO-SGD, which weighs nodes by 1
     dual_steps: tuple[float, ...]
-    rates: tuple[float, ...]  # gamma in 4 bits
+    consensus_steps: tuple[float, ...]  # gamma in 4 bits
 
 
 _GRIDS: dict[type[Model], _Grid] = {
@@ -344,13 +344,16 @@ def _in_four_bits(recipe: str, protocol: Protocol, setup: str, which: str) -> Ro
     if which == "AD-GDA":
         algorithm: Algorithm = _adgda(protocol, step, _RATIO, compressor)
         if not _published(protocol):
-            search = {**_IN_FOUR_BITS, "consensus_step": grid.rates}
+            search = {**_IN_FOUR_BITS, "consensus_step": grid.consensus_steps}
     else:
         algorithm = _choco(protocol, step, _RATIO, compressor, s.nodes)
         if not _published(protocol):
-            search = {"primal_step.start": tuple(step / s.nodes for step in grid.steps), "consensus_step": grid.rates}
+            search = {
+                "primal_step.start": tuple(step / s.nodes for step in grid.steps),
+                "consensus_step": grid.consensus_steps,
+            }
     if _published(protocol):
-        algorithm = replace(algorithm, consensus_step=s.rate)  # type: ignore[type-var]
+        algorithm = replace(algorithm, consensus_step=s.consensus_step)  # type: ignore[type-var]
     return Row(recipe, f"{setup}, {which}", protocol, _large(protocol, setup, which, algorithm), search, _SEARCHED)
 
 

@@ -19,7 +19,7 @@ from fairmesh.data.datasets.sources import SOURCES, is_whole, places
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.problems.models import Logistic, PaperCNN
 from reproduction.batched import Runner, grouped
-from reproduction.lines import Line, described, lines_of, machine, record
+from reproduction.lines import Line, lines_of, machine, record, was_run_as
 from reproduction.recipes import RECIPES, Row, rows_of
 
 Done = dict[tuple[str, str], Line]  # (protocol, label) -> what is recorded
@@ -65,7 +65,7 @@ def _missing(rows: Sequence[Row], done: Done) -> list[Row]:
 
 def _differs(row: Row, done: Done) -> bool:
     line, like = done.get((row.protocol, row.label)), done.get((row.protocol, str(row.as_row)))
-    if line is None or line["settings"] != described(row):
+    if line is None or not was_run_as(line, row):
         return True
     return like is not None and like["search"]["chosen"] != line["search"]["chosen"]
 

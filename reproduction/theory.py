@@ -55,7 +55,7 @@ COMPRESSORS: dict[str, Compressor] = {
     "sign": Sign(),
     "top 25 %, 4 bits": TopKQuantize(0.25, bits=4),
 }
-_RATES = (1.0, 0.5, 0.25, 0.1)  # gamma, those tried
+_GAMMAS = (1.0, 0.5, 0.25, 0.1)  # consensus steps tried
 _NO_GOSSIP = 1e-9  # a gamma at which nodes never meet: what the check says where the law cannot hold
 _BATCH, _SEEDS = 4, 2
 _LOOKS = 250  # moments of a run at which the gradient of Phi is looked at
@@ -139,12 +139,12 @@ def _bound(measured: float, bound: float) -> Line:
     return {"measured": measured, "bound": bound, "bound_over_measured": ratio, "holds": measured <= bound}
 
 
-def _tuned(rates: Sequence[float], values: Tensor) -> tuple[int, Line]:
-    """The rate whose values (rates, rounds) have the least geometric mean, and all of those; None where it diverged."""
+def _tuned(gammas: Sequence[float], values: Tensor) -> tuple[int, Line]:
+    """Returns the index of the gamma whose values (gammas, rounds) have the least geometric mean, and its record."""
     means = values.log().mean(dim=-1).exp().nan_to_num(math.inf)
     best = int(means.argmin())
-    of_rates = [float(mean) if mean < 1e6 else None for mean in means]
-    return best, {"gamma": rates[best], "gammas_tried": list(rates), "mean_of_gammas": of_rates}
+    of_gammas = [float(mean) if mean < 1e6 else None for mean in means]
+    return best, {"gamma": gammas[best], "gammas_tried": list(gammas), "mean_of_gammas": of_gammas}
 
 
 def _states(
@@ -162,12 +162,12 @@ def _number(schedule: Schedule) -> float:
 
 
 def gaps(
-    saddle: Saddle, compressor: Compressor, topology: Topology, rates: Sequence[float], rounds: Sequence[int]
+    saddle: Saddle, compressor: Compressor, topology: Topology, gammas: Sequence[float], rounds: Sequence[int]
 ) -> Tensor:
-    """Phi(theta_o) - Phi* after each T with steps 1 / sqrt(T), the mean over seeds: (rates, rounds). Each T is a
+    """Phi(theta_o) - Phi* after each T with steps 1 / sqrt(T), the mean over seeds: (gammas, rounds). Each T is a
     replica of one run, read when its rounds are done."""
-    grid = [(rate, T, _number(Theorem1(T))) for rate in rates for T in rounds]
-    algorithms = [ADGDA(step, step, rate, compressor, saddle.regularizer) for rate, _, step in grid]
+    grid = [(gamma, T, _number(Theorem1(T))) for gamma in gammas for T in rounds]
+    algorithms = [ADGDA(step, step, gamma, compressor, saddle.regularizer) for gamma, _, step in grid]
     ends = torch.tensor([T for _, T, _ in grid]).repeat_interleave(_SEEDS)
     outputs = torch.zeros(len(ends), len(saddle.model), dtype=torch.float64)
     for done, state in _states(saddle.problem, topology, algorithms, max(rounds), _SEEDS):
@@ -175,7 +175,7 @@ def gaps(
             outputs = torch.where((ends == done).unsqueeze(-1), state.average_model, outputs)
     sites = saddle.sites()
     found = sites.worst_case(outputs) - sites.worst_case(saddle.model.unsqueeze(0))
-    return found.view(len(rates), len(rounds), _SEEDS).mean(dim=-1)
+    return found.view(len(gammas), len(rounds), _SEEDS).mean(dim=-1)
 
 
 def convex_lines(name: str, topology: Topology, rounds: Sequence[int]) -> Iterator[Line]:
@@ -183,8 +183,8 @@ def convex_lines(name: str, topology: Topology, rounds: Sequence[int]) -> Iterat
     saddle = known_saddle(Sampling(batch=_BATCH))
     compressor, dim = COMPRESSORS[name], len(saddle.model)
     control = isinstance(compressor, Identity)
-    found = gaps(saddle, compressor, topology, (*_RATES, _NO_GOSSIP) if control else _RATES, rounds)
-    best, tuning = _tuned(_RATES, found[: len(_RATES)])
+    found = gaps(saddle, compressor, topology, (*_GAMMAS, _NO_GOSSIP) if control else _GAMMAS, rounds)
+    best, tuning = _tuned(_GAMMAS, found[: len(_GAMMAS)])
     line = {
         "check": "convex",
         "compressor": name,
@@ -243,8 +243,8 @@ def bound_lines(name: str, topology: Topology, rounds: int) -> Iterator[Line]:
     sites, compressor = saddle.sites(), COMPRESSORS[name]
     (mixing,) = topology.build(NODES)
     delta, rho = compressor.delta(len(saddle.model)) or 0.0, mixing.gap
-    rate, step, c = mixing.consensus_step_of_theorem(delta), _number(Theorem1(rounds)), rho**2 * delta / 82
-    algorithm = ADGDA(step, step, rate, compressor, saddle.regularizer)
+    gamma, step, c = mixing.consensus_step_of_theorem(delta), _number(Theorem1(rounds)), rho**2 * delta / 82
+    algorithm = ADGDA(step, step, gamma, compressor, saddle.regularizer)
     seen, apart, last = [], (0.0, 0.0), None
     for done, last in _states(saddle.problem, topology, [algorithm], rounds, _SEEDS):
         models, duals = last.algorithm.models, last.algorithm.duals
@@ -261,7 +261,7 @@ def bound_lines(name: str, topology: Topology, rounds: int) -> Iterator[Line]:
     whole = 4 * L / rounds * (H**2 / rho**2 + 3 * G**2 / c**2)
     whole += (math.sqrt(12) * k.from_weights * L * G / c + 2 * k.from_model * L * H / rho) / root
     whole += (max(k.from_model, k.from_model**2) + max(k.from_weights, k.from_weights**2) + G**2 + H**2) / (2 * root)
-    line = {"compressor": name, "topology": registered_name(topology), "gamma": rate, "rounds": rounds}
+    line = {"compressor": name, "topology": registered_name(topology), "gamma": gamma, "rounds": rounds}
     made_of = {"settings": {"nodes": NODES, "delta": delta, "rho": rho, "c": c, **k._asdict()}}
     for check, numbers in {
         "consensus of models": _bound(k.apart_models, 12 * step**2 * NODES * G**2 / c**2),
@@ -279,7 +279,7 @@ def descent_of(sites: Sites, dim: int) -> tuple[float, Tensor]:
         if k % 25 == 0:
             models = row.unsqueeze(1).expand(1, NODES, dim)
             largest = max(largest, sites.smoothness(models, sites.worst_weights(row)))
-        row = row - 0.4 / largest * sites.slope_of_worst_case(row)
+        row = row - 0.4 / largest * sites.gradient_of_worst_case(row)
     return 1.05 * largest, row
 
 
@@ -293,16 +293,16 @@ def non_convex_lines(name: str, topology: Topology, rounds: Sequence[int]) -> It
     sites, compressor, dim = Sites(problem, regularizer), COMPRESSORS[name], problem.flat_model.dim
     (mixing,) = topology.build(NODES)
     delta, rho = compressor.delta(dim) or 0.0, mixing.gap
-    own_rate, c = mixing.consensus_step_of_theorem(delta), rho**2 * delta / 82
+    own_gamma, c = mixing.consensus_step_of_theorem(delta), rho**2 * delta / 82
     L, _ = descent_of(sites, dim)
     mu = 2 * regularizer.strength * NODES
     kappa, longer = L / mu, math.sqrt(min(rounds))
-    rates, grid = _RATES[1:3], []
-    for rate, factor in (*((rate, longer) for rate in rates), (own_rate, 1.0)):
+    gammas, grid = _GAMMAS[1:3], []
+    for gamma, factor in (*((gamma, longer) for gamma in gammas), (own_gamma, 1.0)):
         for T in rounds:
             primal, dual = (_number(s) * factor for s in (Theorem2Primal(L, kappa, T), Theorem2Dual(L, T)))
-            grid.append(ADGDA(primal, dual, rate, compressor, regularizer))
-    ends = torch.tensor(rounds).repeat(len(rates) + 1)
+            grid.append(ADGDA(primal, dual, gamma, compressor, regularizer))
+    ends = torch.tensor(rounds).repeat(len(gammas) + 1)
     strides = (ends // _LOOKS).clamp(min=1)
     totals, counts, seen = torch.zeros(len(ends)).double(), torch.zeros(len(ends)).double(), []
     first = last = sites.worst_case(torch.zeros(1, dim, dtype=torch.float64))
@@ -311,20 +311,20 @@ def non_convex_lines(name: str, topology: Topology, rounds: Sequence[int]) -> It
         models, duals = state.algorithm.models, state.algorithm.duals
         now = (done < ends) & (done % strides == strides // 2)
         if bool(now.any()):
-            squares = sites.slope_of_worst_case(models.mean(dim=-2)).square().sum(dim=-1)
+            squares = sites.gradient_of_worst_case(models.mean(dim=-2)).square().sum(dim=-1)
             totals, counts = totals + torch.where(now, squares, 0.0), counts + now
         if done % (max(rounds) // _MOMENTS) == 0:
             seen.append((models[-1:], duals[-1:]))  # the longest at the theorem's own step and gamma
             last = sites.worst_case(models[-1:].mean(dim=-2))
             along = max(along, sites.smoothness(models, duals.diagonal(dim1=-2, dim2=-1)))
     means = (totals / counts).view(-1, len(rounds))
-    best, tuning = _tuned(rates, means[:-1])
+    best, tuning = _tuned(gammas, means[:-1])
     line = {"compressor": name, "topology": registered_name(topology), "delta": delta}
     settings = {"nodes": NODES, "dim": dim, "strength": regularizer.strength, "L": L, "mu": mu, "kappa": kappa}
     settings["L_along_the_runs"] = along
     law = _law(rounds, "squared_gradient", means[best], REQUIRED_SLOPE if max(rounds) > 10_000 else None)
     yield {"check": "non-convex"} | line | tuning | law | {"settings": settings | {"longer_steps": longer}}
-    line |= {"gamma": own_rate}
+    line |= {"gamma": own_gamma}
     law = _law(rounds, "squared_gradient", means[-1], None)
     yield {"check": "non-convex, the theorem's own steps"} | line | law | {"settings": settings}
     at_once = [sites.worst_weights(models.mean(dim=-2)) for models, _ in seen]

@@ -56,7 +56,7 @@ class Sites:
     def _worst(self, losses: Tensor) -> Tensor:
         return self.regularizer.maximiser(losses.unsqueeze(-2), self.prior.expand(len(losses), 1, -1)).squeeze(-2)
 
-    def slope_of_worst_case(self, rows: Tensor) -> Tensor:
+    def gradient_of_worst_case(self, rows: Tensor) -> Tensor:
         """The gradient of Phi, by Danskin's theorem (1/m) sum_i lambda*_i grad f_i: (replicas, dim)."""
         gradients, losses = self._at(grad_and_value(self._loss), rows)
         return (self._worst(losses).unsqueeze(-1) * gradients).mean(dim=-2)

@@ -34,24 +34,24 @@ from reproduction.lines import Line
 FAST, SLOW = RandomRegular(8), Circulant((1, 2))
 PRIMAL_STEP, ROUNDS = 0.02 * PARAMETERS**0.5, 300  # 0.02 for every parameter
 COST_ONLY = 4  # rounds, where rows over all nodes make a round take seconds
-ROWS_UP_TO = 2000  # nodes; above, weighings that keep rows are run for their cost only
+ROWS_UP_TO = 2000  # nodes; above, weightings that keep rows are run for their cost only
 FINE = 0.1  # what a threshold leaves out changes a weight by about this share of an even one, 1 / n
 STEP, SMALLER_STEP = 0.1, 0.01  # of an ascent
 
 
-def weighings(n: int) -> dict[str, Weighting]:
+def weightings(n: int) -> dict[str, Weighting]:
     """A ProjectedAscent's rows are weights, of which an even one is 1 / n. An ExactMaximum's are losses: a difference
     as large as the regularizer's softness changes a weight by its size."""
     return {
-        "fixed": PriorWeights(),
-        "price": ShadowPrice(
+        "prior weights": PriorWeights(),
+        "shadow price": ShadowPrice(
             relative=False, strength_annealing=0.0
         ),  # in the units of the others; one number more makes it relative
-        "maximum": ExactMaximum(),
-        "maximum, thresholded": ExactMaximum(compressor=Threshold(FINE * float(REGULARIZER.softness()))),
-        "ascent": ProjectedAscent(STEP),
-        "ascent, thresholded": ProjectedAscent(STEP, Threshold(FINE / n)),
-        "ascent, smaller step": ProjectedAscent(SMALLER_STEP),
+        "exact maximum": ExactMaximum(),
+        "exact maximum, thresholded": ExactMaximum(compressor=Threshold(FINE * float(REGULARIZER.softness()))),
+        "projected ascent": ProjectedAscent(STEP),
+        "projected ascent, thresholded": ProjectedAscent(STEP, Threshold(FINE / n)),
+        "projected ascent, smaller step": ProjectedAscent(SMALLER_STEP),
     }
 
 
@@ -124,16 +124,16 @@ def lines(
             if graph == "slow" and n > rows_up_to:
                 continue  # it takes all nodes some n^2 rounds to hear of each other
             bench, without = _Bench(sites, topology), 0.0
-            for name, weighting in weighings(n).items():
+            for name, weighting in weightings(n).items():
                 whole = n <= rows_up_to or isinstance(weighting, (PriorWeights, ShadowPrice))
-                if name == "ascent, smaller step" and not whole:
+                if name == "projected ascent, smaller step" and not whole:
                     continue  # costs as the other
                 step = Linear(PRIMAL_STEP, rounds)
                 algorithm = TrackedADGDA(
                     step, beta1=0.9, gradient_at_average=0.0, weighting=weighting, regularizer=REGULARIZER
                 )
                 line = bench.line(algorithm, rounds if whole else cost_only, judged=whole)
-                without = line["message_bytes"] if name == "fixed" else without
+                without = line["message_bytes"] if name == "prior weights" else without
                 line["dual_bytes"] = round(line["message_bytes"] - without, 1)
                 settings = {"topology": to_table(topology), "algorithm": to_table(algorithm)}
                 made.append({"nodes": n, "graph": graph, "weighting": name} | line | {"settings": settings})

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from statistics import fmean, stdev
 
-from reproduction.figures import canvas, svg
 from reproduction.frontier.claims import (
     LEVELS,
     WORST,
@@ -17,6 +16,7 @@ from reproduction.frontier.claims import (
 )
 from reproduction.frontier.recipes import CHOSEN, CIFAR, FASHION, JUDGED, SETUPS
 from reproduction.lines import Line
+from reproduction.plots import canvas, svg
 from reproduction.wording import markdown
 
 _DRAWN = {

@@ -131,16 +131,16 @@ _PARENT = TrackedADGDA(  # AD-GDA itself (tests/equivalence/test_tracked.py)
     weighting=ProjectedAscent(0.01),
     warm_start=False,
 )
-_EASE = Linear(3.0)
+_ANNEALING = Linear(3.0)
 _WHOLE = TrackedADGDA(
-    primal_step=Linear(0.35), beta1=0.95, gradient_at_average=0.0, weighting=ShadowPrice(strength_annealing=_EASE)
+    primal_step=Linear(0.35), beta1=0.95, gradient_at_average=0.0, weighting=ShadowPrice(strength_annealing=_ANNEALING)
 )
 ADDED: dict[str, dict] = {
     "warm start": {"warm_start": True},
     "momentum": {"beta1": 0.9},
     "tracking": {"tracking": True},
     "scaled steps": {"beta2": 0.99},
-    "price": {"weighting": ShadowPrice(relative=False, strength_annealing=0.0)},
+    "shadow price": {"weighting": ShadowPrice(relative=False, strength_annealing=0.0)},
     "gradients at the average": {"gradient_at_average": 1.0},
     "2 local steps": {"local_steps": 2},
     "tracking, 2 local steps": {"tracking": True, "local_steps": 2},
@@ -152,10 +152,10 @@ LEFT_OUT: dict[str, dict] = {
     "tracking": {"tracking": False},
     "scaled steps": {"beta2": 0.0},
     "strength annealing": {"weighting": ShadowPrice(strength_annealing=0.0)},
-    "relative losses": {"weighting": ShadowPrice(relative=False, strength_annealing=_EASE)},
+    "relative losses": {"weighting": ShadowPrice(relative=False, strength_annealing=_ANNEALING)},
 }
 INSTEAD: dict[str, dict] = {
-    "weights by ascent": {"weighting": ProjectedAscent(0.01)},
+    "weights by projected ascent": {"weighting": ProjectedAscent(0.01)},
     "weights by the exact maximum": {"weighting": ExactMaximum()},
     "weights of the prior (not robust)": {"weighting": PriorWeights()},
     "steps that fall as a square": {

@@ -2,7 +2,7 @@
 
 Compressed gradient tracking with momentum (Zhao et al.: BEER, NeurIPS 2022; Islamov et al.: MoTEF, 2024) for the
 objective and the gossip of AD-GDA (Zecchin, Kountouris, Gesbert, TMLR 2022), with steps scaled as Adam's (Kingma, Ba,
-ICLR 2015). docs/frontier.md tells what each of these is worth.
+ICLR 2015). reproduction/frontier.md tells what each of these is worth.
 """
 
 from dataclasses import dataclass, field

@@ -235,17 +235,12 @@ _DRAWING: dict[str, Callable[[Lines], Any]] = {
 }
 
 
-def recorded(lines: Lines) -> list[str]:
-    """The names of the figures of which anything was recorded."""
+def drawable(lines: Lines) -> list[str]:
+    """Returns the names of the figures for which any row is recorded."""
     return [name for name in _DRAWING if lines.of(name.rstrip("ab"))]
 
 
-def drawn(results: Path = RECORDED) -> dict[str, Any]:
-    """Those figures by their names."""
+def figures(results: Path = RECORDED, names: Sequence[str] | None = None) -> dict[str, str]:
+    """Draws figures, by default all that are recorded. Returns the texts of their SVG files by name."""
     lines = Lines(results)
-    return {name: _DRAWING[name](lines) for name in recorded(lines)}
-
-
-def figures(results: Path = RECORDED) -> dict[str, str]:
-    """The same as texts of SVG files."""
-    return {name: svg(figure, name) for name, figure in drawn(results).items()}
+    return {name: svg(_DRAWING[name](lines), name) for name in names or drawable(lines)}
