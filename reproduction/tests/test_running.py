@@ -85,6 +85,7 @@ def test_reproduce_records_every_row_of_the_larger_recipes(tmp_path, recipe):
     _check_recorded(recipe, tmp_path, left_out)
 
 
+@pytest.mark.slow
 def test_reproduce_runs_a_row_on_cifar(tmp_path, only):
     only(lambda row: row.protocol == "published" and row.name == "alpha = 10")
     assert reproduce(["table4c"], tmp_path, change=tiny) == {}
@@ -244,7 +245,7 @@ def test_reproduce_names_the_files_of_coos7_when_they_are_missing(tmp_path):
     assert lines_of(tmp_path, "table4b") == []
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["with checkpoints", "without"])
+@pytest.mark.parametrize("kept", [pytest.param(True, marks=pytest.mark.slow, id="with checkpoints"), False])
 def test_runner_takes_the_next_best_candidate_when_a_seed_diverges(tmp_path, kept):
     """A step of 1e30 survives the search, which has one round, and diverges in the full run."""
     row = tiny(rows_of("table4a")[0])

@@ -238,6 +238,7 @@ def test_page_can_be_made_of_no_results_and_of_few(record, tmp_path):
     assert "](figures/figure4.svg)" in text
 
 
+@pytest.mark.slow
 def test_figures_are_the_same_when_drawn_twice(record):
     results = compared(record)
     assert figures(results) == figures(results)
