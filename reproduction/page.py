@@ -47,7 +47,9 @@ round. The rows that need COOS7 were **not run**, because its files have to be s
 where to put them; the same commands then run those rows.
 
 `python -m reproduction page` generates this page from the files in `reproduction/results/`, and a test checks that it
-is up to date. [frontier.md](frontier.md) reports the experiments that go beyond the paper."""
+is up to date."""
+
+_FRONTIER = "[frontier.md](frontier.md) reports the experiments that go beyond the paper."
 
 MINIATURE_NOTE = """\
 **In miniature** (`--quick`): a few rounds on a few samples, to check that everything runs. The numbers mean nothing."""
@@ -266,6 +268,7 @@ def page(results: Path = RECORDED, figures_folder: str = "figures") -> str:
         "# Reproduction of the paper's experiments",
         MINIATURE_NOTE if (results / MINIATURE).exists() else "",
         _INTRODUCTION.format(cells=len(cells)),
+        _FRONTIER if results == RECORDED else "",
         f"## Summary\n\n{counts(cells)}\n\n{_formula_in_short(cells)}",
         f"The paper's orderings:\n\n{_orderings(ordered)}",
         "How many times less AD-GDA with 4-bit messages sends (`published`, worst node):\n\n"
