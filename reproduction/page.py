@@ -243,10 +243,8 @@ def _savings_in_short(found: Sequence[dict]) -> str:
         mine = {f["billing"]: f for f in asked if (f["setup"], f["rival"]) == (setup, rival)}
         required = next(iter(mine.values()))["required"]
         counted = ", ".join(f"{f['factor']:.1f}x {_IN[billing]}" for billing, f in mine.items())
-        short = [
-            f"{_IN[b]} ({f['factor'] / required:.0%} of the paper's factor)" for b, f in mine.items() if not f["holds"]
-        ]
-        missed = f" **Missed** {' and '.join(short)}." if short else ""
+        short = [f"{_IN[b]} ({f['factor'] / required:.0%} of it)" for b, f in mine.items() if not f["holds"]]
+        missed = f" **Below** the paper's factor: {' and '.join(short)}." if short else ""
         sentences.append(f"- {setup}, compared with {rival}: {counted}; the paper says {required:g}x.{missed}")
     return "\n".join(sentences) or "Not run."
 
