@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measurements of fairmesh itself, from a checkout."""
+"""`python -m benchmarks`: measures fairmesh's own speed and message sizes, from a checkout."""
 
 from typing import Annotated
 
@@ -8,21 +8,27 @@ from fairmesh.cli.cluster import leave
 from fairmesh.cli.terminal import Json, print_json, say, show_table
 from fairmesh.errors import FairmeshError
 
-app = typer.Typer(help="Measurements of fairmesh itself.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Measure fairmesh's own speed and message sizes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.command("codec")
 def bench_codec(
-    device: Annotated[str, typer.Option(help="Where the cost of counting is measured: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where to time the counting of bytes: cpu or cuda.")] = "cpu",
     json_: Json = False,
 ) -> None:
-    """Bytes of real training messages against their entropy and the paper's billing, and the codec's speed."""
+    """Compare the bytes of real training messages with their entropy and with the paper's count; time the codec."""
     from dataclasses import asdict
 
     from benchmarks.codec import codec_cases, counting_cost
 
     rows = [
-        ["message", "parameters", "bytes", "over entropy", "bits a parameter", "the paper bills", "encode", "decode"]
+        ["message", "parameters", "bytes", "over entropy", "bits per parameter", "paper counts", "encode", "decode"]
     ]
     cases = []
     for case in codec_cases():
@@ -34,7 +40,7 @@ def bench_codec(
         ]  # fmt: skip
         rows.append(row)
         if not json_:
-            say(f"{row[0]}: {row[2]} bytes, {row[4]} bits a parameter")
+            say(f"{row[0]}: {row[2]} bytes, {row[4]} bits per parameter")
     counting = counting_cost(device)
     if json_:
         print_json({"cases": cases, "counting": counting})
@@ -46,12 +52,12 @@ def bench_codec(
 @app.command("rounds")
 def bench_rounds(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    case: Annotated[list[str], typer.Option(help="Only this case; may be repeated. Also logistic-1000, -10000.")] = [],  # noqa: B006
-    replicas: Annotated[list[int], typer.Option(help="How many at once; may be repeated.")] = [],  # noqa: B006
-    profile: Annotated[bool, typer.Option("--profile", help="Show where the time of each case goes instead.")] = False,
+    case: Annotated[list[str], typer.Option(help="Only this case (repeatable); also logistic-1000, -10000.")] = [],  # noqa: B006
+    replicas: Annotated[list[int], typer.Option(help="Replicas trained at once (repeatable).")] = [],  # noqa: B006
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes instead.")] = False,
     json_: Json = False,
 ) -> None:
-    """Time of a simulated round: its spread, the machine's floor, and a plain per-node loop of the same round."""
+    """Time a simulated round, and compare it with the machine's floor and with a plain per-node loop."""
     from dataclasses import asdict
 
     from benchmarks.rounds import SETTINGS, timings
@@ -61,9 +67,11 @@ def bench_rounds(
         for name in case or SETTINGS:
             table = profiled(device, name, replicas[0] if replicas else 1)
             rows = [[key[:80], f"{ms:.4f}", f"{calls:.1f}"] for key, ms, calls in table[:25]]
-            show_table([[f"{name} on {device}", "ms a round", "calls"], *rows])
+            show_table([[f"{name} on {device}", "ms per round", "calls"], *rows])
         return
-    rows = [["case", "replicas", "ms a round", "8 in 10 between", "a replica", "floor", "over floor", "loop", "faster"]]
+    rows = [
+        ["case", "replicas", "ms per round", "10 % to 90 %", "per replica", "floor", "over floor", "loop", "faster"]
+    ]
     found = []
     for timing in timings(device, case or None, replicas or None):
         found.append(asdict(timing))
@@ -76,21 +84,46 @@ def bench_rounds(
         ]  # fmt: skip
         rows.append(row)
         if not json_:
-            say(f"{row[0]}, {row[1]} replicas: {row[2]} ms a round")
+            say(f"{row[0]}, {row[1]} replicas: {row[2]} ms per round")
     if json_:
         print_json({"device": device, "cases": found})
         return
     show_table(rows)
 
 
-@app.command("peers")
-def bench_peers(
-    nodes: Annotated[int, typer.Option(min=2, help="How many, on a ring over the loopback interface.")] = 8,
-    parameters: Annotated[int, typer.Option(min=1, help="Of the model whose 4-bit message travels.")] = 20_000,
-    steps: Annotated[int, typer.Option(min=10)] = 500,
+@app.command("growth")
+def bench_growth(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    record: Annotated[
+        bool, typer.Option("--record", help="Also write benchmarks/results/growth-DEVICE.json and its plot in docs.")
+    ] = False,
     json_: Json = False,
 ) -> None:
-    """The network's part of a round between organisations: logged, sent over mutual TLS, waited for, logged again."""
+    """Time a round as nodes, parameters, batch size and replicas grow, one at a time. Takes some minutes."""
+    from benchmarks import growth
+
+    found = {}
+    for axis, curve in growth.curves(device):
+        found[axis] = curve
+        if not json_:
+            say(f"{axis}: " + ", ".join(f"{value}: {ms:.3g} ms" for value, ms in curve))
+    for path in growth.record(found, device) if record else []:
+        say(f"written: {path}")
+    if json_:
+        print_json({"device": device, "base": growth.BASE, "milliseconds": found})
+        return
+    rows = [[axis, str(value), f"{ms:.4g}"] for axis, curve in found.items() for value, ms in curve]
+    show_table([["varied", "value", "ms per round"], *rows])
+
+
+@app.command("peers")
+def bench_peers(
+    nodes: Annotated[int, typer.Option(min=2, help="Nodes on a ring over the loopback interface.")] = 8,
+    parameters: Annotated[int, typer.Option(min=1, help="Parameters of the model sent in 4-bit messages.")] = 20_000,
+    steps: Annotated[int, typer.Option(min=10, help="Rounds to measure.")] = 500,
+    json_: Json = False,
+) -> None:
+    """Time the network's part of a round between organisations: log, send over mutual TLS, wait, log again."""
     from dataclasses import asdict
 
     from benchmarks.peers import network_cost
@@ -103,6 +136,7 @@ def bench_peers(
 
 
 def main() -> None:
+    """Shows errors raised on purpose as one line, without a traceback."""
     try:
         app()
     except FairmeshError as error:

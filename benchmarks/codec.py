@@ -1,4 +1,4 @@
-"""`python -m benchmarks codec`: real training messages as bytes, against their entropy and the paper's billing."""
+"""`python -m benchmarks codec`: compares encoded training messages with their entropy and with the paper's count."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 
-_COMPRESSORS: dict[str, tuple[Compressor, float]] = {  # name -> compressor, a consensus rate at which it trains
+_COMPRESSORS: dict[str, tuple[Compressor, float]] = {  # name -> compressor, a consensus step at which it trains
     "4 bit, one norm": (Quantize(4), 0.15),
     "4 bit, blocks of 512": (Quantize(4, block=512), 0.8),
     "6 bit, one norm": (Quantize(6), 0.5),
@@ -51,7 +51,7 @@ _MOMENTS = {"early": 5, "middle": 100, "late": 400}
 
 @dataclass(frozen=True)
 class Case:
-    """One message. `entropy_bytes`: the zeroth-order entropy of its symbols, plus norms or values, plus header."""
+    """One message. `entropy_bytes` is the zeroth-order entropy of its symbols plus norms or values plus header."""
 
     case: str
     dim: int
@@ -65,14 +65,14 @@ class Case:
 
 
 def _entropy(symbols: np.ndarray) -> float:
-    """Bytes of the zeroth-order entropy."""
+    """Returns the zeroth-order entropy in bytes."""
     _, counts = np.unique(symbols, return_counts=True)
     shares = counts / counts.sum()
     return float(-(counts * np.log2(shares)).sum() / 8)
 
 
 def entropy_bytes(code: Code) -> float:
-    """The least a coder of single symbols could need for a row's part, header included."""
+    """Returns the least number of bytes that a coder of single symbols could need, header included."""
     if isinstance(code, Levels):
         return compression.CODED_HEADER_BYTES + code.norms.nbytes + _entropy(code.levels.numpy())
     if isinstance(code, Sparse):
@@ -82,7 +82,7 @@ def entropy_bytes(code: Code) -> float:
 
 
 def packed_bytes(code: Code) -> int:
-    """The message with its levels bit-packed in the bits that hold them."""
+    """Returns the bytes of the message with bit-packed levels."""
     if not isinstance(code, Levels):
         return len(compression.encode({"part": code}, 0))
     spread = int(code.levels.max() - code.levels.min())
@@ -100,14 +100,14 @@ def _median_ms(function: Callable[[], Any], repeats: int) -> float:
 
 
 def measured(name: str, code: Code, compressor: Compressor, repeats: int = 30) -> Case:
-    """A row's message, encoded and decoded again."""
+    """Encodes and decodes a row's message. Returns its sizes and times."""
     dim = next(t for t in code if isinstance(t, Tensor)).shape[-1]
     zero = torch.zeros(1, dim, dtype=code.decode().dtype)
     template = {"model": compressor.compress(zero, _draw(zero.dtype))}
     message = compression.encode({"model": code}, 7)
     decoded = compression.decode(message, template, 7)["model"]
     if not torch.equal(decoded.decode(), code.decode()):
-        raise BadInput(f"{name}: the message decodes to something else")
+        raise BadInput(f"{name}: the decoded message differs from the encoded one")
     return Case(
         case=name,
         dim=dim,
@@ -121,11 +121,11 @@ def measured(name: str, code: Code, compressor: Compressor, repeats: int = 30) -
     )
 
 
-def _training(data: Data, hidden: int, compressor: Compressor, rate: float, options: Options) -> Training:
+def _training(data: Data, hidden: int, compressor: Compressor, consensus_step: float, options: Options) -> Training:
     experiment = Experiment(
         data=data,
         topology=Circulant((1, 2)),
-        algorithm=ADGDA(Geometric(1.0, 0.998), 0.01, rate, compressor, ChiSquare(0.01)),
+        algorithm=ADGDA(Geometric(1.0, 0.998), 0.01, consensus_step, compressor, ChiSquare(0.01)),
         rounds=1,
         model=FullyConnected(hidden),
         sampling=Sampling(batch=20),
@@ -136,7 +136,7 @@ def _training(data: Data, hidden: int, compressor: Compressor, rate: float, opti
 
 
 class _Tap:
-    """A network that remembers the last message."""
+    """A network that keeps the last message."""
 
     def __init__(self, network: Any):
         self._network = network
@@ -150,9 +150,9 @@ class _Tap:
         return getattr(self._network, name)
 
 
-def _messages(data: Data, hidden: int, compressor: Compressor, rate: float) -> Iterator[tuple[str, Code]]:
-    """The model's code of node 0 early, in the middle and late in training."""
-    training = _training(data, hidden, compressor, rate, Options(count_bytes=False))
+def _messages(data: Data, hidden: int, compressor: Compressor, consensus_step: float) -> Iterator[tuple[str, Code]]:
+    """Yields the compressed model of node 0 early, in the middle and late in training."""
+    training = _training(data, hidden, compressor, consensus_step, Options(count_bytes=False))
     training.network = tap = _Tap(training.network)  # type: ignore[assignment]
     state, done = training.initial(), 0
     for moment, rounds in _MOMENTS.items():
@@ -164,7 +164,9 @@ def _messages(data: Data, hidden: int, compressor: Compressor, rate: float) -> I
 
 
 def codec_cases() -> Iterator[Case]:
-    """Real messages of digits and, where it is found, Fashion-MNIST, and large synthetic ones, on one thread."""
+    """Yields messages from digits, from Fashion-MNIST where its files are present, and from large Gaussian rows.
+
+    Times are measured on one thread."""
     sources: dict[str, tuple[Data, int]] = {"digits, FC-200": (Digits(split="class"), 200)}
     if found(SOURCES["fashion-mnist"]) is not None:
         sources["Fashion-MNIST, FC-25"] = (FashionMNIST(), 25)
@@ -172,8 +174,8 @@ def codec_cases() -> Iterator[Case]:
     torch.set_num_threads(1)
     try:
         for source, (data, hidden) in sources.items():
-            for name, (compressor, rate) in _COMPRESSORS.items():
-                for moment, code in _messages(data, hidden, compressor, rate):
+            for name, (compressor, consensus_step) in _COMPRESSORS.items():
+                for moment, code in _messages(data, hidden, compressor, consensus_step):
                     yield measured(f"{source}, {name}, {moment}", code, compressor)
         for dim, repeats in ((20_000, 100), (10_000_000, 3)):
             for name in ("4 bit, one norm", "4 bit, blocks of 512"):
@@ -190,7 +192,9 @@ def _draw(dtype: torch.dtype) -> Draw:
 
 
 def counting_cost(device: str, rounds: int = 60) -> dict[str, float]:
-    """Milliseconds of a simulated round with and without counting bytes, alternating: FC-25 sized rows, 50 nodes."""
+    """Returns the milliseconds of a simulated round with and without counting bytes: 50 nodes, rows the size of FC-25.
+
+    The two kinds of rounds alternate."""
     data = Digits(nodes=50, split="class")
     options = Options(device=device, count_bytes=True)
     trainings = [

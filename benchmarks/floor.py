@@ -1,9 +1,9 @@
-"""The least time a round can take on this machine: bytes that must move and operations that must be done, over rates
-measured in the same run. The counts are for AD-GDA with a quantizer, and of what the mathematics needs, not of how the
-stack does it.
+"""The least time that a round can take on this machine.
 
-A round is a chain of phases, each of which needs the one before. Within a phase moving and computing can overlap, so it
-takes the longer of the two; phases follow each other, so their times add up.
+The floor divides the bytes and operations that the mathematics of AD-GDA with a quantizer needs by speeds measured in
+the same run. It does not depend on how the stack implements the round. A round is a chain of phases, each of which
+needs the one before. Within a phase, moving and computing overlap, so the phase takes the longer of the two. Phases
+follow each other, so their times add up.
 """
 
 import math
@@ -21,28 +21,29 @@ _FLOAT = 4  # bytes
 
 
 class Phase(NamedTuple):
-    """What one phase must do, for all nodes of one replica."""
+    """The work of one phase, for all nodes of one replica."""
 
     name: str
     bytes: float
     products: float = 0.0  # floating-point operations of matrix products and convolutions
-    operations: float = 0.0  # of one number at a time
+    operations: float = 0.0  # elementwise
 
 
 class Rates(NamedTuple):
-    """What this machine does in a second."""
+    """What this machine does per second."""
 
-    bytes: float  # read and written by a copy of a buffer as large as the case's state
-    products: float  # of a large float32 matrix product
-    operations: float  # of an in-place operation on numbers that lie in a cache; on a GPU not a limit
+    bytes: float  # read and written when copying a buffer as large as the state
+    products: float  # operations of a large float32 matrix product
+    operations: float  # elementwise, in place, on numbers in a cache; unlimited on a GPU
 
     def seconds(self, phase: Phase) -> float:
+        """Returns the least time that a phase can take."""
         computing = phase.products / self.products + phase.operations / self.operations
         return max(phase.bytes / self.bytes, computing)
 
 
 def phases(problem: Problem, degree: int) -> list[Phase]:
-    """A round of a replica: n nodes, d parameters, batches of B samples of v values stored in b bytes each."""
+    """Returns the phases of a round of one replica."""
     nodes, dim = problem.n, problem.flat_model.dim
     train = problem.sites[0].train
     batch = problem.sampling.batch
@@ -72,7 +73,7 @@ def phases(problem: Problem, degree: int) -> list[Phase]:
 
 
 def _products(problem: Problem) -> float:
-    """Floating-point operations of one node's forward and backward pass."""
+    """Returns the floating-point operations of one node's forward and backward pass."""
     train, batch = problem.sites[0].train, problem.sampling.batch
     inputs = as_floats(train.inputs[torch.arange(batch) % len(train)], torch.float32)
     targets = train.targets[torch.arange(batch) % len(train)]
@@ -84,7 +85,7 @@ def _products(problem: Problem) -> float:
 
 
 def rates(device: torch.device, state_bytes: int) -> Rates:
-    """Measured now."""
+    """Measures this machine."""
     large = device.type == "cuda"
     size = max(1 << 28 if large else 1 << 20, state_bytes) // 8
     source, target = torch.rand(size, device=device), torch.empty(size, device=device)
@@ -115,5 +116,5 @@ def _seconds(function: Callable[[], Any], device: torch.device, repeats: int = 1
 
 
 def floor_ms(problem: Problem, degree: int, replicas: int, measured: Rates) -> float:
-    """Of one round of all replicas."""
+    """Returns the floor of one round of all replicas."""
     return 1e3 * replicas * sum(measured.seconds(phase) for phase in phases(problem, degree))

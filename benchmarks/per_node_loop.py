@@ -69,7 +69,7 @@ class PerNodeLoop:
         primal_step: float = 1.0,
         ratio: float = 0.998,
         dual_step: float = 0.01,
-        rate: float = 0.1,
+        consensus_step: float = 0.1,
         strength: float = 0.01,
     ) -> None:
         """Start every node from a copy of module; neighbours[i] is {j: W[i, j]}, i itself included."""
@@ -79,7 +79,7 @@ class PerNodeLoop:
         self.primal_step = primal_step
         self.ratio = ratio
         self.dual_step = dual_step
-        self.rate = rate
+        self.consensus_step = consensus_step
         self.strength = strength
         self.round = 0
 
@@ -116,7 +116,7 @@ class PerNodeLoop:
 
             # Primal descent, then gossip.
             theta = node.theta - self.primal_step * self.ratio**self.round * node.dual[i] * gradient
-            theta += self.rate * (node.mixed - node.hat)
+            theta += self.consensus_step * (node.mixed - node.hat)
             node.theta = theta
             vector_to_parameters(theta, node.model.parameters())
 

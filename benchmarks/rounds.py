@@ -1,18 +1,16 @@
-"""`python -m benchmarks rounds`: a simulated round's time, against the machine's floor and a plain per-node loop."""
+"""`python -m benchmarks rounds`: times a simulated round, next to the machine's floor and a plain per-node loop."""
 
-import importlib.util
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.floor import floor_ms, rates
+from benchmarks.per_node_loop import PerNodeLoop
 from fairmesh.algorithms import ADGDA
 from fairmesh.algorithms.schedules import Geometric
 from fairmesh.compression.compressors import Quantize
@@ -28,16 +26,16 @@ from fairmesh.training.loop import Training
 from fairmesh.training.options import Options, device_of
 from fairmesh.training.replicas import replicas_of
 
-_RATE, _BITS = 0.1, 4
-_STATE_COPIES = 8  # of all models, about what a round touches
-_SECONDS = 6.0  # of measuring a case on a CPU, and as many of its loop
+_CONSENSUS_STEP, _BITS = 0.1, 4
+_STATE_COPIES = 8  # a round touches about this many copies of all models
+_SECONDS = 6.0  # spent on a case on a CPU, and again on its loop
 
 
 class Setting(NamedTuple):
-    """Nodes on a ring, images of the data set's shape, the paper's model."""
+    """A case: nodes on a ring, images of a dataset's shape, one of the paper's models."""
 
     nodes: int
-    samples: int  # of each node
+    samples: int  # per node
     shape: tuple[int, ...]
     classes: int
     model: Model
@@ -46,7 +44,7 @@ class Setting(NamedTuple):
     dual_step: float = 0.01
 
     def problem(self) -> Problem:
-        """Images of random classes, each a pattern in noise: what is learned does not matter to the time."""
+        """Returns synthetic images: each class is a pattern in noise. The time does not depend on what is learned."""
         generator = torch.Generator().manual_seed(0)
         labels = torch.randint(0, self.classes, (self.nodes, self.samples), generator=generator)
         patterns = torch.randint(0, 200, (self.classes, *self.shape), generator=generator, dtype=torch.uint8)
@@ -60,7 +58,7 @@ class Setting(NamedTuple):
 
     def algorithm(self) -> ADGDA:
         step = Geometric(self.primal_step, 0.998)
-        return ADGDA(step, self.dual_step, _RATE, Quantize(_BITS), ChiSquare(0.01))
+        return ADGDA(step, self.dual_step, _CONSENSUS_STEP, Quantize(_BITS), ChiSquare(0.01))
 
 
 SETTINGS = {
@@ -77,7 +75,7 @@ LARGE = {
 
 @dataclass(frozen=True)
 class Timing:
-    """A case: milliseconds of a round of all replicas, the middle of those measured and what 8 in 10 lie between."""
+    """The time of one round of all replicas, in milliseconds: its median, and the range of the middle 80 %."""
 
     case: str
     replicas: int
@@ -87,19 +85,19 @@ class Timing:
     ms_per_replica: float
     floor_ms: float
     over_floor: float
-    loop_ms: float | None  # of one replica; None where the loop's text is not there, or there is nothing to compare
+    loop_ms: float | None  # one replica; None for large cases and for several replicas
     speedup_over_loop: float | None  # per replica
 
 
 def _setting(name: str) -> Setting:
     known = SETTINGS | LARGE
     if name not in known:
-        raise BadInput(f"no case {name!r}; cases are {', '.join(known)}")
+        raise BadInput(f"there is no case {name!r}; choose from {', '.join(known)}")
     return known[name]
 
 
 def timings(device: str, names: list[str] | None = None, replicas: list[int] | None = None) -> Iterator[Timing]:
-    """Each case with each number of replicas."""
+    """Yields the timing of each case with each number of replicas."""
     for name in names or SETTINGS:
         problem = _setting(name).problem()
         for count in replicas or ([1, 20] if device_of(device).type == "cuda" else [1, 4]):
@@ -108,6 +106,7 @@ def timings(device: str, names: list[str] | None = None, replicas: list[int] | N
 
 @malloc.reused()
 def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> Timing:
+    """Returns the timing of one case. On a CPU, stack and loop take turns, so that other load slows both alike."""
     setting = _setting(name)
     step = stack(problem, setting, replicas, device)
     loop = _loop(problem, setting, device) if replicas == 1 and name in SETTINGS else None
@@ -115,7 +114,7 @@ def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> 
         times = _device_times(step, 300)
         loops = _host_times([loop], 1, 20, device)[0] if loop else []
         ratio = statistics.median(loops) / statistics.median(times) if loops else None
-    else:  # side by side: other work on the machine slows both alike
+    else:
         times, *others = _host_times([step, *([loop] if loop else [])], *_blocks(step, loop), device)
         loops = others[0] if others else []
         ratio = statistics.median(slow / fast for slow, fast in zip(loops, times)) if loops else None
@@ -129,7 +128,7 @@ def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> 
 
 
 def stack(problem: Problem, setting: Setting, replicas: int, device: torch.device) -> Callable[[], None]:
-    """Does one more round of all replicas each time it is called."""
+    """Returns a function that runs one more round of all replicas."""
     every = replicas_of([setting.algorithm()], range(replicas), None, problem.n)
     training = Training(problem, Ring(), every, Options(device=str(device)))
     if device.type == "cuda":
@@ -143,36 +142,21 @@ def stack(problem: Problem, setting: Setting, replicas: int, device: torch.devic
     return step
 
 
-def _loop(problem: Problem, setting: Setting, device: torch.device) -> Callable[[], None] | None:
-    """The same round by benchmarks/per_node_loop.py."""
-    text = per_node_loop()
-    if text is None:
-        return None
+def _loop(problem: Problem, setting: Setting, device: torch.device) -> Callable[[], None]:
+    """Returns a function that runs one more round as a plain per-node loop."""
     matrix = Ring().build(problem.n)[0].matrix
     around = [{int(j): float(matrix[i, j]) for j in matrix[[i]].indices} for i in range(problem.n)]
     data = [(site.train.inputs.to(device), site.train.targets.to(device)) for site in problem.sites]
     module: Any = problem.model
-    loop = text.PerNodeLoop(
-        module, data, around, batch=setting.batch, bits=_BITS, primal_step=setting.primal_step, rate=_RATE,
-        dual_step=setting.dual_step,
+    loop = PerNodeLoop(
+        module, data, around, batch=setting.batch, bits=_BITS, primal_step=setting.primal_step,
+        consensus_step=_CONSENSUS_STEP, dual_step=setting.dual_step,
     )  # fmt: skip
     return loop.step
 
 
-@cache
-def per_node_loop() -> Any:
-    """The module benchmarks/per_node_loop.py of a source checkout, or None where fairmesh is installed without it."""
-    path = Path(__file__).with_name("per_node_loop.py")
-    if not path.exists():
-        return None
-    spec = importlib.util.spec_from_file_location("per_node_loop", path)
-    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module
-
-
 def _device_times(step: Callable[[], None], rounds: int) -> list[float]:
-    """Milliseconds between events on the GPU around each round."""
+    """Returns the milliseconds between GPU events around each round."""
     for _ in range(20):
         step()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
@@ -185,21 +169,21 @@ def _device_times(step: Callable[[], None], rounds: int) -> list[float]:
 
 
 def _blocks(step: Callable[[], None], loop: Callable[[], None] | None) -> tuple[int, int]:
-    """Rounds in a block and number of blocks, so that both together take about as long as is allowed."""
+    """Returns the rounds per block and the number of blocks that fit into the time allowed."""
     start = time.perf_counter()
     for function in (step, loop):
         if function:
             function()
             function()
     each = (time.perf_counter() - start) / 2
-    rounds = max(1, min(100, round(1.0 / each)))  # many in a row: the first after the other function find cold caches
+    rounds = max(1, min(100, round(1.0 / each)))  # many, because the first ones after a switch find cold caches
     return rounds, max(5, min(40, round(2 * _SECONDS / (each * rounds))))
 
 
 def _host_times(
     functions: list[Callable[[], None]], rounds: int, blocks: int, device: torch.device
 ) -> list[list[float]]:
-    """Milliseconds a round of each function, in blocks that take turns; the first block of each warms up."""
+    """Returns each function's milliseconds per round, in alternating blocks. The first block of each is warm-up."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(blocks + 1):
         for function, found in zip(functions, times):
@@ -219,7 +203,7 @@ def _most(times: list[float]) -> tuple[float, float]:
 
 
 def profile(device: str, name: str, replicas: int, rounds: int = 10) -> list[tuple[str, float, float]]:
-    """Where a round's time goes: operations or kernels with their milliseconds and calls a round, the longest first."""
+    """Returns operations or kernels with their milliseconds and calls per round, the longest first."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as watch
 

@@ -1,1 +1,1 @@
-"""The paper's tables, figures and theorems, run again and set beside what it prints."""
+"""Runs the paper's tables, figures and theorems again and compares them with the printed numbers."""

@@ -1,6 +1,7 @@
-"""`python -m reproduction`: the paper's tables, figures and theorems run again, and the pages made from them."""
+"""`python -m reproduction`: runs the paper's experiments again and writes the pages that report them."""
 
 import multiprocessing
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -12,21 +13,22 @@ import typer
 
 from fairmesh.cli.cluster import leave
 from fairmesh.cli.run import use_data
-from fairmesh.cli.terminal import (
-    Json,
-    print_json,
-    say,
-    show_table,
-)
+from fairmesh.cli.terminal import Json, print_json, say, show_table
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
 
+HERE = Path(__file__).parent
+PAGE, FIGURES_FOLDER = "README.md", "figures"  # next to the results
 TABLES = ("table2", "table3", "table4a", "table4b", "table4c", "table5")
 FIGURES = ("figure1", "figure2", "figure3", "figure4")
 _ANSWERS = {True: "holds", False: "does not hold", None: "not known"}
+_RESUME = "the same command resumes where it stopped"
 _OTHERS = ("all", "theory", "verdicts", "page", "frontier")
 
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.command()
@@ -36,31 +38,37 @@ def reproduce(
         typer.Argument(help=f"all, theory, verdicts, page, frontier, or some of {', '.join((*TABLES, *FIGURES))}."),
     ],
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    data: Annotated[Path | None, typer.Option(help="The folder of the datasets, in place of $FAIRMESH_DATA.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the datasets, instead of $FAIRMESH_DATA.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for results, figures and REPRODUCTION.md; what it holds is not run again."),
+        typer.Option(
+            help="Folder for results, figures and README.md; rows recorded there are not run again. "
+            "By default runs/reproduction.",
+        ),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share the device; 4 on a GPU, else 1.")
+        int | None,
+        typer.Option(min=1, help="Number of processes that share the device: by default 4 on a GPU, else 1."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Everything in miniature: to see that it runs.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="With frontier: show what is recorded and run nothing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run everything in miniature, to see that it works.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="With frontier: show the recorded results and run nothing.")
+    ] = False,
     json_: Json = False,
 ) -> None:
-    """Runs the paper's experiments again. Stop it at any time: the same command goes on where it was.
+    """Run the paper's experiments again. You can stop at any time: the same command resumes where it stopped.
 
-    `frontier` goes past the paper: what each ingredient of Tracked AD-GDA is worth (docs/frontier.md).
+    `frontier` runs the experiments on Tracked AD-GDA, which go beyond the paper (reproduction/frontier.md).
 
-    `verdicts` shows what is recorded beside the paper's numbers, `page` writes REPRODUCTION.md from it; both read the
-    results that come with fairmesh unless --out names others."""
+    `verdicts` compares the recorded results with the paper's numbers. `page` writes reproduction/README.md from them.
+    Both read reproduction/results unless --out names another folder."""
     known = (*_OTHERS, *TABLES, *FIGURES)
     for name in what:
         if name not in known:
-            raise BadInput(f"reproduce knows no {name!r}: choose from {', '.join(known)}")
+            raise BadInput(f"there is no recipe {name!r}; choose from {', '.join(known)}")
     alone = [name for name in what if name in _OTHERS]
     if alone and len(what) > 1:
-        raise BadInput(f"{alone[0]!r} stands alone, got {' '.join(what)}")
+        raise BadInput(f"{alone[0]!r} cannot be combined with other recipes, got {' '.join(what)}")
     use_data(data)
     if what == ["verdicts"]:
         return _verdicts(out, json_)
@@ -68,7 +76,9 @@ def reproduce(
         return _page(out)
     if show:
         if what != ["frontier"]:
-            raise BadInput(f"--show goes with frontier, got {' '.join(what)}; for the paper's numbers use verdicts")
+            raise BadInput(
+                f"--show works only with frontier, got {' '.join(what)}; for the paper's numbers use verdicts"
+            )
         return _claims(out, json_)
     folder = out or Path("runs") / ("reproduction-quick" if quick else "reproduction")
     _keep_apart(folder / "results", quick)
@@ -78,15 +88,15 @@ def reproduce(
         return _frontier(folder, device, jobs, quick, json_)
     recipes = [*TABLES, *FIGURES] if what == ["all"] else what
     failed = None
-    with _theory_beside(folder / "results", quick, device, wanted=what == ["all"]):
+    with _with_theory(folder / "results", quick, device, wanted=what == ["all"]):
         try:
             _run(recipes, folder, device, jobs, quick, json_)
         except Interrupted:
             raise
         except KeyboardInterrupt:
-            say("stopped; the same command goes on")
+            say(f"stopped; {_RESUME}")
             raise typer.Exit(130) from None
-        except FairmeshError as error:  # what the others gave is shown all the same
+        except FairmeshError as error:  # the page still shows the rows that succeeded
             failed = error
     if (folder / "results").is_dir():
         _page(folder, quiet=json_)
@@ -98,21 +108,21 @@ def reproduce(
 
 
 def _keep_apart(results: Path, quick: bool) -> None:
-    """Miniature results and real ones do not share a folder."""
+    """Refuses to mix results in miniature with real ones in one folder."""
     from reproduction.lines import MINIATURE
 
     marked, begun = (results / MINIATURE).exists(), results.is_dir() and any(results.glob("*.jsonl"))
     if begun and marked != quick:
         kind = "results in miniature" if marked else "results of full runs"
-        raise BadInput(f"{results} holds {kind}; give another --out")
+        raise BadInput(f"{results} already holds {kind}; choose another folder with --out")
     if quick:
         results.mkdir(parents=True, exist_ok=True)
         (results / MINIATURE).touch()
 
 
 @contextmanager
-def _theory_beside(results: Path, quick: bool, device: str, wanted: bool) -> Iterator[None]:
-    """The theorems' check with `all`, where it is not yet recorded: on the CPU beside a GPU's work, else after it."""
+def _with_theory(results: Path, quick: bool, device: str, wanted: bool) -> Iterator[None]:
+    """With `all`, checks the theorems too unless that is recorded: on the CPU while a GPU works, else afterwards."""
     from reproduction.lines import write_lines
     from reproduction.theory import theory
 
@@ -136,7 +146,7 @@ def _results(out: Path | None) -> Path:
     if out is None:
         return RECORDED
     if not (out / "results").is_dir():
-        raise BadInput(f"{out} holds no folder 'results'; `python -m reproduction all --out {out}` makes it")
+        raise BadInput(f"{out} has no folder 'results'; `python -m reproduction all --out {out}` creates it")
     return out / "results"
 
 
@@ -163,17 +173,17 @@ def _run(recipes: list[str], folder: Path, device: str, jobs: int | None, quick:
 
 
 def _frontier(folder: Path, device: str, jobs: int | None, quick: bool, json_: bool) -> None:
-    """Runs that share the device first, then those of one process on the CPU; then the claims."""
+    """Runs the rows that share the device, then the studies that use one process on the CPU, then shows the claims."""
     from reproduction.frontier import duals, lies
     from reproduction.frontier.recipes import FRONTIER
     from reproduction.lines import write_lines
 
     _run(list(FRONTIER), folder, device, jobs, quick, json_)
     for name, lines in {"frontier_duals": duals.lines, "frontier_lies": lies.lines}.items():
-        if not (folder / "results" / f"{name}.jsonl").exists():  # as a whole, or not at all
+        if not (folder / "results" / f"{name}.jsonl").exists():  # each is recorded as a whole
             try:
                 made = lines(say=(lambda text: None) if json_ else say, miniature=quick)
-            except BadInput as error:  # its data is not here
+            except BadInput as error:  # its data is missing
                 say(f"{name} not run: {error}")
             else:
                 write_lines(folder / "results", name, made)
@@ -222,22 +232,26 @@ def _verdicts(out: Path | None, json_: bool) -> None:
 
 
 def _page(out: Path | None, quiet: bool = False) -> None:
-    """Beside the results, or at the top of a checkout for those that come with fairmesh."""
+    """Writes README.md and figures/ next to the results; for the recorded ones also frontier.md."""
     from reproduction.page import write
 
-    path, figures = (out or Path()) / "REPRODUCTION.md", (out / "figures") if out else Path("docs/reproduction")
-    write(_results(out), path, figures)
-    if out is None and Path("docs/frontier.md").is_file():
+    folder = out or HERE
+    write(_results(out), folder / PAGE, folder / FIGURES_FOLDER)
+    if out is None:
         from reproduction.frontier.page import write as write_frontier
 
-        write_frontier(_results(out), Path("docs/frontier.md"))
+        write_frontier(_results(out), HERE / "frontier.md")
     if not quiet:
-        say(f"written: {path}")
+        say(f"written: {folder / PAGE}")
 
 
 def main() -> None:
+    """Shows errors raised on purpose as one line, without a traceback."""
     try:
         app()
+    except Interrupted as error:
+        say(f"{error}; {_RESUME}")
+        sys.exit(130)
     except FairmeshError as error:
         leave(error)
 

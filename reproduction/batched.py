@@ -1,4 +1,4 @@
-"""One batched run: rows that differ in numbers of the algorithm only, searched for, trained, and made into lines."""
+"""One batched run: tunes and trains rows that differ only in numbers of the algorithm, and makes lines of them."""
 
 import hashlib
 import re
@@ -26,13 +26,14 @@ from fairmesh.training.train import train
 from reproduction.lines import Line, curve_of, described, final_numbers, machine
 from reproduction.recipes import Row
 
-HELD_OUT = 0.2  # the share of the training data that searches are judged by
+HELD_OUT = 0.2  # share of the training data on which candidates are judged
 _SAID_EVERY = 30.0  # seconds
 
 
 class Runner:
-    """Carries out rows on a device, in at most so much memory; keeps the checkpoint of the run in progress in `work`,
-    where given: a GPU's runs take seconds and need none."""
+    """Runs rows on a device, within a limit of memory.
+
+    It keeps checkpoints of the run in progress in `work`, if given. Runs on a GPU take seconds and need none."""
 
     def __init__(
         self,
@@ -43,11 +44,11 @@ class Runner:
         say: Callable[[str], None] | None = None,
     ):
         self._device, self._work, self._memory, self._say = device, work, memory_gib, say
-        self._folders: list[Path] = []  # of the group in progress
-        self._known: dict[Any, Problem] = {}  # the last two: a search and what it is for
+        self._folders: list[Path] = []  # checkpoints of the group in progress
+        self._known: dict[Any, Problem] = {}  # the last two problems: of a search and of the run that follows it
 
     def lines(self, group: list[Row], found: dict[str, Any]) -> list[Line]:
-        """Searches and trains rows that run as one; `found` holds searches that need not be made."""
+        """Tunes and trains rows that run as one batch. `found` holds results of searches that are already known."""
         started = time.perf_counter()
         searches = self._searched([row for row in group if row.label not in found]) | found
         runs = self._sound(group, searches)
@@ -75,8 +76,9 @@ class Runner:
         ]
 
     def _sound(self, group: list[Row], searches: dict[str, Any]) -> list["_Run"]:
-        """Trains every row with what was chosen for it. Where a seed diverges, which shows without a test set, the next
-        best candidate takes its place."""
+        """Trains every row with the candidate chosen for it.
+
+        If a seed diverges, which shows without a test set, the next best candidate takes its place."""
         rows, runs = list(group), {}
         while rows:
             algorithms = [_with(row.experiment, searches[row.label]["chosen"]) for row in rows]
@@ -86,7 +88,7 @@ class Runner:
         return [runs[row.label] for row in group]
 
     def _searched(self, group: list[Row]) -> dict[str, Any]:
-        """For every row that is searched for: the candidates with their worst group's held-out accuracy, the best."""
+        """Returns, for every row with a search, the candidates with their held-out accuracies, and the best one."""
         found: dict[str, Any] = {row.label: {"over": {}, "tried": [], "chosen": {}} for row in group}
         candidates = {row.label: _candidates(row) for row in group if row.search}
         if not candidates:
@@ -130,7 +132,7 @@ class Runner:
         )
 
     def _folder(self, row: Row, experiment: Experiment, algorithms: list[Algorithm], rounds: int) -> Path | None:
-        """Where this run's checkpoints are kept until its group is recorded; what has none is cleared away."""
+        """Returns the folder of this run's checkpoints, kept until its group is recorded. Deletes one without any."""
         if self._work is None:
             return None
         what = repr((experiment.data, experiment.sampling, experiment.seeds, algorithms, rounds))
@@ -154,7 +156,7 @@ class Runner:
         return [Watch(watch)]
 
     def _problem(self, experiment: Experiment) -> Problem:
-        """The experiment's problem, made once for rows that follow each other."""
+        """Returns the experiment's problem, built once for rows that follow each other."""
         key = experiment.data, experiment.model, experiment.sampling
         while key not in self._known and len(self._known) > 1:
             self._known.pop(next(iter(self._known)))
@@ -164,7 +166,7 @@ class Runner:
 
 
 class _Run(NamedTuple):
-    """A row's share of a batched run."""
+    """One row's part of a batched run."""
 
     problem: Problem
     records: list[Record]
@@ -172,7 +174,7 @@ class _Run(NamedTuple):
 
 
 def _by_row(result: Result, seeds: int) -> list[_Run]:
-    """A batched run cut into rows of so many seeds."""
+    """Splits a batched run into rows."""
     cuts = [range(start, start + seeds) for start in range(0, len(result.replicas), seeds)]
     return [
         _Run(
@@ -185,7 +187,7 @@ def _by_row(result: Result, seeds: int) -> list[_Run]:
 
 
 def _passed_over(search: dict[str, Any]) -> bool:
-    """Puts the next best candidate that is sound in the place of the chosen one; False where there is none."""
+    """Replaces the chosen candidate by the next best one. Returns False if there is none."""
     over = search.setdefault("passed_over", [])
     over.append(search["chosen"])
     best = _best(search.get("tried", []), list(search["chosen"]), over)
@@ -194,18 +196,18 @@ def _passed_over(search: dict[str, Any]) -> bool:
 
 
 def _best(tried: Sequence[dict], names: Sequence[str], but: Sequence[dict]) -> dict[str, float] | None:
-    """What is searched for, of the sound candidate that ended best and is not among `but`; None where there is none."""
+    """Returns the values of the best candidate that did not diverge and is not in `but`, or None."""
     sound = [one for one in tried if one["worst"] >= 0 and {name: one[name] for name in names} not in but]
     best = max(sound, key=lambda one: (one["worst"], one["mean"]), default=None)
     return None if best is None else {name: best[name] for name in names}
 
 
 def grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows that differ in numbers of the algorithm only run as one; those that take another's settings come last."""
+    """Groups rows that differ only in numbers of the algorithm. Rows that take another row's settings come last."""
     groups: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: row.as_row is not None):
-        checked_like = (g for g in groups if _likeness(g[0]) == _likeness(row) and _stackable(g[0], row))
-        group = next(checked_like, None)
+        alike = (g for g in groups if _likeness(g[0]) == _likeness(row) and _stackable(g[0], row))
+        group = next(alike, None)
         if group is None:
             groups.append([row])
         else:
@@ -214,7 +216,7 @@ def grouped(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _likeness(row: Row) -> Any:
-    """What rows of one batched run have in common, but for their algorithms."""
+    """Returns what the rows of one batched run must share, apart from their algorithms."""
     e = row.experiment
     ours = e.data, e.topology, e.model, e.sampling, e.rounds, e.seeds, e.options
     return *ours, row.protocol, row.search_rounds, row.search_seeds, bool(row.search)
@@ -238,12 +240,12 @@ def _with(experiment: Experiment, changes: dict[str, float]) -> Algorithm:
 
 
 def _sound(result: Result) -> list[Record | None]:
-    """The last record of every replica; None of one that diverged."""
+    """Returns the last record of every replica, or None if it diverged."""
     return [None if r in result.diverged else record for r, record in enumerate(result.final)]
 
 
 def _tried(row: Row, algorithm: Algorithm, ends: Sequence[Record | None]) -> dict[str, float]:
-    """A candidate and how it ended, averaged over seeds: -1 where one diverged."""
+    """Returns a candidate with its final accuracies averaged over seeds, or -1 if a seed diverged."""
     table = flat_table(to_table(algorithm))
     sound = [end["accuracy"] for end in ends if end is not None]
 

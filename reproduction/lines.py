@@ -1,5 +1,6 @@
-"""The lines that results are made of: one for each row of a recipe, one for each sitting."""
+"""The lines of result files: one for each row of a recipe, and one for each session of runs."""
 
+import dataclasses
 import functools
 import json
 import platform
@@ -9,19 +10,22 @@ from typing import Any
 
 import torch
 
-from fairmesh.config.tables import to_table
+from fairmesh.config.registry import role_of
+from fairmesh.config.tables import from_table, to_table
 from fairmesh.errors import BadInput
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.run_folder import Record
 from fairmesh.storage.strict_json import as_json
-from reproduction.recipes import Row, rows_of
+from fairmesh.training.options import Options
+from reproduction.recipes import Row, Search, rows_of
 
 Line = dict[str, Any]
-MINIATURE = "MINIATURE"  # a file beside results that mean nothing
+MINIATURE = "MINIATURE"  # a file that marks a folder of results in miniature
+_WITHOUT_ROWS = ("theory", "frontier_duals", "frontier_lies")  # files whose lines belong to no row of a recipe
 
 
 def lines_of(results: Path, recipe: str) -> list[Line]:
-    """The lines recorded for a recipe; none where it was not run."""
+    """Returns the lines recorded for a recipe; none if it was not run."""
     path = results / f"{recipe}.jsonl"
     if not path.is_file():
         return []
@@ -29,15 +33,15 @@ def lines_of(results: Path, recipe: str) -> list[Line]:
     for k, text in enumerate(path.read_bytes().splitlines(), 1):
         try:
             lines.append(json.loads(text))
-            if not (recipe == "theory" or {"recipe", "row", "protocol"} <= lines[-1].keys()):
-                raise ValueError("it is not of a row")
+            if recipe not in _WITHOUT_ROWS and not {"recipe", "row", "protocol"} <= lines[-1].keys():
+                raise ValueError("it has no recipe, row or protocol")
         except (ValueError, AttributeError) as error:
-            raise BadInput(f"{path}, line {k}: {error}; remove the line, and its row is run again") from error
+            raise BadInput(f"{path}, line {k}: {error}; remove the line to run its row again") from error
     return lines
 
 
 def described(row: Row) -> dict[str, Any]:
-    """What determines a row's numbers, before anything is searched."""
+    """Returns the settings that determine a row's numbers, before any search."""
     table = json.loads(as_json(to_table(row.experiment)))
     table["options"] = {"measure_every": row.experiment.options.measure_every}
     search = {name: list(values) for name, values in row.search.items()}
@@ -49,18 +53,55 @@ def described(row: Row) -> dict[str, Any]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Searched:
+    """The part of a row's settings that is not its experiment, as lines name it."""
+
+    search: Search = dataclasses.field(default_factory=dict)
+    search_rounds: int | None = None
+    search_seeds: int = 1
+    as_row: str | None = None
+
+
+def describes(table: Any, thing: Any) -> bool:
+    """Returns whether a recorded table describes a configured object of today.
+
+    The comparison uses the fields that the table has, at every level. A field that the table lacks counts as having its
+    class's default, so a field added later leaves old records valid as long as the object keeps that default. A field
+    that the object's class does not know makes the record stale."""
+    kind = type(thing)
+    try:
+        recorded = from_table(role_of(kind) or kind, table)
+    except BadInput:  # an unknown or missing field, an unknown name, a value of another type
+        return False
+    return to_table(recorded) == to_table(thing)
+
+
+def was_run_as(line: Line, row: Row) -> bool:
+    """Returns whether a line was run with a row's present settings; `describes` says how they are compared."""
+    settings = dict(line["settings"])
+    searched = {name: settings.pop(name) for name in _Searched.__annotations__ if name in settings}
+    options = Options(measure_every=row.experiment.options.measure_every)  # no other option shows in a line
+    return (
+        describes(searched, _Searched(row.search, row.search_rounds, row.search_seeds, row.as_row))
+        and describes(settings.pop("options", {}), options)
+        and describes(settings, dataclasses.replace(row.experiment, options=Options()))
+    )
+
+
 def is_as_its_recipe(line: Line) -> bool:
-    """Whether a line was run with the settings that its recipe has now."""
-    return line["settings"] == _settings_of(line["recipe"]).get((line["protocol"], line["row"]))
+    """Returns whether a line was run with the settings that its recipe has now."""
+    row, settings = _rows_by_name(line["recipe"]).get((line["protocol"], line["row"]), (None, None))
+    return row is not None and (line["settings"] == settings or was_run_as(line, row))
 
 
 @functools.cache
-def _settings_of(recipe: str) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(row.protocol, row.name): described(row) for row in rows_of(recipe)}
+def _rows_by_name(recipe: str) -> dict[tuple[str, str], tuple[Row, dict[str, Any]]]:
+    return {(row.protocol, row.name): (row, described(row)) for row in rows_of(recipe)}
 
 
 def final_numbers(records: Sequence[Record]) -> dict[str, Any]:
-    """The numbers of the last round by seed, in percent."""
+    """Returns the accuracies of the last round for each seed, in percent."""
 
     def percent(value: float) -> float:
         return round(100 * value, 3)
@@ -73,7 +114,7 @@ def final_numbers(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def curve_of(records: Sequence[Record]) -> dict[str, Any]:
-    """Every measured round, averaged over seeds: accuracies in percent, the worst node's loss, what was sent."""
+    """Returns every measured round averaged over seeds: accuracies in percent, the worst node's loss, traffic."""
     rounds = sorted({record["round"] for record in records})
     at = {t: [record for record in records if record["round"] == t] for t in rounds}
 
@@ -85,7 +126,7 @@ def curve_of(records: Sequence[Record]) -> dict[str, Any]:
         curve[name] = mean(lambda record: 100 * record["accuracy"][name], 3)  # noqa: B023
     curve["worst_loss"] = mean(lambda record: record["loss"]["worst"], 5)
     groups = records[0]["accuracy"]["groups"]
-    if len(groups) <= 3:  # instruments and contrasts have curves of their own, classes do not
+    if len(groups) <= 3:  # instruments and contrasts get curves, classes do not
         curve["groups"] = {g: mean(lambda record: 100 * record["accuracy"]["groups"][g], 3) for g in groups}  # noqa: B023
     for name in ("nominal_bits_busiest", "bytes_busiest_node"):
         curve[name] = mean(lambda record: record[name], None)  # noqa: B023
@@ -93,7 +134,7 @@ def curve_of(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def record(results: Path, line: Line) -> None:
-    """Puts a line in its recipe's file, in place of the one it had, in the order of the recipe."""
+    """Writes a line to its recipe's file, in the order of the recipe, replacing the row's previous line."""
     lines = {_name(one): one for one in [*lines_of(results, line["recipe"]), line]}
     order = [] if line["recipe"] == "sittings" else [(row.protocol, row.name) for row in rows_of(line["recipe"])]
     names = sorted(lines, key=lambda name: order.index(name) if name in order else len(order))
@@ -101,7 +142,7 @@ def record(results: Path, line: Line) -> None:
 
 
 def write_lines(results: Path, recipe: str, lines: Sequence[Line]) -> None:
-    """A recipe's file as a whole; the one that was there stays until this one is."""
+    """Replaces a recipe's file as a whole, atomically."""
     results.mkdir(parents=True, exist_ok=True)
     write_atomically(results / f"{recipe}.jsonl", "".join(as_json(line) + "\n" for line in lines).encode())
 
@@ -111,6 +152,6 @@ def _name(line: Line) -> tuple[str, str]:
 
 
 def machine(device: str) -> str:
-    """The processor in a few words."""
+    """Returns the name of the processor."""
     chosen = torch.device(device)
     return torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"CPU, {platform.machine()}"

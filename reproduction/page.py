@@ -1,4 +1,4 @@
-"""REPRODUCTION.md, made from the recorded results: tables with verdicts, figures, traffic, searches, time."""
+"""Writes reproduction/README.md from the recorded results: tables with verdicts, figures, traffic, searches, time."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
-from reproduction.figures import figures, recorded
 from reproduction.lines import MINIATURE, lines_of
 from reproduction.paper import PROTOCOLS
+from reproduction.plots import drawable, figures
 from reproduction.searches import searches_of, time_of
 from reproduction.verdicts import (
     LEAD,
@@ -25,42 +25,47 @@ from reproduction.verdicts import (
 )
 from reproduction.wording import FIGURES, TABLES, markdown, named, short, shown
 
-_FITTED = " The legend's power is that of loss(t) = floor + c t^-a fitted by least squares."
-_BILLINGS = {"nominal": "nominal bits", "bytes": "real bytes", "published": "as the published plots bill it"}
-_IN = {"nominal": "in nominal bits", "bytes": "in real bytes", "published": "as the published plots bill it"}
+_FITTED = " The exponent in the legend comes from a least-squares fit of loss(t) = floor + c t^-a."
+_BILLINGS = {"nominal": "nominal bits", "bytes": "real bytes", "published": "counted as in the published plots"}
+_IN = {"nominal": "in nominal bits", "bytes": "in real bytes", "published": "counted as in the published plots"}
 _DIFFERENCES = Path(__file__).with_name("differences.md")
 
 _INTRODUCTION = f"""\
 *Communication-Efficient Distributionally Robust Decentralized Learning* (Zecchin, Kountouris, Gesbert, TMLR 2022)
-prints {{cells}} accuracies in its Tables 2 to 5. Each stands here beside ours, in two protocols:
+prints {{cells}} accuracies in its Tables 2 to 5. This page compares each of them with our own result, under two
+protocols:
 
-- `formula`: the algorithm as the paper prints it; what the text leaves open is searched for on held-out training data.
-- `published`: what the published runs did, as far as it is known. For Tables 2 and 3 no scripts are public: there the
-  settings of `published` are **inferred** from the other runs; so is that DRFA draws a client at most once a round.
+- `formula` runs the algorithm as the paper prints it. Settings that the text leaves open are tuned on held-out training
+  data.
+- `published` does what the published runs did, as far as that is known. No scripts are public for Tables 2 and 3, so
+  their `published` settings are **inferred** from the other runs. It is also inferred that DRFA draws each client at
+  most once per round.
 
-A verdict is about `published`: *within {NEAR:g} points* of the paper's mean, *above* or *below* it by more. Means and
-standard deviations are over placements of the data on the nodes, on the test data, after the last round. Whatever needs
-COOS7 was **not run**: its files have to be supplied by hand (`fairmesh data` says where), and then the same commands
-run those rows.
+Verdicts judge `published`: *within {NEAR:g} points* of the paper's mean, or *above* or *below* it by more than that.
+Means and standard deviations are taken over placements of the data on the nodes, on the test data, after the last
+round. The rows that need COOS7 were **not run**, because its files have to be supplied by hand. `fairmesh data` says
+where to put them; the same commands then run those rows.
 
-This page is made from the files in `reproduction/results/` by `python -m reproduction page`; a test holds the two
-equal."""
+`python -m reproduction page` generates this page from the files in `reproduction/results/`, and a test checks that it
+is up to date."""
 
-_OF_A_TRIAL = """\
-**In miniature** (`--quick`): a few rounds over a few samples, to see that everything runs. The numbers mean nothing."""
+_FRONTIER = "[frontier.md](frontier.md) reports the experiments that go beyond the paper."
+
+MINIATURE_NOTE = """\
+**In miniature** (`--quick`): a few rounds on a few samples, to check that everything runs. The numbers mean nothing."""
 
 _AGAIN = """\
 ```sh
 python -m reproduction all --device cuda      # everything, into runs/reproduction; run it again to resume
-python -m reproduction table2                 # one recipe
-python -m reproduction all --quick            # everything in miniature, to see that it runs
+python -m reproduction table4a --device cuda  # one recipe
+python -m reproduction all --quick            # everything in miniature, to check that it runs
 python -m reproduction verdicts --json        # every cell, ordering and factor; --out FOLDER for your own results
 python -m reproduction page                   # this page and its figures
 ```
 
-Datasets are fetched from their official sources and checked by their digests; `fairmesh data` says where COOS7 goes. A
-line of a result file holds the row's settings, all that its search tried, every placement's final numbers and the curve
-averaged over placements."""
+Run these commands from the root of a checkout. Datasets are downloaded from their official sources and checked against
+their digests. Each line of a result file holds the row's settings, every candidate that its search tried, the final
+numbers of each placement, and the curve averaged over placements."""
 
 
 def _points(value: float) -> str:
@@ -68,7 +73,7 @@ def _points(value: float) -> str:
 
 
 def stated(cell: dict[str, Any]) -> str:
-    """The verdict in words."""
+    """Returns a cell's verdict in words."""
     if cell["difference"] is None:
         return cell["verdict"]
     if cell["verdict"] == "below":
@@ -78,10 +83,11 @@ def stated(cell: dict[str, Any]) -> str:
     return f"{cell['verdict']} ({_points(cell['difference'])})"
 
 
-# In short
+# Summary
 
 
 def counts(cells: Sequence[dict]) -> str:
+    """Returns a table that counts the verdicts."""
     kinds = (f"within {NEAR:g} points", "above", "below", "not run")
     rows = []
     for recipe in [*TABLES, ""]:
@@ -93,17 +99,17 @@ def counts(cells: Sequence[dict]) -> str:
 def _formula_in_short(cells: Sequence[dict]) -> str:
     found = Counter(verdict_on(c["formula"]["mean"] - c["paper"]["mean"]) for c in cells if c["formula"])
     said = f"{found[f'within {NEAR:g} points']} within {NEAR:g} points, {found['above']} above, {found['below']} below"
-    return f"By the same measure `formula` has {said}."
+    return f"Judged the same way, `formula` has {said}."
 
 
 def _leads(found: Sequence[dict]) -> str:
-    """How many of the leads over CHOCO-SGD are large enough, and the least."""
+    """Returns how many of the leads over CHOCO-SGD are large enough, and the smallest lead."""
     measured = [o for o in found if o["measured"] is not None]
     if not measured:
         return "not run"
     least = min(measured, key=lambda o: o["measured"])
     name = named(least["ordering"].rsplit(": ", 1)[0])
-    return f"{sum(o['holds'] for o in measured)} of {len(measured)} (least {least['measured']:.1f}: {name})"
+    return f"{sum(o['holds'] for o in measured)} of {len(measured)} (smallest {least['measured']:.1f}: {name})"
 
 
 def _answer(ordering: dict) -> str:
@@ -113,7 +119,7 @@ def _answer(ordering: dict) -> str:
 
 
 def _orderings(found: Sequence[dict]) -> str:
-    """A row for each ordering, its answer in both protocols; the leads in Tables 2 and 3 as one row each."""
+    """Returns a table with a row per ordering and a column per protocol; the leads of a table share a row."""
     rows: dict[str, dict[str, list[dict]]] = {}
     for o in found:
         table, text = o["ordering"].split(": ", 1)
@@ -142,12 +148,12 @@ def _cells(recipe: str, cells: Sequence[dict]) -> str:
     table = markdown(["", "paper", "ours (formula)", "ours (published)", "verdict"], rows)
     counted = sorted({c["published"]["placements"] for c in cells if c["cell"].startswith(recipe) and c["published"]})
     placements = f"Placements: {' or '.join(map(str, counted))}." if counted else "Not run."
-    note = "\n\n† run with other settings than the recipe has now (see below)." if "†" in table else ""
+    note = "\n\n† recorded with settings that differ from the present recipe." if "†" in table else ""
     return f"### {title}\n\n{words} {placements}\n\n{table}{note}"
 
 
 def _both_definitions(lines: Lines) -> str:
-    """The worst accuracy of every larger run as the least over nodes and as the least mean of a group."""
+    """Returns the worst accuracy of every larger run by both definitions: over nodes and over groups."""
     rows = []
     for recipe in ("table4a", "table4b", "table4c", "table5", "figure4"):
         for name in dict.fromkeys(line["row"] for line in lines.of(recipe)):
@@ -162,9 +168,10 @@ def _both_definitions(lines: Lines) -> str:
     same = f"they differ in {apart} of {len(small)} runs" if apart else f"they are equal in all {len(small)} runs"
     return (
         "### Worst, by both definitions\n\n"
-        "The least accuracy over nodes, and the least mean over the nodes of a group (a class, a contrast, an "
-        "instrument). The paper's Table 5 mixes them on CIFAR-10: AD-GDA's 39.06 is a group's mean, its rivals' 37.20 "
-        "and 38.00 are minima over nodes; above, each is set beside ours by its own definition."
+        '"Worst node" is the lowest accuracy over nodes. "Worst group" is the lowest mean accuracy over the nodes of '
+        "a group (a class, a contrast, an instrument). The paper's Table 5 mixes the two on CIFAR-10: AD-GDA's 39.06 "
+        "is a group's mean, while 37.20 (DRFA) and 38.00 (DR-DSGD) are minima over nodes. The table above compares "
+        "each of them with our result by the same definition."
         + (f" In Tables 2 and 3, where every node is a class, {same}." if small else "")
         + "\n\n"
         + markdown(["run", *(f"{protocol}, worst {which}" for protocol in PROTOCOLS for which in WORST)], rows)
@@ -176,7 +183,7 @@ def _both_definitions(lines: Lines) -> str:
 
 def _figures(lines: Lines, folder: str) -> str:
     parts = []
-    present = recorded(lines)
+    present = drawable(lines)
     for name, (title, words) in FIGURES.items():
         picture = f"![{title}]({folder.rstrip('/')}/{name}.svg)" if name in present else "Not run."
         fit = _FITTED if name.startswith(("figure2", "figure3")) else ""
@@ -185,7 +192,7 @@ def _figures(lines: Lines, folder: str) -> str:
 
 
 def _instruments(lines: Lines) -> str:
-    """Figure 1's last round in numbers."""
+    """Returns the accuracies of Figure 1 after the last round."""
     found = lines.of("figure1")
     if not found:
         return ""
@@ -199,11 +206,11 @@ def _instruments(lines: Lines) -> str:
 
 
 def _saved(factor: dict | None) -> str:
-    """What either sends and their ratio."""
+    """Returns what both algorithms send, and the ratio."""
     if factor is None or factor["factor"] is None:
         return "–"
     unit = "GB" if factor["billing"] == "bytes" else "Gbit"
-    return f"{factor['ours'] / 1e9:.3g} of {factor['theirs'] / 1e9:.3g} {unit}: {factor['factor']:.1f}x"
+    return f"{factor['ours'] / 1e9:.3g} vs. {factor['theirs'] / 1e9:.3g} {unit}: {factor['factor']:.1f}x"
 
 
 def _traffic(found: Sequence[dict]) -> str:
@@ -219,12 +226,13 @@ def _traffic(found: Sequence[dict]) -> str:
     ]
     header = ["against", "protocol", "worst", "level", *_BILLINGS.values(), "paper"]
     return (
-        "What the busiest node sends on the way to the lower of the two final worst accuracies (curves averaged over "
-        "placements, straight lines between measured rounds): AD-GDA in 4 bits, of its rival, and how many times less "
-        "that is. For DRFA the busiest node is the server. Real bytes are those of encoded messages, headers included. "
-        "The published plots bill DRFA for model and snapshot of half the clients; our nominal bits are what the "
-        "server sends: the model to the clients drawn, the averaged snapshot to those probed (half of them; everyone "
-        "in `published`).\n\n" + (markdown(header, rows) if rows else "Not run.")
+        "The table compares AD-GDA with 4-bit messages to each rival. It shows what the busiest node of each sends "
+        "until it reaches the lower of the two final worst accuracies, and how many times less AD-GDA sends. Curves "
+        "are averaged over placements and interpolated linearly between measured rounds. For DRFA the busiest node "
+        "is the server. Real bytes are those of the encoded messages, headers included. The published plots count, for "
+        "DRFA, model and snapshot of half the clients. Our nominal bits count what the server sends: the model to the "
+        "clients drawn, and the averaged snapshot to the clients probed (half of them; all of them in `published`).\n\n"
+        + (markdown(header, rows) if rows else "Not run.")
     )
 
 
@@ -236,8 +244,8 @@ def _savings_in_short(found: Sequence[dict]) -> str:
         required = next(iter(mine.values()))["required"]
         counted = ", ".join(f"{f['factor']:.1f}x {_IN[billing]}" for billing, f in mine.items())
         short = [f"{_IN[b]} ({f['factor'] / required:.0%} of it)" for b, f in mine.items() if not f["holds"]]
-        missed = f" **Missed** {' and '.join(short)}." if short else ""
-        sentences.append(f"- {setup}, against {rival}: {counted}; the paper says {required:g}x.{missed}")
+        missed = f" **Below** the paper's factor: {' and '.join(short)}." if short else ""
+        sentences.append(f"- {setup}, compared with {rival}: {counted}; the paper says {required:g}x.{missed}")
     return "\n".join(sentences) or "Not run."
 
 
@@ -250,41 +258,43 @@ def _theory(results: Path) -> str:
     return f"## The theorems\n\n{theory_sentences(lines)}"
 
 
-def page(results: Path = RECORDED, figures_folder: str = "docs/reproduction") -> str:
-    """The page as Markdown; `figures_folder` is where its pictures lie, as seen from the page."""
+def page(results: Path = RECORDED, figures_folder: str = "figures") -> str:
+    """Returns the page as Markdown. `figures_folder` is the path of the figures relative to the page."""
     lines, cells = Lines(results), verdicts(results)
     ordered, saved = orderings(results), factors(results)
     sections = [
-        "# The paper's experiments, run again",
-        _OF_A_TRIAL if (results / MINIATURE).exists() else "",
+        "# Reproduction of the paper's experiments",
+        MINIATURE_NOTE if (results / MINIATURE).exists() else "",
         _INTRODUCTION.format(cells=len(cells)),
-        f"## In short\n\n{counts(cells)}\n\n{_formula_in_short(cells)}",
+        _FRONTIER if results == RECORDED else "",
+        f"## Summary\n\n{counts(cells)}\n\n{_formula_in_short(cells)}",
         f"The paper's orderings:\n\n{_orderings(ordered)}",
-        f"Traffic saved by AD-GDA in 4 bits, `published`, worst node:\n\n{_savings_in_short(saved)}",
+        "How many times less AD-GDA with 4-bit messages sends (`published`, worst node):\n\n"
+        + _savings_in_short(saved),
         "## Tables",
         *(_cells(recipe, cells) for recipe in TABLES),
         _both_definitions(lines),
         f"## Figures\n\n{_figures(lines, figures_folder)}",
         f"## Traffic saved\n\n{_traffic(saved)}",
         _theory(results),
-        "## What was searched\n\nCandidates are judged by their worst group's accuracy on a fifth of the training data "
-        "held out; what was chosen is then trained on all of it. A candidate of which a seed then diverges is passed "
-        "over for the next best. * marks a value at the end of its range: a larger range might hold a better one. "
-        "The result files hold every candidate's accuracy.",
+        "## Searches\n\nCandidates are judged by the accuracy of their worst group on a held-out fifth of the training "
+        "data. The chosen candidate is then trained on all of it. If one of its seeds diverges there, the next best "
+        'candidate takes its place ("passed over"). An asterisk marks a value at the end of its range: a wider range '
+        "might contain a better one. The result files hold every candidate's accuracy.",
         searches_of(lines),
         f"## Time\n\n{time_of(results, lines)}",
-        f"## Where we differ and why\n\n{_DIFFERENCES.read_text(encoding='utf-8').strip()}",
-        f"## How to run it again\n\n{_AGAIN}",
+        f"## Differences and their reasons\n\n{_DIFFERENCES.read_text(encoding='utf-8').strip()}",
+        f"## Running it again\n\n{_AGAIN}",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def write(results: Path, page_path: Path, figures_folder: Path) -> list[Path]:
-    """Writes the page and its pictures; returns the paths written."""
+    """Writes the page and its figures. Returns the paths written."""
     try:
         relative = figures_folder.resolve().relative_to(page_path.resolve().parent)
     except ValueError as error:
-        raise BadInput(f"the figures' folder {figures_folder} must lie beside or below the page {page_path}") from error
+        raise BadInput(f"the folder of figures {figures_folder} must be inside {page_path.parent}") from error
     texts = {figures_folder / f"{name}.svg": text for name, text in figures(results).items()}
     texts[page_path] = page(results, relative.as_posix())
     try:

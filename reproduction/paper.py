@@ -1,5 +1,4 @@
-"""What the paper prints: every number of its Tables 2 to 5 and of Figure 4's text, and which run of ours it is set
-beside."""
+"""The paper's numbers: every one of its Tables 2 to 5 and of Figure 4's text, with the run of ours to compare."""
 
 from dataclasses import dataclass
 
@@ -8,8 +7,10 @@ PROTOCOLS = ("formula", "published")
 
 @dataclass(frozen=True)
 class Cell:
-    """One printed number, in percent. `row` names the run of ours, `number` what of it is compared: worst (node),
-    worst_group, best, mean, mean_of_groups, or a group's name."""
+    """One printed number, in percent.
+
+    `row` names our run. `number` names the value to compare: worst (node), worst_group, best, mean, mean_of_groups, or
+    a group's name."""
 
     name: str
     mean: float
@@ -50,10 +51,14 @@ _TABLE_4C = {  # low, high, original contrast, average
     "alpha = 0.01": ((39.06, 0.80), (41.13, 1.14), (42.96, 0.91), (41.05, 1.59)),
 }
 _CONTRASTS = ("low contrast", "high contrast", "original contrast", "mean_of_groups")
-_MICROSCOPES = ("microscope 2", "microscope 1", "mean_of_groups")  # the paper's first is that of the two odd nodes
+_MICROSCOPES = (
+    "microscope 2",
+    "microscope 1",
+    "mean_of_groups",
+)  # the paper's first microscope is that of the two unusual nodes
 
 # Table 5's CIFAR-10 column mixes two definitions: AD-GDA's number is the worst group's mean, its rivals' are minima
-# over nodes. Each is set beside ours by its own definition; the page shows both.
+# over nodes. Each is compared with our result by its own definition; the page shows both.
 _TABLE_5: dict[str, tuple[float, float, str, str, str]] = {
     "Fashion-MNIST, AD-GDA": (58.47, 0.92, "table4a", "alpha = 0.01", "worst"),
     "Fashion-MNIST, DRFA": (56.68, 1.04, "table5", "Fashion-MNIST, DRFA", "worst"),
@@ -66,7 +71,7 @@ _TABLE_5: dict[str, tuple[float, float, str, str, str]] = {
     "COOS7, DR-DSGD": (67.09, 0.42, "table5", "COOS7, DR-DSGD", "worst_group"),
 }
 
-FACTORS = {  # Figure 4's text: how many times less traffic AD-GDA needs than (DRFA, DR-DSGD)
+FACTORS = {  # from Figure 4's text: how many times less AD-GDA sends than (DRFA, DR-DSGD)
     "Fashion-MNIST": (4.0, 8.0),
     "CIFAR-10": (3.0, 5.0),
     "COOS7": (3.0, 10.0),
@@ -74,7 +79,7 @@ FACTORS = {  # Figure 4's text: how many times less traffic AD-GDA needs than (D
 
 
 def _crossed(recipe: str, table: dict, columns: tuple[str, ...]) -> list[Cell]:
-    """Cells whose row and column together name a run."""
+    """Returns cells whose row and column together name a run."""
     return [
         Cell(f"{recipe}: {row}, {column}", mean, std, recipe, f"{row}, {column}")
         for row, values in table.items()
@@ -83,7 +88,7 @@ def _crossed(recipe: str, table: dict, columns: tuple[str, ...]) -> list[Cell]:
 
 
 def _numbers(recipe: str, table: dict, columns: tuple[str, ...]) -> list[Cell]:
-    """Cells whose row names a run and whose column one of its numbers."""
+    """Returns cells whose row names a run and whose column names one of its numbers."""
     return [
         Cell(f"{recipe}: {row}, {column.replace('_', ' ')}", mean, std, recipe, row, column)
         for row, values in table.items()

@@ -1,8 +1,8 @@
-"""The paper's experiments, one short function for each row of its tables and each curve of its figures.
+"""The paper's experiments: one short function for each table and figure.
 
-A row is an ordinary experiment and what of it is searched for. `formula` follows the paper's text: the algorithm as
-printed, what it leaves open tuned on held-out training data. `published` follows what the published runs did, as far as
-it is known; for Tables 2 and 3 it is inferred from the other runs."""
+A row is an ordinary experiment plus the numbers to tune. `formula` follows the paper's text: the algorithm as printed,
+with open settings tuned on held-out training data. `published` follows the published runs, as far as they are known;
+for Tables 2 and 3 it is inferred from the other runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -38,10 +38,10 @@ from fairmesh.topology.graphs import (
 from fairmesh.training.options import Options
 from reproduction.paper import COMPRESSIONS, NETWORKS, PROTOCOLS
 
-Protocol = Literal["formula", "published", "frontier"]  # the last: past the paper, in reproduce/frontier
-Search = Mapping[str, tuple[float, ...]]  # a dotted name of the algorithm -> the values tried
+Protocol = Literal["formula", "published", "frontier"]  # the last: beyond the paper, in reproduction/frontier
+Search = Mapping[str, tuple[float, ...]]  # a dotted field of the algorithm -> the values tried
 
-RATES = {  # gamma; what rounds up bears more than what rounds down
+CONSENSUS_STEPS = {  # gamma; the quantizer that rounds up allows larger ones
     "formula": (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
     "published": (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1),
 }
@@ -56,9 +56,9 @@ class Row:
     protocol: Protocol
     experiment: Experiment
     search: Search = field(default_factory=dict)
-    search_rounds: int | None = None  # as many as the experiment's where not given
-    search_seeds: int = 1  # each with its placement
-    as_row: str | None = None  # takes what was found for this row, 'recipe: name', and searches nothing itself
+    search_rounds: int | None = None  # by default those of the experiment
+    search_seeds: int = 1  # each with its own placement
+    as_row: str | None = None  # 'recipe: name' of the row whose search is used instead of an own one
 
     @property
     def label(self) -> str:
@@ -72,7 +72,7 @@ def _published(protocol: Protocol) -> bool:
 def _adgda(
     protocol: Protocol, step: float, ratio: float, compressor: Compressor, alpha: float = 0.01, dual_step: float = 0.01
 ) -> ADGDA:
-    """AD-GDA; as published: the lambda just projected weighs the step, node i holds back its own coordinate only."""
+    """Returns AD-GDA. As published, the new lambda weights the step, and node i regularizes its own coordinate only."""
     if _published(protocol):
         schedule = Geometric(step, ratio)
         return ADGDA(schedule, dual_step, 1.0, compressor, OwnCoordinate(alpha), dual_order="dual-first")
@@ -80,14 +80,14 @@ def _adgda(
 
 
 def _choco(protocol: Protocol, step: float, ratio: float, compressor: Compressor, nodes: int) -> Algorithm:
-    """CHOCO-SGD; as published: AD-GDA's code with a dual step of zero, every lambda_i staying 1 / m."""
+    """Returns CHOCO-SGD. As published, it is AD-GDA with a dual step of zero, so that every lambda_i stays 1 / m."""
     if _published(protocol):
         return _adgda(protocol, step, ratio, compressor, dual_step=0.0)
     return ChocoSGD(Geometric(step / nodes, ratio), 1.0, compressor)
 
 
 def _compressor(name: str, protocol: Protocol) -> Compressor:
-    """The quantizer rounds down at random; as published it rounds up."""
+    """Returns a compressor. The quantizer rounds down at random; as published, it rounds up."""
     if name.startswith("quantization"):
         return Quantize(int(name.split()[1]), rounding="ceil" if _published(protocol) else "floor")
     return TopK(int(name.split()[1]) / 100)
@@ -100,7 +100,7 @@ def _sampling(protocol: Protocol, batch: int) -> Sampling:
 # Ten nodes, one class each (Tables 2 and 3, Figures 2 and 3)
 
 _SMALL_MODELS: dict[str, Model] = {"logistic": Logistic(), "fc": FullyConnected()}
-_OPEN: dict[str, Search] = {  # what the text leaves open; as published: around the values of the larger runs
+_OPEN: dict[str, Search] = {  # settings that the text leaves open; as published: around those of the larger runs
     "formula": {"dual_step.value": (0.01, 0.03, 0.1, 0.3, 1.0)},
     "published": {"dual_step.value": (0.01, 0.03), "regularizer.strength": (0.01, 1.0)},
 }
@@ -124,7 +124,7 @@ def _small_row(
     recipe: str, protocol: Protocol, model: str, which: str, compression: str, topology: Topology, column: str
 ) -> Row:
     compressor = _compressor(compression, protocol)
-    search: Search = {"consensus_step": RATES[protocol]}
+    search: Search = {"consensus_step": CONSENSUS_STEPS[protocol]}
     if which == "AD-GDA":
         algorithm: Algorithm = _adgda(protocol, 1.0, 0.995, compressor)
         search = {**search, **_OPEN[protocol]}
@@ -135,7 +135,7 @@ def _small_row(
 
 
 def table2(protocol: Protocol) -> list[Row]:
-    """Compression on a ring of ten."""
+    """Returns the rows on compression, on a ring of ten nodes."""
     return [
         _small_row("table2", protocol, model, which, compression, Ring(), compression)
         for model in _SMALL_MODELS
@@ -145,12 +145,12 @@ def table2(protocol: Protocol) -> list[Row]:
 
 
 def _network(name: str) -> Topology:
-    """Ten nodes make no two-dimensional torus of degree 4: the lattice i ± 1, i ± 2 stands for it in both protocols."""
+    """Returns a graph. No torus of degree 4 has ten nodes, so both protocols use the lattice i ± 1, i ± 2."""
     return Circulant((1, 2)) if name == "2D torus" else Complete()
 
 
 def table3(protocol: Protocol) -> list[Row]:
-    """Networks of ten nodes."""
+    """Returns the rows on networks of ten nodes."""
     return [
         _small_row("table3", protocol, model, which, compression, _network(network), f"{compression}, {network}")
         for model in _SMALL_MODELS
@@ -168,7 +168,7 @@ def _at_fixed_step(recipe: str, protocol: Protocol, name: str, compression: str,
 
 
 def figure2(protocol: Protocol) -> list[Row]:
-    """Convergence at a fixed step of 0.1 under compression, at the rates found for Table 2."""
+    """Returns the curves at a fixed step of 0.1 under compression, with the consensus steps found for Table 2."""
     like = "table2: logistic, AD-GDA"
     plain = _at_fixed_step("figure2", protocol, "no compression", "none", Ring(), f"{like}, {COMPRESSIONS[0]}")
     return [plain] + [
@@ -177,7 +177,7 @@ def figure2(protocol: Protocol) -> list[Row]:
 
 
 def figure3(protocol: Protocol) -> list[Row]:
-    """Convergence at a fixed step of 0.1 over three networks, 4-bit messages."""
+    """Returns the curves at a fixed step of 0.1 on three networks, with 4-bit messages."""
     four = "quantization 4 bit"
     like = f"logistic, AD-GDA, {four}"
     return [_at_fixed_step("figure3", protocol, "ring", four, Ring(), f"table2: {like}")] + [
@@ -196,12 +196,12 @@ class _Setup:
     data: Callable[[Protocol], Data]
     model: Model
     nodes: int
-    torus: tuple[int, int]  # as the paper's text has it; published: the lattice i ± 1, i ± 2
+    torus: tuple[int, int]  # rows and columns, in `formula`
     batch: int
-    published_batches: dict[str, int]  # by algorithm
-    steps: dict[str, float]  # published eta_theta by algorithm
-    rate: float  # published gamma with 4 bit
-    published_alphas: dict[float, float]  # the strength that stands behind a table's alpha
+    published_batches: dict[str, int]  # for each algorithm
+    steps: dict[str, float]  # published eta_theta of each algorithm
+    consensus_step: float  # published gamma with 4-bit messages
+    published_alphas: dict[float, float]  # a table's alpha -> the strength that the run had
 
 
 def _cifar(protocol: Protocol) -> Data:
@@ -236,18 +236,18 @@ SETUPS = {
 }  # fmt: skip
 
 _LONG, _RATIO, _LOCAL = 5000, 0.998, 10
-_PLACEMENTS = {"Fashion-MNIST": 5}  # else 3, as many as the published runs had; 5 for DRFA
-_SEARCHED = 2500  # rounds of a search: by then steps have shrunk to 0.7 %
-_DRFA_STEPS = (2.5, 5.0, 10.0, 20.0)  # times 1 / m: each of the clients drawn counts as one
+_PLACEMENTS = {"Fashion-MNIST": 5}  # otherwise 3, as in the published runs, and 5 for DRFA
+_SEARCHED = 2500  # rounds of a search; steps have shrunk to 0.7 % by then
+_DRFA_STEPS = (2.5, 5.0, 10.0, 20.0)  # times 1 / m, because each client drawn has weight one
 _TWELVE_STEPS = (0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8, 1.1, 1.5, 2.0, 3.0, 4.0)  # of DR-DSGD
 
 
 class _Grid(NamedTuple):
-    """What `formula` tries: around what a first search, with its best at the end of a range, had found."""
+    """The values that `formula` tries. A first search ended at the end of a range; these surround its result."""
 
-    steps: tuple[float, ...]  # eta_theta of AD-GDA; the same times 1 / m for CHOCO-SGD, which weighs nodes by 1
+    steps: tuple[float, ...]  # eta_theta of AD-GDA; times 1 / m for CHOCO-SGD, whose nodes have weight one
     dual_steps: tuple[float, ...]
-    rates: tuple[float, ...]  # gamma in 4 bits
+    consensus_steps: tuple[float, ...]  # gamma with 4 bits
 
 
 _GRIDS: dict[type[Model], _Grid] = {
@@ -258,10 +258,10 @@ _IN_FOUR_BITS: Search = {"primal_step.start": (1.0, 2.0, 4.0, 8.0), "dual_step.v
 
 
 def _large(protocol: Protocol, setup: str, which: str, algorithm: Algorithm) -> Experiment:
-    """`which` names the algorithm; DRFA's rounds are ten iterations each."""
+    """Returns a larger experiment. `which` names the algorithm; a round of DRFA has ten iterations."""
     s = SETUPS[setup]
     batch = s.published_batches.get(which, s.batch) if _published(protocol) else s.batch
-    small = s.nodes == 10  # where there is no torus of degree 4
+    small = s.nodes == 10  # no torus of degree 4 exists
     rounds = _LONG // _LOCAL if which == "DRFA" else _LONG
     return Experiment(
         data=s.data(protocol),
@@ -277,7 +277,7 @@ def _large(protocol: Protocol, setup: str, which: str, algorithm: Algorithm) -> 
 
 
 def _dual_steps(setup: _Setup, alpha: float) -> tuple[float, ...]:
-    """Those within the stable range p / alpha of chi-square; its end where that is below them all."""
+    """Returns the dual steps within the stable range p / alpha of chi-square, or its end if all are above it."""
     bound = 1.0 / (setup.nodes * alpha)
     return tuple(step for step in _GRIDS[type(setup.model)].dual_steps if step <= bound) or (bound,)
 
@@ -295,17 +295,17 @@ def _regularized(recipe: str, protocol: Protocol, setup: str, alpha: float) -> R
 
 
 def table4a(protocol: Protocol) -> list[Row]:
-    """Regularization, Fashion-MNIST over 50 nodes."""
+    """Returns the rows on regularization, Fashion-MNIST on 50 nodes."""
     return [_regularized("table4a", protocol, "Fashion-MNIST", alpha) for alpha in (10.0, 1.0, 0.01)]
 
 
 def table4b(protocol: Protocol) -> list[Row]:
-    """Regularization, COOS7 over 10 nodes."""
+    """Returns the rows on regularization, COOS7 on 10 nodes."""
     return [_regularized("table4b", protocol, "COOS7", alpha) for alpha in (10.0, 1.0, 0.01)]
 
 
 def table4c(protocol: Protocol) -> list[Row]:
-    """Regularization, CIFAR-10 over 20 nodes."""
+    """Returns the rows on regularization, CIFAR-10 on 20 nodes."""
     return [_regularized("table4c", protocol, "CIFAR-10", alpha) for alpha in (10.0, 0.1, 0.01)]
 
 
@@ -332,7 +332,7 @@ def _dr_dsgd(protocol: Protocol, setup: str) -> Row:
 
 
 def table5(protocol: Protocol) -> list[Row]:
-    """The robust rivals; AD-GDA's own numbers are Table 4's at alpha = 0.01."""
+    """Returns the robust rivals. AD-GDA's numbers are those of Table 4 at alpha = 0.01."""
     return [rival(protocol, setup) for setup in ("Fashion-MNIST", "CIFAR-10", "COOS7") for rival in (_drfa, _dr_dsgd)]
 
 
@@ -344,25 +344,29 @@ def _in_four_bits(recipe: str, protocol: Protocol, setup: str, which: str) -> Ro
     if which == "AD-GDA":
         algorithm: Algorithm = _adgda(protocol, step, _RATIO, compressor)
         if not _published(protocol):
-            search = {**_IN_FOUR_BITS, "consensus_step": grid.rates}
+            search = {**_IN_FOUR_BITS, "consensus_step": grid.consensus_steps}
     else:
         algorithm = _choco(protocol, step, _RATIO, compressor, s.nodes)
         if not _published(protocol):
-            search = {"primal_step.start": tuple(step / s.nodes for step in grid.steps), "consensus_step": grid.rates}
+            search = {
+                "primal_step.start": tuple(step / s.nodes for step in grid.steps),
+                "consensus_step": grid.consensus_steps,
+            }
     if _published(protocol):
-        algorithm = replace(algorithm, consensus_step=s.rate)  # type: ignore[type-var]
+        algorithm = replace(algorithm, consensus_step=s.consensus_step)  # type: ignore[type-var]
     return Row(recipe, f"{setup}, {which}", protocol, _large(protocol, setup, which, algorithm), search, _SEARCHED)
 
 
 def figure4(protocol: Protocol) -> list[Row]:
-    """Worst-node accuracy against traffic: AD-GDA and CHOCO-SGD in 4 bits; the rivals' curves are Table 5's."""
+    """Returns AD-GDA and CHOCO-SGD with 4 bits. The rivals' curves are those of Table 5."""
     setups, names = ("Fashion-MNIST", "CIFAR-10", "COOS7"), ("AD-GDA", "CHOCO-SGD")
     return [_in_four_bits("figure4", protocol, setup, which) for setup in setups for which in names]
 
 
 def figure1(protocol: Protocol) -> list[Row]:
-    """Two of ten nodes with another instrument. COOS7's microscopes, whose curves are Figure 4's; and our own stand-in,
-    CIFAR-10 with two nodes' images passed through a second camera."""
+    """Returns our own replacement of COOS7's microscopes: CIFAR-10 with a second camera at two of ten nodes.
+
+    The curves of COOS7 itself are those of Figure 4."""
     return [_in_four_bits("figure1", protocol, "two cameras", which) for which in ("AD-GDA", "CHOCO-SGD")]
 
 
@@ -381,16 +385,16 @@ RECIPES: dict[str, Callable[[Protocol], list[Row]]] = {
 
 
 def rows_of(recipe: str) -> list[Row]:
-    """All rows of a recipe: of the paper's in both protocols."""
+    """Returns all rows of a recipe, in both protocols for recipes of the paper."""
     if recipe not in RECIPES:
-        from reproduction.frontier.recipes import FRONTIER  # whose rows are made of what is here
+        from reproduction.frontier.recipes import FRONTIER  # which imports this module
 
         return FRONTIER[recipe]()
     return [row for protocol in PROTOCOLS for row in RECIPES[recipe](protocol)]  # type: ignore[arg-type]
 
 
 def miniature(row: Row) -> Row:
-    """The row over few samples and small batches, for a few rounds and one placement, with two candidates searched."""
+    """Returns a row with few samples, small batches, few rounds, one placement and two candidates."""
     e = row.experiment
     rounds = 2 if isinstance(e.model, PaperCNN) else 10
     search = {name: (values[0], values[-1]) for name, values in list(row.search.items())[:1]}

@@ -1,5 +1,6 @@
-"""Runs recipes: what is missing of them, group by group, here or in several processes; every line is kept at once, so
-that what was stopped goes on where it was."""
+"""Runs the missing rows of recipes, group by group, in this process or in several.
+
+Every line is written as soon as it is known, so an interrupted command resumes where it stopped."""
 
 import math
 import multiprocessing
@@ -19,10 +20,10 @@ from fairmesh.data.datasets.sources import SOURCES, is_whole, places
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.problems.models import Logistic, PaperCNN
 from reproduction.batched import Runner, grouped
-from reproduction.lines import Line, described, lines_of, machine, record
+from reproduction.lines import Line, lines_of, machine, record, was_run_as
 from reproduction.recipes import RECIPES, Row, rows_of
 
-Done = dict[tuple[str, str], Line]  # (protocol, label) -> what is recorded
+Done = dict[tuple[str, str], Line]  # (protocol, label) -> recorded line
 
 
 def reproduce(
@@ -35,9 +36,22 @@ def reproduce(
     change: Callable[[Row], Row] = lambda row: row,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, str]:
-    """Runs what is missing of the recipes, each row changed by `change`, in so many processes; returns the rows left
-    out because their data is not here, each with the reason. `work` is where checkpoints of the runs in progress are
-    kept. A row that fails does not stop the others; the first such error is raised when they are done."""
+    """Runs the missing rows of recipes. A row that fails does not stop the others.
+
+    Args:
+        recipes: names of recipes.
+        results: folder of the result files.
+        device: "cpu" or "cuda".
+        jobs: number of processes.
+        work: folder for checkpoints of the runs in progress.
+        change: applied to every row before it runs.
+        say: called with messages on progress.
+
+    Returns:
+        The rows left out because their data is missing, each with the reason.
+
+    Raises:
+        FairmeshError: the first error of a row, after the other rows are done."""
     rows = [change(row) for recipe in recipes for row in rows_of(recipe)]
     known = [line for recipe in {*RECIPES, *recipes} for line in lines_of(results, recipe)]
     done = {_key(line): line for line in known}
@@ -58,25 +72,25 @@ def _key(line: Line) -> tuple[str, str]:
 
 
 def _missing(rows: Sequence[Row], done: Done) -> list[Row]:
-    """Rows that are not recorded as they stand, and those that take their settings from one of them."""
+    """Returns rows that are not recorded with their present settings, and rows that take their settings from these."""
     missing = {(row.protocol, row.label) for row in rows if _differs(row, done)}
     return [row for row in rows if {(row.protocol, row.label), (row.protocol, row.as_row)} & missing]
 
 
 def _differs(row: Row, done: Done) -> bool:
     line, like = done.get((row.protocol, row.label)), done.get((row.protocol, str(row.as_row)))
-    if line is None or line["settings"] != described(row):
+    if line is None or not was_run_as(line, row):
         return True
     return like is not None and like["search"]["chosen"] != line["search"]["chosen"]
 
 
 def _absence(data: Data) -> str | None:
-    """Why a dataset cannot be had; official files are fetched now, before several processes would."""
+    """Returns why a dataset is missing, or None. Downloads official files now, before several processes need them."""
     data = _whole(data)
     source = SOURCES.get(registered_name(data))
     if isinstance(data, COOS7) and source and not any(is_whole(source, place) for place in places(source, data.folder)):
         files = " and ".join(file.name for file in source.files)
-        return f"COOS7 has to be supplied by hand: put {files} into {places(source, data.folder)[0]}"
+        return f"COOS7 has to be supplied by hand; put {files} into {places(source, data.folder)[0]}"
     try:
         if source:
             folder_of(source, getattr(data, "folder", None))
@@ -100,9 +114,11 @@ def _carry_out(
     say: Callable[[str], None],
 ) -> None:
     failed: list[FairmeshError] = []
-    for dependent in (False, True):  # those that take another's settings wait for it
+    for dependent in (False, True):  # rows that take another row's settings run after it
         wave = [group for group in groups if (group[0].as_row is not None) == dependent]
-        wave = sorted(wave, key=_cost, reverse=True) if jobs > 1 else wave  # so that all processes end together
+        wave = (
+            sorted(wave, key=_cost, reverse=True) if jobs > 1 else wave
+        )  # the longest first, so that all processes end together
         tasks: list[Task] = []
         for group in wave:
             try:
@@ -126,11 +142,11 @@ def _carry_out(
 def _found_for(row: Row, done: Done) -> dict[str, Any]:
     like = done.get((row.protocol, str(row.as_row)))
     if like is None:
-        raise BadInput(f"{row.label} takes its settings from '{row.as_row}': run that recipe with it, or before it")
+        raise BadInput(f"{row.label} takes its settings from '{row.as_row}'; run that recipe first or together with it")
     return {"as": row.as_row, "chosen": like["search"]["chosen"]}
 
 
-Task = tuple[list[Row], dict[str, Any]]  # rows that run as one; what was found for those that take another's settings
+Task = tuple[list[Row], dict[str, Any]]  # rows that run as one batch; searches already known for them
 Outcome = tuple[list[Row], list[Line] | FairmeshError]
 
 
@@ -138,7 +154,7 @@ Outcome = tuple[list[Row], list[Line] | FairmeshError]
 def _workers(
     jobs: int, device: str, work: Path | None, say: Callable[[str], None]
 ) -> Iterator[Callable[[list[Task]], Iterable[Outcome]]]:
-    """Carries out tasks here, or in other processes: a GPU that waits for one is busy with another."""
+    """Yields a function that runs tasks, here or in other processes that keep a GPU busy."""
     if jobs == 1:
         runner = Runner(device, work=work, say=say)
         yield lambda tasks: ((group, _attempted(runner, group, found)) for group, found in tasks)
@@ -173,7 +189,7 @@ def _share_of_memory(device: str, jobs: int) -> float | None:
     return 0.8 * torch.cuda.mem_get_info(torch.device(device))[0] / 2**30 / jobs
 
 
-_of_this_process: list[Runner] = []  # a worker's own
+_of_this_process: list[Runner] = []  # the worker's runner
 
 
 def _begin(device: str, work: Path | None, memory_gib: float | None) -> None:
@@ -185,7 +201,7 @@ def _in_worker(group: list[Row], found: dict[str, Any]) -> list[Line] | Fairmesh
 
 
 class _Clock:
-    """Says what is done and how long the rest may take."""
+    """Reports progress and estimates the time left."""
 
     def __init__(self, groups: Sequence[list[Row]], say: Callable[[str], None]):
         self._say, self._started, self._count = say, time.perf_counter(), len(groups)
@@ -208,7 +224,7 @@ class _Clock:
         )
 
     def sitting(self, device: str, jobs: int) -> Line:
-        """How much was done at one go, and how long it took."""
+        """Returns how many runs were made in this session, and how long they took."""
         minutes = (time.perf_counter() - self._started) / 60
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         done = {"runs": self.number, "minutes": round(minutes, 2), "jobs": jobs, "machine": machine(device)}
@@ -216,7 +232,7 @@ class _Clock:
 
 
 def _cost(group: Sequence[Row]) -> float:
-    """Roughly how long a group takes, in any unit: for the order and the time left."""
+    """Returns a rough cost of a group, to order groups and to estimate the time left."""
     e = group[0].experiment
     nodes = getattr(getattr(_whole(e.data), "partition", None), "nodes", 10)
     a_node = 1.0 if isinstance(e.model, Logistic) else 40.0 if isinstance(e.model, PaperCNN) else 2.0

@@ -1,4 +1,4 @@
-"""What was searched for and found, and how long everything took, for the page."""
+"""The page's sections on searches and running times."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,12 +27,13 @@ def _chosen(line: Line | None) -> str:
 
 
 def _at_an_end(name: str, value: float, tried: Sequence[float]) -> bool:
-    """Whether a larger range might have held a better value; a rate cannot exceed 1."""
+    """Returns whether a wider range might contain a better value. A consensus step cannot exceed 1."""
     ends = {min(tried), max(tried)} if len(tried) > 1 else set()
     return value in ends - ({1.0} if name == "consensus_step" else set())
 
 
 def searches_of(lines: Lines) -> str:
+    """Returns one folded table per recipe with the values chosen."""
     parts = []
     for recipe in RECIPES:
         found = lines.of(recipe)
@@ -56,6 +57,7 @@ def searches_of(lines: Lines) -> str:
 
 
 def time_of(results: Path, lines: Lines) -> str:
+    """Returns the wall-clock time and the time summed by recipe."""
     rows, total = [], 0.0
     for recipe in RECIPES:
         found = lines.of(recipe)
@@ -70,13 +72,13 @@ def time_of(results: Path, lines: Lines) -> str:
     rows.append(["**all**", *(str(sum(int(row[k]) for row in rows)) for k in (1, 2)), f"**{total / 60:.1f}**", ""])
     table = markdown(["recipe", "rows", "runs", "minutes, searches included", "machine"], rows)
     return (
-        f"{_sittings(results)}By recipe, summed over rows: those that share a machine at the same time (`--jobs`) "
-        f"overlap, and each takes the longer for it.\n\n{table}"
+        f"{_sittings(results)}The table sums over rows. Rows that run at the same time (`--jobs`) overlap, and each of "
+        f"them takes longer.\n\n{table}"
     )
 
 
 def _sittings(results: Path) -> str:
-    """How long the runs took by the clock."""
+    """Returns how long the runs took by the clock."""
     found = lines_of(results, "sittings")
     if not found:
         return ""
@@ -84,4 +86,4 @@ def _sittings(results: Path) -> str:
         f"{one['runs']} batched runs in {one['minutes']:.1f} min ({one['jobs']} at a time, {one['machine']})"
         for one in found
     )
-    return f"By the clock **{sum(one['minutes'] for one in found):.1f} minutes**: {goes}.\n\n"
+    return f"The runs took **{sum(one['minutes'] for one in found):.1f} minutes** by the clock: {goes}.\n\n"

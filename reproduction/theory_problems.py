@@ -1,4 +1,4 @@
-"""Problems on which the theorems can be tested: one with a known saddle point, one that is smooth and not convex."""
+"""Problems for the check of the theorems: one with a known saddle point, one smooth and non-convex."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ NODES = 8  # m
 
 
 class Sites:
-    """The sites' own functions f_i, exactly: over all their samples, in float64, for any rows."""
+    """The exact loss functions f_i of the sites: over all samples, in float64, for any models."""
 
     def __init__(self, problem: Problem, regularizer: ChiSquare):
         model = problem.flat_model.to(torch.device("cpu"), torch.float64)
@@ -32,38 +32,40 @@ class Sites:
         self._loss = loss
 
     def _at(self, function: Callable, rows: Tensor) -> Any:
-        """`function` of every site at rows (..., dim), shared by all sites, or (..., n, dim), one for each."""
+        """Evaluates `function` for every site at rows (..., dim) shared by all sites, or (..., n, dim) of their own."""
         each = rows.ndim > 2
         return vmap(vmap(function, (0 if each else None, 0, 0)), (0, None, None))(rows, self.inputs, self.targets)
 
     def losses(self, rows: Tensor) -> Tensor:
-        """(replicas, n)."""
+        """Returns the losses (replicas, n)."""
         return self._at(self._loss, rows)
 
     def gradients(self, rows: Tensor) -> Tensor:
-        """(replicas, n, dim)."""
+        """Returns the gradients (replicas, n, dim)."""
         return self._at(grad(self._loss), rows)
 
     def worst_case(self, rows: Tensor) -> Tensor:
-        """Phi of rows (replicas, dim): (replicas,)."""
+        """Returns Phi (replicas,) of rows (replicas, dim)."""
         losses = self.losses(rows).unsqueeze(-2)
         return worst_case(self.regularizer, losses, self.prior.expand_as(losses)).flatten()
 
     def worst_weights(self, rows: Tensor) -> Tensor:
-        """lambda*(theta): (replicas, n)."""
+        """Returns lambda*(theta) (replicas, n)."""
         return self._worst(self.losses(rows))
 
     def _worst(self, losses: Tensor) -> Tensor:
         return self.regularizer.maximiser(losses.unsqueeze(-2), self.prior.expand(len(losses), 1, -1)).squeeze(-2)
 
-    def slope_of_worst_case(self, rows: Tensor) -> Tensor:
-        """The gradient of Phi, by Danskin's theorem (1/m) sum_i lambda*_i grad f_i: (replicas, dim)."""
+    def gradient_of_worst_case(self, rows: Tensor) -> Tensor:
+        """Returns the gradient of Phi (replicas, dim): by Danskin's theorem, (1/m) sum_i lambda*_i grad f_i."""
         gradients, losses = self._at(grad_and_value(self._loss), rows)
         return (self._worst(losses).unsqueeze(-1) * gradients).mean(dim=-2)
 
     def smoothness(self, models: Tensor, weights: Tensor) -> float:
-        """L at these points: the largest spectral norm of the Hessian of any g_i in (theta, lambda), for models
-        (replicas, n, dim) and each node's own weight (replicas, n). Of lambda, g_i couples only entry i to theta."""
+        """Returns L at these points: the largest spectral norm of the Hessian of any g_i in (theta, lambda).
+
+        Takes models (replicas, n, dim) and each node's own weight (replicas, n). g_i couples only entry i of lambda to
+        theta."""
         gradients, hessians = self.gradients(models), self._at(hessian(self._loss), models)
         curvatures = 2 * self.regularizer.strength / self.prior.flatten()
         corner = -curvatures.expand(len(models), -1)[..., None, None]
@@ -85,7 +87,7 @@ class Saddle:
         return Sites(self.problem, self.regularizer)
 
     def best_response(self, weights: Tensor) -> Tensor:
-        """theta*(lambda), the least squares solution for weights (replicas, n): (replicas, dim)."""
+        """Returns theta*(lambda) (replicas, dim), the least-squares solution for weights (replicas, n)."""
         inputs, targets = self.sites().inputs, self.sites().targets
         scales = weights[..., None, None] / inputs.shape[-2]
         hessian = (scales * (inputs.mT @ inputs)).sum(dim=-3)
@@ -97,34 +99,35 @@ def _half_squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _linear(sites: Sequence[tuple[Tensor, Tensor]], loss: Callable, sampling: Sampling) -> Problem:
-    """A linear model that starts from zero, as its public copies do."""
+    """Returns a problem with a linear model that starts from zero, like its public copies."""
     layer = nn.Linear(sites[0][0].shape[-1], 1, bias=False)
     nn.init.zeros_(layer.weight)
     return Problem(layer, [Site(held) for held in sites], loss=loss, sampling=sampling)
 
 
 def known_saddle(sampling: Sampling) -> Saddle:
-    """Least squares at eight sites, whose targets are made so that theta* and lambda* meet the conditions of a saddle
-    point: sum_i lambda*_i grad f_i(theta*) = 0, and f_i(theta*) / m + alpha r'_i(lambda*) is the same at every site
-    with lambda*_i > 0 and less at the two without.
+    """Returns least squares at eight sites whose targets make theta* and lambda* a saddle point.
 
-    The curvatures are spread evenly over 3.5 decades and theta* is equally far in all their directions, so that at any
-    T some are not yet learned: there the gap of gradient descent falls as 1 / sqrt(T) and no faster, and a slope near
-    -0.5 is the law itself. Sites pull theta* in different directions, so that without gossip the gap stays."""
+    The conditions are sum_i lambda*_i grad f_i(theta*) = 0, and that f_i(theta*) / m + alpha r'_i(lambda*) is equal at
+    all sites with lambda*_i > 0 and less at the two others.
+
+    The curvatures are spread evenly over 3.5 decades, and theta* is equally far in all their directions. So at any T
+    some directions are not yet learned, the gap of gradient descent falls no faster than 1 / sqrt(T), and a slope near
+    -0.5 is the law itself. Sites pull theta* in different directions, so without gossip the gap stays."""
     dim, samples, strength, apart = 20, 80, 1 / 64, 0.2
     generator = torch.Generator().manual_seed(0)
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)
     weights = torch.tensor([0.3, 0.22, 0.16, 0.12, 0.1, 0.1, 0.0, 0.0], dtype=torch.float64)
     curvatures = torch.logspace(-2.5, 1.0, dim, dtype=torch.float64)
-    turn = torch.linalg.qr(normal(dim, dim)).Q  # no direction is a coordinate of its own
+    turn = torch.linalg.qr(normal(dim, dim)).Q  # so that no direction is a coordinate
     model = apart * turn.sum(dim=-1)
     inputs = normal(NODES, samples, dim) * curvatures.sqrt() @ turn.T
     hessians = inputs.mT @ inputs / samples
     pulls = (apart / 2 * normal(NODES, dim) * curvatures) @ turn.T  # -grad f_i(theta*)
     pulls = pulls - weights @ pulls
-    own = inputs @ torch.linalg.solve(hessians, pulls.unsqueeze(-1))  # residuals that pull so
+    own = inputs @ torch.linalg.solve(hessians, pulls.unsqueeze(-1))  # residuals that cause these pulls
     noise = normal(NODES, samples, 1)
-    noise = noise - inputs @ torch.linalg.solve(hessians, inputs.mT @ noise / samples)  # and some that do not pull
+    noise = noise - inputs @ torch.linalg.solve(hessians, inputs.mT @ noise / samples)  # residuals without a pull
     level, slack = 0.08, 0.1 * (weights == 0)
     losses = NODES * (level + 2 * strength * (NODES * weights - 1 - slack))  # f_i(theta*)
     left = 2 * losses - own.square().mean(dim=1).flatten()
@@ -135,16 +138,17 @@ def known_saddle(sampling: Sampling) -> Saddle:
 
 
 def _bounded(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean of r^2 / (1 + r^2): smooth, and not convex beyond |r| = 1 / sqrt(3)."""
+    """Returns the mean of r^2 / (1 + r^2), which is smooth, and not convex beyond |r| = 1 / sqrt(3)."""
     squares = (outputs - targets).square()
     return (squares / (1 + squares)).mean()
 
 
 def robust_regression(sampling: Sampling) -> tuple[Problem, ChiSquare]:
-    """Regression under a bounded loss at eight sites of different noise, started where Phi is not convex.
+    """Returns regression with a bounded loss at eight sites of different noise, started where Phi is not convex.
 
     Theorem 2 makes models 16 (kappa + 1)^2 times slower than weights, and the mean squared gradient begins to fall only
-    when descent ends. So the regularizer is strong (kappa near 1) and theta* near enough that 1,000 rounds see that."""
+    when descent ends. So the regularizer is strong (kappa near 1), and theta* is near enough to be reached in 1,000
+    rounds."""
     dim, samples, scale = 6, 40, 4.0
     generator = torch.Generator().manual_seed(0)
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What the recorded results say of the paper: every cell's verdict, the orderings, the traffic saved."""
+"""Compares the recorded results with the paper: a verdict per cell, the orderings, the traffic saved."""
 
 from pathlib import Path
 from statistics import fmean, stdev
@@ -8,10 +8,10 @@ from reproduction.lines import Line, is_as_its_recipe, lines_of
 from reproduction.paper import CELLS, COMPRESSIONS, FACTORS, MODELS, NETWORKS, PROTOCOLS, Cell
 
 RECORDED = Path(__file__).parent / "results"
-NEAR = 3.0  # points within which a mean counts as the paper's
+NEAR = 3.0  # points within which a mean agrees with the paper's
 LEAD = 12.0  # points by which AD-GDA must lead CHOCO-SGD in Tables 2 and 3
 RIVALS = ("DRFA", "DR-DSGD")
-WORST = {"node": "worst", "group": "worst_group"}  # its two definitions, and what lines call them
+WORST = {"node": "worst", "group": "worst_group"}  # two definitions, and their names in lines
 DEGREE = 4  # neighbours of a node in the larger setups
 
 
@@ -23,26 +23,26 @@ class Lines:
         self._known: dict[str, dict[tuple[str, str], Line]] = {}
 
     def of(self, recipe: str) -> list[Line]:
-        """All lines of a recipe."""
+        """Returns all lines of a recipe."""
         if recipe not in self._known:
             lines = lines_of(self._results, recipe)
             self._known[recipe] = {(line["row"], line["protocol"]): line for line in lines}
         return list(self._known[recipe].values())
 
     def line(self, recipe: str, row: str, protocol: str) -> Line | None:
-        """The line of a row; None where it was not run."""
+        """Returns the line of a row, or None if it was not run."""
         self.of(recipe)
         return self._known[recipe].get((row, protocol))
 
 
 def _values(line: Line, name: str) -> list[float]:
-    """One of a line's final numbers by placement, or a group's."""
+    """Returns one of a line's final numbers, or a group's, for each placement."""
     final = line["final"]
     return final[name] if name in final else final["groups"][name]
 
 
 def number(line: Line, name: str) -> dict[str, float | None]:
-    """Mean and sample standard deviation over placements of one of a line's final numbers, or of a group's."""
+    """Returns mean and sample standard deviation over placements of a final number, or of a group's."""
     values = _values(line, name)
     return {"mean": round(fmean(values), 3), "std": round(stdev(values), 3) if len(values) > 1 else None}
 
@@ -52,14 +52,14 @@ def _mean(line: Line, name: str) -> float:
 
 
 def verdict_on(difference: float) -> str:
-    """The verdict on a mean that lies this many points above the paper's."""
+    """Returns the verdict on a mean that is this many points above the paper's."""
     if abs(difference) <= NEAR + 1e-9:
         return f"within {NEAR:g} points"
     return "above" if difference > 0 else "below"
 
 
 def facts(line: Line) -> dict[str, Any]:
-    """Over how many placements a line is, how many diverged, and whether it was run as its recipe stands."""
+    """Returns a line's number of placements, how many diverged, and whether it has its recipe's present settings."""
     found = {"placements": len(line["seeds"]), "diverged": len(line["diverged"])}
     return found | {"as_its_recipe": is_as_its_recipe(line)}
 
@@ -83,8 +83,10 @@ def _judged(cell: Cell, lines: Lines) -> dict[str, Any]:
 
 
 def verdicts(results: Path = RECORDED) -> list[dict[str, Any]]:
-    """For every number the paper prints: ours in both protocols, in percent, and a verdict on `published`; under
-    `worst` the run's worst accuracy by both definitions, the least over nodes and the least mean of a group."""
+    """Returns, for every printed number of the paper, ours in both protocols, in percent, and a verdict.
+
+    The verdict judges `published`. `worst` holds the run's worst accuracy by both definitions: over nodes, and over
+    groups."""
     lines = Lines(results)
     return [_judged(cell, lines) for cell in CELLS]
 
@@ -93,7 +95,7 @@ def verdicts(results: Path = RECORDED) -> list[dict[str, Any]]:
 
 
 def _ordering(name: str, protocol: str, measured: float | None, required: float | None, detail: str = "") -> dict:
-    """Required are at least so many points, more than zero where that is the number; None where nothing is asked."""
+    """Returns an ordering. It holds from `required` points on; a `required` of 0 needs more than zero, None nothing."""
     holds = None if measured is None else measured >= required if required else measured > 0
     shown = None if measured is None else round(measured, 3)
     return {
@@ -109,7 +111,7 @@ def _lead(lines: Lines, recipe: str, model: str, column: str, protocol: str) -> 
 
 
 def _gap(line: Line, recipe: str) -> float:
-    """Between the best and the worst class, contrast or instrument."""
+    """Returns the gap between the best and the worst class, contrast or instrument."""
     if recipe == "table4a":
         return _mean(line, "best") - _mean(line, "worst")
     means = [fmean(values) for values in line["final"]["groups"].values()]
@@ -126,8 +128,10 @@ def _shrinking(lines: Lines, recipe: str, protocol: str) -> dict:
 
 
 def _first(lines: Lines, setup: str, protocol: str, which: str) -> dict:
-    """AD-GDA's lead over the better of its rivals, by one definition of worst. Asked of Fashion-MNIST and COOS7: the
-    authors' own logs do not have it first on CIFAR-10 by either definition taken for all."""
+    """Returns AD-GDA's lead over the better of its rivals, by one definition of worst.
+
+    A lead is required on Fashion-MNIST and COOS7. On CIFAR-10 the authors' own logs have AD-GDA behind by both
+    definitions."""
     table = {"Fashion-MNIST": "table4a", "COOS7": "table4b", "CIFAR-10": "table4c"}[setup]
     name = f"table5: {setup}: AD-GDA first by its worst {which}"
     required = None if setup == "CIFAR-10" else 0.0
@@ -142,8 +146,9 @@ def _first(lines: Lines, setup: str, protocol: str, which: str) -> dict:
 
 
 def orderings(results: Path = RECORDED) -> list[dict[str, Any]]:
-    """The paper's orderings in each protocol: by how many points each is met, what is required, whether it holds. All
-    None where a run is missing; `required` is None where the number is only reported."""
+    """Returns the paper's orderings in each protocol: points measured, points required, and whether the ordering holds.
+
+    `measured` and `holds` are None if a run is missing. `required` is None if the number is only reported."""
     lines, found = Lines(results), []
     for protocol in PROTOCOLS:
         for recipe, columns in (("table2", COMPRESSIONS), ("table3", NETWORKS)):
@@ -157,15 +162,16 @@ def orderings(results: Path = RECORDED) -> list[dict[str, Any]]:
 
 
 def published_bits_a_round(which: str, parameters: int, nodes: int) -> int:
-    """What the published plots bill the busiest node for one round; DRFA's has ten local steps, and sends model and
-    snapshot of half the clients."""
+    """Returns the bits of the busiest node in one round as the published plots count them.
+
+    A round of DRFA has ten local steps and counts model and snapshot of half the clients."""
     if which == "DRFA":
         return 32 * parameters * (nodes // 2) * 2
     return (32 * parameters if which == "DR-DSGD" else 4 * parameters + 32 * nodes) * DEGREE
 
 
 def traffic(line: Line, which: str, billing: str) -> list[float]:
-    """What the busiest node of a run had sent at each measured round."""
+    """Returns what the busiest node of a run had sent at each measured round."""
     curve = line["curve"]
     if billing == "published":
         a_round = published_bits_a_round(which, line["parameters"], line["nodes"])
@@ -174,7 +180,7 @@ def traffic(line: Line, which: str, billing: str) -> list[float]:
 
 
 def reached_at(level: float, values: list[float], at: list[float]) -> float | None:
-    """Where a curve first reaches a level, on straight lines between its points; None where it never does."""
+    """Returns where a curve first reaches a level, interpolated linearly, or None if it never does."""
     for k, value in enumerate(values):
         if value >= level:
             if k == 0:
@@ -205,8 +211,10 @@ def _factor(lines: Lines, setup: str, rival: str, required: float, protocol: str
 
 
 def factors(results: Path = RECORDED) -> list[dict[str, Any]]:
-    """How many times less the busiest node sends with AD-GDA in 4 bits than with a rival, both on the way to the lower
-    of their two final worst accuracies: in nominal bits, in real bytes, and as the published plots bill it."""
+    """Returns how many times less the busiest node sends with AD-GDA in 4 bits than with each rival.
+
+    Both are measured until they reach the lower of their two final worst accuracies: in nominal bits, in real bytes,
+    and as the published plots count."""
     lines, found = Lines(results), []
     for protocol in PROTOCOLS:
         billings = ("nominal", "bytes", "published") if protocol == "published" else ("nominal", "bytes")

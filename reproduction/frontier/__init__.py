@@ -1,1 +1,1 @@
-"""Past the paper: what each ingredient of Tracked AD-GDA is worth, how far it goes, and what it costs."""
+"""Experiments beyond the paper: what each ingredient of Tracked AD-GDA contributes, its best results, its cost."""

@@ -1,4 +1,4 @@
-"""What docs/frontier.md claims, each beside what was recorded."""
+"""The claims of reproduction/frontier.md, each with the recorded number."""
 
 import itertools
 import re
@@ -10,30 +10,32 @@ from reproduction.frontier.recipes import CHOSEN, CIFAR, FASHION, JUDGED
 from reproduction.lines import Line, lines_of
 from reproduction.verdicts import DEGREE
 
-LEVELS = {FASHION: 53.5, CIFAR: 39.06}  # percent, the published AD-GDA's worst node in four bits; its worst contrast
+LEVELS = {FASHION: 53.5, CIFAR: 39.06}  # percent: the published AD-GDA's worst node with 4 bits; its worst contrast
 WORST = {FASHION: "worst", CIFAR: "worst_group"}
 WITHIN = 3.0  # points
-_ENOUGH, _MOONSHOT = 1300, 700  # bits a parameter and edge; published: 20,000
+_ENOUGH, _MOONSHOT = 1300, 700  # bits per parameter and edge; the published run counts 20,000
 
 
 def lines_by_row(results: Path, recipe: str) -> dict[str, Line]:
+    """Returns a recipe's recorded lines by the names of their rows."""
     return {line["row"]: line for line in lines_of(results, recipe)}
 
 
 def bytes_to(line: Line, level: float, worst: str) -> float | None:
-    """What the busiest node had sent when the worst accuracy, averaged over placements, was first measured to reach a
-    level, in percent; None where it never was."""
+    """Returns the bytes that the busiest node had sent when the worst accuracy first reached a level, in percent.
+
+    The accuracy is averaged over placements. Returns None if it never reached the level."""
     curve = line["curve"]
     return next((sent for w, sent in zip(curve[worst], curve["bytes_busiest_node"]) if w >= level), None)
 
 
 def bits_a_parameter(line: Line, sent: float) -> float:
-    """Bytes of the busiest node as bits for every parameter on every one of its edges."""
+    """Returns the bytes of the busiest node as bits per parameter and edge."""
     return 8 * sent / (DEGREE * line["parameters"])
 
 
 def claims(results: Path) -> list[dict[str, Any]]:
-    """Every claim with what is recorded for it; None and False where it was not run."""
+    """Returns every claim with its recorded number; None and False where it was not run."""
     best = lines_by_row(results, "frontier_best")
     return [
         *_accuracy(best, FASHION, "uncompressed, long", 70.0, "worst-node accuracy, uncompressed"),
@@ -52,9 +54,9 @@ def _claim(claim: str, measured: float | None, required: float, at_most: bool) -
 
 
 def in_words(claim: dict[str, Any]) -> list[str]:
-    """A claim, what was measured and what is required, as a table has them."""
+    """Returns a claim, its measured and its required number as cells of a table."""
     numbers = ("not run" if claim[name] is None else f"{claim[name]:g}" for name in ("measured", "required"))
-    return [claim["claim"], *numbers]
+    return [claim["claim"].replace("bits a parameter", "bits per parameter"), *numbers]
 
 
 def _accuracy(best: dict[str, Line], setup: str, row: str, required: float, what: str) -> list[dict[str, Any]]:
@@ -67,6 +69,7 @@ def _bits(best: dict[str, Line], setup: str, which: str) -> list[dict[str, Any]]
     line = best.get(f"{setup}: compressed, short")
     sent = None if line is None or line["diverged"] else bytes_to(line, LEVELS[setup], WORST[setup])
     bits = None if line is None or sent is None else round(bits_a_parameter(line, sent))
+    # The JSON keeps the claim's first wording, by which results are found.
     text = f"{setup}: bits a parameter and edge until {which} accuracy is {LEVELS[setup]} %, at most"
     return [
         _claim(text, bits, _ENOUGH, at_most=True),
@@ -89,7 +92,7 @@ def _defaults(lines: dict[str, Line]) -> list[dict[str, Any]]:
 
 
 def _no_code_of_its_own() -> dict[str, Any]:
-    """Of the networks' source: that the runs agree is what tests/cluster and tests/mesh show."""
+    """Checks the source of the networks. That the runs agree is shown by tests/cluster and tests/mesh."""
     import fairmesh.networks
 
     files = Path(fairmesh.networks.__path__[0]).rglob("*.py")
@@ -98,8 +101,10 @@ def _no_code_of_its_own() -> dict[str, Any]:
 
 
 def chosen_defaults(results: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """The candidate whose worst group lags least, on average over problems, behind the best candidate of a problem; and
-    all candidates with how far they lag on each problem, the least first."""
+    """Returns the chosen candidate and all candidates with their lags, the least first.
+
+    A candidate's lag on a problem is the number of points by which its worst group is behind that of the best candidate
+    there. The chosen candidate has the least lag on average over problems."""
     lags: list[dict[tuple[float, ...], float]] = []
     for line in lines_by_row(results, "frontier_choice").values():
         tried = {tuple(one[name] for name in CHOSEN): one["worst"] for one in line["search"]["tried"]}

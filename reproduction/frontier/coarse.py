@@ -1,4 +1,4 @@
-"""Fashion-MNIST in few pixels, for a model of few parameters."""
+"""Fashion-MNIST with few pixels, for a model with few parameters."""
 
 from dataclasses import replace
 
@@ -14,12 +14,12 @@ from fairmesh.problems.losses import as_floats
 
 
 def sites(nodes: int, pixels: int) -> list[Site]:
-    """Two shards a node, its images brought to so many pixels a side."""
+    """Returns sites with two shards each, whose images are averaged to `pixels` per side."""
 
     def pooled(held: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         images = as_floats(held[0], torch.float32).unsqueeze(1)
         if images.shape[-1] % pixels:
-            raise BadInput(f"pixels must divide the {images.shape[-1]} a side that there are, got {pixels}")
+            raise BadInput(f"pixels must divide the side of the images, {images.shape[-1]}; got {pixels}")
         return avg_pool2d(images, images.shape[-1] // pixels).squeeze(1), held[1]
 
     given = FashionMNIST(Shards(nodes, 2)).sites()

@@ -1,6 +1,6 @@
-"""What finding lambda costs when nodes are many, and how near each way of finding it comes to the exact inner maximum.
+"""Compares weightings with many nodes: their cost, and how near they come to the exact inner maximum.
 
-One learning problem, one algorithm, graphs that mix quickly and slowly; only the weighting differs. Times are of all
+Problem and algorithm stay the same; graphs mix quickly or slowly; only the weighting differs. Times are those of all
 nodes in one process, bytes those of a node's message to one neighbour."""
 
 import statistics
@@ -32,31 +32,31 @@ from reproduction.frontier.sites import PARAMETERS, REGULARIZER, Sites, exact, q
 from reproduction.lines import Line
 
 FAST, SLOW = RandomRegular(8), Circulant((1, 2))
-PRIMAL_STEP, ROUNDS = 0.02 * PARAMETERS**0.5, 300  # 0.02 for every parameter
+PRIMAL_STEP, ROUNDS = 0.02 * PARAMETERS**0.5, 300  # 0.02 per parameter
 COST_ONLY = 4  # rounds, where rows over all nodes make a round take seconds
-ROWS_UP_TO = 2000  # nodes; above, weighings that keep rows are run for their cost only
-FINE = 0.1  # what a threshold leaves out changes a weight by about this share of an even one, 1 / n
-STEP, SMALLER_STEP = 0.1, 0.01  # of an ascent
+ROWS_UP_TO = 2000  # nodes; above that, weightings with rows run only for their cost
+FINE = 0.1  # a threshold omits changes of a weight below about this share of an even one, 1 / n
+STEP, SMALLER_STEP = 0.1, 0.01  # of the projected ascent
 
 
-def weighings(n: int) -> dict[str, Weighting]:
-    """A ProjectedAscent's rows are weights, of which an even one is 1 / n. An ExactMaximum's are losses: a difference
-    as large as the regularizer's softness changes a weight by its size."""
+def weightings(n: int) -> dict[str, Weighting]:
+    """Returns the weightings to compare.
+
+    The rows of ProjectedAscent are weights, an even one of which is 1 / n. The rows of ExactMaximum are losses: a
+    difference as large as the regularizer's softness changes a weight by about its own size."""
     return {
-        "fixed": PriorWeights(),
-        "price": ShadowPrice(
-            relative=False, strength_annealing=0.0
-        ),  # in the units of the others; one number more makes it relative
-        "maximum": ExactMaximum(),
-        "maximum, thresholded": ExactMaximum(compressor=Threshold(FINE * float(REGULARIZER.softness()))),
-        "ascent": ProjectedAscent(STEP),
-        "ascent, thresholded": ProjectedAscent(STEP, Threshold(FINE / n)),
-        "ascent, smaller step": ProjectedAscent(SMALLER_STEP),
+        "prior weights": PriorWeights(),
+        "shadow price": ShadowPrice(relative=False, strength_annealing=0.0),  # in the units of the others
+        "exact maximum": ExactMaximum(),
+        "exact maximum, thresholded": ExactMaximum(compressor=Threshold(FINE * float(REGULARIZER.softness()))),
+        "projected ascent": ProjectedAscent(STEP),
+        "projected ascent, thresholded": ProjectedAscent(STEP, Threshold(FINE / n)),
+        "projected ascent, smaller step": ProjectedAscent(SMALLER_STEP),
     }
 
 
 class _Bench:
-    """Sites on a graph, where algorithms are tried."""
+    """Sites on a graph on which algorithms are compared."""
 
     def __init__(self, sites: Sites, topology: Topology):
         self.sites, self.problem, self.topology = sites, sites.problem(), topology
@@ -65,7 +65,7 @@ class _Bench:
         self.networks = [MemoryNetwork(cycle, count_bytes=counting) for counting in (False, True)]
 
     def line(self, algorithm: TrackedADGDA, rounds: int, judged: bool) -> Line:
-        """The bytes of one round in twenty are counted, the others timed."""
+        """Runs an algorithm. Counts the bytes of one round in twenty and times the others."""
         n = self.problem.n
         replica = Replica(0, tuple(range(n)), algorithm)
         plain, counting = (
@@ -90,8 +90,10 @@ class _Bench:
         return line | (self._judged(plain, state, rounds) if judged else {})
 
     def _judged(self, training: Training, state: TrainingState, rounds: int) -> Line:
-        """The average model, and the weights that the next round would use, beside those that are exact for it and
-        those that are exact for the losses of each node's own model."""
+        """Returns the quality of the average model and of the weights that the next round would use.
+
+        The weights are compared with those that are exact for the average model, and with those that are exact for the
+        losses of each node's own model."""
         models, weighting = state.algorithm.models, training.replicas[0].algorithm.weighting  # type: ignore[attr-defined]
         following = Round(torch.tensor(rounds), training.oracle, training.network)
         weighed = weighting.weigh(state.algorithm.weighting, following.losses(models), REGULARIZER, following)
@@ -107,14 +109,14 @@ class _Bench:
 
 
 def _held(state: Any) -> int:
-    """Bytes of the tensors in a state."""
+    """Returns the bytes of the tensors in a state."""
     return state.nbytes if isinstance(state, Tensor) else sum(map(_held, state)) if isinstance(state, tuple) else 0
 
 
 def lines(
     sizes: Sequence[int] = (50, 1000, 10_000), say: Callable[[str], None] = lambda text: None, miniature: bool = False
 ) -> list[Line]:
-    """A line for each size, graph and weighting; a miniature has few nodes for a few rounds."""
+    """Returns a line for each size, graph and weighting. A miniature has few nodes and rounds."""
     sizes, rounds, cost_only, rows_up_to = ((10, 20), 6, 4, 10) if miniature else (sizes, ROUNDS, COST_ONLY, ROWS_UP_TO)
     made: list[Line] = []
     for n in sizes:
@@ -122,18 +124,18 @@ def lines(
         made.append({"nodes": n, "weighting": "the optimum itself"} | quality(*sites.outcome(sites.best())))
         for graph, topology in {"fast": FAST, "slow": SLOW}.items():
             if graph == "slow" and n > rows_up_to:
-                continue  # it takes all nodes some n^2 rounds to hear of each other
+                continue  # information needs about n^2 rounds to reach all nodes
             bench, without = _Bench(sites, topology), 0.0
-            for name, weighting in weighings(n).items():
+            for name, weighting in weightings(n).items():
                 whole = n <= rows_up_to or isinstance(weighting, (PriorWeights, ShadowPrice))
-                if name == "ascent, smaller step" and not whole:
-                    continue  # costs as the other
+                if name == "projected ascent, smaller step" and not whole:
+                    continue  # costs as much as the other ascent
                 step = Linear(PRIMAL_STEP, rounds)
                 algorithm = TrackedADGDA(
                     step, beta1=0.9, gradient_at_average=0.0, weighting=weighting, regularizer=REGULARIZER
                 )
                 line = bench.line(algorithm, rounds if whole else cost_only, judged=whole)
-                without = line["message_bytes"] if name == "fixed" else without
+                without = line["message_bytes"] if name == "prior weights" else without
                 line["dual_bytes"] = round(line["message_bytes"] - without, 1)
                 settings = {"topology": to_table(topology), "algorithm": to_table(algorithm)}
                 made.append({"nodes": n, "graph": graph, "weighting": name} | line | {"settings": settings})

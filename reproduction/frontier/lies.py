@@ -1,6 +1,6 @@
-"""One site of twenty whose labels say nothing: what AD-GDA makes of it, with a cap on weights, clipped losses, both.
+"""One site of twenty with random labels: AD-GDA plain, with a cap on weights, with clipped losses, and with both.
 
-The two caps are chosen on held-out training data; test data are looked at once, at the end."""
+The two caps are chosen on held-out training data. Test data is used once, at the end."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,11 +27,11 @@ from fairmesh.training.options import Options
 from fairmesh.training.train import train
 from reproduction.lines import Line
 
-NODES, LIAR = 20, 7  # the site whose labels are drawn; placements put it on another node in every seed
+NODES, LIAR = 20, 7  # the site with random labels; each placement puts it on another node
 SEEDS = (0, 1, 2)
 ROUNDS, SEARCHED = 1000, 500
-LEVELS = (0.25, 0.5, 0.75)  # of the cap on weights: a site of twenty gets at most 1/5, 1/10, 1/15
-LOSS_CAPS = (0.5, 1.0, 2.0)  # a model that knows nothing has log 10 = 2.3
+LEVELS = (0.25, 0.5, 0.75)  # of the cap on weights; a site of twenty gets at most 1/5, 1/10, 1/15
+LOSS_CAPS = (0.5, 1.0, 2.0)  # an uninformed model has log 10 = 2.3
 DATA: dict[str, Data] = {"MNIST": MNIST(Shards(NODES, 4)), "Fashion-MNIST": FashionMNIST(Shards(NODES, 4))}
 STEP, DUAL_STEP, RATIO = 2.0, 0.02, 0.998
 PLAIN = ADGDA(Geometric(STEP, RATIO), DUAL_STEP, regularizer=ChiSquare(0.001))
@@ -39,7 +39,7 @@ PLAIN = ADGDA(Geometric(STEP, RATIO), DUAL_STEP, regularizer=ChiSquare(0.001))
 
 @dataclass(frozen=True)
 class _Bench:
-    """Where algorithms are tried: data, how long, how often."""
+    """The data, rounds and seeds with which algorithms are compared."""
 
     data: Data
     rounds: int
@@ -47,7 +47,7 @@ class _Bench:
     say: Callable[[str], None]
 
     def ends(self, data: Data, algorithms: Sequence[Algorithm], rounds: int, seeds: Sequence[int]) -> list[Record]:
-        """The last records of algorithms that differ in numbers only, seed after seed."""
+        """Returns the last records of algorithms that differ only in numbers, seed after seed."""
         options = Options(measure_every=rounds, count_bytes=False)
         topology = Circulant((1, 2))
         experiment = Experiment(data, topology, algorithms[0], rounds, FullyConnected(), options=options)
@@ -57,7 +57,7 @@ class _Bench:
         ).final
 
     def chosen(self, what: str, algorithms: dict[float, Algorithm]) -> tuple[float, dict[str, float]]:
-        """The value whose worst honest site is best on held-out training samples, and what each gave."""
+        """Returns the value with the best worst honest site on held-out training samples, and all accuracies."""
         data, rounds = Corrupted(HeldOut(self.data), (LIAR,)), min(SEARCHED, self.rounds)
         ends = self.ends(data, list(algorithms.values()), rounds, self.seeds[:1])
         tried = {value: worst_honest(end) for value, end in zip(algorithms, ends)}
@@ -90,12 +90,12 @@ def _honest(record: Record) -> list[float]:
 
 
 def worst_honest(record: Record) -> float:
-    """The least accuracy, in percent, over all sites but the one that lies (or would)."""
+    """Returns the lowest accuracy, in percent, over all sites but the one with (possibly) random labels."""
     return round(100 * min(_honest(record)), 3)
 
 
 def lines(say: Callable[[str], None] = lambda text: None, miniature: bool = False) -> list[Line]:
-    """What each algorithm gives on each dataset, by seed; a miniature is over few samples for a few rounds."""
+    """Returns a line per dataset and algorithm. A miniature has few samples and rounds."""
     made = []
     for name, data in DATA.items():
         say(f"{name}, {NODES} nodes")

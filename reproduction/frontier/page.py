@@ -1,10 +1,9 @@
-"""The tables and the picture of docs/frontier.md, from the recorded results."""
+"""Fills the tables of reproduction/frontier.md and draws its figure, from the recorded results."""
 
 import re
 from pathlib import Path
 from statistics import fmean, stdev
 
-from reproduction.figures import canvas, svg
 from reproduction.frontier.claims import (
     LEVELS,
     WORST,
@@ -16,7 +15,8 @@ from reproduction.frontier.claims import (
     lines_by_row,
 )
 from reproduction.frontier.recipes import CHOSEN, CIFAR, FASHION, JUDGED, SETUPS
-from reproduction.lines import Line
+from reproduction.lines import Line, lines_of
+from reproduction.plots import canvas, svg
 from reproduction.wording import markdown
 
 _DRAWN = {
@@ -29,6 +29,9 @@ _DRAWN = {
 }
 
 
+OPTIMUM = "the optimum itself"
+
+
 def _spread(numbers: list[float]) -> str:
     return f"{fmean(numbers):.1f} ± {stdev(numbers):.1f}" if len(numbers) > 1 else f"{fmean(numbers):.1f}"
 
@@ -38,7 +41,7 @@ def _megabytes(sent: float | None) -> str:
 
 
 def ablation(results: Path, setup: str) -> str:
-    """Every row of a setup: accuracies in percent with their spread over placements, megabytes of the busiest node."""
+    """Returns every row of a setup: accuracies in percent with their spread, megabytes sent by the busiest node."""
     rows = []
     for name, line in lines_by_row(results, "frontier_ablation").items():
         if name.startswith(f"{setup}: "):
@@ -52,10 +55,11 @@ def ablation(results: Path, setup: str) -> str:
                     _megabytes(bytes_to(line, LEVELS[setup], WORST[setup])),
                 ]
             )
-    return markdown(["run", "worst", "mean", "MB in all", f"MB until {LEVELS[setup]} %"], rows)
+    return markdown(["run", "worst", "mean", "MB in total", f"MB until {LEVELS[setup]} %"], rows)
 
 
 def best(results: Path) -> str:
+    """Returns the long runs for accuracy and the short ones for bytes."""
     rows = []
     for name, line in lines_by_row(results, "frontier_best").items():
         setup = name.split(": ")[0]
@@ -70,10 +74,11 @@ def best(results: Path) -> str:
                 f"{bits_a_parameter(line, line['curve']['bytes_busiest_node'][-1]):,.0f}",
             ]
         )
-    return markdown(["run", "rounds", "worst", "mean", "bits until the paper's level", "bits in all"], rows)
+    return markdown(["run", "rounds", "worst", "mean", "bits until the paper's level", "bits in total"], rows)
 
 
 def defaults(results: Path) -> str:
+    """Returns the problems on which the defaults are judged, with the points by which they are behind tuned runs."""
     lines, rows = lines_by_row(results, "frontier_defaults"), []
     for name in JUDGED:
         default, tuned = (lines.get(f"{name}: {kind}") for kind in ("default", "tuned"))
@@ -88,7 +93,7 @@ def _numbers(line: Line) -> str:
 
 
 def choice(results: Path) -> str:
-    """The ten candidates that lag least, the first of which is the default."""
+    """Returns the ten candidates that are least behind; the first is the default."""
     _, candidates = chosen_defaults(results)
     problems = list(lines_by_row(results, "frontier_choice"))
     rows = [
@@ -98,13 +103,46 @@ def choice(results: Path) -> str:
     return markdown(["step, beta1, annealing, alpha", *problems], rows)
 
 
+def duals(results: Path) -> str:
+    """Returns what each weighting costs and how near it comes to the exact maximum."""
+    lines = lines_of(results, "frontier_duals")
+    least = {line["nodes"]: line["objective"] for line in lines if line["weighting"] == OPTIMUM}
+    rows = []
+    for line in lines:
+        if line["weighting"] == OPTIMUM:
+            rows.append(
+                [f"{line['nodes']:,}", "", "*the optimum*", *[""] * 5, "0", _few(line["hardest_5_percent_loss"])]
+            )
+            continue
+        cost = [f"{round(line[name]):,}" for name in ("dual_bytes", "dual_state_bytes")]
+        ms = f"{line['ms_per_round']:.1f}" if line["ms_per_round"] < 10 else f"{line['ms_per_round']:,.0f}"
+        judged = [""] * 4
+        if "apart" in line:
+            above = line["objective"] - least[line["nodes"]]
+            judged = [
+                _few(line["apart"]),
+                _few(line["weights_sum"]),
+                f"{above:.4f}",
+                _few(line["hardest_5_percent_loss"]),
+            ]
+        rows.append([f"{line['nodes']:,}", line["graph"], line["weighting"], *cost, ms, *judged])
+    header = ["nodes", "graph", "weighting", "bytes", "state", "ms", "apart", "sum", "above", "hardest"]
+    return markdown(header, rows)
+
+
+def _few(value: float) -> str:
+    """Returns a number with three or four digits."""
+    return f"{value:.4f}" if value < 0.01 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
 def claimed(results: Path) -> str:
+    """Returns the claims with what was measured."""
     rows = [[*in_words(one), "holds" if one["holds"] else "**does not hold**"] for one in claims(results)]
     return markdown(["claim", "measured", "required", ""], rows)
 
 
 def tables(results: Path) -> dict[str, str]:
-    """By the name under which docs/frontier.md has them."""
+    """Returns the tables by the names of their marks in the page."""
     return {
         "claims": claimed(results),
         "best": best(results),
@@ -112,11 +150,12 @@ def tables(results: Path) -> dict[str, str]:
         CIFAR: ablation(results, CIFAR),
         "defaults": defaults(results),
         "choice": choice(results),
+        "duals": duals(results),
     }
 
 
 def filled(text: str, results: Path) -> str:
-    """A page with the tables between its marks."""
+    """Returns a page's text with the tables between its marks."""
     for name, table in tables(results).items():
         mark = f"<!-- {name} -->"
         text = re.sub(
@@ -129,7 +168,7 @@ def filled(text: str, results: Path) -> str:
 
 
 def drawn(results: Path) -> str:
-    """Worst accuracy against the busiest node's megabytes, as SVG."""
+    """Returns the figure of worst accuracy against the busiest node's megabytes, as SVG."""
     figure, axes = canvas(9, 3.6, 1, len(SETUPS))
     lines = lines_by_row(results, "frontier_ablation")
     for axis, setup in zip(axes[0], SETUPS):
@@ -151,6 +190,6 @@ def drawn(results: Path) -> str:
 
 
 def write(results: Path, page: Path) -> None:
-    """The page with its tables, and the picture beside it."""
+    """Writes the page's tables, and the figure next to it."""
     page.write_text(filled(page.read_text(), results))
     page.with_suffix(".svg").write_text(drawn(results))

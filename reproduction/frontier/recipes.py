@@ -1,6 +1,7 @@
-"""The runs behind docs/frontier.md: each ingredient of Tracked AD-GDA alone and left out, its rivals, its best, and its
-defaults with how they were chosen. Whatever is tuned is tuned on held-out training data; every row of the ablation
-that is compared with others tries twelve candidates."""
+"""The runs behind reproduction/frontier.md.
+
+They add and remove each ingredient of Tracked AD-GDA, run its rivals, look for its best results, and choose and judge
+its defaults. All tuning uses held-out training data. Every row of the ablation tries twelve candidates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,24 +45,24 @@ from fairmesh.training.options import Options
 from reproduction.recipes import Row, Search
 
 FASHION, CIFAR = "Fashion-MNIST-50", "CIFAR-10-20"
-SEEDS = (0, 1, 2, 3, 4)  # each with its placement
+SEEDS = (0, 1, 2, 3, 4)  # each with its own placement
 LATTICE = Circulant((1, 2))
 FOUR_BITS = Quantize(4, block=512)
 _CONTRASTS = Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")
-_SCALED = (0.125, 0.25, 0.5, 1.0)  # primal steps where they are scaled
+_SCALED = (0.125, 0.25, 0.5, 1.0)  # primal steps with scaling
 _LOCAL = 10  # DRFA's local steps
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """A problem of the paper's, and where its numbers are looked for."""
+    """One of the paper's problems, with the ranges of its searches."""
 
     data: Data
     model: Model
     nodes: int
-    rounds: int  # of an ablation
+    rounds: int  # of a row of the ablation
     searched: int  # rounds of a candidate
-    plain: tuple[float, ...]  # primal steps where they are not scaled, of weights that are one on average
+    plain: tuple[float, ...]  # primal steps without scaling, for weights of one on average
     alphas: tuple[float, ...]  # strengths in the units of Tracked AD-GDA
     tempered: tuple[float, ...]  # DR-DSGD's primal steps
     temperatures: tuple[float, ...]
@@ -116,7 +117,7 @@ def _experiment(
     )
 
 
-# What each ingredient is worth
+# What each ingredient contributes
 
 _PARENT = TrackedADGDA(  # AD-GDA itself (tests/equivalence/test_tracked.py)
     primal_step=Linear(1.0),
@@ -128,16 +129,16 @@ _PARENT = TrackedADGDA(  # AD-GDA itself (tests/equivalence/test_tracked.py)
     weighting=ProjectedAscent(0.01),
     warm_start=False,
 )
-_EASE = Linear(3.0)
+_ANNEALING = Linear(3.0)
 _WHOLE = TrackedADGDA(
-    primal_step=Linear(0.35), beta1=0.95, gradient_at_average=0.0, weighting=ShadowPrice(strength_annealing=_EASE)
+    primal_step=Linear(0.35), beta1=0.95, gradient_at_average=0.0, weighting=ShadowPrice(strength_annealing=_ANNEALING)
 )
 ADDED: dict[str, dict] = {
     "warm start": {"warm_start": True},
     "momentum": {"beta1": 0.9},
     "tracking": {"tracking": True},
     "scaled steps": {"beta2": 0.99},
-    "price": {"weighting": ShadowPrice(relative=False, strength_annealing=0.0)},
+    "shadow price": {"weighting": ShadowPrice(relative=False, strength_annealing=0.0)},
     "gradients at the average": {"gradient_at_average": 1.0},
     "2 local steps": {"local_steps": 2},
     "tracking, 2 local steps": {"tracking": True, "local_steps": 2},
@@ -149,10 +150,10 @@ LEFT_OUT: dict[str, dict] = {
     "tracking": {"tracking": False},
     "scaled steps": {"beta2": 0.0},
     "strength annealing": {"weighting": ShadowPrice(strength_annealing=0.0)},
-    "relative losses": {"weighting": ShadowPrice(relative=False, strength_annealing=_EASE)},
+    "relative losses": {"weighting": ShadowPrice(relative=False, strength_annealing=_ANNEALING)},
 }
 INSTEAD: dict[str, dict] = {
-    "weights by ascent": {"weighting": ProjectedAscent(0.01)},
+    "weights by projected ascent": {"weighting": ProjectedAscent(0.01)},
     "weights by the exact maximum": {"weighting": ExactMaximum()},
     "weights of the prior (not robust)": {"weighting": PriorWeights()},
     "steps that fall as a square": {
@@ -168,13 +169,13 @@ INSTEAD: dict[str, dict] = {
 
 
 def _twelve(steps: tuple[float, ...]) -> tuple[float, ...]:
-    """Evenly, by their ratio, from half of the first to twice the last."""
+    """Returns twelve steps with a constant ratio, from half of the first to twice the last."""
     first, ratio = steps[0] / 2, (4 * steps[-1] / steps[0]) ** (1 / 11)
     return tuple(float(f"{first * ratio**k:.3g}") for k in range(12))
 
 
 def _search(algorithm: TrackedADGDA, setup: _Setup) -> Search:
-    """Four primal steps with three numbers of the weighting, or twelve steps where it has none."""
+    """Returns four primal steps times three numbers of the weighting, or twelve steps if the weighting has none."""
     steps = setup.plain if not algorithm.beta2 else _SCALED
     if isinstance(algorithm.weighting, PriorWeights):
         return {"primal_step.start": _twelve(steps)}
@@ -193,7 +194,7 @@ def _tracked(name: str, algorithm: TrackedADGDA, label: str) -> Row:
 
 
 def _rivals(name: str) -> list[Row]:
-    """As published, with twelve candidates each: AD-GDA and CHOCO-SGD in four bits, a norm for every block."""
+    """Returns the rivals with twelve candidates each; AD-GDA and CHOCO-SGD use four bits with a norm per block."""
     setup = SETUPS[name]
     m = setup.nodes
     rivals: dict[str, tuple[Algorithm, Search]] = {
@@ -228,8 +229,9 @@ def _rivals(name: str) -> list[Row]:
 
 
 def ablation() -> list[Row]:
-    """The parent with one ingredient more; the whole (without gradients at the average, which came later) with one
-    more, with one less or with another in its place; and the rivals."""
+    """Returns AD-GDA plus one ingredient each, the whole method plus, minus or with another ingredient, and the rivals.
+
+    The whole method lacks gradients at the average, which were found later."""
     rows = []
     for name in SETUPS:
         rows += [_tracked(name, _PARENT, "AD-GDA"), *_rivals(name)]
@@ -243,7 +245,7 @@ def ablation() -> list[Row]:
     return rows
 
 
-# How far it goes
+# Best results
 
 
 def _best(
@@ -256,7 +258,7 @@ def _best(
 
 
 def best() -> list[Row]:
-    """Long runs for accuracy, short ones for bytes."""
+    """Returns long runs for accuracy and short ones for bytes."""
     start, beta1, alpha = "primal_step.start", "beta1", "regularizer.strength"
     uncompressed = replace(_WHOLE, compressor=Identity())
     brief = replace(
@@ -274,7 +276,7 @@ def best() -> list[Row]:
     ]
 
 
-# Defaults: chosen on seven problems that are none of those they are judged on
+# Defaults: chosen on seven problems and judged on five others
 
 CHOSEN = {
     "primal_step.start": (0.5, 0.7, 1.0),
@@ -303,7 +305,7 @@ def _elsewhere(name: str, data: Data, model: Model) -> Row:
 
 
 def choice() -> list[Row]:
-    """What candidates for defaults give elsewhere."""
+    """Returns the seven problems on which the defaults are chosen."""
     coarse = ImportedData("reproduction.frontier.coarse:sites", {"nodes": 20, "pixels": 7})
     cameras = CIFAR10(Instrument(10, 2, "camera"))
     layers = FullyConnected()
@@ -328,7 +330,7 @@ JUDGED: dict[str, tuple[Data, Model, Topology, int]] = {
 
 
 def defaults() -> list[Row]:
-    """Nothing but data, model and graph given; and the same tuned."""
+    """Returns the five problems on which the defaults are judged, each with defaults and tuned."""
     rows = []
     for name, (data, model, topology, rounds) in JUDGED.items():
         default = _experiment(data, model, topology, TrackedADGDA(), rounds, 20)

@@ -1,4 +1,4 @@
-"""Sites of unequal difficulty, as many as one likes, and linear models for them: the best, and what any is worth."""
+"""Any number of sites of unequal difficulty, the best linear model for them, and the quality of a model."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,17 @@ from fairmesh.regularizers.members import ChiSquare, worst_case
 from reproduction.lines import Line
 
 INPUTS, SAMPLES, BATCH = 25, 40, 20
-PARAMETERS = 2 * INPUTS + 2  # of a linear model for two classes
-HARD = 0.05  # of the sites; they follow another rule than the rest
+PARAMETERS = 2 * INPUTS + 2  # of a linear model with two classes
+HARD = 0.05  # share of the sites that follow another rule than the rest
 REGULARIZER = ChiSquare(0.1)
 
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """Two classes that differ along one direction at most sites and along another, orthogonal one at the hard sites, so
-    that one linear model cannot serve both; how noisy labels are differs from site to site."""
+    """Sites with two classes. One linear model cannot serve all of them.
+
+    The classes differ along one direction at most sites and along an orthogonal one at the hard sites. The noise of the
+    labels differs from site to site."""
 
     inputs: Tensor  # (n, samples, inputs)
     targets: Tensor  # (n, samples)
@@ -42,14 +44,14 @@ class Sites:
         return Problem(layer, [Site(held) for held in zip(self.inputs, self.targets)], sampling=Sampling(batch=BATCH))
 
     def outcome(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Each site's loss and accuracy (n,) over all its samples, at one model (dim,) or at a row of its own each."""
+        """Returns each site's loss and accuracy (n,) over all its samples, at one model (dim,) or one row per site."""
         layer = rows[..., : 2 * INPUTS].unflatten(-1, (2, INPUTS))
         outputs = self.inputs.to(rows.dtype) @ layer.mT + rows[..., None, 2 * INPUTS :]
         losses = nn.functional.cross_entropy(outputs.flatten(0, 1), self.targets.flatten(), reduction="none")
         return losses.view_as(self.targets).mean(dim=-1), (outputs.argmax(dim=-1) == self.targets).double().mean(dim=-1)
 
     def best(self) -> Tensor:
-        """The model of least worst-case loss (dim,), by a quasi-Newton method with Danskin's gradient."""
+        """Returns the model (dim,) of least worst-case loss, by a quasi-Newton method with Danskin's gradient."""
         row = torch.zeros(PARAMETERS, dtype=torch.float64, requires_grad=True)
         method = torch.optim.LBFGS([row], max_iter=300, line_search_fn="strong_wolfe")
 
@@ -64,22 +66,24 @@ class Sites:
 
 
 def worst_sites(n: int) -> int:
+    """Returns the number of hard sites."""
     return max(1, round(HARD * n))
 
 
 def exact(losses: Tensor) -> Tensor:
-    """lambda* (n,) in the units of the weighings: of sum_i lambda_i f_i + alpha r(lambda)."""
+    """Returns lambda* (n,), the maximum of sum_i lambda_i f_i + alpha r(lambda), which is the weightings' objective."""
     n = len(losses)
     return REGULARIZER.maximiser(n * losses[None], torch.full_like(losses[None], 1 / n)).squeeze(0)
 
 
 def objective_of(losses: Tensor) -> Tensor:
+    """Returns the objective at its exact inner maximum."""
     n = len(losses)
     return worst_case(REGULARIZER, n * losses[None], torch.full_like(losses[None], 1 / n)).squeeze()
 
 
 def quality(losses: Tensor, accuracies: Tensor) -> Line:
-    """What a model is worth to the sites."""
+    """Returns the quality of a model for the sites."""
     few = worst_sites(len(losses))
     return {
         "objective": round(float(objective_of(losses)), 5),

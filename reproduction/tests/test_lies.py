@@ -1,4 +1,4 @@
-"""One site of twenty that lies: the experiment runs, and its record says what the documents say."""
+"""One site of twenty with random labels: the experiment runs, and its record supports what the pages say."""
 
 import json
 
@@ -17,7 +17,8 @@ def mean(row: str, what: str = "worst_honest") -> float:
     return sum(LINES[row][what]) / len(LINES[row][what])
 
 
-def test_a_miniature_gives_every_row_as_plain_values(monkeypatch):
+@pytest.mark.slow
+def test_lies_in_miniature_give_every_row_as_plain_values(monkeypatch):
     monkeypatch.setattr(lies, "DATA", {"digits": fm.data.Digits(nodes=20, split="class")})
     said: list[str] = []
     lines = lies.lines(said.append, miniature=True)
@@ -32,7 +33,7 @@ def test_a_miniature_gives_every_row_as_plain_values(monkeypatch):
 
 
 @pytest.mark.parametrize("name", lies.DATA)
-def test_one_liar_takes_most_of_the_weight_and_hurts_the_honest_and_a_cap_keeps_both_from_happening(name):
+def test_lies_take_most_of_the_weight_unless_weights_are_capped(name):
     weight = mean(f"{name}, one lies: AD-GDA", "weight_of_corrupted")
     held = mean(f"{name}, one lies: AD-GDA, capped weights", "weight_of_corrupted")
     assert weight > 0.5 > 0.2 > held
@@ -41,7 +42,7 @@ def test_one_liar_takes_most_of_the_weight_and_hurts_the_honest_and_a_cap_keeps_
 
 
 @pytest.mark.parametrize("row", LINES)
-def test_the_record_is_of_the_experiment_as_it_is(row):
+def test_recorded_rows_are_of_the_experiment_as_it_is(row):
     settings = LINES[row]["settings"]
     assert settings["rounds"] == lies.ROUNDS
     assert settings["seeds"] == list(lies.SEEDS)

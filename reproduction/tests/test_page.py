@@ -1,7 +1,8 @@
-"""The committed page, figures and verdicts against the recorded results, which are read here on their own."""
+"""The committed page, figures and verdicts compared with the raw recorded lines."""
 
 import json
 import re
+from collections import Counter
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -10,20 +11,16 @@ import matplotlib
 import numpy
 import pytest
 
-from reproduction.figures import figures
-from reproduction.page import counts, page
+from reproduction.page import _IN, counts, page
 from reproduction.paper import CELLS
-from reproduction.verdicts import RECORDED, factors, orderings, verdicts
+from reproduction.plots import drawable, figures
+from reproduction.verdicts import RECORDED, Lines, factors, orderings, verdicts
 
 ROOT = Path(__file__).parents[2]
-PAGE, FIGURES = ROOT / "REPRODUCTION.md", ROOT / "docs" / "reproduction"
+FOLDER = ROOT / "reproduction"
+PAGE, FIGURES, DIFFERENCES = FOLDER / "README.md", FOLDER / "figures", FOLDER / "differences.md"
 LINES = [json.loads(line) for path in sorted(RECORDED.glob("*.jsonl")) for line in path.read_text().splitlines()]
 PINNED = re.search(r"^matplotlib==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
-
-recorded = pytest.mark.skipif(not LINES, reason=f"no results are recorded under {RECORDED}")
-written = pytest.mark.skipif(
-    not PAGE.is_file(), reason="REPRODUCTION.md is not written yet: python -m reproduction page"
-)
 
 RUN = [cell for cell in CELLS if cell.recipe != "table4b" and "COOS7" not in cell.row]
 PLACEMENTS = {"table2": 20, "table3": 20, "table4a": 3, "table4c": 3, "table5": 3}
@@ -46,7 +43,7 @@ def values_of(cell, protocol="published"):
 
 @cache
 def rows_of_page():
-    """What the page's tables say of every cell: {(table's heading, cell): [paper, formula, published, verdict]}."""
+    """Returns the page's tables as {(heading, cell): [paper, formula, published, verdict]}."""
     rows, heading = {}, ""
     for text in PAGE.read_text().splitlines():
         if text.startswith("#"):
@@ -62,29 +59,32 @@ def row_of_page(cell):
     return rows_of_page()[heading.replace("table", "Table "), name]
 
 
-@recorded
-@written
-def test_the_page_is_what_the_results_make_it():
-    assert PAGE.read_text() == page(RECORDED, "docs/reproduction"), "run: python -m reproduction page"
+def test_page_is_generated_from_the_recorded_results():
+    assert PAGE.read_text() == page(RECORDED, "figures"), "run: python -m reproduction page"
 
 
-@recorded
-@written
-def test_the_figures_are_what_the_results_make_them():
+def test_figures_are_those_that_are_recorded():
+    assert {path.stem for path in FIGURES.glob("*.svg")} == set(drawable(Lines(RECORDED)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("figure1", "figure2a", "figure2b", "figure4")),
+        "figure3",
+    ],
+)
+def test_figures_are_drawn_from_the_recorded_results(name):
     assert PINNED is not None
     if matplotlib.__version__ != PINNED[1]:
-        pytest.skip(f"drawn by matplotlib {PINNED[1]}, here is {matplotlib.__version__}")
-    made = figures(RECORDED)
-    assert {path.stem for path in FIGURES.glob("*.svg")} == set(made)
-    for name, text in made.items():
-        assert (FIGURES / f"{name}.svg").read_text() == text, f"{name}: run python -m reproduction page"
-        assert len(text) < 150_000
+        pytest.skip(f"the figures were drawn with matplotlib {PINNED[1]}, this is {matplotlib.__version__}")
+    text = figures(RECORDED, [name])[name]
+    assert (FIGURES / f"{name}.svg").read_text() == text, f"{name}: run python -m reproduction page"
+    assert len(text) < 150_000
 
 
-@recorded
-@written
 @pytest.mark.parametrize("cell", RUN, ids=lambda cell: cell.name)
-def test_a_cell_and_its_verdict_are_as_the_raw_lines_have_them(cell):
+def test_page_shows_each_cell_and_verdict_of_the_raw_lines(cell):
     values = values_of(cell)
     difference = values.mean() - cell.mean
     paper, formula, published, verdict = row_of_page(cell)
@@ -101,47 +101,47 @@ def test_a_cell_and_its_verdict_are_as_the_raw_lines_have_them(cell):
         assert verdict.startswith("within 3 points (")
 
 
-@recorded
 @pytest.mark.parametrize("cell", RUN, ids=lambda cell: cell.name)
-def test_a_cell_is_measured_over_the_papers_number_of_placements(cell):
+def test_recorded_cells_have_as_many_placements_as_the_paper(cell):
     for protocol in ("formula", "published"):
         assert len(values_of(cell, protocol)) >= (5 if "DRFA" in cell.row else PLACEMENTS[cell.recipe])
 
 
-@recorded
-def test_the_readme_counts_the_verdicts_as_they_are():
-    readme = (PAGE.parent / "README.md").read_text(encoding="utf-8")
-    table = re.search(r"<!-- verdicts -->\n(.*?)\n<!-- /verdicts -->", readme, re.DOTALL)
-    assert table is not None
-    assert table.group(1) == counts(verdicts(RECORDED))
+def test_verdicts_count_60_within_7_above_and_none_below():
+    found = Counter(cell["verdict"] for cell in verdicts(RECORDED))
+    assert found == {"within 3 points": 60, "above": 7, "not run": 12}
 
 
-@recorded
-@written
-def test_every_published_cell_below_the_paper_has_its_reason_written():
+@pytest.mark.parametrize("path", [PAGE, ROOT / "README.md"], ids=["page", "readme"])
+def test_counts_of_verdicts_are_shown_as_recorded(path):
+    """The front page may show the table between marks; where it does, it is the recorded one."""
+    text, expected = path.read_text(encoding="utf-8"), counts(verdicts(RECORDED))
+    marked = re.search(r"<!-- verdicts -->\n(.*?)\n<!-- /verdicts -->", text, re.DOTALL)
+    assert expected in text if path == PAGE else marked is None or marked.group(1) == expected
+
+
+def test_differences_explain_every_published_cell_below_the_paper():
     below = [cell["cell"] for cell in verdicts(RECORDED) if cell["verdict"] == "below"]
-    reasons = re.findall(r"`(table[^`]*)`", PAGE.read_text().split("## Where we differ")[1])
+    reasons = re.findall(r"`(table[^`]*)`", DIFFERENCES.read_text())
     unexplained = [cell for cell in below if not any(fnmatchcase(cell, reason) for reason in reasons)]
-    assert not unexplained, "name each in backticks (* stands for anything) in differences.md, with the reason"
+    assert not unexplained, "name each in backticks (with * as a wildcard) in differences.md, with the reason"
 
 
 def required_orderings():
-    """Those asked of the `published` protocol, but for COOS7's."""
+    """Returns the orderings required of the `published` protocol, without those of COOS7."""
     found = [o for o in orderings(RECORDED) if o["protocol"] == "published" and o["required"] is not None]
     return [o for o in found if "table4b" not in o["ordering"] and "COOS7" not in o["ordering"]]
 
 
-@recorded
 @pytest.mark.parametrize("ordering", required_orderings(), ids=lambda o: o["ordering"])
-def test_the_papers_ordering_holds_in_the_published_protocol(ordering):
+def test_orderings_of_the_paper_hold_in_the_published_protocol(ordering):
     if ordering["measured"] is None:
         pytest.skip("not recorded")
     assert ordering["holds"], f"{ordering['measured']} of {ordering['required']}: {ordering['detail']}"
 
 
-@recorded
 @pytest.mark.parametrize("table", ["table2", "table3"])
-def test_adgdas_leads_over_choco_are_those_of_the_raw_lines(table):
+def test_orderings_hold_the_leads_over_choco_sgd_of_the_raw_lines(table):
     leads = [o for o in orderings(RECORDED) if o["ordering"].startswith(table) and o["measured"] is not None]
     for o in leads:
         model, rest = o["ordering"].removeprefix(f"{table}: ").rsplit(": ", 1)[0].split(", ", 1)
@@ -154,17 +154,16 @@ def test_adgdas_leads_over_choco_are_those_of_the_raw_lines(table):
 
 
 def first_reached(curve, level, what):
-    """Where the curve first reaches a level, found on a fine grid between its points."""
+    """Returns where the curve first reaches a level, on a fine grid between its points."""
     fine = numpy.linspace(0, len(curve["worst"]) - 1, 200_001)
     at = numpy.arange(len(curve["worst"]))
     worst = numpy.interp(fine, at, curve["worst"])
     return numpy.interp(fine, at, curve[what])[numpy.argmax(worst >= level)]
 
 
-@recorded
 @pytest.mark.parametrize("setup", ["Fashion-MNIST", "CIFAR-10"])
 @pytest.mark.parametrize("rival", ["DRFA", "DR-DSGD"])
-def test_the_traffic_saved_is_that_of_the_raw_curves_and_the_papers_or_said_to_be_missed(setup, rival):
+def test_factors_follow_from_the_raw_curves_and_the_page_shows_them(setup, rival):
     ours = line_of("figure4", f"{setup}, AD-GDA", "published")["curve"]
     theirs = line_of("table5", f"{setup}, {rival}", "published")["curve"]
     level = min(ours["worst"][-1], theirs["worst"][-1])
@@ -174,8 +173,6 @@ def test_the_traffic_saved_is_that_of_the_raw_curves_and_the_papers_or_said_to_b
         assert found["factor"] == pytest.approx(
             first_reached(theirs, level, what) / first_reached(ours, level, what), 0.01
         )
-        if PAGE.is_file():
-            sentence = next(s for s in PAGE.read_text().splitlines() if s.startswith(f"- {setup}, against {rival}: "))
-            assert f"{found['factor']:.1f}x in {'nominal bits' if billing == 'nominal' else 'real bytes'}" in sentence
-            in_words = "in nominal bits" if billing == "nominal" else "in real bytes"
-            assert (f"{in_words} (" in sentence) == (not found["holds"])
+        shown = next(s for s in PAGE.read_text().splitlines() if s.startswith(f"- {setup},") and f" {rival}:" in s)
+        assert f"{found['factor']:.1f}x {_IN[billing]}" in shown
+        assert (f"{_IN[billing]} (" in shown) == (not found["holds"])  # a missed factor is named with its share

@@ -1,6 +1,7 @@
-"""Recipes in miniature on generated files of the datasets' own layout."""
+"""Recipes run in miniature, on generated files with the layout of the real datasets."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -8,13 +9,10 @@ import pytest
 
 import fairmesh as fm
 from reproduction.batched import Runner, grouped
-from reproduction.lines import described, is_as_its_recipe, lines_of, record
+from reproduction.lines import lines_of, record
 from reproduction.recipes import RECIPES, Row, miniature, rows_of
 from reproduction.running import reproduce
-from reproduction.verdicts import RECORDED
 from tests.data.test_sources import cifar_row, write_mnist
-
-NOT_HERE = {"table4b"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +37,27 @@ def tiny(row: Row) -> Row:
     return replace(small, experiment=experiment, search_rounds=2)
 
 
-def _recorded(recipe, results, left_out=()) -> None:
+@pytest.fixture(scope="module")
+def table4a(data, tmp_path_factory):
+    """The results of table4a, run once for all tests. Copy them before changing them."""
+    folder = tmp_path_factory.mktemp("table4a")
+    assert reproduce(["table4a"], folder, change=tiny) == {}
+    return folder
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Returns a function that leaves only some rows of every recipe."""
+
+    def chosen(wanted):
+        monkeypatch.setattr(
+            "reproduction.running.rows_of", lambda recipe: [row for row in rows_of(recipe) if wanted(row)]
+        )
+
+    return chosen
+
+
+def _check_recorded(recipe, results, left_out=()) -> None:
     rows = [row for row in rows_of(recipe) if row.label not in left_out]
     lines = lines_of(results, recipe)
     assert [(line["protocol"], line["row"]) for line in lines] == [(row.protocol, row.name) for row in rows]
@@ -51,111 +69,138 @@ def _recorded(recipe, results, left_out=()) -> None:
         assert line["curve"]["worst"][-1] == line["final"]["worst"][0]
 
 
-@pytest.mark.parametrize("recipe", ["table4a", "table4c", "table5", "figure1", "figure4"])
-def test_every_row_of_a_recipe_runs_and_is_recorded(tmp_path, recipe):
+def _finals(results, recipe="table4a"):
+    return [line["final"] for line in lines_of(results, recipe)]
+
+
+def test_reproduce_records_every_row_of_a_recipe(table4a):
+    _check_recorded("table4a", table4a)
+
+
+@pytest.mark.slow  # convolutional networks at twenty nodes
+@pytest.mark.parametrize("recipe", ["table4c", "table5", "figure1", "figure4"])
+def test_reproduce_records_every_row_of_the_larger_recipes(tmp_path, recipe):
     left_out = reproduce([recipe], tmp_path, change=tiny)
     assert all("COOS7" in label for label in left_out)
-    _recorded(recipe, tmp_path, left_out)
+    _check_recorded(recipe, tmp_path, left_out)
 
 
-def test_convergence_curves_take_the_rate_found_for_the_tables(tmp_path):
+@pytest.mark.slow
+def test_reproduce_runs_a_row_on_cifar(tmp_path, only):
+    only(lambda row: row.protocol == "published" and row.name == "alpha = 10")
+    assert reproduce(["table4c"], tmp_path, change=tiny) == {}
+    (line,) = lines_of(tmp_path, "table4c")
+    assert set(line["final"]["groups"]) == {"low contrast", "high contrast", "original contrast"}
+    assert line["parameters"] == 81_290
+
+
+@pytest.mark.slow  # 80 rows with searches
+def test_reproduce_records_the_smaller_recipes_and_their_curves_use_the_consensus_steps_of_the_tables(tmp_path):
     recipes = ["table2", "table3", "figure2", "figure3"]
     assert reproduce(recipes, tmp_path, change=tiny) == {}
     for recipe in recipes:
-        _recorded(recipe, tmp_path)
+        _check_recorded(recipe, tmp_path)
     found = {(line["protocol"], line["row"]): line["search"]["chosen"] for line in lines_of(tmp_path, "table2")}
     for line in lines_of(tmp_path, "figure2")[1:7]:
         assert line["search"]["chosen"] == found[line["protocol"], f"logistic, AD-GDA, {line['row']}"]
-    with pytest.raises(fm.BadInput, match="takes its settings from 'table2: "):
-        reproduce(["figure2"], tmp_path / "alone", change=tiny)
 
 
-def test_what_is_recorded_is_not_run_again_and_what_is_missing_is(tmp_path, monkeypatch):
-    reproduce(["table4a"], tmp_path, change=tiny)
-    before = (tmp_path / "table4a.jsonl").read_text()
-    said = []
-    monkeypatch.setattr(Runner, "lines", lambda *a: said.append("ran") or [])
-    reproduce(["table4a"], tmp_path, change=tiny)
-    assert not said
-    assert (tmp_path / "table4a.jsonl").read_text() == before
-    monkeypatch.undo()
-
-    kept = [line for line in before.splitlines() if '"row": "alpha = 1"' not in line]
-    (tmp_path / "table4a.jsonl").write_text("".join(line + "\n" for line in kept))
-    reproduce(["table4a"], tmp_path, change=tiny)
-    again = lines_of(tmp_path, "table4a")
-    assert [line["final"] for line in again] == [json.loads(line)["final"] for line in before.splitlines()]
-
-
-def test_a_row_that_was_changed_is_run_again(tmp_path):
-    def other(row: Row) -> Row:
-        return replace(tiny(row), experiment=replace(tiny(row).experiment, rounds=3))
-
-    reproduce(["table4a"], tmp_path, change=tiny)
-    reproduce(["table4a"], tmp_path, change=other)
-    assert all(line["curve"]["round"][-1] == 3 for line in lines_of(tmp_path, "table4a"))
-
-
-def test_runs_in_progress_are_kept_and_gone_on_with_and_cleared_when_recorded(tmp_path, monkeypatch):
-    work = tmp_path / "work"
-    stopped = fm.train
-
-    def cut(*arguments, **options):
-        """As if the machine went off in the middle of the second run of the group."""
-        if len(list(work.glob("*"))) == 1 and not (tmp_path / "cut").exists():
-            (tmp_path / "cut").touch()
-            raise KeyboardInterrupt
-        return stopped(*arguments, **options)
-
-    monkeypatch.setattr("reproduction.batched.train", cut)
-    with pytest.raises(KeyboardInterrupt):
-        reproduce(["table4a"], tmp_path / "cut-off", change=tiny, work=work)
-    assert any(work.rglob("checkpoint.safetensors"))
-    reproduce(["table4a"], tmp_path / "cut-off", change=tiny, work=work)
-    assert not any(work.iterdir())
-    reproduce(["table4a"], tmp_path / "whole", change=tiny)
-    ends = [[line["final"] for line in lines_of(tmp_path / name, "table4a")] for name in ("cut-off", "whole")]
-    assert ends[0] == ends[1]
-
-
-def test_curves_alone_take_what_was_recorded_before_and_are_run_again_when_that_changes(tmp_path):
+def test_reproduce_gives_curves_the_settings_of_their_table_and_runs_them_again_when_these_change(tmp_path, only):
     def other(row: Row) -> Row:
         return replace(tiny(row), search={"consensus_step": (0.2,)}) if row.recipe == "table2" else tiny(row)
 
-    def few(rows):
-        return lambda recipe: [
-            row for row in rows_of(recipe) if row.protocol == "formula" and "quantization 8" in row.name
-        ]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reproduction.running.rows_of", few(rows_of))
-        reproduce(["table2"], tmp_path, change=tiny)
+    only(lambda row: row.protocol == "formula" and row.name.removeprefix("logistic, AD-GDA, ") == "quantization 8 bit")
+    with pytest.raises(fm.BadInput, match="'table2: logistic, AD-GDA, quantization 8 bit'"):
         reproduce(["figure2"], tmp_path, change=tiny)
-        before = lines_of(tmp_path, "figure2")
-        reproduce(["table2", "figure2"], tmp_path, change=other)
+    reproduce(["table2"], tmp_path, change=tiny)
+    reproduce(["figure2"], tmp_path, change=tiny)
+    (table,), (before,) = lines_of(tmp_path, "table2"), lines_of(tmp_path, "figure2")
+    assert before["search"]["chosen"] == table["search"]["chosen"]
+    assert before["search"]["chosen"]["consensus_step"] != 0.2
+    reproduce(["table2", "figure2"], tmp_path, change=other)
     (after,) = lines_of(tmp_path, "figure2")
-    assert before[0]["search"]["chosen"]["consensus_step"] != 0.2
     assert after["search"]["chosen"] == {"consensus_step": 0.2}
 
 
-def test_data_that_is_missing_leaves_its_rows_out_and_the_others_run(tmp_path, data, monkeypatch):
+def test_reproduce_runs_rows_that_are_missing_or_changed_and_no_others(table4a, tmp_path, monkeypatch):
+    results = tmp_path / "results"
+    shutil.copytree(table4a, results)
+    before = (results / "table4a.jsonl").read_text()
+    ran = []
+    lines = Runner.lines
+
+    def watched(self, group, found):
+        ran.extend((row.protocol, row.name) for row in group)
+        return lines(self, group, found)
+
+    monkeypatch.setattr(Runner, "lines", watched)
+    reproduce(["table4a"], results, change=tiny)
+    assert not ran
+    assert (results / "table4a.jsonl").read_text() == before
+
+    lines_by_name = {(line["protocol"], line["row"]): line for line in map(json.loads, before.splitlines())}
+    del lines_by_name["published", "alpha = 1"]
+    lines_by_name["published", "alpha = 10"]["settings"]["rounds"] = 3
+    (results / "table4a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines_by_name.values()))
+    reproduce(["table4a"], results, change=tiny)
+    assert sorted(ran) == [("published", "alpha = 1"), ("published", "alpha = 10")]
+    assert _finals(results) == _finals(table4a)
+
+
+@pytest.mark.slow
+def test_reproduce_replaces_every_row_of_a_recipe_that_was_changed(table4a, tmp_path):
+    def other(row: Row) -> Row:
+        return replace(tiny(row), experiment=replace(tiny(row).experiment, rounds=3))
+
+    shutil.copytree(table4a, tmp_path / "results")
+    reproduce(["table4a"], tmp_path / "results", change=other)
+    assert all(line["curve"]["round"][-1] == 3 for line in lines_of(tmp_path / "results", "table4a"))
+
+
+def test_reproduce_resumes_an_interrupted_run_and_deletes_its_checkpoints_once_recorded(
+    table4a, tmp_path, only, monkeypatch
+):
+    work = tmp_path / "work"
+    train = fm.train
+
+    def cut(*arguments, **options):
+        """As if the machine was switched off before the second run of the group."""
+        if len(list(work.glob("*"))) == 1 and not (tmp_path / "cut").exists():
+            (tmp_path / "cut").touch()
+            raise KeyboardInterrupt
+        return train(*arguments, **options)
+
+    only(lambda row: row.protocol == "formula" and row.name == "alpha = 10")
+    monkeypatch.setattr("reproduction.batched.train", cut)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(["table4a"], tmp_path / "results", change=tiny, work=work)
+    assert any(work.rglob("checkpoint.safetensors"))
+    reproduce(["table4a"], tmp_path / "results", change=tiny, work=work)
+    assert not any(work.iterdir())
+    assert _finals(tmp_path / "results") == _finals(table4a)[:1]
+
+
+def test_reproduce_leaves_out_rows_whose_data_is_missing(tmp_path, data, only, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "fashion-mnist").symlink_to(data / "fashion-mnist")
     monkeypatch.setenv("FAIRMESH_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: (_ for _ in ()).throw(OSError("no network")))
+    only(lambda row: row.protocol == "published" and "DR-DSGD" in row.name)
     left_out = reproduce(["table5"], tmp_path / "results", change=tiny)
-    assert {label.split(",")[0] for label in left_out} == {"table5: CIFAR-10", "table5: COOS7"}
-    assert "cannot fetch CIFAR-10" in left_out["table5: CIFAR-10, DRFA"]
-    assert len(lines_of(tmp_path / "results", "table5")) == 4
+    assert set(left_out) == {"table5: CIFAR-10, DR-DSGD", "table5: COOS7, DR-DSGD"}
+    assert "CIFAR-10" in left_out["table5: CIFAR-10, DR-DSGD"]
+    (line,) = lines_of(tmp_path / "results", "table5")
+    assert line["row"] == "Fashion-MNIST, DR-DSGD"
 
 
-def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+def test_reproduce_runs_the_other_rows_when_one_fails(tmp_path, only, monkeypatch):
     def failing(self, group, found, original=Runner.lines):
         if group[0].protocol == "formula":
             raise fm.BadInput("no such luck")
         return original(self, group, found)
 
+    only(lambda row: row.name == "alpha = 1")
     monkeypatch.setattr(Runner, "lines", failing)
     with pytest.raises(fm.BadInput, match="no such luck"):
         reproduce(["table4a"], tmp_path, change=tiny)
@@ -163,15 +208,15 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow  # two processes import torch
-def test_processes_find_what_one_finds(tmp_path):
+def test_reproduce_gives_the_same_numbers_with_several_processes(tmp_path):
     reproduce(["table4a", "table5"], tmp_path / "one", change=tiny)
     reproduce(["table4a", "table5"], tmp_path / "two", change=tiny, jobs=2)
     for recipe in ("table4a", "table5"):
-        one, two = lines_of(tmp_path / "one", recipe), lines_of(tmp_path / "two", recipe)
-        assert [line["final"] for line in one] == [line["final"] for line in two]
+        assert _finals(tmp_path / "one", recipe) == _finals(tmp_path / "two", recipe)
 
 
-def test_coos7_rows_run_where_its_files_are(tmp_path, monkeypatch):
+@pytest.mark.slow  # a network of 400,000 parameters at ten nodes
+def test_reproduce_runs_coos7_rows_when_its_files_are_present(tmp_path, monkeypatch):
     h5py = pytest.importorskip("h5py")
     generator = np.random.default_rng(0)
     for name, count in (("test4", 64), ("test3", 16)):
@@ -191,16 +236,18 @@ def test_coos7_rows_run_where_its_files_are(tmp_path, monkeypatch):
     assert lines[0]["parameters"] == 408_727
 
 
-def test_without_its_files_coos7_is_left_out_and_named(tmp_path):
+def test_reproduce_names_the_files_of_coos7_when_they_are_missing(tmp_path):
     left_out = reproduce(["table4b"], tmp_path, change=tiny)
     assert list(left_out) == list(dict.fromkeys(row.label for row in rows_of("table4b")))
-    assert all("put COOS7_v1.1_test4.hdf5 and COOS7_v1.1_test3.hdf5 into" in reason for reason in left_out.values())
+    for reason in left_out.values():
+        assert "COOS7_v1.1_test4.hdf5" in reason
+        assert "COOS7_v1.1_test3.hdf5" in reason
     assert lines_of(tmp_path, "table4b") == []
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["with checkpoints", "without"])
-def test_a_row_of_which_a_seed_diverges_goes_to_the_next_best_candidate(tmp_path, kept):
-    """A step of 1e30 does no harm in the search, which has one round, and shows only in the full run."""
+@pytest.mark.parametrize("kept", [pytest.param(True, marks=pytest.mark.slow, id="with checkpoints"), False])
+def test_runner_takes_the_next_best_candidate_when_a_seed_diverges(tmp_path, kept):
+    """A step of 1e30 survives the search, which has one round, and diverges in the full run."""
     row = tiny(rows_of("table4a")[0])
     steps = (1e30, 0.5)
     row = replace(row, search={"primal_step.start": steps}, search_rounds=1)
@@ -219,47 +266,40 @@ def test_a_row_of_which_a_seed_diverges_goes_to_the_next_best_candidate(tmp_path
     assert line["diverged"] == []
 
 
-def test_rows_that_differ_in_numbers_only_run_as_one():
+def test_runner_judges_candidates_on_test_sets_cut_from_the_training_data(monkeypatch):
+    seen = []
+    trained = Runner._trained
+
+    def watched(self, row, experiment, algorithms, rounds):
+        seen.append((type(experiment.data), len(algorithms)))
+        return trained(self, row, experiment, algorithms, rounds)
+
+    monkeypatch.setattr(Runner, "_trained", watched)
+    Runner().lines([tiny(rows_of("table5")[0])], {})
+    assert seen == [(fm.data.HeldOut, 2), (fm.data.Fewer, 1)]
+
+
+def test_grouped_puts_rows_that_differ_only_in_numbers_into_one_run():
     rows = [row for row in rows_of("table2") if row.protocol == "published"]
     assert [len(group) for group in grouped(rows)] == [2] * 12  # AD-GDA and, as published, CHOCO-SGD
     assert [len(group) for group in grouped(rows_of("table4a"))] == [3, 3]
 
 
-def test_recorded_lines_are_of_the_recipes_as_they_stand():
-    for recipe in RECIPES:
-        lines = {(line["protocol"], line["row"]): line for line in lines_of(RECORDED, recipe)}
-        for row in rows_of(recipe):
-            if recipe not in NOT_HERE and "COOS7" not in row.name:
-                recorded = lines.pop((row.protocol, row.name))
-                assert recorded["settings"] == described(row), row.label
-                assert is_as_its_recipe(recorded)
-        assert not lines, "recorded, but of no recipe"
-
-
-def test_curves_were_recorded_at_the_settings_that_are_recorded_for_the_tables():
-    lines = {
-        (line["protocol"], f"{recipe}: {line['row']}"): line
-        for recipe in RECIPES
-        for line in lines_of(RECORDED, recipe)
-    }
-    rows = [row for recipe in ("figure2", "figure3") for row in rows_of(recipe)]
-    for row in rows:
-        chosen = [lines[row.protocol, label]["search"]["chosen"] for label in (row.label, row.as_row)]
-        assert chosen[0] == chosen[1], row.label
-
-
-def test_a_line_takes_the_place_of_the_one_it_had(tmp_path):
+def test_record_replaces_a_row_s_line_and_keeps_the_order_of_the_recipe(tmp_path):
     for value in (1, 2):
         record(tmp_path, {"recipe": "table4a", "row": "alpha = 1", "protocol": "formula", "value": value})
     record(tmp_path, {"recipe": "table4a", "row": "alpha = 10", "protocol": "formula", "value": 3})
-    assert [line["value"] for line in lines_of(tmp_path, "table4a")] == [3, 2]  # in the order of the recipe
-    for damage in (b"{", b"{}", b"[1]", b"\xff"):
-        (tmp_path / "table4a.jsonl").write_bytes(b'{"recipe": "table4a", "row": "", "protocol": ""}\n' + damage)
-        with pytest.raises(fm.BadInput, match=r"table4a.jsonl, line 2: .*; remove the line"):
-            lines_of(tmp_path, "table4a")
+    assert [line["value"] for line in lines_of(tmp_path, "table4a")] == [3, 2]
 
 
-def test_published_settings_are_those_of_the_published_runs():
+@pytest.mark.parametrize("damage", [b"{", b"{}", b"[1]", b"\xff"])
+def test_lines_of_names_the_file_and_line_that_cannot_be_read(tmp_path, damage):
+    (tmp_path / "table4a.jsonl").write_bytes(b'{"recipe": "table4a", "row": "", "protocol": ""}\n' + damage)
+    with pytest.raises(fm.BadInput, match=r"table4a.jsonl, line 2"):
+        lines_of(tmp_path, "table4a")
+
+
+def test_rows_of_published_have_the_settings_of_the_published_runs():
     rows = {row.label: row for recipe in RECIPES for row in rows_of(recipe) if row.protocol == "published"}
     big = rows["table4a: alpha = 0.01"].experiment
     assert big.topology == fm.topologies.Circulant((1, 2))
@@ -278,17 +318,3 @@ def test_published_settings_are_those_of_the_published_runs():
     assert drfa.rounds * drfa.algorithm.local_steps == 5000
     assert (drfa.algorithm.ascends, drfa.algorithm.probed, drfa.algorithm.floor) == ("error", "everyone", 1e-5)
     assert not any(row.search for label, row in rows.items() if label[:6] not in ("table2", "table3"))
-
-
-def test_nothing_is_searched_on_test_data(tmp_path, monkeypatch):
-    """Candidates are judged on sites whose test sets are cut from their training data."""
-    seen = []
-    trained = Runner._trained
-
-    def watched(self, row, experiment, algorithms, rounds):
-        seen.append((type(experiment.data), len(algorithms)))
-        return trained(self, row, experiment, algorithms, rounds)
-
-    monkeypatch.setattr(Runner, "_trained", watched)
-    Runner().lines([tiny(rows_of("table5")[0])], {})
-    assert seen == [(fm.data.HeldOut, 2), (fm.data.Fewer, 1)]

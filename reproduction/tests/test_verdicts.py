@@ -1,17 +1,17 @@
-"""Verdicts, orderings and factors on small invented lines, whose answers are worked out by hand."""
+"""Verdicts, orderings and factors of small invented lines, checked against answers worked out by hand."""
 
 import json
 
 import pytest
 
-from reproduction.figures import figures, fitted
 from reproduction.page import page, stated, write
 from reproduction.paper import CELLS, COMPRESSIONS
+from reproduction.plots import figures, fitted
 from reproduction.verdicts import factors, orderings, reached_at, verdicts
 
 
 def line(recipe, row, protocol="published", worst=(50.0,), *, group=None, best=None, groups=None, curve=None, **more):
-    """A line as runs write it; what is not said of its final numbers is the worst node's."""
+    """Returns a line as runs write it. Final numbers that are not given are those of the worst node."""
     worst = list(worst)
     numbers = {"worst": worst, "worst_group": group or worst, "mean": worst, "best": best or worst}
     final = numbers | {"mean_of_groups": worst, "groups": groups or {"class 0": worst}}
@@ -56,7 +56,7 @@ def cell_of(results, name):
         ((54.0, 55.0), "below", -4.69),
     ],
 )
-def test_a_verdict_compares_the_published_mean_with_the_papers(record, worst, verdict, difference):
+def test_verdicts_compare_the_published_mean_with_the_paper_s(record, worst, verdict, difference):
     cell = cell_of(record(line("table2", ROW, worst=worst), line("table2", ROW, "formula", (10.0,))), f"table2: {ROW}")
     assert cell["verdict"] == verdict
     assert cell["difference"] == pytest.approx(difference)
@@ -64,7 +64,7 @@ def test_a_verdict_compares_the_published_mean_with_the_papers(record, worst, ve
     assert cell["formula"]["mean"] == 10.0
 
 
-def test_the_spread_is_the_sample_standard_deviation_and_unknown_for_one_placement(record):
+def test_verdicts_give_the_sample_standard_deviation_and_none_for_one_placement(record):
     results = record(line("table2", ROW, worst=(58.0, 60.0)), line("table2", ROW, "formula", (58.0,)))
     cell = cell_of(results, f"table2: {ROW}")
     assert cell["published"]["mean"] == 59.0
@@ -73,7 +73,7 @@ def test_the_spread_is_the_sample_standard_deviation_and_unknown_for_one_placeme
     assert cell["formula"]["std"] is None
 
 
-def test_what_was_not_run_is_said_to_be(record):
+def test_verdicts_name_cells_that_were_not_run(record):
     results = record(line("table2", ROW, "formula", (59.0,)))
     cells = {cell["cell"]: cell for cell in verdicts(results)}
     assert len(cells) == len(CELLS)
@@ -83,7 +83,7 @@ def test_what_was_not_run_is_said_to_be(record):
     assert all(cell["formula"] is None and cell["published"] is None for cell in others)
 
 
-def test_a_cell_may_be_a_group_and_both_definitions_of_worst_stand_beside_it(record):
+def test_verdicts_read_groups_and_hold_both_definitions_of_worst(record):
     groups = {"low contrast": [38.0, 40.0], "high contrast": [41.0, 41.0], "original contrast": [43.0, 43.0]}
     results = record(line("table4c", "alpha = 0.01", worst=(36.0, 37.0), group=[38.0, 40.0], groups=groups))
     low = cell_of(results, "table4c: alpha = 0.01, low contrast")
@@ -99,7 +99,7 @@ def ordering_of(results, text, protocol="published"):
 
 
 @pytest.mark.parametrize(("choco", "holds"), [(38.0, True), (38.1, False)])
-def test_adgda_must_lead_choco_by_twelve_points(record, choco, holds):
+def test_orderings_require_a_lead_of_twelve_points_over_choco_sgd(record, choco, holds):
     results = record(line("table2", ROW), line("table2", "logistic, CHOCO-SGD, quantization 16 bit", worst=(choco,)))
     lead = ordering_of(results, "table2: logistic, quantization 16 bit")
     assert lead["measured"] == pytest.approx(50 - choco)
@@ -108,12 +108,12 @@ def test_adgda_must_lead_choco_by_twelve_points(record, choco, holds):
     assert ordering_of(results, "table2: logistic, quantization 16 bit", "formula")["holds"] is None
 
 
-def test_every_cell_of_tables_2_and_3_has_its_lead_in_both_protocols(tmp_path):
+def test_orderings_have_a_lead_for_every_cell_of_tables_2_and_3_in_both_protocols(tmp_path):
     assert sum(o["required"] == 12 for o in orderings(tmp_path)) == 2 * 2 * (len(COMPRESSIONS) + 4)
 
 
 @pytest.mark.parametrize(("best", "holds"), [(89.0, True), (91.0, False)])
-def test_the_gap_must_shrink_from_the_strong_to_the_weak_regularizer(record, best, holds):
+def test_orderings_require_a_smaller_gap_with_the_weaker_regularizer(record, best, holds):
     strong = line("table4a", "alpha = 10", worst=(50.0,), best=[90.0])
     weak = line("table4a", "alpha = 0.01", worst=(50.0,), best=[best])
     gap = ordering_of(record(strong, weak), "table4a: the gap")
@@ -121,7 +121,7 @@ def test_the_gap_must_shrink_from_the_strong_to_the_weak_regularizer(record, bes
     assert gap["holds"] is holds
 
 
-def test_on_cifar_the_gap_is_between_contrasts(record):
+def test_orderings_take_the_gap_between_contrasts_on_cifar(record):
     strong = line("table4c", "alpha = 10", groups={"low contrast": [34.0], "original contrast": [44.0]})
     weak = line("table4c", "alpha = 0.01", groups={"low contrast": [39.0], "original contrast": [43.0]})
     gap = ordering_of(record(strong, weak), "table4c: the gap")
@@ -129,7 +129,7 @@ def test_on_cifar_the_gap_is_between_contrasts(record):
     assert gap["detail"] == "10.0 to 4.0 points"
 
 
-def test_first_in_table_5_is_asked_of_fashion_mnist_and_only_reported_for_cifar(record):
+def test_orderings_require_the_first_place_on_fashion_mnist_and_report_it_on_cifar(record):
     results = record(
         line("table4a", "alpha = 0.01", worst=(58.0,)),
         line("table5", "Fashion-MNIST, DRFA", worst=(56.0,)),
@@ -146,7 +146,7 @@ def test_first_in_table_5_is_asked_of_fashion_mnist_and_only_reported_for_cifar(
     assert (by_group["measured"], by_group["required"], by_group["holds"]) == (0.5, None, True)
 
 
-def test_a_level_is_reached_on_the_straight_line_to_the_first_point_at_or_above_it():
+def test_reached_at_interpolates_to_the_first_point_at_or_above_the_level():
     assert reached_at(30.0, [0.0, 20.0, 40.0, 10.0, 50.0], [0, 10, 20, 30, 40]) == 15.0
     assert reached_at(20.0, [0.0, 20.0, 40.0], [0, 10, 20]) == 10.0
     assert reached_at(0.0, [0.0, 20.0], [5, 10]) == 5
@@ -154,7 +154,7 @@ def test_a_level_is_reached_on_the_straight_line_to_the_first_point_at_or_above_
 
 
 def compared(record, ours=(0.0, 20.0, 60.0), theirs=(0.0, 20.0, 40.0)):
-    """AD-GDA, 10 nodes and 100 parameters, and DRFA and DR-DSGD beside it."""
+    """Records AD-GDA with 10 nodes and 100 parameters, DRFA and DR-DSGD."""
 
     def curve(worst, bits, size):
         traffic = {"nominal_bits_busiest": [0, bits, 2 * bits], "bytes_busiest_node": [0, size, 2 * size]}
@@ -173,7 +173,7 @@ def factor_of(results, rival, billing, worst="node"):
     return found
 
 
-def test_traffic_saved_is_compared_at_the_lower_of_the_two_final_accuracies(record):
+def test_factors_compare_at_the_lower_of_the_two_final_accuracies(record):
     results = compared(record)
     drfa = factor_of(results, "DRFA", "nominal")
     assert drfa["level"] == 40.0
@@ -185,7 +185,7 @@ def test_traffic_saved_is_compared_at_the_lower_of_the_two_final_accuracies(reco
     assert factor_of(results, "DRFA", "nominal", "group")["factor"] == 9.0
 
 
-def test_the_published_billing_counts_four_bits_and_the_dual_on_four_edges_and_half_the_clients_twice(record):
+def test_factors_count_bits_as_the_published_plots_do(record):
     results = compared(record)
     drfa = factor_of(results, "DRFA", "published")
     assert drfa["ours"] == 15 * (4 * 100 + 32 * 10) * 4
@@ -194,19 +194,19 @@ def test_the_published_billing_counts_four_bits_and_the_dual_on_four_edges_and_h
     assert not [f for f in factors(results) if f["protocol"] == "formula" and f["billing"] == "published"]
 
 
-def test_where_the_rival_ends_higher_its_traffic_is_taken_where_it_passes_our_end(record):
+def test_factors_take_a_better_rival_s_traffic_where_it_reaches_our_final_accuracy(record):
     found = factor_of(compared(record, ours=(0.0, 30.0, 30.0), theirs=(0.0, 20.0, 40.0)), "DRFA", "nominal")
     assert (found["level"], found["ours"], found["theirs"]) == (30.0, 100.0, 1350.0)
 
 
-def test_a_level_met_before_anything_was_sent_or_a_missing_run_gives_no_factor(record):
+def test_factors_are_none_for_a_level_met_at_the_start_and_for_missing_runs(record):
     results = compared(record, theirs=(0.0, 0.0, 0.0))
     assert factor_of(results, "DRFA", "nominal")["factor"] is None
     assert all(f["factor"] is None for f in factors(results) if f["setup"] != "Fashion-MNIST")
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.5, 1.0])
-def test_a_fit_finds_the_rate_and_floor_of_a_known_curve(rate):
+def test_fitted_finds_the_rate_and_floor_of_a_known_curve(rate):
     rounds = list(range(0, 2001, 20))
     fit = fitted(rounds, [2.3] + [0.4 + 2 * t**-rate for t in rounds[1:]])
     assert fit is not None
@@ -215,20 +215,20 @@ def test_a_fit_finds_the_rate_and_floor_of_a_known_curve(rate):
     assert fit.scale == pytest.approx(2, abs=1e-5)
 
 
-def test_a_curve_that_rises_to_its_end_or_is_short_has_no_rate():
+def test_fitted_gives_none_for_a_rising_or_short_curve():
     assert fitted([0, 10, 20, 30, 40, 50], [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]) is None
     assert fitted([0, 10, 20], [1.0, 0.9, 0.8]) is None
 
 
-def test_verdicts_are_stated_with_their_distance():
+def test_stated_shows_a_verdict_with_its_distance():
     assert stated({"verdict": "below", "difference": -4.69}) == "**below** by 4.7"
     assert stated({"verdict": "above", "difference": 3.11}) == "above by 3.1"
     assert stated({"verdict": "within 3 points", "difference": -0.04}) == "within 3 points (+0.0)"
     assert stated({"verdict": "not run", "difference": None}) == "not run"
 
 
-def test_a_page_of_nothing_and_a_page_of_a_little_can_be_made(record, tmp_path):
-    assert "Not run" in page(tmp_path / "nowhere", "figures")
+def test_page_can_be_made_of_no_results_and_of_few(record, tmp_path):
+    assert page(tmp_path / "nowhere", "figures").count("| – | – | not run |") == len(CELLS)
     results = record(line("table2", ROW, worst=(58.0, 60.0), diverged=[1]))
     paths = write(compared(record), tmp_path / "PAGE.md", tmp_path / "figures")
     assert [path.name for path in paths] == ["figure4.svg", "PAGE.md"]
@@ -238,6 +238,7 @@ def test_a_page_of_nothing_and_a_page_of_a_little_can_be_made(record, tmp_path):
     assert "](figures/figure4.svg)" in text
 
 
-def test_drawing_twice_gives_the_same_file(record):
+@pytest.mark.slow
+def test_figures_are_the_same_when_drawn_twice(record):
     results = compared(record)
     assert figures(results) == figures(results)

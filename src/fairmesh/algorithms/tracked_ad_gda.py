@@ -1,7 +1,7 @@
 """Tracked AD-GDA: robust decentralized training in which every node follows the whole network's weighted gradient.
 
 It combines compressed gradient tracking with momentum (BEER, MoTEF), the objective and the gossip of AD-GDA, and steps
-scaled as in Adam. docs/frontier.md measures what each of these contributes.
+scaled as in Adam. reproduction/frontier.md measures what each of these contributes.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What was measured of the network between organisations keeps to its bounds."""
+"""The recorded cost of the network between organisations stays within its bounds."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "peers-cpu.json"
 
 
-def test_the_networks_part_of_a_round_takes_at_most_8_ms_in_the_median():
+def test_recorded_network_cost_is_at_most_8_ms_per_round_in_the_median():
     cost = json.loads(RECORDED.read_text())
     assert (cost["nodes"], cost["parameters"]) == (8, 20_000)
     assert cost["steps"] >= 500

@@ -1,4 +1,4 @@
-"""The paper's Figures 1 to 4 drawn from the recorded results, both protocols side by side."""
+"""Draws the paper's Figures 1 to 4 from the recorded results, with both protocols side by side."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -36,8 +36,10 @@ class Fit:
 
 
 def fitted(rounds: Sequence[float], losses: Sequence[float]) -> Fit | None:
-    """The fit of least squares with floor >= 0 and a rate among 0.01, 0.02, ..., 3, from the round where the loss is
-    highest on; None where fewer than four points are left or the best curve does not fall."""
+    """Fits a curve by least squares, with floor >= 0 and a rate among 0.01, 0.02, ..., 3.
+
+    The fit starts at the round with the highest loss. Returns None if fewer than four points are left or the best curve
+    does not fall."""
     start = max(1, int(numpy.argmax(losses)))
     t, y = numpy.asarray(rounds[start:], float), numpy.asarray(losses[start:], float)
     if len(t) < 4:
@@ -55,6 +57,8 @@ def fitted(rounds: Sequence[float], losses: Sequence[float]) -> Fit | None:
 
 
 def canvas(width: float, height: float, rows: int, columns: int, ratios: Sequence[float] | None = None) -> Any:
+    """Returns an empty figure and its axes."""
+    """Returns an empty figure and its axes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,7 +73,7 @@ def canvas(width: float, height: float, rows: int, columns: int, ratios: Sequenc
 
 
 def svg(figure: Any, name: str) -> str:
-    """The picture as text that is the same whenever it is drawn."""
+    """Returns a figure as SVG text that is the same every time."""
     import matplotlib
 
     buffer = io.StringIO()
@@ -91,7 +95,7 @@ def _finished(axis: Any, x: str, y: str, **legend: Any) -> None:
 
 
 def _alike(axes: Sequence[Any]) -> None:
-    """Panels that are compared have one vertical scale."""
+    """Gives panels that are compared the same vertical scale."""
     filled = [axis for axis in axes if axis.has_data()]
     if filled:
         low, high = (pick(axis.get_ylim()[k] for axis in filled) for k, pick in enumerate((min, max)))
@@ -103,7 +107,7 @@ def _alike(axes: Sequence[Any]) -> None:
 
 
 def _network(axis: Any, nodes: int, odd: int) -> None:
-    """The lattice i ± 1, i ± 2, its last `odd` nodes marked."""
+    """Draws the lattice i ± 1, i ± 2 with its last `odd` nodes marked."""
     at = [(sin(2 * pi * k / nodes), cos(2 * pi * k / nodes)) for k in range(nodes)]
     graph = Circulant((1, 2)).graphs(nodes)[0].matrix.tocoo()
     for i, j in zip(graph.row, graph.col):
@@ -118,7 +122,7 @@ def _network(axis: Any, nodes: int, odd: int) -> None:
 
 
 def figure1(lines: Lines) -> Any:
-    """Accuracy with either instrument and half and half: AD-GDA solid, CHOCO-SGD dashed."""
+    """Draws the accuracy for each instrument and for both: AD-GDA solid, CHOCO-SGD dashed."""
     figure, axes = canvas(10.5, 3.6, 1, 3, (0.75, 1, 1))
     _network(axes[0, 0], 10, 2)
     for axis, protocol in zip(axes[0, 1:], PROTOCOLS):
@@ -149,7 +153,7 @@ def figure1(lines: Lines) -> Any:
 
 
 def _convergence(recipe: str, rows: Sequence[str]) -> Callable[[Lines], Any]:
-    """The worst node's loss against rounds, each curve with its fitted rate."""
+    """Returns a function that draws the worst node's loss against rounds, with fitted rates."""
 
     def drawn(lines: Lines) -> Any:
         figure, axes = canvas(9.5, 3.6, 1, 2)
@@ -176,7 +180,7 @@ def _convergence(recipe: str, rows: Sequence[str]) -> Callable[[Lines], Any]:
 
 
 def _in_plain_numbers(axis: Any) -> None:
-    """Losses span less than a decade: their logarithmic axis is marked at plain numbers."""
+    """Labels the logarithmic axis with plain numbers, because losses span less than a decade."""
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
     if not axis.has_data():
@@ -193,7 +197,7 @@ def _in_plain_numbers(axis: Any) -> None:
 
 
 def figure4(lines: Lines) -> Any:
-    """Worst-node accuracy against what the busiest node sent, in nominal bits."""
+    """Draws the worst-node accuracy against the nominal bits sent by the busiest node."""
     from matplotlib.ticker import NullLocator
 
     ratios = [1 if any(_compared(lines, setup, protocol) for protocol in PROTOCOLS) else 0.5 for setup in FACTORS]
@@ -219,7 +223,7 @@ def figure4(lines: Lines) -> Any:
 
 
 def _compared(lines: Lines, setup: str, protocol: str) -> dict[str, Line]:
-    """The runs that Figure 4 compares in a setup."""
+    """Returns the runs that Figure 4 compares in a setup."""
     recipes = {"AD-GDA": "figure4", "CHOCO-SGD": "figure4", "DRFA": "table5", "DR-DSGD": "table5"}
     found = {which: lines.line(recipe, f"{setup}, {which}", protocol) for which, recipe in recipes.items()}
     return {which: line for which, line in found.items() if line is not None}
@@ -235,17 +239,12 @@ _DRAWING: dict[str, Callable[[Lines], Any]] = {
 }
 
 
-def recorded(lines: Lines) -> list[str]:
-    """The names of the figures of which anything was recorded."""
+def drawable(lines: Lines) -> list[str]:
+    """Returns the names of the figures for which any row is recorded."""
     return [name for name in _DRAWING if lines.of(name.rstrip("ab"))]
 
 
-def drawn(results: Path = RECORDED) -> dict[str, Any]:
-    """Those figures by their names."""
+def figures(results: Path = RECORDED, names: Sequence[str] | None = None) -> dict[str, str]:
+    """Draws figures, by default all that are recorded. Returns the texts of their SVG files by name."""
     lines = Lines(results)
-    return {name: _DRAWING[name](lines) for name in recorded(lines)}
-
-
-def figures(results: Path = RECORDED) -> dict[str, str]:
-    """The same as texts of SVG files."""
-    return {name: svg(figure, name) for name, figure in drawn(results).items()}
+    return {name: svg(_DRAWING[name](lines), name) for name in names or drawable(lines)}
