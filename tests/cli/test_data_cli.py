@@ -8,6 +8,7 @@ import pytest
 
 from fairmesh.data.datasets import download
 from tests.data.test_sources import served, write_mnist
+from tests.pairwise import covering
 
 
 @pytest.fixture
@@ -67,8 +68,11 @@ def test_show_draws_who_holds_what_and_prints_a_table(cli, tmp_path):
     assert err == "picture: held.png\n"
 
 
-@pytest.mark.parametrize("nodes", [1, 3, 40])
-@pytest.mark.parametrize("partition", ["contrast", "instrument", "dirichlet", "shards", "quantity", "even"])
+@covering(
+    strength=1,
+    partition=("contrast", "instrument", "dirichlet", "shards", "quantity", "even"),
+    nodes={"one": 1, "three": 3, "forty": 40},
+)
 def test_every_partition_has_a_picture_at_any_size(cli, tmp_path, partition, nodes):
     own = {"contrast": "factors=[0.5]", "instrument": "odd=1", "shards": "per_node=1"}.get(partition, f"nodes={nodes}")
     code, out, err = cli(

@@ -15,6 +15,7 @@ from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
+from tests.pairwise import some_quick
 
 REPLICAS, NODES, COPIES = 2, 8, 12
 
@@ -107,7 +108,7 @@ def test_a_round_of_every_algorithm_holds_at_most_as_many_copies_of_all_models_a
     assert algorithm.copies_at_peak == (22 if isinstance(algorithm, fm.TrackedADGDA) else COPIES)
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
+@some_quick("compressor", COMPRESSORS, "none", "quantize blocks", "top-k of nearly all", "sign", "top-k-quantize")
 def test_a_round_of_tracked_ad_gda_holds_little_more_than_its_state_before_and_after(problem, compressor):
     algorithm = fm.TrackedADGDA(0.01, local_steps=2, consensus_step=0.2, compressor=compressor)
     copies = _copies_at_peak(problem, fm.Ring(), algorithm)

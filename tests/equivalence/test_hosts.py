@@ -1,4 +1,4 @@
-"""A network whose nodes live at several process_group is the simulator, message by message."""
+"""A network whose nodes live in several processes is the simulator, message by message."""
 
 import pytest
 import torch
@@ -9,8 +9,9 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.equivalence.hosts import on_hosts
+from tests.pairwise import covering
 
-ROUNDS = 30
+ROUNDS = 12
 BLOCKS = {
     "one": [range(8)],
     "two": [range(4), range(4, 8)],
@@ -55,8 +56,7 @@ def test_every_algorithm_ends_as_in_the_simulator_with_the_same_bytes_sent(probl
     compared(problem, toys.TOPOLOGIES["ring"], toys.ALGORITHMS[name], BLOCKS["four, uneven"])
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("each_copy", [True, False], ids=["a copy of each neighbour", "one mixed row"])
+@covering(strength=1, blocks=BLOCKS.keys(), each_copy={"a copy of each neighbour": True, "one mixed row": False})
 def test_it_does_not_matter_who_hosts_whom_or_how_copies_are_kept(problem, blocks, each_copy):
     algorithm = toys.ALGORITHMS["ad-gda"]
     compared(problem, fm.Circulant((1, 2)), algorithm, BLOCKS[blocks], each_copy=each_copy)
@@ -68,10 +68,9 @@ def test_every_compressor_travels_and_arrives_as_it_was(problem, name):
     compared(problem, toys.TOPOLOGIES["ring"], algorithm, BLOCKS["two"])
 
 
-@pytest.mark.parametrize("name", toys.TOPOLOGIES)
-def test_every_topology_also_one_that_changes(problem, name):
-    for algorithm in ("ad-gda", "dsgd"):
-        compared(problem, toys.TOPOLOGIES[name], toys.ALGORITHMS[algorithm], BLOCKS["mixed up"], rounds=12)
+@covering(strength=1, topology=toys.TOPOLOGIES, algorithm=("ad-gda", "dsgd"))
+def test_every_topology_also_one_that_changes(problem, topology, algorithm):
+    compared(problem, topology, toys.ALGORITHMS[algorithm], BLOCKS["mixed up"])
 
 
 def test_replicas_travel_together(problem):

@@ -11,6 +11,7 @@ from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence.reference import Worker
 from tests.equivalence.stack import NoData, apart, on_the_stack
+from tests.pairwise import some_quick
 
 ROUNDS = 30
 SOME = {name: toys.COMPRESSORS[name] for name in ("none", "quantize", "top-k", "sign")}
@@ -155,7 +156,7 @@ def unequal() -> torch.Tensor:
     return torch.randn(1, 8, 30, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("compressor", LOSSY.values(), ids=LOSSY)
+@some_quick("compressor", LOSSY, "top-k")
 def test_compressed_gossip_over_a_changing_graph_ends_in_consensus_at_the_average(unequal, compressor):
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
     algorithm = fm.ChocoSGD(primal_step=0.0, consensus_step=RATE, compressor=compressor)
@@ -166,7 +167,7 @@ def test_compressed_gossip_over_a_changing_graph_ends_in_consensus_at_the_averag
     assert float((state.models.mean(dim=-2) - unequal.mean(dim=-2)).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("compressor", LOSSY.values(), ids=LOSSY)
+@some_quick("compressor", LOSSY, "top-k")
 def test_one_mixed_buffer_would_lose_consensus_when_the_graph_changes(unequal, compressor):
     """Why every neighbour's copy is kept: the same gossip with s += W_t q keeps the average and never agrees."""
     weights = [torch.as_tensor(mixing.matrix.toarray()) for mixing in CHANGING.build(8)]

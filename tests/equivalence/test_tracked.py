@@ -13,6 +13,7 @@ from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence.reference import Mesh, Worker
 from tests.equivalence.stack import NoData, apart, on_the_stack
+from tests.pairwise import covering, some_quick
 
 ROUNDS = 30
 OFF = {"beta1": 0.0, "tracking": False, "beta2": 0.0, "gradient_at_average": 0.0, "local_steps": 1, "warm_start": False}
@@ -34,9 +35,11 @@ def _models_apart(one, other) -> float:
 # Parents -------------------------------------------------------------------------------------------------------------
 
 
-@over_some_graphs
-@pytest.mark.parametrize("duals", [None, fm.Threshold(1e-3)], ids=["plain duals", "compressed duals"])
-@pytest.mark.parametrize("regularizer", [fm.ChiSquare(0.02), fm.Capped(0.6, fm.KullbackLeibler(0.02))])
+@covering(
+    topology=GRAPHS,
+    duals={"plain duals": None, "compressed duals": fm.Threshold(1e-3)},
+    regularizer={"chi-square": fm.ChiSquare(0.02), "capped kl": fm.Capped(0.6, fm.KullbackLeibler(0.02))},
+)
 def test_with_all_left_out_but_the_ascent_it_is_ad_gda(problem, topology, duals, regularizer):
     """At m times the step and m times alpha: nodes weigh m lambda_i here, and lambda_i there."""
     same = {"consensus_step": 0.3, "compressor": fm.Quantize(bits=4), "loss_cap": 1.3}
@@ -111,8 +114,7 @@ def test_without_compression_and_momentum_at_rate_one_it_is_gradient_tracking(pr
         assert np.abs(stack.models[t] - np.stack([node.model for node in mesh.nodes])).max() < 1e-10
 
 
-@pytest.mark.parametrize("compressor", ["quantize", "top-k", "sign blocks"])
-@pytest.mark.parametrize("momentum", [1.0, 0.3], ids=["BEER", "MoTEF"])
+@covering(strength=1, compressor=("quantize", "top-k", "sign blocks"), momentum={"BEER": 1.0, "MoTEF": 0.3})
 def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum, compressor):
     """Zhao et al. 2022, Algorithm 1, in its own order: x moves by the copies h and along v, then v by the copies g and
     the news of the gradient; differences to both are compressed. Islamov et al. 2024 put a momentum M into v."""
@@ -199,8 +201,7 @@ def test_one_node_alone_without_momentum_takes_local_steps_of_plain_sgd_on_one_b
 # Sums ----------------------------------------------------------------------------------------------------------------
 
 
-@over_some_graphs
-@pytest.mark.parametrize("name", TRACKED)
+@covering(strength=1, name=TRACKED, topology=GRAPHS)
 def test_balances_sum_to_zero_and_trackers_average_to_the_momenta(problem, name, topology):
     algorithm = toys.ALGORITHMS[name]
     network, oracle = toys.on_stack(problem, topology, count_bytes=False)
@@ -220,7 +221,7 @@ def test_balances_sum_to_zero_and_trackers_average_to_the_momenta(problem, name,
         assert all(float(rows.sum(dim=-2).abs().max()) < 1e-12 for rows in (own, means) if rows is not None)
 
 
-@over_some_graphs
+@some_quick("topology", GRAPHS, "changing")
 def test_trackers_agree_on_the_network_s_gradient_where_nothing_moves(problem, topology):
     """Full batches at a standstill: every node's tracker becomes the average of all weighted gradients."""
     still = toys.problem(sampling=fm.Sampling(order="full"))
@@ -273,8 +274,7 @@ def _weighed(weighting: fm.Weighting, regularizer: fm.Regularizer, topology: fm.
     return state
 
 
-@pytest.mark.parametrize("regularizer", SOFT.values(), ids=SOFT)
-@pytest.mark.parametrize("topology", NINE.values(), ids=NINE)
+@covering(strength=1, topology=NINE, regularizer=SOFT)
 def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, regularizer):
     """For forty tables of losses at once, of nodes that weigh differently."""
     generator = torch.Generator().manual_seed(5)
@@ -294,8 +294,11 @@ def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, reg
     assert float((expected - 9 * oracle.prior).abs().max()) > 0.4
 
 
-@pytest.mark.parametrize("make", [fm.ChiSquare, fm.KullbackLeibler, lambda a: fm.Capped(0.4, fm.ChiSquare(a))])
-@pytest.mark.parametrize("relative", [True, False])
+@covering(
+    strength=1,
+    make={"chi-square": fm.ChiSquare, "kl": fm.KullbackLeibler, "capped": lambda a: fm.Capped(0.4, fm.ChiSquare(a))},
+    relative={"relative": True, "as they are": False},
+)
 def test_ease_multiplies_alpha_until_the_run_ends(make, relative):
     losses = torch.linspace(0.5, 1.5, 9, dtype=torch.float64).view(1, 9, 1)
     oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))

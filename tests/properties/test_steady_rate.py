@@ -13,6 +13,7 @@ from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence import reference
 from tests.equivalence.stack import NoData
+from tests.pairwise import covering
 
 DIM = 53
 
@@ -131,8 +132,7 @@ def _gossiped(compressor: fm.Compressor, topology: fm.Topology, n: int, dim: int
     return found
 
 
-@pytest.mark.parametrize("topology", toys.TOPOLOGIES)
-@pytest.mark.parametrize("compressor", toys.COMPRESSORS)
+@covering(strength=1, compressor=toys.COMPRESSORS.keys(), topology=toys.TOPOLOGIES.keys())
 def test_gossip_at_this_rate_never_grows_and_ends_in_consensus(compressor, topology):
     found = _gossiped(toys.COMPRESSORS[compressor], toys.TOPOLOGIES[topology], 8, DIM, 300)
     assert max(found) < 2
@@ -162,8 +162,7 @@ def _dim(compressor: str) -> int:
     return 19_885 if compressor in ("quantize 4", "quantize 8") else 2000
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("compressor", PAPER)
+@covering(strength=1, compressor=PAPER.keys(), graph=GRAPHS.keys())
 def test_gossip_at_this_rate_does_not_diverge_on_the_paper_s_settings(compressor, graph):
     topology, n = GRAPHS[graph]
     dim = _dim(compressor)
