@@ -4,8 +4,7 @@ import contextlib
 import weakref
 from collections.abc import Iterator
 from typing import Any
-
-import pytest
+from unittest import mock
 
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
@@ -26,6 +25,5 @@ def shared_recordings() -> Iterator[None]:
         alike = (self.seeds.device, self.dtype, self._shape, self._even)
         self._gradients = kept[id(problem)].setdefault(alike, self._gradients)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Oracle, "__init__", and_share)
+    with mock.patch.object(Oracle, "__init__", and_share):
         yield

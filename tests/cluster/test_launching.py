@@ -14,10 +14,11 @@ from fairmesh.cli.main import main
 from fairmesh.errors import LostProcess
 from fairmesh.networks.cluster import backend_of
 from fairmesh.storage.run_folder import CHECKPOINT, JOB, METRICS
+from tests.pairwise import case
 
 
-def test_ctrl_c_stops_all_ranks_after_the_same_round_and_one_says_so(survived):
-    stopped = json.loads((survived / "stopped.json").read_text())
+@pytest.mark.parametrize("stopped", ["undisturbed", case("killed", quick=False)], indirect=True)
+def test_ctrl_c_stops_all_ranks_after_the_same_round_and_one_says_so(stopped):
     rounds, err = stopped["rounds"], stopped["err"]
     assert stopped["code"] == 130
     assert err.count("stopped after round") == 1
@@ -28,6 +29,7 @@ def test_ctrl_c_stops_all_ranks_after_the_same_round_and_one_says_so(survived):
     assert len(set(rounds.values())) == 1
 
 
+@pytest.mark.slow
 def test_after_kill_9_all_go_on_by_themselves_and_the_end_is_bit_identical(survived, clustered):
     err = json.loads((survived / "stopped.json").read_text())["err"]
     assert "lost contact" in err

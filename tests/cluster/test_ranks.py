@@ -1,5 +1,6 @@
 """Ranks of torch.distributed end where the simulator ends."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -9,44 +10,68 @@ import torch
 
 import fairmesh as fm
 from fairmesh.networks.cluster import ClusterTransport, _packed, _unpacked, blocks_of
-from fairmesh.training.loop import Training
+from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
-from tests.cluster.rank import CASES, ROUNDS
+from tests.cluster.rank import CASES
+from tests.pairwise import case as case_of
 
 ROOT = Path(__file__).parents[2]
+ONE_OF_EACH_KIND = (
+    "algorithm ad-gda compressed duals", "algorithm tracked", "algorithm drfa", "compressor quantize half norms",
+    "compressor top-k", "changing graph", "star",
+)  # fmt: skip
+SETS = {  # ranks, rounds, cases
+    "a few cases on two ranks": (2, 8, ONE_OF_EACH_KIND),  # equivalence/test_hosts.py has all cases, in one process
+    "one rank": (1, 30, tuple(CASES)),
+    "two ranks": (2, 30, tuple(CASES)),
+    "four ranks": (4, 30, tuple(CASES)),
+}
+
+
+problem = functools.cache(toys.problem)
+
+
+@functools.cache
+def simulated(case: str, rounds: int) -> TrainingState:
+    topology, algorithm = CASES[case]
+    training = Training(problem(), topology, replicas_of([algorithm], [0, 4], None, 8), Options(dtype="float64"))
+    state = training.initial()
+    for t in range(rounds):
+        state = training.advance(state, t)
+    return state
 
 
 @pytest.fixture(scope="module")
-def simulated():
-    ends = {}
-    problem = toys.problem()
-    for case, (topology, algorithm) in CASES.items():
-        replicas = replicas_of([algorithm], [0, 4], None, 8)
-        training = Training(problem, topology, replicas, Options(dtype="float64"))
-        state = training.initial()
-        for t in range(ROUNDS):
-            state = training.advance(state, t)
-        ends[case] = state
-    return ends
+def ended(tmp_path_factory):
+    """What each rank of a set ended with."""
+
+    @functools.cache
+    def ranks(name: str) -> list[dict]:
+        number, rounds, cases = SETS[name]
+        folder = tmp_path_factory.mktemp("cluster")
+        commands = [
+            [sys.executable, "-m", "tests.cluster.rank", str(folder), str(k), str(number), str(rounds), *cases]
+            for k in range(number)
+        ]
+        running = [subprocess.Popen(command, cwd=ROOT) for command in commands]
+        assert [process.wait(timeout=300) for process in running] == [0] * number
+        return [torch.load(folder / f"rank-{k}.pt") for k in range(number)]
+
+    return ranks
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=["one rank", "two ranks", "four ranks"])
-def ranks(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cluster")
-    commands = [
-        [sys.executable, "-m", "tests.cluster.rank", str(folder), str(k), str(request.param)]
-        for k in range(request.param)
-    ]
-    running = [subprocess.Popen(command, cwd=ROOT) for command in commands]
-    assert [process.wait(timeout=300) for process in running] == [0] * request.param
-    return [torch.load(folder / f"rank-{k}.pt") for k in range(request.param)]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_cluster_is_the_simulator(simulated, ranks, case):
-    expected = simulated[case]
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        case_of(name, case, id=f"{name}-{case}", quick=cases is ONE_OF_EACH_KIND)
+        for name, (_, _, cases) in SETS.items()
+        for case in cases
+    ],
+)
+def test_a_cluster_is_the_simulator(ended, name, case):
+    ranks, expected = ended(name), simulated(case, SETS[name][1])
     for block, end in zip(blocks_of(8, len(ranks)), ranks):
         for name in ("models", "duals"):
             there, alone = end[case][name], getattr(expected.algorithm, name, None)

@@ -11,9 +11,10 @@ from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence.reference import Worker
 from tests.equivalence.stack import NoData, apart, on_the_stack
+from tests.examples import THOROUGH
 from tests.pairwise import some_quick
 
-ROUNDS = 30
+ROUNDS = 30 if THOROUGH else 12
 SOME = {name: toys.COMPRESSORS[name] for name in ("none", "quantize", "top-k", "sign")}
 
 

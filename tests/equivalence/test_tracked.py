@@ -13,9 +13,10 @@ from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence.reference import Mesh, Worker
 from tests.equivalence.stack import NoData, apart, on_the_stack
+from tests.examples import THOROUGH
 from tests.pairwise import covering, some_quick
 
-ROUNDS = 30
+ROUNDS = 30 if THOROUGH else 12
 OFF = {"beta1": 0.0, "tracking": False, "beta2": 0.0, "gradient_at_average": 0.0, "local_steps": 1, "warm_start": False}
 TRACKED = [name for name, algorithm in toys.ALGORITHMS.items() if isinstance(algorithm, fm.TrackedADGDA)]
 GRAPHS = {name: toys.TOPOLOGIES[name] for name in ("ring", "star", "changing")}
