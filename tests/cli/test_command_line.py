@@ -162,7 +162,7 @@ def test_a_sweep_shows_a_row_for_each_value(cli):
     assignments = [part for text in ("sweep.consensus_step=[0.2, 0.4]", "seeds=[0, 1]") for part in ("--set", text)]
     code, out, _ = cli("run", "quick.toml", *assignments)
     assert code == 0
-    assert [line.split("\t")[0] for line in out.splitlines()] == ["run", "quick: rate 0.2", "quick: rate 0.4"]
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["run", "quick: consensus_step 0.2", "quick: consensus_step 0.4"]
 
 
 def test_report_writes_a_page_with_the_settings(cli, tmp_path):
@@ -184,12 +184,6 @@ def test_topology_reports_rho_beta_and_the_theorems_gamma(cli, tmp_path):
     assert facts["gamma"] == pytest.approx(mixing.consensus_step_of_theorem(0.25))
     assert facts["edges"] == 10
     assert Path(tmp_path / facts["plot"]).stat().st_size > 0
-
-
-def test_a_demo_can_be_run_twice_in_the_same_folder(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 10)
-    folders = [json.loads(cli("demo", "--json")[1])["folder"] for _ in range(2)]
-    assert folders == ["fairmesh-demo", "fairmesh-demo-2"]
 
 
 def test_help_does_not_import_torch():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
@@ -13,6 +13,7 @@ from fairmesh.algorithms.base import Round
 from fairmesh.compression import entropy
 from tests import toys
 from tests.compression.messages import COMPRESSORS, bits, code_of, row, rows_of_every_kind, template_of
+from tests.examples import examples
 
 DIMS = (1, 2, 3, 8, 31, 100, 1000, 20_011)
 
@@ -46,7 +47,7 @@ def test_ten_million_parameters_survive(name):
     assert torch.equal(decoded.decode(), code.decode())
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=400),
     st.sampled_from([1, 1, 7, 200]),
@@ -64,7 +65,7 @@ def test_any_sequence_of_symbols_fits_its_bound_and_comes_back(symbols, repeats,
     assert np.array_equal(entropy.decoded(payload, weights, len(symbols)), symbols - lowest)
 
 
-@settings(max_examples=100)
+@examples(40)
 @given(st.lists(st.lists(st.integers(0, 10**6), min_size=6, max_size=6), min_size=1, max_size=5))
 def test_torch_and_numpy_compute_the_same_tables_and_lengths(counts):
     stack = torch.tensor(counts)

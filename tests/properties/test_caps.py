@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
@@ -15,6 +15,7 @@ from fairmesh.algorithms.base import capped, check_dual_step
 from fairmesh.training.replicas import stacked
 from tests import toys
 from tests.equivalence.reference import projected_under_caps
+from tests.examples import examples
 from tests.properties.test_regularizers import case, most_under_caps
 
 INNER = {name: toys.REGULARIZERS[name] for name in ("chi-square", "kl", "none", "own-coordinate")}
@@ -84,7 +85,7 @@ def test_a_row_of_a_batch_is_projected_as_it_is_alone_and_nothing_is_changed(see
 
 @EVERY
 @given(seed=SEEDS)
-@settings(max_examples=20)
+@examples(8)
 def test_level_1_leaves_only_the_prior(inner, seed):
     losses, prior = case(seed)
     member = fm.Capped(1.0, inner)
@@ -94,7 +95,7 @@ def test_level_1_leaves_only_the_prior(inner, seed):
 
 @EVERY
 @given(seed=SEEDS)
-@settings(max_examples=20)
+@examples(8)
 def test_a_level_below_every_prior_caps_nothing(inner, seed):
     losses, prior = case(seed)
     member, rows = fm.Capped(float(prior.min()) * 0.99, inner), rows_of(seed, prior.shape[-1])
@@ -134,7 +135,7 @@ def by_trying_every_split(gradient, curvature: np.ndarray, centre: np.ndarray, c
 
 @pytest.mark.parametrize("name", ["chi-square", "own-coordinate"])
 @given(seed=SEEDS, level=LEVELS, exponent=st.integers(-3, 1))
-@settings(max_examples=25)
+@examples(8)
 def test_squares_under_a_cap_have_the_maximum_that_a_search_over_all_splits_finds(name, seed, level, exponent):
     losses, prior = case(seed, replicas=1)
     losses, prior = losses[..., :5], prior[..., :5] / prior[..., :5].sum()

@@ -5,13 +5,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
 from fairmesh.compression.codes import Levels, Signs, Sparse
 from fairmesh.numerics import random_streams
 from tests import toys
+from tests.examples import examples
 
 COMPRESSORS = {
     **toys.COMPRESSORS,
@@ -75,7 +76,7 @@ def test_the_toys_hold_every_registered_compressor():
 
 @EVERY
 @given(data=st.data())
-@settings(max_examples=30)
+@examples(10)
 def test_the_expected_squared_error_is_at_most_1_minus_delta_of_the_squared_norm(name, data):
     compressor = COMPRESSORS[name]
     row = data.draw(rows(most=6 if isinstance(compressor, fm.RandomK) else 40))
@@ -89,7 +90,7 @@ def test_the_expected_squared_error_is_at_most_1_minus_delta_of_the_squared_norm
 
 
 @given(row=rows(most=6), fraction=st.floats(0.05, 1))
-@settings(max_examples=30)
+@examples(10)
 def test_random_k_loses_exactly_1_minus_k_over_d_in_expectation(row, fraction):
     compressor = fm.RandomK(fraction)
     error, margin = expected_error(compressor, row)
@@ -126,7 +127,7 @@ def test_zero_stays_zero(name, dtype, zero):
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @given(dim=st.integers(1, 33), seed=st.integers(0, 10**6))
-@settings(max_examples=6)
+@examples(4)
 def test_one_row_of_a_batch_is_that_row_alone_with_shape_and_dtype_kept_and_nothing_mutated(name, dtype, dim, seed):
     compressor = COMPRESSORS[name]
     x = torch.randn(2, 3, dim, generator=torch.Generator().manual_seed(seed), dtype=dtype)
@@ -146,7 +147,7 @@ def test_one_row_of_a_batch_is_that_row_alone_with_shape_and_dtype_kept_and_noth
     ("block", "compressor"), [(4, fm.Quantize(bits=3, block=4)), (5, fm.Sign(block=5)), (1, fm.Quantize(2, block=1))]
 )
 @given(dim=st.integers(1, 23), seed=st.integers(0, 10**6))
-@settings(max_examples=25)
+@examples(8)
 def test_with_blocks_each_block_is_compressed_as_a_row_of_its_own_and_the_last_may_be_shorter(
     block, compressor, dim, seed
 ):

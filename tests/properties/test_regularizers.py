@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
@@ -14,6 +14,7 @@ from fairmesh.algorithms.base import check_dual_step
 from fairmesh.regularizers.members import worst_case
 from fairmesh.regularizers.simplex import project_onto_simplex
 from tests import toys
+from tests.examples import examples
 
 
 def entropy(weights: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
@@ -89,7 +90,7 @@ def test_the_toys_hold_every_registered_regularizer():
 
 @pytest.mark.parametrize("name", [name for name in REGULARIZERS if "own-coordinate" not in name])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=8)
+@examples(4)
 def test_slope_is_the_gradient_of_the_value(name, seed):
     regularizer = REGULARIZERS[name]
     _, prior = case(seed)
@@ -149,7 +150,7 @@ def is_on_simplex(weights: torch.Tensor, tolerance: float) -> bool:
 
 @EVERY
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=5)
+@examples(3)
 def test_the_maximiser_is_among_the_allowed_weights_and_none_of_them_is_better(name, seed):
     regularizer = REGULARIZERS[name]
     losses, prior = case(seed)
@@ -171,7 +172,7 @@ def test_the_maximiser_is_among_the_allowed_weights_and_none_of_them_is_better(n
 
 @EVERY
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=5)
+@examples(3)
 def test_at_the_maximiser_no_vertex_lies_uphill(name, seed):
     # g is concave, so <gradient, v - lambda*> <= 0 for every vertex v of the set is the same as being the maximiser
     regularizer = REGULARIZERS[name]
@@ -283,7 +284,7 @@ def ascended(regularizer, prior: torch.Tensor, step: float, rounds: int, nudge: 
 
 
 @given(n=st.integers(2, 8), strength=st.floats(1e-3, 10))
-@settings(max_examples=10)
+@examples(5)
 def test_chi_square_ascent_converges_just_under_p_over_alpha_and_not_just_over(n, strength):
     prior = torch.full((1, n), 1 / n, dtype=torch.float64)
     regularizer = fm.ChiSquare(strength)
@@ -294,7 +295,7 @@ def test_chi_square_ascent_converges_just_under_p_over_alpha_and_not_just_over(n
 
 
 @given(seed=st.integers(0, 10**6), strength=st.floats(1e-3, 10))
-@settings(max_examples=10)
+@examples(5)
 def test_chi_square_ascent_converges_under_the_bound_of_the_smallest_of_unequal_priors(seed, strength):
     _, prior = case(seed)
     regularizer = fm.ChiSquare(strength)
@@ -304,7 +305,7 @@ def test_chi_square_ascent_converges_under_the_bound_of_the_smallest_of_unequal_
 
 
 @given(n=st.integers(2, 8), strength=st.floats(1e-3, 10))
-@settings(max_examples=10)
+@examples(5)
 def test_kl_ascent_near_the_prior_converges_just_under_2_p_over_alpha_and_not_just_over(n, strength):
     prior = torch.full((1, n), 1 / n, dtype=torch.float64)
     regularizer = fm.KullbackLeibler(strength)
@@ -359,7 +360,7 @@ def test_a_function_that_is_convex_or_no_scalar_is_refused_when_the_run_is_check
 
 @pytest.mark.parametrize(("function", "member"), [(chi_square, fm.ChiSquare), (entropy, fm.KullbackLeibler)])
 @given(seed=st.integers(0, 10**6), strength=st.floats(0.02, 5))
-@settings(max_examples=5)
+@examples(3)
 def test_a_users_copy_of_a_known_regularizer_gives_what_that_gives(function, member, seed, strength):
     losses, prior = case(seed)
     mine, known = fm.Custom(function, strength), member(strength)

@@ -7,13 +7,14 @@ import networkx
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
 from fairmesh.topology import mixing as mixing_module
 from fairmesh.topology.mixing import Mixing, mixing_matrix, union_of
 from tests import toys
+from tests.examples import examples
 
 EVERY = pytest.mark.parametrize("name", toys.TOPOLOGIES)
 RULES = ["metropolis", "max-degree"]
@@ -227,7 +228,7 @@ def test_edges_of_a_networkx_graph_are_its_edges_with_nodes_numbered_in_order():
 
 
 @given(graph=graphs())
-@settings(max_examples=20)
+@examples(8)
 def test_edges_of_any_networkx_graph_have_its_mixing_matrix(graph):
     matrix = mixing_matrix(graph, "metropolis").matrix.toarray()
     built = fm.Edges.of(graph).graphs(graph.number_of_nodes())[0].matrix.toarray()
