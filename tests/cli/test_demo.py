@@ -19,7 +19,7 @@ def algorithms() -> dict:
 
 
 @some_quick("seed", {f"seed {seed}": seed for seed in range(5)}, "seed 0")
-def test_the_demo_at_least_halves_the_gap_and_keeps_the_mean_within_two_points(seed, algorithms):
+def test_demo_at_least_halves_the_gap_and_keeps_the_mean_within_two_points(seed, algorithms):
     algorithms = demo(seed, None).as_json()["algorithms"] if seed else algorithms
     plain, robust = algorithms["choco-sgd"], algorithms["ad-gda"]
     assert plain["gap"] > 0.1, "without a gap there is nothing to show"
@@ -28,7 +28,7 @@ def test_the_demo_at_least_halves_the_gap_and_keeps_the_mean_within_two_points(s
     assert robust["worst"] > plain["worst"]
 
 
-def test_the_readmes_demo_table_is_what_the_demo_gives(algorithms):
+def test_demo_gives_the_table_of_the_readme(algorithms):
     table = re.search(r"<!-- demo -->(.*?)<!-- /demo -->", README.read_text(), re.DOTALL).group(1)
     shown = [[float(x) for x in re.findall(r"(\d+\.\d)", line)] for line in table.strip().splitlines()[2:]]
     for row, name in zip(shown, ("choco-sgd", "ad-gda")):
@@ -37,7 +37,7 @@ def test_the_readmes_demo_table_is_what_the_demo_gives(algorithms):
         assert row == pytest.approx([100 * value for value in measured], abs=0.5), name
 
 
-def test_the_demo_shows_every_site_and_writes_its_page_and_plots(tmp_path, monkeypatch):
+def test_demo_shows_every_site_and_writes_its_page_and_plots(tmp_path, monkeypatch):
     monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 10)
     outcome = demo(0, tmp_path / "new")
     page = (tmp_path / "new" / "report.html").read_text()

@@ -18,18 +18,18 @@ def readme_python() -> str:
     return re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
 
 
-def test_there_are_at_least_three_experiment_files_and_two_scripts():
+def test_examples_are_at_least_three_files_and_two_scripts():
     assert len(EXPERIMENTS) >= 3
     assert len(list((ROOT / "examples").glob("*.py"))) >= 2
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_example_runs(path, tmp_path):
+def test_example_file_runs(path, tmp_path):
     result = fm.run(fm.load_experiment(path, ["rounds=6", "options.measure_every=3"]), out=tmp_path / "run")
     assert result.final[0]["round"] == 6
 
 
-def test_an_experiment_file_means_what_the_same_python_means():
+def test_experiment_file_means_what_the_same_python_means():
     from_file = fm.load_experiment(ROOT / "examples" / "scanners.toml")
     in_python = fm.Experiment(
         data=fm.Digits(split="instrument", nodes=10, odd=2),
@@ -50,7 +50,7 @@ def test_an_experiment_file_means_what_the_same_python_means():
     assert from_file == in_python
 
 
-def test_the_readmes_python_is_at_most_fifteen_lines_and_runs(tmp_path, monkeypatch, capsys):
+def test_readme_python_is_at_most_fifteen_lines_and_runs(tmp_path, monkeypatch, capsys):
     code = readme_python()
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ def test_the_readmes_python_is_at_most_fifteen_lines_and_runs(tmp_path, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hospitals.py", "rivals.py"])
-def test_the_example_scripts_run_in_seconds(name):
+def test_example_script_runs_in_seconds(name):
     done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "worst" in done.stdout

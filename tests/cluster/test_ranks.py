@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import fairmesh as fm
 from fairmesh.networks.cluster import ClusterTransport, _packed, _unpacked, blocks_of
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.options import Options
@@ -16,6 +15,7 @@ from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.cluster.rank import CASES
 from tests.pairwise import case as case_of
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 ONE_OF_EACH_KIND = (
@@ -70,7 +70,7 @@ def ended(tmp_path_factory):
         for case in cases
     ],
 )
-def test_a_cluster_is_the_simulator(ended, name, case):
+def test_cluster_ends_where_the_simulator_ends(ended, name, case):
     ranks, expected = ended(name), simulated(case, SETS[name][1])
     for block, end in zip(blocks_of(8, len(ranks)), ranks):
         for name in ("models", "duals"):
@@ -82,19 +82,19 @@ def test_a_cluster_is_the_simulator(ended, name, case):
         assert torch.equal(end[case]["bytes"], expected.sent.node_bytes[:, list(block)])
 
 
-def test_nodes_are_shared_out_evenly_in_their_order():
+def test_blocks_of_nodes_are_even_and_in_order():
     assert [list(block) for block in blocks_of(7, 3)] == [[0, 1, 2], [3, 4], [5, 6]]
     assert [len(block) for block in blocks_of(50, 8)] == [7, 7, 6, 6, 6, 6, 6, 6]
-    with pytest.raises(fm.BadInput, match="4 ranks for 3 nodes"):
+    with refused("4 ranks", "3 nodes"):
         blocks_of(3, 4)
 
 
-def test_what_goes_to_several_receivers_of_a_rank_travels_once():
+def test_packed_text_for_several_receivers_of_a_rank_travels_once():
     texts = [b"first", b"first", b"", b"second", b"second", b"second"]
     assert _unpacked(_packed(texts)) == texts
     assert len(_packed(texts)) == 8 * 6 + len(b"first") + len(b"second")
 
 
-def test_without_a_process_group_it_says_how_to_start():
-    with pytest.raises(fm.BadInput, match="start with torchrun"):
+def test_cluster_transport_without_a_process_group_is_refused():
+    with refused("torchrun"):
         ClusterTransport([[0]])

@@ -82,30 +82,30 @@ def ranks_of(clustered: Path) -> list[dict[str, Any]]:
 
 
 @every_case
-def test_a_run_over_ranks_leaves_what_a_simulation_leaves(simulated, clustered, case):
+def test_cluster_run_leaves_what_a_simulation_leaves(simulated, clustered, case):
     alike(left(clustered / f"{case} on ranks"), simulated(case)[0])
 
 
 @every_case
-def test_every_rank_gets_the_averages_over_all_nodes(simulated, clustered, case):
+def test_cluster_run_gives_every_rank_the_averages_over_all_nodes(simulated, clustered, case):
     for there in ranks_of(clustered):
         for name, tensor in simulated(case)[1].items():
             assert float((there[case][name] - tensor).abs().max()) < 1e-10, name
 
 
 @every_case
-def test_a_run_begun_in_memory_goes_on_over_ranks(simulated, clustered, case):
+def test_cluster_run_goes_on_with_what_was_begun_in_memory(simulated, clustered, case):
     alike(left(clustered / f"{case} simulated"), simulated(case)[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_begun_over_three_ranks_goes_on_over_two(simulated, clustered, case):
+def test_cluster_run_begun_over_three_ranks_goes_on_over_two(simulated, clustered, case):
     alike(left(clustered / f"{case} begun"), simulated(case)[0])
 
 
 @every_case
-def test_a_run_begun_over_ranks_goes_on_in_memory_and_then_needs_one_file(simulated, clustered, tmp_path, case):
+def test_cluster_run_goes_on_in_memory_and_then_needs_one_file(simulated, clustered, tmp_path, case):
     folder = tmp_path / "run"
     shutil.copytree(clustered / f"{case} alone", folder)
     assert len(list(folder.glob("checkpoint*"))) == len(ranks_of(clustered))
@@ -115,7 +115,7 @@ def test_a_run_begun_over_ranks_goes_on_in_memory_and_then_needs_one_file(simula
 
 
 @on_two_ranks_and_three
-def test_resumed_on_as_many_ranks_it_ends_bit_identical(clustered):
+def test_cluster_run_resumed_on_as_many_ranks_ends_bit_identical(clustered):
     one, other = clustered / "ad-gda on ranks", clustered / "ad-gda continued"
     assert left(one) == left(other)
     for path in one.glob("checkpoint*"):
@@ -125,7 +125,7 @@ def test_resumed_on_as_many_ranks_it_ends_bit_identical(clustered):
 
 
 @on_two_ranks_and_three
-def test_only_the_newest_checkpoint_is_kept_one_file_a_rank(clustered):
+def test_checkpoint_of_a_cluster_is_the_newest_one_file_per_rank(clustered):
     names = {path.name for path in (clustered / "ad-gda on ranks").glob("checkpoint*")}
     others = range(1, len(ranks_of(clustered)))
     assert names == {CHECKPOINT, *(f"checkpoint-{ROUNDS}-{rank}.safetensors" for rank in others)}
@@ -142,7 +142,7 @@ def test_only_the_newest_checkpoint_is_kept_one_file_a_rank(clustered):
         ("option", "BadInput", "own_models"),
     ],
 )
-def test_what_one_rank_refuses_all_refuse_and_the_first_tells(clustered, what, kind, words):
+def test_refusal_of_one_rank_is_that_of_all_and_the_first_tells(clustered, what, kind, words):
     found = [rank["refusals"][what] for rank in ranks_of(clustered)]
     assert {(kind_, text) for kind_, text, _ in found} == {(kind, found[0][1])}
     assert words in found[0][1]
@@ -151,7 +151,7 @@ def test_what_one_rank_refuses_all_refuse_and_the_first_tells(clustered, what, k
 
 @on_two_ranks_and_three
 @pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_or_missing_shard_is_refused_by_name(clustered, what):
+def test_shard_that_is_damaged_or_missing_is_refused_by_name(clustered, what):
     shard = f"{what}/checkpoint-{PART}-{len(ranks_of(clustered)) - 1}.safetensors"
     with pytest.raises(fm.CheckpointError) as refused:  # in memory
         trained("ad-gda", clustered / what, resume=True)
@@ -160,7 +160,7 @@ def test_a_damaged_or_missing_shard_is_refused_by_name(clustered, what):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_or_missing_shard_is_refused_by_name_on_other_ranks(clustered, what):
+def test_shard_that_is_damaged_or_missing_is_refused_by_name_on_other_ranks(clustered, what):
     for rank in range(2):
         kind, text, _ = torch.load(clustered / f"second-{rank}.pt")[what]
         assert kind == "CheckpointError"

@@ -48,7 +48,7 @@ def _compared(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorith
     return stack
 
 
-def test_every_registered_member_has_a_reference():
+def test_references_exist_for_every_registered_member():
     assert set(REFERENCES) == set(toys.registered(fm.Algorithm).values())
     assert toys.covers(fm.Algorithm, toys.ALGORITHMS)
     assert toys.covers(fm.Compressor, toys.COMPRESSORS)
@@ -184,7 +184,7 @@ def test_tracked_ad_gda_is_its_loop_for_every_compressor_at_the_rate_it_finds(pr
 @some_quick(
     "name", [name for name in toys.REGULARIZERS if name != "custom"], "chi-square", "own-coordinate", "capped kl"
 )
-def test_the_inner_maximum_of_every_regularizer_is_that_of_the_loop(problem, name):
+def test_tracked_ad_gda_is_its_loop_for_the_inner_maximum_of_every_regularizer(problem, name):
     regularizer = toys.of_strength(toys.REGULARIZERS[name], 5.0 if "own" in name else 0.3)
     _compared(problem, fm.Ring(), replace(TRACKED, weighting=fm.ExactMaximum(0.7), regularizer=regularizer))
 
@@ -197,12 +197,12 @@ def test_the_inner_maximum_of_every_regularizer_is_that_of_the_loop(problem, nam
         case("dr-dsgd", "changing"),
     ],
 )
-def test_uncompressed_rivals_are_their_loops_over_every_topology(problem, name, topology):
+def test_dsgd_and_dr_dsgd_are_their_loops_over_every_topology(problem, name, topology):
     _compared(problem, toys.TOPOLOGIES[topology], toys.ALGORITHMS[name])
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
-def test_every_algorithm_of_the_toys_is_its_loop(problem, name):
+def test_algorithm_is_its_loop(problem, name):
     _compared(problem, fm.Star(), toys.ALGORITHMS[name], seed=5)
 
 
@@ -246,18 +246,18 @@ BATCHES = {
 @some_quick(
     "fields", BATCHES, "three cyclic batches", "full", "full, equal sizes", "decay, clipping, two batches", "prior"
 )
-def test_batches_decay_clipping_and_priors_are_those_of_the_loop(fields):
+def test_oracle_draws_batches_decays_and_clips_as_the_loop_does(fields):
     _compared(toys.problem(**fields), fm.Ring(), toys.ALGORITHMS["ad-gda"], seed=3)
 
 
 @pytest.mark.parametrize("order", ["random", "cyclic"])
-def test_each_call_of_a_round_gets_its_own_batches(order):
+def test_oracle_gives_each_call_of_a_round_its_own_batches(order):
     """DRFA asks local_steps + 1 times a round."""
     problem = toys.problem(sampling=fm.Sampling(batch=3, order=order, batches_per_step=2))
     _compared(problem, fm.Ring(), fm.DRFA(0.1, dual_step=0.01, local_steps=2))
 
 
-def test_another_seed_is_another_run(problem):
+def test_loop_with_another_seed_is_another_run(problem):
     """So that agreement at equal seeds means that both drew the same."""
     algorithm = toys.ALGORITHMS["ad-gda"]
     loop = REFERENCES[fm.ADGDA](problem, fm.Ring(), algorithm, 5, 0)
@@ -282,7 +282,7 @@ FAITHFUL = 1e-12
         case(partial(fm.TrackedADGDA, beta2=0.0, warm_start=False), "quantize", "ring"),
     ],
 )
-def test_flipping_the_last_bit_of_one_message_at_one_receiver_is_seen(problem, method, compressor, topology):
+def test_loop_with_one_bit_flipped_in_one_message_differs(problem, method, compressor, topology):
     algorithm = method(0.5, consensus_step=0.2, compressor=toys.COMPRESSORS[compressor])
 
     def tamper(t, sender, receiver, message):
@@ -297,7 +297,7 @@ def test_flipping_the_last_bit_of_one_message_at_one_receiver_is_seen(problem, m
     assert max(abs(difference).max() for difference in before) < FAITHFUL  # and not before it arrived
 
 
-def test_a_flipped_bit_changes_a_number_by_no_more_than_one_rounding_of_what_travels():
+def test_flipped_bit_changes_a_number_by_no_more_than_one_rounding():
     row = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
     for compressor in toys.COMPRESSORS.values():
         message = reference.compressed(compressor, row, reference.uniforms(0, "compression", 0, 0, 20))
