@@ -242,9 +242,9 @@ def test_partition_is_decided_by_its_seed(name):
 REFUSED = {
     "no site column": (lambda: fm.BySite().sites(pool()), ["by-site"]),
     "another number of sites": (lambda: fm.BySite((1, 2, 3)).sites(pool(sites=2)), ["3 counts", "2 sites", "ward 0"]),
-    "too many nodes": (lambda: fm.OneClass(1000).sites(pool()), ["1000 nodes"]),
-    "too many for dirichlet": (lambda: fm.Dirichlet(121).sites(pool()), ["121 nodes"]),
-    "too many for quantity": (lambda: fm.Quantity(121).sites(pool()), ["121 nodes"]),
+    "too many nodes": (lambda: fm.OneClass(1000).sites(pool()), ["60 samples", "250 sites"]),
+    "too many for dirichlet": (lambda: fm.Dirichlet(121).sites(pool()), ["240 samples", "121 sites"]),
+    "too many for quantity": (lambda: fm.Quantity(121).sites(pool()), ["240 samples", "121 sites"]),
     "too many shards": (lambda: fm.Shards(200).sites(pool()), ["400"]),
     "factors": (lambda: fm.Contrast(2, (1.0, 2.0, 3.0)), ["3 contrast factors", "2 nodes"]),
     "factor": (lambda: fm.Contrast(2, (-1.0,)), ["> 0", "-1.0"]),

@@ -96,7 +96,7 @@ def test_run_folder_may_be_empty(tmp_path):
 
 def test_run_folder_without_a_checkpoint_cannot_be_resumed(folder):
     (folder / CHECKPOINT).unlink()
-    refused_to_resume(folder, CHECKPOINT)
+    refused_to_resume(folder, CHECKPOINT, error=fm.BadInput)
 
 
 def test_checkpoint_truncated_at_any_length_is_refused_by_name(folder):
