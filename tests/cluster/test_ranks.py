@@ -23,7 +23,11 @@ ONE_OF_EACH_KIND = (
     "compressor top-k", "changing graph", "star",
 )  # fmt: skip
 SETS = {  # ranks, rounds, cases
-    "a few cases on two ranks": (2, 8, ONE_OF_EACH_KIND),  # equivalence/test_hosts.py has all cases, in one process
+    "a few cases on two ranks": (
+        2,
+        8,
+        ONE_OF_EACH_KIND,
+    ),  # equivalence/test_remote_network.py has all cases, in one process
     "one rank": (1, 30, tuple(CASES)),
     "two ranks": (2, 30, tuple(CASES)),
     "four ranks": (4, 30, tuple(CASES)),
