@@ -54,11 +54,11 @@ def test_tracked_ad_gda_refuses_a_field_out_of_range_with_the_range(fields, word
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: fm.ShadowPrice(loss_ema=1.0), ["loss_ema", "[0, 1)"]),
-        (lambda: fm.ShadowPrice(step=2.0), ["step", "(0, 1]", "2.0"]),
-        (lambda: fm.ExactMaximum(loss_ema=-0.1), ["loss_ema", "[0, 1)"]),
-        (lambda: fm.ProjectedAscent(step=-1.0), ["step", ">= 0"]),
-        (lambda: fm.ProjectedAscent(compressor="zip"), ["compressor", "zip"]),
+        (lambda: fm.weighting.ShadowPrice(loss_ema=1.0), ["loss_ema", "[0, 1)"]),
+        (lambda: fm.weighting.ShadowPrice(step=2.0), ["step", "(0, 1]", "2.0"]),
+        (lambda: fm.weighting.ExactMaximum(loss_ema=-0.1), ["loss_ema", "[0, 1)"]),
+        (lambda: fm.weighting.ProjectedAscent(step=-1.0), ["step", ">= 0"]),
+        (lambda: fm.weighting.ProjectedAscent(compressor="zip"), ["compressor", "zip"]),
     ],
 )
 def test_weighting_refuses_a_field_out_of_range_with_the_range(make, words):
@@ -69,12 +69,20 @@ def test_weighting_refuses_a_field_out_of_range_with_the_range(make, words):
 @pytest.mark.parametrize(
     ("weighting", "regularizer", "words"),
     [
-        (fm.ShadowPrice(), fm.NoRegularizer(), ["NoRegularizer", "ChiSquare", "KullbackLeibler", "ProjectedAscent"]),
-        (fm.ShadowPrice(), fm.OwnCoordinate(1.0), ["OwnCoordinate", "ProjectedAscent"]),
-        (fm.ShadowPrice(), fm.Capped(0.5, fm.NoRegularizer()), ["NoRegularizer", "ProjectedAscent"]),
-        (fm.ShadowPrice(), REGULARIZERS["custom"], ["Custom", "ProjectedAscent"]),
-        (fm.ExactMaximum(), REGULARIZERS["custom"], ["custom", "ProjectedAscent"]),
-        (fm.ProjectedAscent(9.0), fm.ChiSquare(0.5), ["weighting.step", "9", "2"]),
+        (
+            fm.weighting.ShadowPrice(),
+            fm.regularizers.NoRegularizer(),
+            ["NoRegularizer", "ChiSquare", "KullbackLeibler", "ProjectedAscent"],
+        ),
+        (fm.weighting.ShadowPrice(), fm.regularizers.OwnCoordinate(1.0), ["OwnCoordinate", "ProjectedAscent"]),
+        (
+            fm.weighting.ShadowPrice(),
+            fm.regularizers.Capped(0.5, fm.regularizers.NoRegularizer()),
+            ["NoRegularizer", "ProjectedAscent"],
+        ),
+        (fm.weighting.ShadowPrice(), REGULARIZERS["custom"], ["Custom", "ProjectedAscent"]),
+        (fm.weighting.ExactMaximum(), REGULARIZERS["custom"], ["custom", "ProjectedAscent"]),
+        (fm.weighting.ProjectedAscent(9.0), fm.ChiSquare(0.5), ["weighting.step", "9", "2"]),
     ],
 )
 def test_weighting_that_cannot_serve_its_regularizer_names_one_that_can(weighting, regularizer, words):
@@ -88,7 +96,9 @@ def test_consensus_step_of_one_is_allowed():
     assert fm.ADGDA(consensus_step=1.0).consensus_step == 1.0
 
 
-@pytest.mark.parametrize(("regularizer", "bound"), [(fm.ChiSquare(0.5), 0.5), (fm.KullbackLeibler(0.5), 1.0)])
+@pytest.mark.parametrize(
+    ("regularizer", "bound"), [(fm.ChiSquare(0.5), 0.5), (fm.regularizers.KullbackLeibler(0.5), 1.0)]
+)
 def test_dual_step_beyond_its_stable_range_is_refused_with_the_bound(regularizer, bound):
     made = problem(4, sites=sites(4, sizes=(10, 10, 10, 10)))  # p / alpha = 0.25 / 0.5
     with refused("dual_step", f"{bound:g}"):

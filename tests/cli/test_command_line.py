@@ -67,7 +67,7 @@ def test_run_takes_set_seeds_and_out(cli, tmp_path):
     written = fm.load_experiment(tmp_path / "elsewhere" / "experiment.toml")
     assert (written.rounds, written.seeds) == (12, (0, 1, 2))
     assert written.algorithm.compressor == fm.Quantize(bits=8)
-    assert written.topology == fm.Complete()
+    assert written.topology == fm.topologies.Complete()
 
 
 def test_run_of_the_written_experiment_gives_the_same_model(cli, tmp_path):

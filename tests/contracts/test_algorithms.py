@@ -39,7 +39,7 @@ def moved(problem) -> fm.Problem:
 
 
 def test_toys_hold_every_registered_algorithm():
-    assert toys.covers(fm.Algorithm, toys.ALGORITHMS)
+    assert toys.covers(fm.algorithms.Algorithm, toys.ALGORITHMS)
 
 
 @every_algorithm
@@ -107,7 +107,11 @@ def test_algorithm_gives_the_same_rows_in_any_order_of_the_stack(problem, algori
 
 
 def _check_relabelling(
-    problem: fm.Problem, moved: fm.Problem, algorithm: fm.Algorithm, topology: fm.Topology, rounds: int
+    problem: fm.Problem,
+    moved: fm.Problem,
+    algorithm: fm.algorithms.Algorithm,
+    topology: fm.topologies.Topology,
+    rounds: int,
 ) -> None:
     """Node MIXED_UP[k] is called k: its data, its edges and its random streams go along."""
     cycle = topology.build(8)
@@ -137,9 +141,9 @@ def test_ad_gda_renames_its_result_over_every_topology(problem, moved, topology)
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS.values(), ids=toys.COMPRESSORS)
 def test_ad_gda_renames_its_result_for_every_compressor(problem, moved, compressor):
     algorithm = fm.ADGDA(
-        2.0, dual_step=0.1, consensus_step=0.3, compressor=compressor, regularizer=fm.OwnCoordinate(0.5)
+        2.0, dual_step=0.1, consensus_step=0.3, compressor=compressor, regularizer=fm.regularizers.OwnCoordinate(0.5)
     )
-    _check_relabelling(problem, moved, algorithm, fm.Star(), 4)
+    _check_relabelling(problem, moved, algorithm, fm.topologies.Star(), 4)
 
 
 def test_identities_of_other_nodes_give_another_run(problem):
@@ -158,7 +162,7 @@ def _unequal(seed: int = 0, nodes: int = 8, dim: int = 23) -> torch.Tensor:
     return torch.randn(2, nodes, dim, generator=generator, dtype=torch.float64)
 
 
-def _check_average_kept(algorithm: fm.Algorithm, topology: fm.Topology, rounds: int = 6) -> None:
+def _check_average_kept(algorithm: fm.algorithms.Algorithm, topology: fm.topologies.Topology, rounds: int = 6) -> None:
     network = MemoryNetwork(topology.build(8), dtype=torch.float64)
     oracle = NoData(_unequal())
     state = algorithm.init(oracle, network)
@@ -185,7 +189,7 @@ def test_gossip_keeps_the_average_model_for_every_compressor_and_topology(compre
 def test_ad_gda_keeps_the_average_dual_over_every_topology(topology):
     network = MemoryNetwork(topology.build(8), dtype=torch.float64)
     oracle, algorithm = NoData(_unequal()), fm.ADGDA(0.0, dual_step=0.0)
-    duals = fm.project_onto_simplex(_unequal(seed=1, dim=8))
+    duals = fm.regularizers.project_onto_simplex(_unequal(seed=1, dim=8))
     start = algorithm.init(oracle, network)._replace(duals=duals)
     state, _, _ = after(algorithm, network, oracle, 4, start)
     assert float((state.duals.mean(dim=-2) - duals.mean(dim=-2)).abs().max()) < 1e-14

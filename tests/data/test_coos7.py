@@ -30,7 +30,7 @@ def files(tmp_path):
 
 
 def test_coos7_deals_the_first_slices_of_its_files_to_eight_nodes_and_two(tmp_path, files):
-    made = fm.COOS7(folder=str(tmp_path), per_node=3).sites()
+    made = fm.data.COOS7(folder=str(tmp_path), per_node=3).sites()
     (first, first_labels), (second, second_labels) = files
     assert [site.group for site in made] == ["microscope 1"] * 8 + ["microscope 2"] * 2
     assert [len(site.train[0]) for site in made] == [3] * 10
@@ -42,7 +42,7 @@ def test_coos7_deals_the_first_slices_of_its_files_to_eight_nodes_and_two(tmp_pa
 
 
 def test_coos7_test_images_follow_and_are_shared_by_a_microscopes_nodes(tmp_path, files):
-    made = fm.COOS7(folder=str(tmp_path), per_node=3).sites()
+    made = fm.data.COOS7(folder=str(tmp_path), per_node=3).sites()
     assert made[0].test is made[7].test
     assert made[8].test is made[9].test
     assert made[0].test[1].tolist() == files[0][1][24:48].tolist()
@@ -51,7 +51,7 @@ def test_coos7_test_images_follow_and_are_shared_by_a_microscopes_nodes(tmp_path
 
 
 def test_coos7_can_be_trained_on(tmp_path, files):
-    data = fm.COOS7(fm.BySite((3, 1)), str(tmp_path), per_node=4)
+    data = fm.data.COOS7(fm.data.BySite((3, 1)), str(tmp_path), per_node=4)
     result = fm.run(fm.Experiment(data=data, topology=fm.Ring(), algorithm=fm.DSGD(), rounds=2))
     assert len(result.final[0]["accuracy"]["sites"]) == 4
 
@@ -59,10 +59,13 @@ def test_coos7_can_be_trained_on(tmp_path, files):
 @pytest.mark.parametrize(
     ("call", "names"),
     [
-        (lambda folder: fm.COOS7(folder=folder, per_node=1000).sites(), ["50 images", "16000"]),
-        (lambda folder: fm.COOS7(fm.OneClass(3)), ["by-site"]),
-        (lambda folder: fm.COOS7(fm.BySite((1, 2, 3))), ["two files"]),
-        (lambda folder: fm.COOS7(folder=folder + "/nowhere").sites(), ["COOS7", "nowhere", "COOS7_v1.1_test4.hdf5"]),
+        (lambda folder: fm.data.COOS7(folder=folder, per_node=1000).sites(), ["50 images", "16000"]),
+        (lambda folder: fm.data.COOS7(fm.data.OneClass(3)), ["by-site"]),
+        (lambda folder: fm.data.COOS7(fm.data.BySite((1, 2, 3))), ["two files"]),
+        (
+            lambda folder: fm.data.COOS7(folder=folder + "/nowhere").sites(),
+            ["COOS7", "nowhere", "COOS7_v1.1_test4.hdf5"],
+        ),
     ],
 )
 def test_coos7_that_cannot_be_read_is_refused_with_the_numbers(tmp_path, files, call, names):
@@ -78,10 +81,10 @@ def test_coos7_names_damaged_files(tmp_path, files):
     with h5py.File(tmp_path / "COOS7_v1.1_test3.hdf5", "w") as file:
         file["data"] = np.zeros((4, 1, 64, 64))
     with refused("COOS7_v1.1_test3.hdf5", "'labels'"):
-        fm.COOS7(folder=str(tmp_path), per_node=2).sites()
+        fm.data.COOS7(folder=str(tmp_path), per_node=2).sites()
     (tmp_path / "COOS7_v1.1_test4.hdf5").write_bytes(b"no HDF5")
     with refused("COOS7_v1.1_test4.hdf5"):
-        fm.COOS7(folder=str(tmp_path), per_node=2).sites()
+        fm.data.COOS7(folder=str(tmp_path), per_node=2).sites()
     assert all(verdict.startswith("damaged") for _, verdict in check(source, tmp_path))
 
 
@@ -95,4 +98,4 @@ def test_coos7_without_h5py_names_the_extra(tmp_path, files, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with refused("fairmesh[coos7]"):
-        fm.COOS7(folder=str(tmp_path), per_node=1).sites()
+        fm.data.COOS7(folder=str(tmp_path), per_node=1).sites()

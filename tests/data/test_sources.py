@@ -258,13 +258,13 @@ def test_found_looks_in_the_folder_given_then_in_fairmesh_data_then_in_the_cache
 def test_fairmesh_data_may_itself_be_the_folder_of_the_files(tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRMESH_DATA", str(tmp_path))
     write_mnist(tmp_path)
-    assert len(fm.MNIST().sites()) == 10
+    assert len(fm.data.MNIST().sites()) == 10
 
 
 def test_mnist_is_the_same_from_packed_and_unpacked_files(tmp_path):
     write_mnist(tmp_path / "a", packed=True)
     write_mnist(tmp_path / "b", packed=False)
-    a, b = (fm.MNIST(fm.OneClass(20), folder=str(tmp_path / name)).sites() for name in "ab")
+    a, b = (fm.data.MNIST(fm.data.OneClass(20), folder=str(tmp_path / name)).sites() for name in "ab")
     assert all(torch.equal(x.train[0], y.train[0]) and torch.equal(x.test[1], y.test[1]) for x, y in zip(a, b))
 
 
@@ -273,7 +273,7 @@ def test_cifar_is_read_from_its_batches_or_from_the_official_archive(tmp_path):
     (tmp_path / "packed").mkdir()
     with tarfile.open(tmp_path / "packed" / "cifar-10-binary.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "cifar-10-batches-bin", "cifar-10-batches-bin")
-    a, b = (fm.CIFAR10(fm.Contrast(4, ()), folder=str(tmp_path / where)).sites() for where in ("", "packed"))
+    a, b = (fm.data.CIFAR10(fm.data.Contrast(4, ()), folder=str(tmp_path / where)).sites() for where in ("", "packed"))
     images, labels = (torch.cat(parts) for parts in zip(*(site.train for site in a)))
     assert (images.shape, images.dtype) == ((40, 3, 32, 32), torch.uint8)
     assert labels[:8].tolist() == list(range(8))
@@ -283,8 +283,8 @@ def test_cifar_is_read_from_its_batches_or_from_the_official_archive(tmp_path):
 
 
 def test_cifar_is_dealt_as_in_the_paper_by_default():
-    data = fm.CIFAR10()
-    assert data.partition == fm.Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")
+    data = fm.data.CIFAR10()
+    assert data.partition == fm.data.Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")
 
 
 def damage(folder, name: str, content: bytes) -> None:
@@ -301,21 +301,21 @@ def damage(folder, name: str, content: bytes) -> None:
 )
 def test_mnist_names_a_damaged_file(tmp_path, name, content, names):
     write_mnist(tmp_path)
-    fm.MNIST(folder=str(tmp_path)).sites()
+    fm.data.MNIST(folder=str(tmp_path)).sites()
     damage(tmp_path, name, content)
     with refused(*names):
-        fm.MNIST(folder=str(tmp_path)).sites()
+        fm.data.MNIST(folder=str(tmp_path)).sites()
 
 
 def test_cifar_names_a_cut_batch_and_a_cut_archive(tmp_path):
     write_cifar(tmp_path)
     damage(tmp_path, "data_batch_3.bin", b"x" * 5000)
     with refused("data_batch_3.bin", "5000 bytes"):
-        fm.CIFAR10(folder=str(tmp_path)).sites()
+        fm.data.CIFAR10(folder=str(tmp_path)).sites()
     (tmp_path / "a").mkdir()
     damage(tmp_path / "a", "cifar-10-binary.tar.gz", gzip.compress(b"x")[:10])
     with refused("cifar-10-binary.tar.gz"):
-        fm.CIFAR10(folder=str(tmp_path / "a")).sites()
+        fm.data.CIFAR10(folder=str(tmp_path / "a")).sites()
 
 
 def test_check_names_what_is_missing_and_what_is_damaged(tmp_path):
@@ -337,16 +337,16 @@ def test_folder_of_does_not_download_into_a_folder_that_was_named(tmp_path):
 
 def test_mnist_files_are_read_once_and_again_when_they_change(tmp_path):
     write_mnist(tmp_path)
-    first, again = (fm.MNIST(fm.Contrast(2, ()), folder=str(tmp_path)).sites() for _ in range(2))
+    first, again = (fm.data.MNIST(fm.data.Contrast(2, ()), folder=str(tmp_path)).sites() for _ in range(2))
     assert first[0].test is again[0].test
     write_mnist(tmp_path, train=50, test=20)
-    assert len(fm.MNIST(fm.Contrast(2, ()), folder=str(tmp_path)).sites()[0].test[0]) == 20
+    assert len(fm.data.MNIST(fm.data.Contrast(2, ()), folder=str(tmp_path)).sites()[0].test[0]) == 20
 
 
 def test_held_out_judges_by_training_samples_that_are_not_trained_on(tmp_path):
     write_mnist(tmp_path, train=200)
-    plain = fm.MNIST(fm.OneClass(20), folder=str(tmp_path))
-    whole, made, again = plain.sites(), fm.HeldOut(plain).sites(), fm.HeldOut(plain).sites()
+    plain = fm.data.MNIST(fm.data.OneClass(20), folder=str(tmp_path))
+    whole, made, again = plain.sites(), fm.data.HeldOut(plain).sites(), fm.data.HeldOut(plain).sites()
     assert [len(site.train[0]) for site in made] == [8] * 20
     assert all(site.test is made[i % 10].test for i, site in enumerate(made))
     for c in range(10):
@@ -356,7 +356,7 @@ def test_held_out_judges_by_training_samples_that_are_not_trained_on(tmp_path):
         assert len(rows[0]) == 12
         assert sorted(map(tuple, kept.tolist())) == sorted(map(tuple, given.tolist()))
     assert all(torch.equal(a.train[0], b.train[0]) for a, b in zip(made, again))
-    other = fm.HeldOut(plain, seed=1).sites()
+    other = fm.data.HeldOut(plain, seed=1).sites()
     assert not all(torch.equal(a.train[0], b.train[0]) for a, b in zip(made, other))
 
 

@@ -72,8 +72,8 @@ class InProcess(Transport):
 
 def on_hosts(
     problem: fm.Problem,
-    topology: fm.Topology,
-    algorithm: fm.Algorithm,
+    topology: fm.topologies.Topology,
+    algorithm: fm.algorithms.Algorithm,
     rounds: int,
     blocks: Sequence[Sequence[int]],
     *,

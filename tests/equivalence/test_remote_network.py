@@ -60,7 +60,7 @@ def test_remote_network_ends_every_algorithm_as_the_simulator_does(problem, name
 @covering(strength=1, blocks=BLOCKS.keys(), each_copy={"a copy of each neighbour": True, "one mixed row": False})
 def test_remote_network_gives_the_same_whoever_hosts_whom(problem, blocks, each_copy):
     algorithm = toys.ALGORITHMS["ad-gda"]
-    compared(problem, fm.Circulant((1, 2)), algorithm, BLOCKS[blocks], each_copy=each_copy)
+    compared(problem, fm.topologies.Circulant((1, 2)), algorithm, BLOCKS[blocks], each_copy=each_copy)
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)

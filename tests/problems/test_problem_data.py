@@ -43,15 +43,15 @@ def test_problem_accepts_sound_data():
     assert fm.Problem(model=small_model, sites=with_bad_site(GOOD)).n == 4
 
 
-@pytest.mark.parametrize("topology", [fm.Torus(2, 4), fm.Matrix(((0.5, 0.5), (0.5, 0.5)))])
+@pytest.mark.parametrize("topology", [fm.topologies.Torus(2, 4), fm.topologies.Matrix(((0.5, 0.5), (0.5, 0.5)))])
 def test_topology_of_another_size_than_the_sites_is_refused_with_both_numbers(topology):
-    with refused("3", 8 if isinstance(topology, fm.Torus) else 2, "nodes"):
+    with refused("3", 8 if isinstance(topology, fm.topologies.Torus) else 2, "nodes"):
         fm.train(problem(3), topology, fm.DSGD(), 1)
 
 
 def test_edges_that_name_a_node_without_a_site_are_refused():
     with refused("3"):
-        fm.train(problem(3), fm.Edges(((0, 1), (1, 2), (2, 3))), fm.DSGD(), 1)
+        fm.train(problem(3), fm.topologies.Edges(((0, 1), (1, 2), (2, 3))), fm.DSGD(), 1)
 
 
 def test_problem_refuses_no_site_at_all():
@@ -64,7 +64,7 @@ def test_problem_refuses_an_empty_site_by_number_and_name(empty):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("wrap", [tuple, lambda pair: fm.Samples(*pair), lambda pair: TensorDataset(*pair)])
+@pytest.mark.parametrize("wrap", [tuple, lambda pair: fm.data.Samples(*pair), lambda pair: TensorDataset(*pair)])
 def test_problem_refuses_a_non_finite_input_with_site_and_sample(value, wrap):
     bad = wrap((spoiled(INPUTS, 7, value), LABELS))
     problem_refused("site 2", "Lyon", "inputs of sample 7", sites=with_bad_site(bad))

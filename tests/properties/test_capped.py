@@ -39,7 +39,7 @@ def test_capped_projection_is_feasible_and_optimal(seed, level):
     # p is the projection of x iff <x - p, v - p> <= 0 for every vertex v; the largest <x - p, v> is a greedy filling
     _, prior = case(seed)
     rows = rows_of(seed, prior.shape[-1])
-    found, caps = fm.Capped(level).project(rows, prior), prior / level
+    found, caps = fm.regularizers.Capped(level).project(rows, prior), prior / level
     assert found.shape == rows.shape
     assert (found >= 0).all()
     assert (found <= caps).all()
@@ -53,7 +53,7 @@ def test_capped_projection_is_feasible_and_optimal(seed, level):
 def test_capped_projection_is_the_one_found_by_looking_at_each_threshold(seed, level):
     _, prior = case(seed)
     rows = rows_of(seed, prior.shape[-1])[:2]
-    found = fm.Capped(level).project(rows, prior)
+    found = fm.regularizers.Capped(level).project(rows, prior)
     for row, one in zip(rows.flatten(0, 1).numpy(), found.flatten(0, 1).numpy()):
         np.testing.assert_allclose(one, projected_under_caps(row, (prior / level).numpy().ravel()), atol=1e-11)
 
@@ -65,7 +65,7 @@ def test_capped_projection_of_one_huge_entry_projects_the_rest_as_if_alone(seed,
     rows = rows_of(seed, n)[0].clamp(-1, 1).float()
     far = rows.clone()
     far[:, 0] = 1e9  # float32: one unit of it is 64
-    found = fm.Capped(level).project(far, prior.float()).double()
+    found = fm.regularizers.Capped(level).project(far, prior.float()).double()
     cap = min(1.0, float(prior[0, 0]) / level)
     assert found[:, 0].tolist() == pytest.approx([cap] * 2, abs=1e-6)
     if cap < 1 - 1e-3:
@@ -77,7 +77,7 @@ def test_capped_projection_of_one_huge_entry_projects_the_rest_as_if_alone(seed,
 @given(seed=SEEDS)
 def test_capped_projection_of_a_batch_is_row_by_row_and_changes_nothing(seed):
     _, prior = case(seed)
-    rows, member = rows_of(seed, prior.shape[-1]), fm.Capped(0.6)
+    rows, member = rows_of(seed, prior.shape[-1]), fm.regularizers.Capped(0.6)
     before, together = rows.clone(), member.project(rows, prior)
     assert torch.equal(rows, before)
     for k, i in itertools.product(range(3), range(2)):
@@ -89,7 +89,7 @@ def test_capped_projection_of_a_batch_is_row_by_row_and_changes_nothing(seed):
 @examples(8)
 def test_capped_at_level_1_allows_only_the_prior(inner, seed):
     losses, prior = case(seed)
-    member = fm.Capped(1.0, inner)
+    member = fm.regularizers.Capped(1.0, inner)
     for found in (member.project(rows_of(seed, prior.shape[-1]), prior), member.maximiser(losses, prior)):
         torch.testing.assert_close(found, prior.expand_as(found), rtol=0, atol=1e-14)
 
@@ -99,7 +99,7 @@ def test_capped_at_level_1_allows_only_the_prior(inner, seed):
 @examples(8)
 def test_capped_below_every_prior_caps_nothing(inner, seed):
     losses, prior = case(seed)
-    member, rows = fm.Capped(float(prior.min()) * 0.99, inner), rows_of(seed, prior.shape[-1])
+    member, rows = fm.regularizers.Capped(float(prior.min()) * 0.99, inner), rows_of(seed, prior.shape[-1])
     torch.testing.assert_close(member.project(rows, prior), inner.project(rows, prior), rtol=0, atol=1e-12)
     torch.testing.assert_close(member.maximiser(losses, prior), inner.maximiser(losses, prior), rtol=0, atol=1e-11)
 
@@ -109,7 +109,11 @@ def test_capped_without_regularizer_gives_the_conditional_value_at_risk(seed, le
     # Rockafellar and Uryasev: the least over t of t + E[(f - t)+] / level, attained at one of the losses
     losses, prior = case(seed)
     n = losses.shape[-1]
-    found = (fm.Capped(level, fm.NoRegularizer()).maximiser(losses, prior) * losses).sum(dim=-1).flatten()
+    found = (
+        (fm.regularizers.Capped(level, fm.regularizers.NoRegularizer()).maximiser(losses, prior) * losses)
+        .sum(dim=-1)
+        .flatten()
+    )
     for value, f in zip(found.tolist(), losses.reshape(-1, n)):
         bounds = [float(t + (prior[0] * (f - t).clamp(min=0)).sum() / level) for t in f]
         assert value == pytest.approx(min(bounds), rel=1e-12)
@@ -144,7 +148,7 @@ def test_capped_squares_have_the_maximum_found_by_searching_all_splits(name, see
     inner = toys.of_strength(INNER[name], strength)
     curvature = 2 * strength / p if name == "chi-square" else np.full(n, strength / n)
     expected = by_trying_every_split(losses.numpy().ravel() / n, curvature, p, p / level)
-    found = fm.Capped(level, inner).maximiser(losses, prior)
+    found = fm.regularizers.Capped(level, inner).maximiser(losses, prior)
     np.testing.assert_allclose(found.numpy().ravel(), expected, atol=1e-8)
 
 
@@ -158,14 +162,14 @@ def test_capped_kl_is_the_tilted_prior_cut_off_and_scaled_to_one(seed, level, st
         with np.errstate(over="ignore"):
             weights = np.minimum(p * np.exp(scores - middle), p / level)
         low, high = (middle, high) if weights.sum() > 1 else (low, middle)
-    found = fm.Capped(level, fm.KullbackLeibler(strength)).maximiser(losses, prior)
+    found = fm.regularizers.Capped(level, fm.regularizers.KullbackLeibler(strength)).maximiser(losses, prior)
     np.testing.assert_allclose(found.numpy().ravel(), weights, atol=1e-9)
 
 
 @EVERY
 def test_capped_levels_that_differ_by_replica_act_on_their_own_replica(inner):
     losses, prior = case(5, replicas=2)
-    members = [fm.Capped(0.3, inner), fm.Capped(0.9, inner)]
+    members = [fm.regularizers.Capped(0.3, inner), fm.regularizers.Capped(0.9, inner)]
     both: Any = stacked(members, torch.float64, torch.device("cpu"))  # type: ignore[arg-type]
     rows = rows_of(5, prior.shape[-1])[:2]
     for k, alone in enumerate(members):
@@ -178,7 +182,7 @@ def test_capped_keeps_value_gradient_and_stable_steps(inner):
     _, prior = case(3)
     n = prior.shape[-1]
     weights, own = rows_of(3, n)[0].softmax(dim=-1), torch.eye(n, dtype=torch.float64)[:2]
-    member = fm.Capped(0.5, inner)
+    member = fm.regularizers.Capped(0.5, inner)
     assert torch.equal(member.value(weights, prior), inner.value(weights, prior))
     assert torch.equal(member.gradient(weights, prior, own), inner.gradient(weights, prior, own))
     assert member.max_stable_dual_step(prior) == inner.max_stable_dual_step(prior)
@@ -186,19 +190,19 @@ def test_capped_keeps_value_gradient_and_stable_steps(inner):
 
 def test_capped_regularizer_is_named_when_a_dual_step_is_too_long():
     with refused("Capped(level=0.5, inner=ChiSquare(strength=0.5))"):
-        check_dual_step(0.3, fm.Capped(0.5, fm.ChiSquare(0.5)), torch.tensor([0.1, 0.9]))
+        check_dual_step(0.3, fm.regularizers.Capped(0.5, fm.ChiSquare(0.5)), torch.tensor([0.1, 0.9]))
 
 
 @pytest.mark.parametrize("level", [0.0, -0.1, 1.01, math.nan])
 def test_capped_refuses_a_level_outside_zero_to_one(level):
     with refused("level", "(0, 1]", level):
-        fm.Capped(level)
+        fm.regularizers.Capped(level)
 
 
-@pytest.mark.parametrize("inner", [toys.REGULARIZERS["custom"], fm.Capped(0.5)], ids=["custom", "capped"])
+@pytest.mark.parametrize("inner", [toys.REGULARIZERS["custom"], fm.regularizers.Capped(0.5)], ids=["custom", "capped"])
 def test_capped_refuses_what_has_no_known_maximum_under_a_cap(inner):
     with refused("inner", "ChiSquare", "KullbackLeibler"):
-        fm.Capped(0.5, inner)
+        fm.regularizers.Capped(0.5, inner)
 
 
 # Clipped losses.

@@ -37,7 +37,7 @@ def second_modulus(matrix: np.ndarray) -> float:
 
 
 def test_toys_hold_every_registered_topology():
-    assert toys.covers(fm.Topology, toys.TOPOLOGIES)
+    assert toys.covers(fm.topologies.Topology, toys.TOPOLOGIES)
 
 
 @EVERY
@@ -66,7 +66,7 @@ def test_gap_is_positive_exactly_when_the_graph_is_connected(rule, graph):
     assert mixing.degrees.tolist() == [degree for _, degree in sorted(graph.degree)]
     linked = {(i, j) for i, j in np.argwhere(matrix > 0).tolist() if i < j}
     assert linked == {(min(edge), max(edge)) for edge in graph.edges}
-    edges = fm.Edges(tuple(graph.edges), mixing=rule)
+    edges = fm.topologies.Edges(tuple(graph.edges), mixing=rule)
     if networkx.is_connected(graph):
         assert np.array_equal(edges.build(n)[0].matrix.toarray(), matrix)
     else:
@@ -91,7 +91,7 @@ def test_maximum_degree_weights_are_all_1_over_1_plus_the_largest_degree(graph):
 
 @pytest.mark.parametrize("rule", ["metropolis", "uniform", "max-degree"])
 def test_mixing_rules_agree_where_all_degrees_agree(rule):
-    matrix = fm.Circulant((1, 2), mixing=rule).build(9)[0].matrix.toarray()
+    matrix = fm.topologies.Circulant((1, 2), mixing=rule).build(9)[0].matrix.toarray()
     expected = [0.2 if (i - j) % 9 in (0, 1, 2, 7, 8) else 0.0 for i in range(9) for j in range(9)]
     np.testing.assert_allclose(matrix.ravel(), expected, atol=1e-15)
 
@@ -100,15 +100,15 @@ def test_mixing_rules_agree_where_all_degrees_agree(rule):
     ("kind", "n", "neighbours_of_0"),
     [
         (fm.Ring(), 6, {1, 5}),
-        (fm.Torus(3, 4), 12, {1, 3, 4, 8}),
-        (fm.Torus(1, 4), 4, {1, 3}),
-        (fm.Circulant((1, 2)), 8, {1, 2, 6, 7}),
-        (fm.Circulant((1, 4)), 8, {1, 4, 7}),
-        (fm.Complete(), 5, {1, 2, 3, 4}),
-        (fm.Star(), 5, {1, 2, 3, 4}),
-        (fm.Hypercube(), 8, {1, 2, 4}),
-        (fm.Exponential(), 10, {1, 2, 4, 8, 9, 6}),
-        (fm.Edges(((0, 2), (2, 1), (0, 0))), 3, {2}),
+        (fm.topologies.Torus(3, 4), 12, {1, 3, 4, 8}),
+        (fm.topologies.Torus(1, 4), 4, {1, 3}),
+        (fm.topologies.Circulant((1, 2)), 8, {1, 2, 6, 7}),
+        (fm.topologies.Circulant((1, 4)), 8, {1, 4, 7}),
+        (fm.topologies.Complete(), 5, {1, 2, 3, 4}),
+        (fm.topologies.Star(), 5, {1, 2, 3, 4}),
+        (fm.topologies.Hypercube(), 8, {1, 2, 4}),
+        (fm.topologies.Exponential(), 10, {1, 2, 4, 8, 9, 6}),
+        (fm.topologies.Edges(((0, 2), (2, 1), (0, 0))), 3, {2}),
     ],
     ids=str,
 )
@@ -119,14 +119,16 @@ def test_topology_gives_node_0_its_neighbours(kind, n, neighbours_of_0):
 
 
 def test_random_regular_graph_has_its_degree_everywhere_and_its_seed_decides_it():
-    first, again, other = (fm.RandomRegular(4, seed=seed).build(20)[0].matrix.toarray() for seed in (1, 1, 2))
+    first, again, other = (
+        fm.topologies.RandomRegular(4, seed=seed).build(20)[0].matrix.toarray() for seed in (1, 1, 2)
+    )
     assert ((first > 0).sum(axis=1) == 5).all()
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
 def test_erdos_renyi_graph_has_about_its_share_of_edges_and_its_seed_decides_it():
-    first, again, other = (fm.ErdosRenyi(0.3, seed=seed).build(60)[0] for seed in (1, 1, 2))
+    first, again, other = (fm.topologies.ErdosRenyi(0.3, seed=seed).build(60)[0] for seed in (1, 1, 2))
     assert first.degrees.sum() / (60 * 59) == pytest.approx(0.3, abs=0.05)
     assert np.array_equal(first.matrix.toarray(), again.matrix.toarray())
     assert not np.array_equal(first.matrix.toarray(), other.matrix.toarray())
@@ -142,7 +144,7 @@ def test_rho_and_beta_are_those_of_the_dense_eigenvalues(name):
 
 def test_gap_counts_an_eigenvalue_near_minus_one():
     # a ring of four with 0.1 on the diagonal: eigenvalues 1, 0.1, 0.1 and -0.8
-    swapping = fm.Matrix(0.1 * np.eye(4) + 0.45 * (lazy_ring(4) * 3 - np.eye(4))).build(4)[0]
+    swapping = fm.topologies.Matrix(0.1 * np.eye(4) + 0.45 * (lazy_ring(4) * 3 - np.eye(4))).build(4)[0]
     assert swapping.gap == pytest.approx(0.2)
     assert swapping.beta == pytest.approx(1.8)
 
@@ -153,15 +155,15 @@ def test_gap_counts_an_eigenvalue_near_minus_one():
         (fm.Ring(), 60),
         (fm.Ring(), 61),
         (fm.Ring(), 700),  # crowded eigenvalues: the plain iteration gives up
-        (fm.Torus(6, 8), 48),
-        (fm.Star(), 50),
-        (fm.Complete(), 40),
-        (fm.ErdosRenyi(0.2, seed=1), 60),
-        (fm.RandomRegular(3, seed=1), 64),
-        (fm.Edges(tuple((i, i + 1) for i in range(399))), 400),
-        (fm.Circulant((1, 2)), 500),
-        (fm.Edges(tuple((i, i + 1) for i in range(59) if i != 30)), 60),  # two pieces: gap 0
-        (fm.Matrix((np.eye(40)[::-1] * 0.98 + np.full((40, 40), 0.02 / 40)).tolist()), 40),  # near -1
+        (fm.topologies.Torus(6, 8), 48),
+        (fm.topologies.Star(), 50),
+        (fm.topologies.Complete(), 40),
+        (fm.topologies.ErdosRenyi(0.2, seed=1), 60),
+        (fm.topologies.RandomRegular(3, seed=1), 64),
+        (fm.topologies.Edges(tuple((i, i + 1) for i in range(399))), 400),
+        (fm.topologies.Circulant((1, 2)), 500),
+        (fm.topologies.Edges(tuple((i, i + 1) for i in range(59) if i != 30)), 60),  # two pieces: gap 0
+        (fm.topologies.Matrix((np.eye(40)[::-1] * 0.98 + np.full((40, 40), 0.02 / 40)).tolist()), 40),  # near -1
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -187,7 +189,7 @@ def test_consensus_step_of_theorem_is_its_formula(graph, delta):
 
 def test_consensus_step_of_theorem_of_a_complete_graph_is_delta_over_23_minus_8_delta():
     # W = 11'/n: rho = 1, beta = 1, so gamma = delta / (16 + 1 + 4 + 2 - 8 delta)
-    assert fm.Complete().build(5)[0].consensus_step_of_theorem(0.5) == pytest.approx(0.5 / 19)
+    assert fm.topologies.Complete().build(5)[0].consensus_step_of_theorem(0.5) == pytest.approx(0.5 / 19)
 
 
 @pytest.mark.parametrize("delta", [0.0, -0.1, 1.5, math.nan])
@@ -199,8 +201,8 @@ def test_consensus_step_of_theorem_refuses_a_delta_outside_0_1(delta):
 @pytest.mark.parametrize(
     "kind",
     [
-        fm.Ring(), fm.Ring("uniform"), fm.Circulant(), fm.Complete(), fm.Star(), fm.Hypercube(), fm.Exponential(),
-        fm.ErdosRenyi(0.9), fm.Changing((fm.Ring(), fm.Star())),
+        fm.Ring(), fm.Ring("uniform"), fm.topologies.Circulant(), fm.topologies.Complete(), fm.topologies.Star(), fm.topologies.Hypercube(), fm.topologies.Exponential(),
+        fm.topologies.ErdosRenyi(0.9), fm.topologies.Changing((fm.Ring(), fm.topologies.Star())),
     ],
     ids=str,
 )  # fmt: skip
@@ -214,25 +216,25 @@ def test_topology_of_one_and_two_nodes_works(kind, n):
 
 
 def test_torus_edges_and_matrix_of_a_single_node_work():
-    for kind in (fm.Torus(1, 1), fm.Edges(()), fm.Matrix(((1.0,),))):
+    for kind in (fm.topologies.Torus(1, 1), fm.topologies.Edges(()), fm.topologies.Matrix(((1.0,),))):
         assert kind.build(1)[0].matrix.toarray().tolist() == [[1.0]]
 
 
 def test_edges_of_a_networkx_graph_are_its_edges_with_nodes_numbered_in_order():
     graph = networkx.Graph([("a", "b"), ("b", "c"), ("c", "d"), ("d", "a"), ("a", "a")])
     graph.edges["a", "b"]["weight"] = 7.0
-    kind = fm.Edges.of(graph, mixing="max-degree")
+    kind = fm.topologies.Edges.of(graph, mixing="max-degree")
     assert kind.mixing == "max-degree"
     assert np.array_equal(kind.build(4)[0].matrix.toarray(), fm.Ring().build(4)[0].matrix.toarray())
     with refused("directed"):
-        fm.Edges.of(networkx.DiGraph([(0, 1)]))
+        fm.topologies.Edges.of(networkx.DiGraph([(0, 1)]))
 
 
 @given(graph=graphs())
 @examples(8)
 def test_edges_of_any_networkx_graph_have_its_mixing_matrix(graph):
     matrix = mixing_matrix(graph, "metropolis").matrix.toarray()
-    built = fm.Edges.of(graph).graphs(graph.number_of_nodes())[0].matrix.toarray()
+    built = fm.topologies.Edges.of(graph).graphs(graph.number_of_nodes())[0].matrix.toarray()
     assert np.array_equal(built, matrix)
 
 
@@ -250,11 +252,11 @@ def test_ring_of_5000_nodes_is_sparse_and_built_and_measured_in_seconds():
 
 # Graphs that change.
 
-HALVES = (fm.Edges(((0, 1), (2, 3))), fm.Edges(((1, 2),)))
+HALVES = (fm.topologies.Edges(((0, 1), (2, 3))), fm.topologies.Edges(((1, 2),)))
 
 
 def test_changing_accepts_disconnected_graphs_whose_union_is_connected():
-    cycle = fm.Changing(HALVES, every=2).build(4)
+    cycle = fm.topologies.Changing(HALVES, every=2).build(4)
     assert len(cycle) == 4
     assert [mixing.degrees.tolist() for mixing in cycle] == [[1, 1, 1, 1]] * 2 + [[0, 1, 1, 0]] * 2
     assert all(mixing.gap == pytest.approx(0, abs=1e-12) for mixing in cycle)
@@ -265,14 +267,14 @@ def test_changing_accepts_disconnected_graphs_whose_union_is_connected():
 
 def test_changing_refuses_graphs_whose_union_is_disconnected():
     with refused("disconnected", "{0, 1}", "{2, 3}"):
-        fm.Changing((HALVES[0], HALVES[0])).build(4)
+        fm.topologies.Changing((HALVES[0], HALVES[0])).build(4)
 
 
 # What is refused.
 
 
-def matrix(rows) -> fm.Matrix:
-    return fm.Matrix(rows)
+def matrix(rows) -> fm.topologies.Matrix:
+    return fm.topologies.Matrix(rows)
 
 
 def lazy_ring(n: int) -> np.ndarray:
@@ -289,9 +291,9 @@ NOT_FINITE = lazy_ring(4) * np.array([[1, 1, 1, math.nan]] * 4)
 @pytest.mark.parametrize(
     ("kind", "n", "names"),
     [
-        (fm.Edges(((0, 1), (2, 3))), 5, ["disconnected", "3 pieces", "{0, 1}", "{2, 3}", "{4}"]),
-        (fm.Circulant((2,)), 20, ["2 pieces", "{0, 2, 4, 6, 8, 10, ...}", "{1, 3, 5, 7, 9, 11, ...}"]),
-        (fm.Edges(()), 7, ["7 pieces", "{0}", "{1}", "{2}", "{3}"]),
+        (fm.topologies.Edges(((0, 1), (2, 3))), 5, ["disconnected", "3 pieces", "{0, 1}", "{2, 3}", "{4}"]),
+        (fm.topologies.Circulant((2,)), 20, ["2 pieces", "{0, 2, 4, 6, 8, 10, ...}", "{1, 3, 5, 7, 9, 11, ...}"]),
+        (fm.topologies.Edges(()), 7, ["7 pieces", "{0}", "{1}", "{2}", "{3}"]),
         (matrix(ASYMMETRIC), 6, ["symmetric", "W[2, 3] = 0.433333", "W[3, 2] = 0.333333"]),
         (matrix(NEGATIVE), 4, ["negative", "W[", "] = -0.166667"]),
         (matrix(DOUBLED), 4, ["row 2", "1.5"]),
@@ -301,15 +303,15 @@ NOT_FINITE = lazy_ring(4) * np.array([[1, 1, 1, math.nan]] * 4)
         (matrix([[0.0, 1.0], [1.0, 0.0]]), 2, ["eigenvalue", "-1"]),
         (matrix((lazy_ring(6) - np.eye(6) / 3) * 1.5), 6, ["eigenvalue", "-1"]),
         (matrix(lazy_ring(4)), 5, ["4 nodes", "5 sites"]),
-        (fm.Torus(3, 4), 10, ["3 x 4", "12", "10"]),
-        (fm.Hypercube(), 6, ["hypercube", "6"]),
-        (fm.Star("uniform"), 5, ["uniform", "node 1", "node 0", "4"]),
-        (fm.Edges(((0, 5),)), 4, ["[0, 5]", "0..3"]),
-        (fm.Edges(((0, -1),)), 4, ["[0, -1]", "0..3"]),
-        (fm.RandomRegular(3), 5, ["degree", "3", "5"]),
-        (fm.RandomRegular(5), 4, ["degree", "5", "4"]),
-        (fm.RandomRegular(1), 40, ["40", "degree", "3"]),
-        (fm.ErdosRenyi(0.001), 50, ["probability", "0.078"]),
+        (fm.topologies.Torus(3, 4), 10, ["3 x 4", "12", "10"]),
+        (fm.topologies.Hypercube(), 6, ["hypercube", "6"]),
+        (fm.topologies.Star("uniform"), 5, ["uniform", "node 1", "node 0", "4"]),
+        (fm.topologies.Edges(((0, 5),)), 4, ["[0, 5]", "0..3"]),
+        (fm.topologies.Edges(((0, -1),)), 4, ["[0, -1]", "0..3"]),
+        (fm.topologies.RandomRegular(3), 5, ["degree", "3", "5"]),
+        (fm.topologies.RandomRegular(5), 4, ["degree", "5", "4"]),
+        (fm.topologies.RandomRegular(1), 40, ["40", "degree", "3"]),
+        (fm.topologies.ErdosRenyi(0.001), 50, ["probability", "0.078"]),
         (fm.Ring(), 0, ["node", "0"]),
     ],
     ids=lambda value: str(value)[:40],
@@ -320,28 +322,28 @@ def test_topology_that_cannot_work_is_refused_with_the_place(kind, n, names):
 
 
 def test_matrix_of_an_odd_ring_without_weights_on_themselves_is_accepted():
-    odd = fm.Matrix((lazy_ring(7) - np.eye(7) / 3) * 1.5)
+    odd = fm.topologies.Matrix((lazy_ring(7) - np.eye(7) / 3) * 1.5)
     assert odd.build(7)[0].gap > 0.05
 
 
 def test_matrix_weights_too_small_to_matter_do_not_connect():
     tiny = np.array([[1 - 1e-15, 1e-15], [1e-15, 1 - 1e-15]])
     with refused("disconnected"):
-        fm.Matrix(tiny).build(2)
+        fm.topologies.Matrix(tiny).build(2)
 
 
 @pytest.mark.parametrize(
     ("make", "names"),
     [
         (lambda: fm.Ring("metropolitan"), ["'metropolitan'", "'metropolis'", "'uniform'", "'max-degree'"]),
-        (lambda: fm.Torus(0, 4), ["rows", "columns", "0 x 4"]),
-        (lambda: fm.Circulant((0, 1)), ["offsets", "[0, 1]"]),
-        (lambda: fm.Circulant(()), ["offsets", "[]"]),
-        (lambda: fm.ErdosRenyi(0.0), ["probability", "(0, 1]", "0.0"]),
-        (lambda: fm.ErdosRenyi(1.1), ["probability", "(0, 1]", "1.1"]),
-        (lambda: fm.Edges(((0, 1, 2),)), ["edge", "[0, 1, 2]"]),
-        (lambda: fm.Changing(()), ["topology"]),
-        (lambda: fm.Changing((fm.Ring(),), every=0), ["every", ">= 1", "0"]),
+        (lambda: fm.topologies.Torus(0, 4), ["rows", "columns", "0 x 4"]),
+        (lambda: fm.topologies.Circulant((0, 1)), ["offsets", "[0, 1]"]),
+        (lambda: fm.topologies.Circulant(()), ["offsets", "[]"]),
+        (lambda: fm.topologies.ErdosRenyi(0.0), ["probability", "(0, 1]", "0.0"]),
+        (lambda: fm.topologies.ErdosRenyi(1.1), ["probability", "(0, 1]", "1.1"]),
+        (lambda: fm.topologies.Edges(((0, 1, 2),)), ["edge", "[0, 1, 2]"]),
+        (lambda: fm.topologies.Changing(()), ["topology"]),
+        (lambda: fm.topologies.Changing((fm.Ring(),), every=0), ["every", ">= 1", "0"]),
         (lambda: Mixing(scipy.sparse.csr_array(np.ones((1, 2)))), ["square", "1 x 2"]),
     ],
 )
@@ -353,4 +355,4 @@ def test_topology_refuses_settings_out_of_range(make, names):
 def test_matrix_may_be_lists_numpy_or_scipy():
     dense = lazy_ring(5)
     for form in (dense.tolist(), dense, scipy.sparse.csr_array(dense)):
-        assert np.array_equal(fm.Matrix(form).build(5)[0].matrix.toarray(), dense)
+        assert np.array_equal(fm.topologies.Matrix(form).build(5)[0].matrix.toarray(), dense)

@@ -155,7 +155,7 @@ def test_checkpoint_that_is_a_model_file_is_refused(folder):
 @pytest.mark.parametrize(
     ("names", "changes"),
     [
-        (["topology.name", "'complete'", "'ring'"], {"topology": fm.Complete()}),
+        (["topology.name", "'complete'", "'ring'"], {"topology": fm.topologies.Complete()}),
         (["seeds", "[1]", "[0]"], {"seeds": (1,)}),
         (["placements"], {"placements": [(2, 1, 0)]}),
         (["dtype", "'float64'", "'float32'"], {"dtype": "float64"}),

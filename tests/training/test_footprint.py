@@ -30,14 +30,18 @@ def _problems() -> dict[str, fm.Problem]:
         return [fm.Site((torch.rand(6, *shape, generator=generator), torch.arange(6) % 3)) for _ in range(nodes)]
 
     return {
-        "wide": fm.Problem(fm.FullyConnected(1500).build(torch.Size([50]), 3), sites(8, 50), sampling=fm.Sampling(5)),
+        "wide": fm.Problem(
+            fm.models.FullyConnected(1500).build(torch.Size([50]), 3), sites(8, 50), sampling=fm.Sampling(5)
+        ),
         "large batches": fm.Problem(
-            fm.Logistic().build(torch.Size([300]), 3), sites(8, 300), sampling=fm.Sampling(4000)
+            fm.models.Logistic().build(torch.Size([300]), 3), sites(8, 300), sampling=fm.Sampling(4000)
         ),
         "images": fm.Problem(
-            fm.PaperCNN().build(torch.Size([1, 12, 12]), 3), sites(6, 1, 12, 12), sampling=fm.Sampling(400)
+            fm.models.PaperCNN().build(torch.Size([1, 12, 12]), 3), sites(6, 1, 12, 12), sampling=fm.Sampling(400)
         ),
-        "many nodes": fm.Problem(fm.Logistic().build(torch.Size([4]), 3), sites(1500, 4), sampling=fm.Sampling(2)),
+        "many nodes": fm.Problem(
+            fm.models.Logistic().build(torch.Size([4]), 3), sites(1500, 4), sampling=fm.Sampling(2)
+        ),
     }
 
 
