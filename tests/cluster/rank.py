@@ -10,6 +10,7 @@ import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.networks.cluster import ClusterTransport, blocks_of
 from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.networks.roles import StateView
 from fairmesh.problems.oracle import Oracle
 from tests import toys
 
@@ -42,7 +43,7 @@ def main(folder: Path, rank: int, ranks: int, rounds: int, cases: list[str]) -> 
             round = Round(torch.tensor(t), oracle, network)
             state = algorithm.step(state, round)
             sent = sent + sum(traffic.node_bytes for traffic in round.sent)
-        ends[case] = {"models": state.models, "duals": getattr(state, "duals", None), "bytes": sent}
+        ends[case] = {"models": state.models, "duals": StateView(state).duals(state), "bytes": sent}
     torch.save(ends, folder / f"rank-{rank}.pt")
     dist.destroy_process_group()
 

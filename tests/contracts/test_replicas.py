@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.networks.roles import StateView
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import random_placement, replicas_of
@@ -147,8 +148,9 @@ def test_time_averages_are_the_means_over_rounds_zero_to_t_minus_one(problem, al
     assert float((last.average_model - models.mean(dim=0)).abs().max()) < 1e-14
     shifted = torch.cat([models[1:], last.algorithm.models.mean(dim=-2)[None]]).mean(dim=0)  # t = 1 .. T
     assert float((last.average_model - shifted).abs().max()) > 1e-4
-    if getattr(last.algorithm, "duals", None) is not None:
-        duals = torch.stack([state.algorithm.duals.mean(dim=-2) for state in past])
+    view = StateView(last.algorithm)
+    if view.duals(last.algorithm) is not None:
+        duals = torch.stack([view.duals(state.algorithm).mean(dim=-2) for state in past])
         assert float((last.average_dual - duals.mean(dim=0)).abs().max()) < 1e-14
     else:
         assert last.average_dual is None

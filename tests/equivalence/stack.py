@@ -22,8 +22,9 @@ def on_the_stack(
         now = state.algorithm
         trace.models.append(now.models[0].numpy())
         weighting = getattr(now, "weighting", now)
-        if getattr(now, "duals", None) is not None:
-            trace.duals.append(now.duals[0].numpy())
+        duals = training.view.duals(now)
+        if duals is not None:
+            trace.duals.append(duals[0].numpy())
         if getattr(weighting, "dual_copies", None) is not None:
             trace.dual_copies.append(weighting.dual_copies.own[0].numpy())
         if getattr(weighting, "weights", None) is not None:

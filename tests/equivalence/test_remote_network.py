@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.networks.roles import StateView
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
@@ -38,12 +39,13 @@ def simulated(problem, topology, algorithm, seeds=(0,), rounds=ROUNDS):
 def compared(problem, topology, algorithm, blocks, seeds=(0,), each_copy=False, rounds=ROUNDS):
     alone = simulated(problem, topology, algorithm, seeds, rounds)
     states, sent, post = on_hosts(problem, topology, algorithm, rounds, blocks, seeds=seeds, each_copy=each_copy)
+    view = StateView(alone.algorithm)
     for name in ("models", "duals"):
-        expected = getattr(alone.algorithm, name, None)
+        expected = getattr(view, name)(alone.algorithm)
         if expected is None:
             continue
         for state, block in zip(states, blocks):
-            there = getattr(state, name)
+            there = getattr(view, name)(state)
             mine = expected[:, list(block)] if expected.shape[-2] == problem.n else expected
             assert there.shape == mine.shape
             assert float((there - mine).abs().max()) < 1e-10

@@ -15,6 +15,7 @@ from fairmesh.mesh.wire.links import Credentials, Links, Neighbour
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.networks.roles import StateView
 from fairmesh.problems.oracle import Oracle
 from tests import toys
 from tests.mesh import fleet
@@ -89,7 +90,7 @@ def run(folder: Path, own: int) -> None:
             round = Round(torch.tensor(t), oracle, network)
             state = algorithm.step(state, round)
             sent = sent + sum(traffic.node_bytes for traffic in round.sent)
-        ends[case] = {"models": state.models, "duals": getattr(state, "duals", None), "bytes": sent}
+        ends[case] = {"models": state.models, "duals": StateView(state).duals(state), "bytes": sent}
         lengths += transport.lengths
     links.finish()
     if not links.all_finished.wait(60):
