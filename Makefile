@@ -7,26 +7,28 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow chaos check tests format setup clean
+.PHONY: demo test test-all chaos check format setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/fairmesh demo
 
-test: check tests
+# Two processes of one thread each: with more threads than cores, small tensor operations wait for each other. A file's
+# tests stay together, since many share a mesh or ranks that take long to start.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# At most five minutes on two cores: a cover of every product of parameters, and one run of each kind over processes.
+test: check
+	$(PYTEST)
+
+# Everything: the tests marked as slow too, and more examples of every property.
+test-all: check
+	FAIRMESH_TESTS=thorough $(PYTEST) -m ''
 
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
-
-# Two processes of one thread each: with more threads than cores, small tensor operations wait for each other. A file's
-# tests stay together, since many share a mesh or ranks that take long to start.
-tests: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
-
-test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
 
 # Peers killed, cut off and robbed of their disks: a few minutes. Its figures are read by a test.
 chaos: $(READY)

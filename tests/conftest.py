@@ -1,18 +1,12 @@
-"""Hypothesis draws the same examples on every machine and never fails for slowness."""
+"""What every test runs under: one thread, the same examples of hypothesis on every machine, shared recordings."""
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "fairmesh",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    max_examples=40,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.load_profile("fairmesh")
+from tests.examples import THOROUGH, load_profile
+from tests.recordings import shared_recordings
+
+load_profile()
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +16,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def recordings():
+    """In the quick run a problem's gradients are recorded once for all tests that use it."""
+    if THOROUGH:
+        yield
+    else:
+        with shared_recordings():
+            yield

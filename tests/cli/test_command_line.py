@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_run_writes_a_folder_and_prints_its_summary_as_json(cli, tmp_path):
     assert {"experiment.toml", "metrics.jsonl", "summary.json", "model.safetensors"} <= names
 
 
-def test_off_a_terminal_the_output_is_plain(cli):
+def test_run_prints_plainly_off_a_terminal(cli):
     code, out, err = cli("run", "quick.toml")
     assert code == 0
     assert "\x1b" not in out + err
@@ -56,7 +57,7 @@ def test_off_a_terminal_the_output_is_plain(cli):
     assert "round 30/30" in err
 
 
-def test_set_seeds_and_out_change_the_experiment(cli, tmp_path):
+def test_run_takes_set_seeds_and_out(cli, tmp_path):
     code, out, _ = cli(
         "run", "quick.toml", "--set", "rounds=12", "--set", "algorithm.compressor.bits=8",
         "--set", "topology.name=complete", "--seeds", "3", "--out", "elsewhere", "--json",
@@ -69,7 +70,7 @@ def test_set_seeds_and_out_change_the_experiment(cli, tmp_path):
     assert written.topology == fm.topologies.Complete()
 
 
-def test_the_written_experiment_runs_again_to_the_same_model(cli, tmp_path):
+def test_run_of_the_written_experiment_gives_the_same_model(cli, tmp_path):
     cli("run", "quick.toml", "--out", "first")
     code, _, _ = cli("run", "first/experiment.toml", "--out", "second")
     assert code == 0
@@ -80,26 +81,26 @@ def test_the_written_experiment_runs_again_to_the_same_model(cli, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run", "missing.toml"), ["cannot read", "missing.toml"]),
+        (("run", "missing.toml"), ["missing.toml"]),
         (
             ("run", "quick.toml", "--set", "algorithm.consensus_stp=1"),
-            ["algorithm.consensus_stp", "did you mean 'consensus_step'"],
+            ["algorithm.consensus_stp", "'consensus_step'"],
         ),
-        (("run", "quick.toml", "--set", "ronds=3"), ["ronds", "did you mean 'rounds'"]),
-        (("run", "quick.toml", "--set", "rounds=many"), ["rounds", "whole number", "'many'"]),
+        (("run", "quick.toml", "--set", "ronds=3"), ["ronds", "'rounds'"]),
+        (("run", "quick.toml", "--set", "rounds=many"), ["rounds", "'many'"]),
         (("run", "quick.toml", "--set", "rounds"), ["key=value"]),
-        (("run", "quick.toml", "--set", "algorithm.name=adgda"), ["adgda", "did you mean 'ad-gda'"]),
-        (("run", "quick.toml", "--set", "algorithm.compressor.bits=40"), ["bits must lie in 1..16"]),
+        (("run", "quick.toml", "--set", "algorithm.name=adgda"), ["adgda", "'ad-gda'"]),
+        (("run", "quick.toml", "--set", "algorithm.compressor.bits=40"), ["bits", "1..16", "40"]),
         (("run", "quick.toml", "--device", "cuda"), ["CUDA"]),
-        (("run", "quick.toml", "--device", "abacus"), ["unknown device", "abacus"]),
+        (("run", "quick.toml", "--device", "abacus"), ["device", "abacus"]),
         (("run", "quick.toml", "--seeds", "0"), ["--seeds"]),
-        (("compare", "nowhere"), ["nowhere", "no finished run"]),
-        (("report", "nowhere"), ["nowhere", "no finished run"]),
-        (("topology", "rink", "--nodes", "5"), ["rink", "did you mean 'ring'"]),
-        (("topology", "torus", "--nodes", "5", "--set", "rows=2", "--set", "columns=2"), ["4 nodes, not 5"]),
+        (("compare", "nowhere"), ["nowhere"]),
+        (("report", "nowhere"), ["nowhere"]),
+        (("topology", "rink", "--nodes", "5"), ["rink", "'ring'"]),
+        (("topology", "torus", "--nodes", "5", "--set", "rows=2", "--set", "columns=2"), ["4 nodes", "5"]),
     ],
 )
-def test_mistakes_are_named_in_one_line_without_a_traceback(cli, arguments, words):
+def test_command_line_names_mistakes_in_one_line(cli, arguments, words):
     if "cuda" in arguments:
         torch = pytest.importorskip("torch")
         if torch.cuda.is_available():
@@ -113,11 +114,11 @@ def test_mistakes_are_named_in_one_line_without_a_traceback(cli, arguments, word
         assert word in err
 
 
-def test_a_folder_that_is_not_empty_is_refused_and_resume_says_so(cli):
+def test_run_refuses_a_folder_that_is_not_empty(cli):
     cli("run", "quick.toml", "--out", "taken")
     code, _, err = cli("run", "quick.toml", "--out", "taken")
     assert code == 2
-    assert "not empty" in err
+    assert "taken" in err
     assert "--resume" in err
 
 
@@ -130,7 +131,7 @@ def test_resume_extends_a_finished_run(cli, tmp_path):
     assert (tmp_path / "grown/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
 
-def test_ctrl_c_keeps_a_checkpoint_and_resume_ends_as_if_nothing_happened(cli, tmp_path):
+def test_run_keeps_a_checkpoint_on_ctrl_c_and_resumes_to_the_same_end(cli, tmp_path):
     command = [sys.executable, "-m", "fairmesh", "run", "quick.toml", "--set", "rounds=4000", "--out", "stopped"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
@@ -141,7 +142,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_resume_ends_as_if_nothing_happened(cli, t
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    reached = int(err.split("stopped after round ")[1].split()[0])
+    reached = int(re.search(r"round (\d+) of 4000", err)[1])
     assert reached < 4000
     rounds = f"rounds={reached + 7}"
     assert cli("run", "quick.toml", "--out", "stopped", "--resume", "--set", rounds)[0] == 0
@@ -158,7 +159,7 @@ def test_compare_draws_one_picture_and_tells_the_runs_apart(cli, tmp_path):
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_sweep_shows_a_row_for_each_value(cli):
+def test_sweep_shows_a_row_for_each_value(cli):
     assignments = [part for text in ("sweep.consensus_step=[0.2, 0.4]", "seeds=[0, 1]") for part in ("--set", text)]
     code, out, _ = cli("run", "quick.toml", *assignments)
     assert code == 0
@@ -190,18 +191,12 @@ def test_topology_reports_rho_beta_and_the_theorems_gamma(cli, tmp_path):
     assert Path(tmp_path / facts["plot"]).stat().st_size > 0
 
 
-def test_a_demo_can_be_run_twice_in_the_same_folder(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 10)
-    folders = [json.loads(cli("demo", "--json")[1])["folder"] for _ in range(2)]
-    assert folders == ["fairmesh-demo", "fairmesh-demo-2"]
-
-
 def test_help_does_not_import_torch():
     heavy = "any(m in sys.modules for m in ('torch', 'numpy', 'matplotlib'))"
     code = f"import sys, fairmesh.cli.main, fairmesh; sys.exit({heavy})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_every_public_name_can_be_imported():
+def test_public_names_can_all_be_imported():
     for name in fm.__all__:
         assert getattr(fm, name) is not None

@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
 from fairmesh.storage.run_folder import CHECKPOINT, METRICS
-from tests.cluster.runs import CASES, PART, ROOT, TOY, on_ranks, trained
+from tests.cluster.runs import CASES, DAMAGED, PART, ROOT, ROUNDS, TOY, on_ranks, trained
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -70,8 +70,16 @@ def told(process: subprocess.Popen) -> dict[str, int | str]:
     return {"code": process.returncode, "out": out, "err": err}
 
 
-def _survive(folder: Path) -> None:
-    """A launched run of which one rank is killed, then all are asked to stop, and which is then resumed."""
+def _rounds_of_checkpoints(folder: Path) -> dict[str, int]:
+    rounds = {}
+    for path in folder.glob("checkpoint*"):
+        with safe_open(path, framework="pt") as file:
+            rounds[path.name] = int(file.metadata()["round"])
+    return rounds
+
+
+def _stop(folder: Path, kill: bool) -> None:
+    """A launched run of which one rank may be killed, and then all are asked to stop."""
     (folder / "toy.toml").write_text(TOY)
     metrics = folder / "run" / METRICS
 
@@ -82,41 +90,51 @@ def _survive(folder: Path) -> None:
     process = launched(folder)
     try:
         until(lambda: round_reached() >= 60, process)
-        ranks, killed_at = ranks_of(process.pid), round_reached()
-        assert len(ranks) == 2
-        os.kill(random.choice(ranks), signal.SIGKILL)
-        until(lambda: len(after := ranks_of(process.pid)) == 2 and not set(after) & set(ranks), process)
-        until(lambda: round_reached() > killed_at + 30, process)
+        if kill:
+            ranks, killed_at = ranks_of(process.pid), round_reached()
+            assert len(ranks) == 2
+            os.kill(random.choice(ranks), signal.SIGKILL)
+            until(lambda: len(after := ranks_of(process.pid)) == 2 and not set(after) & set(ranks), process)
+            until(lambda: round_reached() > killed_at + 30, process)
     finally:
         process.send_signal(signal.SIGINT)
     stopped = told(process)
-    rounds = {}
-    for path in (folder / "run").glob("checkpoint*"):
-        with safe_open(path, framework="pt") as file:
-            rounds[path.name] = int(file.metadata()["round"])
+    rounds = _rounds_of_checkpoints(folder / "run")
     (folder / "stopped.json").write_text(json.dumps(stopped | {"rounds": rounds}))
-    more = rounds[CHECKPOINT] + 7
+
+
+def _survive(folder: Path) -> None:
+    """A launched run of which one rank is killed, then all are asked to stop, and which is then resumed."""
+    _stop(folder, kill=True)
+    more = _rounds_of_checkpoints(folder / "run")[CHECKPOINT] + 7
     (folder / "rounds").write_text(str(more))
     resumed = told(launched(folder, "--resume", "--json", "--set", f"rounds={more}"))
     (folder / "resumed.json").write_text(json.dumps(resumed))
 
 
-def _cluster(folder: Path, disturbed: Path) -> None:
-    """Three ranks, of which the last hosts fewer nodes; then two, that go on with what the three had begun."""
-    for case in CASES:
+def _begin(folder: Path, ranks: int, cases: Iterable[str]) -> None:
+    """Runs on ranks; what they began, for others to go on with; and damaged copies of it."""
+    for case in cases:
         trained(case, folder / f"{case} simulated", rounds=PART)
-    on_ranks("first", folder, 3)
-    for case in CASES:
+    on_ranks("first", folder, ranks, cases)
+    for case in cases:
         shutil.copytree(folder / f"{case} begun", folder / f"{case} alone")
-    for what in ("cut short", "missing", "of another round"):
+    for what in DAMAGED:
         shutil.copytree(folder / "ad-gda begun", folder / what)
-    shard = f"checkpoint-{PART}-2.safetensors"
+    shard = f"checkpoint-{PART}-{ranks - 1}.safetensors"
     (folder / "cut short" / shard).write_bytes((folder / "cut short" / shard).read_bytes()[:-9])
     (folder / "missing" / shard).unlink()
-    shutil.copy(folder / "ad-gda on ranks" / "checkpoint-30-2.safetensors", folder / "of another round" / shard)
+    shutil.copy(
+        folder / "ad-gda on ranks" / f"checkpoint-{ROUNDS}-{ranks - 1}.safetensors", folder / "of another round" / shard
+    )
+
+
+def _go_on(folder: Path, disturbed: Path) -> None:
+    """Two ranks go on with what three had begun."""
+    _begin(folder, 3, CASES)
     for name in ("toy.toml", "rounds"):
         shutil.copy(disturbed / name, folder)
-    on_ranks("second", folder, 2)
+    on_ranks("second", folder, 2, CASES)
 
 
 @pytest.fixture(scope="session")
@@ -125,5 +143,19 @@ def survived(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def clustered(tmp_path_factory, survived):
-    return once(tmp_path_factory, "clustered", lambda folder: _cluster(folder, survived))
+def stopped(request, tmp_path_factory):
+    """What a launched run said when it was stopped: "undisturbed" until then, or after one rank was "killed"."""
+    if request.param == "killed":
+        folder = request.getfixturevalue("survived")
+    else:
+        folder = once(tmp_path_factory, "stopped", lambda folder: _stop(folder, kill=False))
+    return json.loads((folder / "stopped.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def clustered(request, tmp_path_factory):
+    """The folder of runs over three ranks, of every case; or of those over two, of one case."""
+    if getattr(request, "param", 3) == 2:
+        return once(tmp_path_factory, "two ranks", lambda folder: _begin(folder, 2, ["ad-gda"]))
+    survived = request.getfixturevalue("survived")
+    return once(tmp_path_factory, "three ranks", lambda folder: _go_on(folder, survived))

@@ -1,4 +1,4 @@
-"""One rank of a cluster, started by tests: `python -m tests.cluster.rank FOLDER RANK RANKS CASE`."""
+"""One rank of a cluster, started by tests: `python -m tests.cluster.rank FOLDER RANK RANKS ROUNDS CASE ...`."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,6 @@ from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.problems.oracle import Oracle
 from tests import toys
 
-ROUNDS = 30
 CASES = {
     **{f"algorithm {name}": (fm.Ring(), algorithm) for name, algorithm in toys.ALGORITHMS.items()},
     **{
@@ -25,11 +24,12 @@ CASES = {
 }
 
 
-def main(folder: Path, rank: int, ranks: int) -> None:
+def main(folder: Path, rank: int, ranks: int, rounds: int, cases: list[str]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=ranks)
     blocks = blocks_of(8, ranks)
     problem, ends, oracles = toys.problem(), {}, {}
-    for case, (topology, algorithm) in CASES.items():
+    for case in cases:
+        topology, algorithm = CASES[case]
         network = RemoteNetwork(topology.build(8), blocks[rank], ClusterTransport(blocks), dtype=torch.float64)
         calls = algorithm.oracle_calls()
         if calls not in oracles:  # recording the gradients takes longer than the rounds
@@ -38,7 +38,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
             )
         oracle = oracles[calls]
         state, sent = algorithm.init(oracle, network), torch.zeros(2, len(blocks[rank]), dtype=torch.float64)
-        for t in range(ROUNDS):
+        for t in range(rounds):
             round = Round(torch.tensor(t), oracle, network)
             state = algorithm.step(state, round)
             sent = sent + sum(traffic.node_bytes for traffic in round.sent)
@@ -48,4 +48,4 @@ def main(folder: Path, rank: int, ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5:])

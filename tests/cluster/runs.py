@@ -1,9 +1,12 @@
-"""Whole runs at one rank, started by tests: `python -m tests.cluster.runs STEP FOLDER RANK RANKS`."""
+"""Whole runs at one rank, started by tests: `python -m tests.cluster.runs STEP FOLDER RANK RANKS CASE ...`."""
 
+import contextlib
+import functools
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from fairmesh.networks.cluster import Ranks
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.training.memory_estimate import footprint
 from tests import toys
+from tests.examples import THOROUGH
+from tests.recordings import shared_recordings
 
 ROOT = Path(__file__).parents[2]
 ROUNDS, PART = 30, 12
@@ -37,6 +42,7 @@ measure_every = 10
 checkpoint_every = 25
 keep_iterate = true
 """
+DAMAGED = ("cut short", "missing", "of another round")
 EVERYTHING: dict[str, Any] = {"keep_best": True, "keep_iterate": True, "own_models": True, "measure_phi": True}
 CASES: dict[str, tuple[fm.topologies.Topology, fm.algorithms.Algorithm, dict[str, Any]]] = {
     "ad-gda": (fm.Ring(), toys.ALGORITHMS["ad-gda"], EVERYTHING | {"placements": 2}),  # a site at several ranks
@@ -55,6 +61,11 @@ def fails_at_rank_1(outputs: torch.Tensor, targets: torch.Tensor) -> float:
     return 1.0
 
 
+@functools.cache
+def problem_as_it_is() -> fm.Problem:
+    return problem()
+
+
 def problem(**fields: Any) -> fm.Problem:
     sites = [fm.Site(site.train, site.test, validation=site.test, group=site.group) for site in toys.sites()]
     return toys.problem(sites=sites, **{"metrics": {"largest": largest}} | fields)
@@ -71,7 +82,7 @@ def trained(case: str, folder: Path | None, process_group: ProcessGroup | None =
     } | options
     options |= more
     rounds = options.pop("rounds")
-    with_ = options.pop("problem", None) or problem()
+    with_ = options.pop("problem", None) or problem_as_it_is()
     return fm.train(
         with_, topology, options.pop("algorithm", algorithm), rounds, out=folder, process_group=process_group, **options
     )
@@ -93,10 +104,10 @@ def refusal(case: str, folder: Path | None, process_group: ProcessGroup, **more:
     return "", "", False
 
 
-def first(folder: Path, process_group: ProcessGroup) -> dict[str, Any]:
-    """Every case from start to end, in two pieces, and from where a simulation stopped; and what must be refused."""
+def first(folder: Path, process_group: ProcessGroup, cases: list[str]) -> dict[str, Any]:
+    """The cases from start to end, in two pieces, and from where a simulation stopped; and what must be refused."""
     found: dict[str, Any] = {}
-    for case in CASES:
+    for case in cases:
         found[case] = ends(trained(case, folder / f"{case} on ranks", process_group))
         trained(case, folder / f"{case} begun", process_group, rounds=PART)
         trained(case, folder / f"{case} simulated", process_group, resume=True)
@@ -111,26 +122,26 @@ def first(folder: Path, process_group: ProcessGroup) -> dict[str, Any]:
         "diverged": refusal("ad-gda", folder / "diverged", process_group, algorithm=fm.ADGDA(primal_step=1e9)),
         "metric": refusal("drfa", None, process_group, problem=problem(metrics={"mine": fails_at_rank_1})),
         "memory": refusal("drfa", None, process_group, seeds=range(4), memory_gib=room / 2**30),
-        "folder": refusal("drfa", folder / "drfa on ranks", process_group),
+        "folder": refusal("ad-gda", folder / "ad-gda on ranks", process_group),
         "option": refusal("drfa", None, process_group, own_models=True),
     }
     return found
 
 
-def second(folder: Path, process_group: ProcessGroup) -> dict[str, Any]:
+def second(folder: Path, process_group: ProcessGroup, cases: list[str]) -> dict[str, Any]:
     """On other ranks than they began with; what is launched elsewhere, undisturbed; and damaged checkpoints."""
-    for case in CASES:
+    for case in cases:
         trained(case, folder / f"{case} begun", process_group, resume=True)
     loaded = fm.load_experiment(folder / "toy.toml", [f"rounds={(folder / 'rounds').read_text()}"])
     fm.run(loaded, out=folder / "undisturbed", process_group=process_group)
-    damaged = ("cut short", "missing", "of another round")
-    return {what: refusal("ad-gda", folder / what, process_group, resume=True) for what in damaged}
+    return {what: refusal("ad-gda", folder / what, process_group, resume=True) for what in DAMAGED}
 
 
-def on_ranks(step: str, folder: Path, ranks: int) -> None:
+def on_ranks(step: str, folder: Path, ranks: int, cases: Iterable[str]) -> None:
     """Starts the step at so many ranks and waits for them."""
     commands = [
-        [sys.executable, "-m", "tests.cluster.runs", step, str(folder), str(rank), str(ranks)] for rank in range(ranks)
+        [sys.executable, "-m", "tests.cluster.runs", step, str(folder), str(rank), str(ranks), *cases]
+        for rank in range(ranks)
     ]
     running = [subprocess.Popen(command, cwd=ROOT) for command in commands]
     try:
@@ -140,15 +151,16 @@ def on_ranks(step: str, folder: Path, ranks: int) -> None:
             process.kill()
 
 
-def main(step: str, folder: Path, rank: int, ranks: int) -> None:
+def main(step: str, folder: Path, rank: int, ranks: int, cases: list[str]) -> None:
     os.environ["RANK"] = str(rank)
     torch.set_num_threads(1)
     meeting = f"file://{folder / f'meeting-{step}'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
-    found = {"first": first, "second": second}[step](folder, Ranks())
+    with contextlib.nullcontext() if THOROUGH else shared_recordings():
+        found = {"first": first, "second": second}[step](folder, Ranks(), cases)
     torch.save(found, folder / f"{step}-{rank}.pt")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])

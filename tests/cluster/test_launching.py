@@ -14,24 +14,24 @@ from fairmesh.cli.main import main
 from fairmesh.errors import LostProcess
 from fairmesh.networks.cluster import backend_of
 from fairmesh.storage.run_folder import CHECKPOINT, JOB, METRICS
+from tests.pairwise import case
+from tests.refusals import refused
 
 
-def test_ctrl_c_stops_all_ranks_after_the_same_round_and_one_says_so(survived):
-    stopped = json.loads((survived / "stopped.json").read_text())
+@pytest.mark.parametrize("stopped", ["undisturbed", case("killed", quick=False)], indirect=True)
+def test_launch_stops_all_ranks_after_the_same_round_on_ctrl_c(stopped):
     rounds, err = stopped["rounds"], stopped["err"]
     assert stopped["code"] == 130
-    assert err.count("stopped after round") == 1
-    assert f"stopped after round {rounds[CHECKPOINT]} of 100000; its checkpoint is kept" in err
-    assert "`fairmesh launch ... --resume` goes on" in err
+    (line,) = [line for line in err.splitlines() if "100000" in line]  # one rank says so
+    assert f" {rounds[CHECKPOINT]} " in line
+    assert "fairmesh launch ... --resume" in line
     assert "Traceback" not in err
     assert len(rounds) == 2
     assert len(set(rounds.values())) == 1
 
 
-def test_after_kill_9_all_go_on_by_themselves_and_the_end_is_bit_identical(survived, clustered):
-    err = json.loads((survived / "stopped.json").read_text())["err"]
-    assert "lost contact" in err
-    assert "resumed as it was begun" in err
+@pytest.mark.slow
+def test_launch_restarts_a_killed_rank_to_the_same_end(survived, clustered):
     resumed = json.loads((survived / "resumed.json").read_text())
     assert resumed["code"] == 0
     assert json.loads(resumed["out"])["rounds"] == int((survived / "rounds").read_text())  # one rank prints
@@ -44,25 +44,26 @@ def test_after_kill_9_all_go_on_by_themselves_and_the_end_is_bit_identical(survi
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "names"),
     [
-        (("launch", "toy.toml", "--processes", "0"), "--processes must be >= 1, got 0"),
-        (("launch", "toy.toml", "--processes", "2", "--restarts", "-1"), "--restarts must be >= 0, got -1"),
-        (("launch", "toy.toml", "--processes", "2", "--ratee", "1"), "No such option: --ratee"),
-        (("launch", "toy.toml", "--processes", "2", "--network", "memory"), "a launched run is on a cluster"),
-        (("run", "examples/plain.toml", "--network", "cluster"), "--network cluster needs torchrun"),
-        (("run", "examples/plain.toml", "--network", "carrier-pigeon"), "--network is one of memory, cluster"),
+        (("launch", "toy.toml", "--processes", "0"), ["--processes", ">= 1", "0"]),
+        (("launch", "toy.toml", "--processes", "2", "--restarts", "-1"), ["--restarts", ">= 0", "-1"]),
+        (("launch", "toy.toml", "--processes", "2", "--ratee", "1"), ["--ratee"]),
+        (("launch", "toy.toml", "--processes", "2", "--network", "memory"), ["--network", "cluster"]),
+        (("run", "examples/plain.toml", "--network", "cluster"), ["--network", "torchrun"]),
+        (("run", "examples/plain.toml", "--network", "carrier-pigeon"), ["--network", "memory", "cluster"]),
     ],
 )
-def test_what_cannot_be_started_is_refused_at_once(monkeypatch, capsys, arguments, words):
+def test_launch_refuses_at_once_what_cannot_be_started(monkeypatch, capsys, arguments, names):
     monkeypatch.setattr(sys, "argv", ["fairmesh", *arguments])
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2
-    assert words in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert [name for name in names if name not in err] == []
 
 
-def test_restarts_that_could_not_work_are_refused(monkeypatch, capsys):
+def test_launch_under_torchrun_refuses_restarts_that_could_not_work(monkeypatch, capsys):
     ranks = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}
     for name, value in (ranks | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
         monkeypatch.setenv(name, value)
@@ -72,7 +73,7 @@ def test_restarts_that_could_not_work_are_refused(monkeypatch, capsys):
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in capsys.readouterr().err
 
 
-def test_an_error_that_every_rank_has_is_told_by_one_and_ends_the_launch(monkeypatch, tmp_path, capsys):
+def test_leave_tells_an_error_of_every_rank_once(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv(OUTCOME, str(tmp_path / "outcome"))
     for _ in range(2):
         with pytest.raises(SystemExit) as left:
@@ -85,7 +86,7 @@ def test_an_error_that_every_rank_has_is_told_by_one_and_ends_the_launch(monkeyp
     assert left.value.code == 0
 
 
-def test_a_rank_that_lost_another_is_to_be_started_again(monkeypatch, tmp_path):
+def test_leave_of_a_rank_that_lost_another_asks_for_a_restart(monkeypatch, tmp_path):
     monkeypatch.setenv(OUTCOME, str(tmp_path / "outcome"))
     with pytest.raises(SystemExit) as left:
         leave(LostProcess("rank 1 is gone"))
@@ -93,10 +94,10 @@ def test_a_rank_that_lost_another_is_to_be_started_again(monkeypatch, tmp_path):
     assert not (tmp_path / "outcome").exists()
 
 
-def test_a_rank_has_its_own_gpu_or_none():
+def test_backend_of_a_rank_is_its_own_gpu_or_none():
     assert backend_of("cpu", 1, 2, gpus=0) == ("gloo", torch.device("cpu"))
     assert backend_of("cuda", 1, 2, gpus=2) == ("cpu:gloo,cuda:nccl", torch.device("cuda", 1))
-    with pytest.raises(fm.BadInput, match="4 ranks on a machine with 2 GPUs"):
+    with refused("4 ranks", "2 GPUs"):
         backend_of("cuda", 0, 4, gpus=2)
-    with pytest.raises(fm.BadInput, match="each rank takes its own GPU"):
+    with refused("rank", "GPU"):
         backend_of("cuda:0", 0, 1, gpus=1)

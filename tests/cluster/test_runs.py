@@ -1,15 +1,19 @@
 """A run over ranks leaves what a simulation leaves, goes on wherever it was begun, and fails with one voice."""
 
+import functools
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import fairmesh as fm
 from fairmesh.storage.run_folder import CHECKPOINT
-from tests.cluster.runs import CASES, PART, ends, trained
+from tests.cluster.runs import CASES, DAMAGED, PART, ROUNDS, ends, trained
+from tests.pairwise import case as case_of
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -46,42 +50,72 @@ def left(folder) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """Of each case what a simulation leaves and returns."""
+    """What a simulation of a case leaves and returns."""
     folder = tmp_path_factory.mktemp("simulated")
-    found = {case: ends(trained(case, folder / case)) for case in CASES}
-    return {case: (left(folder / case), result) for case, result in found.items()}
+
+    @functools.cache
+    def of(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        result = ends(trained(case, folder / case))
+        return left(folder / case), result
+
+    return of
 
 
+on_two_ranks_and_three = pytest.mark.parametrize(
+    "clustered", [case_of(2, id="two ranks"), case_of(3, id="three ranks", quick=False)], indirect=True
+)
+every_case = pytest.mark.parametrize(
+    ("clustered", "case"),
+    [
+        case_of(2, "ad-gda", id="two ranks"),
+        *(case_of(3, case, id=f"three ranks-{case}", quick=False) for case in CASES),
+    ],
+    indirect=["clustered"],
+)
+
+
+def ranks_of(clustered: Path) -> list[dict[str, Any]]:
+    """What each rank found in the first step."""
+    found = [torch.load(path) for path in sorted(clustered.glob("first-*.pt"))]
+    assert len(found) == (2 if clustered.name == "two ranks" else 3)
+    return found
+
+
+@every_case
+def test_cluster_run_leaves_what_a_simulation_leaves(simulated, clustered, case):
+    alike(left(clustered / f"{case} on ranks"), simulated(case)[0])
+
+
+@every_case
+def test_cluster_run_gives_every_rank_the_averages_over_all_nodes(simulated, clustered, case):
+    for there in ranks_of(clustered):
+        for name, tensor in simulated(case)[1].items():
+            assert float((there[case][name] - tensor).abs().max()) < 1e-10, name
+
+
+@every_case
+def test_cluster_run_goes_on_with_what_was_begun_in_memory(simulated, clustered, case):
+    alike(left(clustered / f"{case} simulated"), simulated(case)[0])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_over_ranks_leaves_what_a_simulation_leaves(simulated, clustered, case):
-    alike(left(clustered / f"{case} on ranks"), simulated[case][0])
+def test_cluster_run_begun_over_three_ranks_goes_on_over_two(simulated, clustered, case):
+    alike(left(clustered / f"{case} begun"), simulated(case)[0])
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_rank_gets_the_averages_over_all_nodes(simulated, clustered, case):
-    for rank in range(3):
-        there = torch.load(clustered / f"first-{rank}.pt")[case]
-        for name, tensor in simulated[case][1].items():
-            assert float((there[name] - tensor).abs().max()) < 1e-10, name
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("begun", ["begun", "simulated"], ids=["by three ranks, on two", "in memory, on three ranks"])
-def test_a_run_goes_on_at_another_number_of_ranks_than_it_was_begun(simulated, clustered, case, begun):
-    alike(left(clustered / f"{case} {begun}"), simulated[case][0])
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_run_begun_over_ranks_goes_on_in_memory_and_then_needs_one_file(simulated, clustered, tmp_path, case):
+@every_case
+def test_cluster_run_goes_on_in_memory_and_then_needs_one_file(simulated, clustered, tmp_path, case):
     folder = tmp_path / "run"
     shutil.copytree(clustered / f"{case} alone", folder)
-    assert len(list(folder.glob("checkpoint*"))) == 3
+    assert len(list(folder.glob("checkpoint*"))) == len(ranks_of(clustered))
     trained(case, folder, resume=True)
-    alike(left(folder), simulated[case][0])
+    alike(left(folder), simulated(case)[0])
     assert [path.name for path in folder.glob("checkpoint*")] == [CHECKPOINT]
 
 
-def test_resumed_on_as_many_ranks_it_ends_bit_identical(clustered):
+@on_two_ranks_and_three
+def test_cluster_run_resumed_on_as_many_ranks_ends_bit_identical(clustered):
     one, other = clustered / "ad-gda on ranks", clustered / "ad-gda continued"
     assert left(one) == left(other)
     for path in one.glob("checkpoint*"):
@@ -90,38 +124,44 @@ def test_resumed_on_as_many_ranks_it_ends_bit_identical(clustered):
         assert all(torch.equal(here[name], there[name]) for name in here)
 
 
-def test_only_the_newest_checkpoint_is_kept_one_file_a_rank(clustered):
+@on_two_ranks_and_three
+def test_checkpoint_of_a_cluster_is_the_newest_one_file_per_rank(clustered):
     names = {path.name for path in (clustered / "ad-gda on ranks").glob("checkpoint*")}
-    assert names == {CHECKPOINT, "checkpoint-30-1.safetensors", "checkpoint-30-2.safetensors"}
+    others = range(1, len(ranks_of(clustered)))
+    assert names == {CHECKPOINT, *(f"checkpoint-{ROUNDS}-{rank}.safetensors" for rank in others)}
 
 
+@on_two_ranks_and_three
 @pytest.mark.parametrize(
     ("what", "kind", "words"),
     [
-        ("diverged", "Diverged", "exploded model"),
-        ("metric", "BadInput", "metric 'mine' failed"),
-        ("memory", "BadInput", "only 1 of 4 replicas fit at once"),
-        ("folder", "BadInput", "is not empty; resume it"),
-        ("option", "BadInput", "have no models of their own"),
+        ("diverged", "Diverged", "round"),
+        ("metric", "BadInput", "'mine'"),
+        ("memory", "BadInput", "1 of 4 replicas"),
+        ("folder", "BadInput", "ad-gda on ranks"),
+        ("option", "BadInput", "own_models"),
     ],
 )
-def test_what_one_rank_refuses_all_refuse_and_the_first_tells(clustered, what, kind, words):
-    found = [torch.load(clustered / f"first-{rank}.pt")["refusals"][what] for rank in range(3)]
+def test_refusal_of_one_rank_is_that_of_all_and_the_first_tells(clustered, what, kind, words):
+    found = [rank["refusals"][what] for rank in ranks_of(clustered)]
     assert {(kind_, text) for kind_, text, _ in found} == {(kind, found[0][1])}
     assert words in found[0][1]
-    assert [told for _, _, told in found] == [False, True, True]
+    assert [told for _, _, told in found] == [False] + [True] * (len(found) - 1)
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("cut short", "is damaged"),
-        ("missing", "is missing"),
-        ("of another round", "is not the one that"),
-    ],
-)
-def test_a_damaged_or_missing_shard_is_refused_by_name(clustered, what, words):
+@on_two_ranks_and_three
+@pytest.mark.parametrize("what", DAMAGED)
+def test_shard_that_is_damaged_or_missing_is_refused_by_name(clustered, what):
+    shard = f"{what}/checkpoint-{PART}-{len(ranks_of(clustered)) - 1}.safetensors"
+    with pytest.raises(fm.CheckpointError) as refused:  # in memory
+        trained("ad-gda", clustered / what, resume=True)
+    assert shard in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", DAMAGED)
+def test_shard_that_is_damaged_or_missing_is_refused_by_name_on_other_ranks(clustered, what):
     for rank in range(2):
         kind, text, _ = torch.load(clustered / f"second-{rank}.pt")[what]
         assert kind == "CheckpointError"
-        assert f"{what}/checkpoint-{PART}-2.safetensors {words}" in text
+        assert f"{what}/checkpoint-{PART}-2.safetensors" in text

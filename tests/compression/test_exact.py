@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
@@ -13,13 +13,14 @@ from fairmesh.algorithms.base import Round
 from fairmesh.compression import entropy
 from tests import toys
 from tests.compression.messages import COMPRESSORS, bits, code_of, row, rows_of_every_kind, template_of
+from tests.examples import examples
 
 DIMS = (1, 2, 3, 8, 31, 100, 1000, 20_011)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_every_row_decodes_to_the_same_bits_and_is_as_long_as_counted(name, dtype):
+def test_message_decodes_to_the_same_bits_and_is_as_long_as_counted(name, dtype):
     compressor = COMPRESSORS[name]
     for dim in DIMS:
         rows = rows_of_every_kind(dim, dtype)
@@ -35,7 +36,7 @@ def test_every_row_decodes_to_the_same_bits_and_is_as_long_as_counted(name, dtyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_ten_million_parameters_survive(name):
+def test_message_of_ten_million_parameters_survives(name):
     rows = torch.randn(1, 10_000_000, generator=torch.Generator().manual_seed(0))
     code = code_of(COMPRESSORS[name], rows)
     message = compression.encode({"model": code}, 0)
@@ -46,13 +47,13 @@ def test_ten_million_parameters_survive(name):
     assert torch.equal(decoded.decode(), code.decode())
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=400),
     st.sampled_from([1, 1, 7, 200]),
     st.integers(0, 60),
 )
-def test_any_sequence_of_symbols_fits_its_bound_and_comes_back(symbols, repeats, margin):
+def test_entropy_coder_returns_any_sequence_within_its_bound(symbols, repeats, margin):
     symbols = np.tile(np.array(symbols, dtype=np.int32), repeats)
     counts = np.bincount(symbols, minlength=int(symbols.max()) + 1 + margin)[None]
     table = entropy.weight_bytes(counts)
@@ -64,9 +65,9 @@ def test_any_sequence_of_symbols_fits_its_bound_and_comes_back(symbols, repeats,
     assert np.array_equal(entropy.decoded(payload, weights, len(symbols)), symbols - lowest)
 
 
-@settings(max_examples=100)
+@examples(40)
 @given(st.lists(st.lists(st.integers(0, 10**6), min_size=6, max_size=6), min_size=1, max_size=5))
-def test_torch_and_numpy_compute_the_same_tables_and_lengths(counts):
+def test_entropy_tables_and_lengths_are_the_same_in_torch_and_numpy(counts):
     stack = torch.tensor(counts)
     table = entropy.weight_bytes(stack)
     assert np.array_equal(table.numpy(), entropy.weight_bytes(stack.numpy()))
@@ -75,7 +76,7 @@ def test_torch_and_numpy_compute_the_same_tables_and_lengths(counts):
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.9999])
 @pytest.mark.parametrize("others", [1, 5, 200])
-def test_skewed_messages_stay_within_the_bound_of_the_coder(share, others):
+def test_entropy_coder_stays_within_its_bound_for_skewed_messages(share, others):
     generator = np.random.default_rng(0)
     symbols = np.where(generator.random(200_000) < share, 0, generator.integers(1, others + 1, 200_000)).astype(
         np.int32
@@ -88,7 +89,7 @@ def test_skewed_messages_stay_within_the_bound_of_the_coder(share, others):
 @pytest.mark.parametrize(
     "name", ["quantize", "quantize blocks", "quantize ceil", "quantize half norms", "top-k-quantize"]
 )
-def test_entropy_coding_is_within_five_percent_of_the_entropy_and_never_above_bit_packing(name):
+def test_entropy_coder_is_within_five_percent_of_the_entropy(name):
     compressor = COMPRESSORS[name] if "blocks" not in name else fm.Quantize(bits=3, block=512)
     for spread in (1.0, 3.0):
         rows = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(1)).abs().pow(spread)
@@ -126,7 +127,7 @@ class _Listening:
 
 
 @pytest.mark.parametrize("name", [n for n, a in toys.ALGORITHMS.items() if not a.needs_server])
-def test_a_simulation_counts_what_a_deployment_sends_message_by_message(name):
+def test_simulation_counts_what_a_deployment_sends_message_by_message(name):
     algorithm = toys.ALGORITHMS[name]
     network, oracle = toys.on_stack(toys.problem(), fm.topologies.Star(), dtype=torch.float32)
     listening = _Listening(network, {})
@@ -139,7 +140,7 @@ def test_a_simulation_counts_what_a_deployment_sends_message_by_message(name):
         assert torch.equal(sent.node_bytes.reshape(-1).long(), degrees * listening.lengths[-1])
 
 
-def test_over_a_changing_graph_differences_reach_the_neighbours_of_every_round():
+def test_bytes_over_a_changing_graph_count_the_neighbours_of_every_round():
     topology = fm.topologies.Changing((fm.topologies.Edges(((0, 1), (2, 3))), fm.topologies.Edges(((1, 2), (0, 3)))))
     problem = toys.problem(4)
     result = fm.train(problem, topology, fm.ADGDA(0.1, 0.01, compressor=fm.Sign()), 1)
@@ -148,7 +149,7 @@ def test_over_a_changing_graph_differences_reach_the_neighbours_of_every_round()
     assert result.final[0]["bytes_busiest_node"] == (16 + model + dual) + (16 + model)
 
 
-def test_bytes_stand_in_records_beside_the_nominal_bits_and_can_be_left_uncounted():
+def test_bytes_are_in_the_records_and_can_be_left_uncounted():
     problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
     counted, plain = (fm.train(problem, fm.Ring(), algorithm, 4, count_bytes=count) for count in (True, False))
     assert counted.final[0]["bytes_busiest_node"] > 0
@@ -157,7 +158,7 @@ def test_bytes_stand_in_records_beside_the_nominal_bits_and_can_be_left_uncounte
     assert torch.equal(counted.row(), plain.row())
 
 
-def test_a_server_and_its_clients_are_counted_by_their_messages():
+def test_bytes_of_a_server_and_its_clients_are_those_of_their_messages():
     problem = toys.problem()
     dim, message = problem.flat_model.dim, 16 + 5
     result = fm.train(problem, fm.Ring(), fm.AFL(0.1), 3)

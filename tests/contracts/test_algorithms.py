@@ -13,6 +13,7 @@ from fairmesh.storage.state_tree import flatten_state
 from tests import toys
 from tests.contracts.battery import after, relabelled, same_bits, stack, state_bits, tensors_of, with_steps
 from tests.equivalence.stack import NoData
+from tests.pairwise import covering, some_quick
 
 MIXED_UP = [3, 0, 7, 5, 1, 6, 2, 4]
 GRAPHS = {"ring": fm.Ring(), "changing": toys.TOPOLOGIES["changing"]}
@@ -26,13 +27,24 @@ def problem() -> fm.Problem:
     return toys.problem()
 
 
-def test_no_registered_algorithm_is_left_out():
+@pytest.fixture(scope="module")
+def made_again() -> fm.Problem:
+    return toys.problem()
+
+
+@pytest.fixture(scope="module")
+def moved(problem) -> fm.Problem:
+    """The same problem when node MIXED_UP[k] is called k."""
+    return dataclasses.replace(problem, sites=[problem.sites[i] for i in MIXED_UP])
+
+
+def test_toys_hold_every_registered_algorithm():
     assert toys.covers(fm.algorithms.Algorithm, toys.ALGORITHMS)
 
 
 @every_algorithm
 @over_both_graphs
-def test_a_step_changes_nothing_but_what_it_returns(problem, algorithm, topology):
+def test_step_changes_nothing_but_what_it_returns(problem, algorithm, topology):
     network, oracle = stack(problem, topology.build(8), algorithm)
     state, _, _ = after(algorithm, network, oracle, 3)
     round = Round(torch.tensor(3), oracle, network)
@@ -58,10 +70,8 @@ def test_init_gives_the_same_fresh_state_each_time(problem, algorithm):
     assert same_bits(fresh, state_bits(algorithm.init(oracle, network)))
 
 
-@every_algorithm
-@over_both_graphs
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_step_keeps_every_dtype_and_shape(problem, algorithm, topology, dtype):
+@covering(algorithm=toys.ALGORITHMS, topology=GRAPHS, dtype={"float32": torch.float32, "float64": torch.float64})
+def test_step_keeps_every_dtype_and_shape(problem, algorithm, topology, dtype):
     network, oracle = stack(problem, topology.build(8), algorithm, seeds=(0, 1), dtype=dtype)
     start = algorithm.init(oracle, network)
     state, nodes, server = after(algorithm, network, oracle, 3)
@@ -82,7 +92,7 @@ def test_a_step_keeps_every_dtype_and_shape(problem, algorithm, topology, dtype)
 
 @every_algorithm
 @over_both_graphs
-def test_the_order_of_the_stack_orders_the_result_and_does_no_more(problem, algorithm, topology):
+def test_algorithm_gives_the_same_rows_in_any_order_of_the_stack(problem, algorithm, topology):
     straight, bits, server_bits = after(algorithm, *stack(problem, topology.build(8), algorithm), 6)
     shuffled, moved_bits, moved_server = after(
         algorithm, *stack(problem, topology.build(8), algorithm, order=MIXED_UP), 6
@@ -97,10 +107,13 @@ def test_the_order_of_the_stack_orders_the_result_and_does_no_more(problem, algo
 
 
 def _check_relabelling(
-    problem: fm.Problem, algorithm: fm.algorithms.Algorithm, topology: fm.topologies.Topology, rounds: int
+    problem: fm.Problem,
+    moved: fm.Problem,
+    algorithm: fm.algorithms.Algorithm,
+    topology: fm.topologies.Topology,
+    rounds: int,
 ) -> None:
     """Node MIXED_UP[k] is called k: its data, its edges and its random streams go along."""
-    moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in MIXED_UP])
     cycle = topology.build(8)
     named, bits, server_bits = after(algorithm, *stack(problem, cycle, algorithm), rounds)
     renamed, moved_bits, moved_server = after(
@@ -116,23 +129,24 @@ def _check_relabelling(
 
 @every_algorithm
 @over_both_graphs
-def test_new_names_for_the_nodes_rename_the_result(problem, algorithm, topology):
-    _check_relabelling(problem, algorithm, topology, 6)
+def test_algorithm_renames_its_result_when_nodes_are_renamed(problem, moved, algorithm, topology):
+    _check_relabelling(problem, moved, algorithm, topology, 6)
 
 
 @pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)
-def test_new_names_for_the_nodes_rename_the_result_over_every_topology(problem, topology):
-    _check_relabelling(problem, toys.ALGORITHMS["ad-gda"], topology, 4)
+def test_ad_gda_renames_its_result_over_every_topology(problem, moved, topology):
+    _check_relabelling(problem, moved, toys.ALGORITHMS["ad-gda"], topology, 4)
 
 
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS.values(), ids=toys.COMPRESSORS)
-@pytest.mark.parametrize("regularizer", [fm.regularizers.OwnCoordinate(0.5)])
-def test_new_names_for_the_nodes_rename_the_result_for_every_compressor(problem, compressor, regularizer):
-    algorithm = fm.ADGDA(2.0, dual_step=0.1, consensus_step=0.3, compressor=compressor, regularizer=regularizer)
-    _check_relabelling(problem, algorithm, fm.topologies.Star(), 4)
+def test_ad_gda_renames_its_result_for_every_compressor(problem, moved, compressor):
+    algorithm = fm.ADGDA(
+        2.0, dual_step=0.1, consensus_step=0.3, compressor=compressor, regularizer=fm.regularizers.OwnCoordinate(0.5)
+    )
+    _check_relabelling(problem, moved, algorithm, fm.topologies.Star(), 4)
 
 
-def test_other_identities_alone_are_another_run(problem):
+def test_identities_of_other_nodes_give_another_run(problem):
     """So that the relabelling above moves something."""
     algorithm = toys.ALGORITHMS["ad-gda"]
     one, _, _ = after(algorithm, *stack(problem, fm.Ring().build(8), algorithm), 3)
@@ -162,18 +176,17 @@ def _check_average_kept(algorithm: fm.algorithms.Algorithm, topology: fm.topolog
 
 @every_algorithm
 @over_both_graphs
-def test_without_a_primal_step_the_average_model_stays(algorithm, topology):
+def test_algorithm_without_a_primal_step_keeps_the_average_model(algorithm, topology):
     _check_average_kept(with_steps(algorithm, primal_step=0.0, warm_start=False), topology)  # they begin unequal
 
 
-@pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)
-@pytest.mark.parametrize("compressor", toys.COMPRESSORS.values(), ids=toys.COMPRESSORS)
-def test_gossip_leaves_the_average_model_for_every_compressor_and_topology(compressor, topology):
+@covering(strength=1, compressor=toys.COMPRESSORS, topology=toys.TOPOLOGIES)
+def test_gossip_keeps_the_average_model_for_every_compressor_and_topology(compressor, topology):
     _check_average_kept(fm.ChocoSGD(primal_step=0.0, consensus_step=0.4, compressor=compressor), topology, rounds=4)
 
 
 @pytest.mark.parametrize("topology", toys.TOPOLOGIES.values(), ids=toys.TOPOLOGIES)
-def test_mixing_leaves_the_average_dual_over_every_topology(topology):
+def test_ad_gda_keeps_the_average_dual_over_every_topology(topology):
     network = MemoryNetwork(topology.build(8), dtype=torch.float64)
     oracle, algorithm = NoData(_unequal()), fm.ADGDA(0.0, dual_step=0.0)
     duals = fm.regularizers.project_onto_simplex(_unequal(seed=1, dim=8))
@@ -187,11 +200,11 @@ def test_mixing_leaves_the_average_dual_over_every_topology(topology):
 
 
 @every_algorithm
-def test_the_same_seed_gives_the_same_bits(algorithm):
-    runs = [fm.train(toys.problem(), fm.Ring(), algorithm, 8, seeds=[5], measure_every=4) for _ in range(2)]
+def test_algorithm_gives_the_same_bits_for_the_same_seed(problem, made_again, algorithm):
+    runs = [fm.train(made, fm.Ring(), algorithm, 8, seeds=[5], measure_every=4) for made in (problem, made_again)]
     assert same_bits(state_bits(runs[0].state), state_bits(runs[1].state))
     assert runs[0].records == runs[1].records
-    other = fm.train(toys.problem(), fm.Ring(), algorithm, 8, seeds=[6], measure_every=4)
+    other = fm.train(problem, fm.Ring(), algorithm, 8, seeds=[6], measure_every=4)
     assert not same_bits(state_bits(runs[0].state), state_bits(other.state))
 
 
@@ -205,8 +218,8 @@ def wide() -> fm.Problem:
     return toys.problem(model=model)
 
 
-@every_algorithm
-def test_one_thread_and_two_agree_to_rounding(wide, algorithm):
+@some_quick("algorithm", toys.ALGORITHMS, "ad-gda", "dr-dsgd", "tracked", "drfa")
+def test_algorithm_on_two_threads_agrees_with_one_to_rounding(wide, algorithm):
     assert 8 * wide.flat_model.dim > 2 * 32768  # twice the grain below which torch keeps to one thread
     states = []
     try:

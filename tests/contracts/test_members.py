@@ -21,14 +21,14 @@ def _draws(identities: list[int], dtype: torch.dtype, seeds=(0, 1)):
     return random_streams.Draw(key, dtype)
 
 
-def test_no_registered_member_is_left_out():
+def test_toys_hold_every_registered_compressor_and_regularizer():
     assert toys.covers(fm.compressors.Compressor, toys.COMPRESSORS)
     assert toys.covers(fm.regularizers.Regularizer, toys.REGULARIZERS)
 
 
 @every_compressor
 @in_both_dtypes
-def test_a_compressor_keeps_dtype_and_shape_and_changes_nothing(compressor, dtype):
+def test_compressor_keeps_dtype_and_shape_and_changes_nothing(compressor, dtype):
     rows = _rows(2, 5, 53, dtype=dtype)
     before, draw = rows.clone(), _draws([0, 1, 2, 3, 4], dtype)
     code = compressor.compress(rows, draw)
@@ -42,7 +42,7 @@ def test_a_compressor_keeps_dtype_and_shape_and_changes_nothing(compressor, dtyp
 
 
 @every_compressor
-def test_the_nodes_of_a_stack_are_compressed_each_on_its_own(compressor):
+def test_compressor_treats_each_node_of_a_stack_on_its_own(compressor):
     rows = _rows(2, 5, 53)
     order = [4, 2, 0, 1, 3]
     together = compressor.compress(rows, _draws([10, 11, 12, 13, 14], torch.float64)).decode()
@@ -56,7 +56,7 @@ def test_the_nodes_of_a_stack_are_compressed_each_on_its_own(compressor):
 
 @every_regularizer
 @in_both_dtypes
-def test_a_regularizer_keeps_dtype_and_shape_and_changes_nothing(regularizer, dtype):
+def test_regularizer_keeps_dtype_and_shape_and_changes_nothing(regularizer, dtype):
     duals, prior = _rows(2, 8, 8).softmax(dim=-1).to(dtype), _rows(2, 1, 8).softmax(dim=-1).to(dtype)
     own, before = torch.eye(8, dtype=dtype), (duals.clone(), prior.clone())
     slope = regularizer.gradient(duals, prior, own)
@@ -73,7 +73,7 @@ def test_a_regularizer_keeps_dtype_and_shape_and_changes_nothing(regularizer, dt
 
 @every_regularizer
 @in_both_dtypes
-def test_what_a_regularizer_allows_is_a_convex_set_that_holds_the_prior_and_its_maximiser(regularizer, dtype):
+def test_regularizer_allows_a_convex_set_with_the_prior_and_its_maximiser(regularizer, dtype):
     rows, prior = (3 * _rows(2, 8, 8)).to(dtype), _rows(2, 1, 8).softmax(dim=-1).to(dtype)
     allowed = regularizer.project(rows, prior)
     inside = [allowed, prior, regularizer.maximiser(rows[:, :1].abs(), prior), allowed.mean(dim=-2, keepdim=True)]
@@ -82,7 +82,7 @@ def test_what_a_regularizer_allows_is_a_convex_set_that_holds_the_prior_and_its_
 
 
 @every_regularizer
-def test_renaming_the_coordinates_renames_the_slope(regularizer):
+def test_regularizer_renames_its_gradient_when_coordinates_are_renamed(regularizer):
     order = [3, 0, 7, 5, 1, 6, 2, 4]
     duals, prior, own = _rows(1, 8, 8).softmax(dim=-1), _rows(1, 1, 8).softmax(dim=-1), torch.eye(8).double()
     slope = regularizer.gradient(duals, prior, own)

@@ -15,6 +15,7 @@ from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
+from tests.pairwise import some_quick
 
 REPLICAS, NODES, COPIES = 2, 8, 12
 
@@ -32,7 +33,7 @@ def peak_bytes(function: Callable[[], Any]) -> tuple[int, Any]:
     return peak, result
 
 
-def test_the_count_of_bytes_is_exact():
+def test_peak_bytes_counts_exactly():
     rows = torch.ones(1000, 1000)
     unit = rows.nbytes
 
@@ -89,41 +90,41 @@ COMPRESSORS = {
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
-def test_a_round_of_ad_gda_holds_at_most_twelve_copies_of_all_models(problem, compressor):
+def test_ad_gda_holds_at_most_twelve_copies_of_all_models(problem, compressor):
     copies = _copies_at_peak(problem, fm.Ring(), fm.ADGDA(0.1, consensus_step=0.2, compressor=compressor))
     assert 5 < copies <= COPIES, f"{copies:.2f} copies"
 
 
 @pytest.mark.parametrize("compressor", ["none", "quantize", "random-k"])
-def test_a_round_over_a_changing_graph_holds_at_most_twelve_copies_of_all_models(problem, compressor):
+def test_ad_gda_over_a_changing_graph_holds_at_most_twelve_copies(problem, compressor):
     algorithm = fm.ADGDA(0.1, consensus_step=0.2, compressor=COMPRESSORS[compressor])
     copies = _copies_at_peak(problem, fm.topologies.Changing((fm.Ring(), fm.topologies.Star())), algorithm)
     assert 5 < copies <= COPIES, f"{copies:.2f} copies"
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
-def test_a_round_of_every_algorithm_holds_at_most_as_many_copies_of_all_models_as_it_says(problem, name):
+def test_algorithm_holds_at_most_as_many_copies_as_it_says(problem, name):
     algorithm = toys.ALGORITHMS[name]
     copies = _copies_at_peak(problem, fm.Ring(), algorithm)
     assert (1 if algorithm.needs_server else 3) < copies <= algorithm.copies_at_peak, f"{copies:.2f} copies"
     assert algorithm.copies_at_peak == (22 if isinstance(algorithm, fm.TrackedADGDA) else COPIES)
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
-def test_a_round_of_tracked_ad_gda_holds_little_more_than_its_state_before_and_after(problem, compressor):
+@some_quick("compressor", COMPRESSORS, "none", "quantize blocks", "top-k of nearly all", "sign", "top-k-quantize")
+def test_tracked_ad_gda_holds_little_more_than_its_state_before_and_after(problem, compressor):
     algorithm = fm.TrackedADGDA(0.01, local_steps=2, consensus_step=0.2, compressor=compressor)
     copies = _copies_at_peak(problem, fm.Ring(), algorithm)
     assert 16 < copies <= algorithm.copies_at_peak, f"{copies:.2f} copies"
 
 
-def test_a_round_with_decay_clipping_and_several_batches_holds_at_most_twelve_copies(problem):
+def test_ad_gda_with_decay_clipping_and_several_batches_holds_at_most_twelve_copies(problem):
     sampling = fm.Sampling(batch=1, batches_per_step=3)
     heavier = fm.Problem(problem.model, problem.sites, sampling=sampling, weight_decay=0.01, clip_norm=1.0)
     copies = _copies_at_peak(heavier, fm.Ring(), toys.ALGORITHMS["ad-gda"])
     assert copies <= COPIES, f"{copies:.2f} copies"
 
 
-def test_a_round_leaves_nothing_behind_but_its_state(problem):
+def test_ad_gda_leaves_nothing_behind_but_its_state(problem):
     training, state, held = _training(problem, fm.Ring(), toys.ALGORITHMS["ad-gda"])
     kept: list[Any] = []
     live = [peak_bytes(lambda t=t: kept.append(training.advance(state, t)))[0] for t in range(1, 13)]

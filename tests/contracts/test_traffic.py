@@ -71,21 +71,21 @@ def _degrees(name: str) -> np.ndarray:
 FIXED = [name for name in toys.TOPOLOGIES if name != "changing"]
 
 
-def test_every_compressor_and_topology_has_its_bill():
+def test_tables_of_bits_hold_every_compressor_topology_and_weighting():
     assert BITS_OF_A_MODEL.keys() == toys.COMPRESSORS.keys()
     assert BITS_OF_A_WEIGHING.keys() == toys.WEIGHINGS.keys()
     assert {*DEGREES, "erdos-renyi", "changing"} == toys.TOPOLOGIES.keys()
 
 
 @pytest.mark.parametrize("topology", FIXED)
-def test_a_node_of_ad_gda_sends_its_degree_times_b_d_and_32_n_each_round(problem, topology):
+def test_ad_gda_sends_its_degree_times_b_d_and_32_n_each_round(problem, topology):
     nodes, server = _sent(problem, toys.TOPOLOGIES[topology], toys.ALGORITHMS["ad-gda"])
     assert (nodes[0] == ROUNDS * _degrees(topology) * (4 * DIM + 32 * N)).all()
     assert server.sum() == 0
 
 
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS)
-def test_every_compressor_bills_its_own_bits(problem, compressor):
+def test_compressor_bills_its_own_bits(problem, compressor):
     used = toys.COMPRESSORS[compressor]
     nodes, _ = _sent(problem, fm.topologies.Star(), fm.ADGDA(1.0, consensus_step=0.2, compressor=used), 2)
     assert (nodes[0] == 2 * _degrees("star") * (BITS_OF_A_MODEL[compressor] + 32 * N)).all()
@@ -106,7 +106,7 @@ BITS_OF_A_WEIGHING = {  # one message
 
 @pytest.mark.parametrize("weighting", toys.WEIGHINGS)
 @pytest.mark.parametrize("tracking", [True, False])
-def test_tracked_ad_gda_sends_model_and_tracker_alike_and_what_its_weighing_needs(problem, weighting, tracking):
+def test_tracked_ad_gda_sends_model_tracker_and_what_its_weighting_needs(problem, weighting, tracking):
     algorithm = fm.TrackedADGDA(0.01, tracking=tracking, weighting=toys.WEIGHINGS[weighting], compressor=fm.Quantize(4))
     nodes, server = _sent(problem, fm.topologies.Star(), algorithm)
     message = (2 if tracking else 1) * 4 * DIM + BITS_OF_A_WEIGHING[weighting]
@@ -114,20 +114,20 @@ def test_tracked_ad_gda_sends_model_and_tracker_alike_and_what_its_weighing_need
     assert server.sum() == 0
 
 
-def test_warm_public_copies_cost_nothing(problem):
+def test_warm_start_costs_nothing(problem):
     sent = [_sent(problem, fm.Ring(), fm.TrackedADGDA(0.01, warm_start=warm))[0] for warm in (True, False)]
     assert (sent[0] == sent[1]).all()
 
 
 @pytest.mark.parametrize("name", ["dsgd", "dr-dsgd"])
 @pytest.mark.parametrize("topology", ["ring", "star"])
-def test_uncompressed_rivals_send_32_bits_a_parameter_to_each_neighbour(problem, name, topology):
+def test_dsgd_and_dr_dsgd_send_32_bits_per_parameter_to_each_neighbour(problem, name, topology):
     nodes, server = _sent(problem, toys.TOPOLOGIES[topology], toys.ALGORITHMS[name])
     assert (nodes[0] == ROUNDS * _degrees(topology) * 32 * DIM).all()
     assert server.sum() == 0
 
 
-def test_over_a_changing_graph_differences_go_to_every_neighbour_ever_and_duals_to_those_of_the_round(problem):
+def test_changing_graph_takes_differences_to_all_neighbours_and_duals_to_those_of_the_round(problem):
     """Ring, then the pairs 0-4 1-5 2-6 3-7, then the star of node 0: together 0 meets all, the others their two on the
     ring, their partner, and 0, who is one of those already for 1, 4 and 7."""
     ever = np.array([7, 3, 4, 4, 3, 4, 4, 3])
@@ -161,7 +161,7 @@ def test_afl_sends_the_model_to_all_and_gets_gradient_and_loss_from_all(problem)
 
 
 @pytest.mark.parametrize("name", ["ad-gda", "afl"])
-def test_a_record_names_the_busiest_and_the_total(problem, name):
+def test_record_names_the_busiest_and_the_total(problem, name):
     record = fm.train(problem, fm.topologies.Star(), toys.ALGORITHMS[name], 5, measure_every=5).final[0]
     message = 4 * DIM + 32 * N
     busiest, total = {
@@ -172,7 +172,7 @@ def test_a_record_names_the_busiest_and_the_total(problem, name):
     assert record["nominal_bits_total"] == total
 
 
-def test_the_paper_s_bill_of_fashion_mnist(problem):
+def test_quantize_bills_fashion_mnist_as_the_paper_does(problem):
     """4 bits a parameter over 5000 rounds: 20,000 billed bits per parameter and edge, and 32 per dual entry."""
     assert fm.Quantize(bits=4).nominal_bits(19_885) * 5000 == 20_000 * 19_885
     nodes, _ = _sent(

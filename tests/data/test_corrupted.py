@@ -6,6 +6,7 @@ import torch
 import fairmesh as fm
 from tests import toys
 from tests.data.test_sources import write_mnist
+from tests.refusals import refused
 
 PLAIN = fm.data.ImportedData("tests.toys:sites", {"n": 5, "sizes": [400] * 5})
 
@@ -23,7 +24,7 @@ def several_labels() -> list[fm.Site]:
 
 
 @pytest.mark.parametrize("how", ["labels", "inputs"])
-def test_only_what_is_named_of_the_named_sites_is_drawn_and_every_time_the_same(how):
+def test_corrupted_draws_only_what_is_named_of_the_named_sites(how):
     plain, made, again = PLAIN.sites(), *(fm.data.Corrupted(PLAIN, (3, 1), how).sites() for _ in range(2))
     for i, (was, site, same) in enumerate(zip(plain, made, again)):
         inputs, targets = (torch.equal(a, b) for a, b in zip(was.train, site.train))
@@ -38,7 +39,7 @@ def test_only_what_is_named_of_the_named_sites_is_drawn_and_every_time_the_same(
     assert torch.equal(made[1].train[part], fm.data.Corrupted(PLAIN, (1,), how).sites()[1].train[part])
 
 
-def test_drawn_labels_are_uniform_over_all_classes_and_tell_nothing_of_the_inputs(tmp_path):
+def test_corrupted_labels_are_uniform_over_all_classes(tmp_path):
     write_mnist(tmp_path, train=2000)
     plain = fm.data.MNIST(fm.data.OneClass(10), folder=str(tmp_path))
     was, site = plain.sites()[4], fm.data.Corrupted(plain, (4,)).sites()[4]
@@ -49,7 +50,7 @@ def test_drawn_labels_are_uniform_over_all_classes_and_tell_nothing_of_the_input
     assert (share - 0.1).abs().max() < 5 * (0.09 / float(counts.sum())) ** 0.5
 
 
-def test_noise_has_the_range_and_the_kind_of_the_inputs(tmp_path):
+def test_corrupted_inputs_have_the_range_and_the_kind_of_the_true_ones(tmp_path):
     write_mnist(tmp_path, train=200)
     plain = fm.data.MNIST(fm.data.OneClass(10), folder=str(tmp_path))
     for data in (plain, PLAIN):
@@ -60,38 +61,38 @@ def test_noise_has_the_range_and_the_kind_of_the_inputs(tmp_path):
         assert float(noise.double().mean()) == pytest.approx(middle, abs=0.05 * float(was.max() - was.min()))
 
 
-def test_records_tell_the_corrupted_from_the_honest_by_group():
+def test_corrupted_sites_are_a_group_in_the_records():
     problem = toys.problem(sites=fm.data.Corrupted(PLAIN, (2,)).sites())
     (record,) = fm.train(problem, fm.Ring(), toys.ALGORITHMS["ad-gda"], 2, measure_every=2).final
     assert record["accuracy"]["groups"]["corrupted"] == pytest.approx(record["accuracy"]["sites"][2])
     assert set(record["accuracy"]["groups"]) == {"corrupted", "odd", "even"}
 
 
-def test_held_out_samples_of_a_site_corrupted_afterwards_are_honest():
+def test_corrupted_leaves_samples_held_out_before_as_they_are():
     kept, made = fm.data.HeldOut(PLAIN).sites(), fm.data.Corrupted(fm.data.HeldOut(PLAIN), (0,)).sites()
     assert torch.equal(made[0].test[1], kept[0].test[1])
     assert not torch.equal(made[0].train[1], kept[0].train[1])
 
 
 @pytest.mark.parametrize("corrupted", [(), (1, 1), (-1,)])
-def test_a_list_of_sites_that_names_none_or_one_twice_is_refused(corrupted):
-    with pytest.raises(fm.BadInput, match="corrupted lists different sites by their numbers from 0, got"):
+def test_corrupted_refuses_sites_that_name_none_or_one_twice(corrupted):
+    with refused("corrupted", list(corrupted)):
         fm.data.Corrupted(PLAIN, corrupted)
 
 
-def test_a_negative_seed_is_refused():
-    with pytest.raises(fm.BadInput, match="seed must be >= 0, got -1"):
+def test_corrupted_refuses_a_negative_seed():
+    with refused("seed", ">= 0", -1):
         fm.data.Corrupted(PLAIN, seed=-1)
 
 
-def test_a_site_that_is_not_there_is_refused_with_how_many_are():
-    with pytest.raises(fm.BadInput, match="corrupted names site 5, but there are 5, numbered from 0"):
+def test_corrupted_refuses_a_site_that_is_not_there():
+    with refused("corrupted", "site 5"):
         fm.data.Corrupted(PLAIN, (0, 5)).sites()
 
 
 @pytest.mark.parametrize("name", ["vectors", "several_labels"])
-def test_targets_that_are_not_classes_are_refused_where_labels_are_to_be_drawn(name):
+def test_corrupted_refuses_targets_that_are_not_classes(name):
     data = fm.data.ImportedData(f"tests.data.test_corrupted:{name}")
-    with pytest.raises(fm.BadInput, match=r'labels of site 0 cannot be drawn, .* not classes .*; use how = "inputs"'):
+    with refused("site 0", 'how = "inputs"'):
         fm.data.Corrupted(data).sites()
     assert len(fm.data.Corrupted(data, how="inputs").sites()) == 2

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import fairmesh as fm
+from tests.refusals import refused
 
 
 def write_images(folder, mode: str = "L", sizes=((8, 6),)) -> None:
@@ -21,7 +22,7 @@ def write_images(folder, mode: str = "L", sizes=((8, 6),)) -> None:
                 Image.new(mode, (width, height), colour).save(folder / site / kind / f"{k}.png")
 
 
-def test_images_by_site_and_class_become_one_node_a_site(tmp_path):
+def test_image_folder_gives_one_node_per_site(tmp_path):
     write_images(tmp_path)
     made = fm.data.ImageFolder(str(tmp_path)).sites()
     assert [(site.name, site.group, len(site.train[0]), len(site.test[0])) for site in made] == [
@@ -36,7 +37,7 @@ def test_images_by_site_and_class_become_one_node_a_site(tmp_path):
     assert len(set(every.tolist())) == 40
 
 
-def test_colour_images_have_three_planes_and_a_grey_one_among_them_too(tmp_path):
+def test_image_folder_gives_colour_images_three_planes(tmp_path):
     write_images(tmp_path, "RGB")
     Image.new("L", (6, 8), 7).save(tmp_path / "oslo" / "tumour" / "grey.png")
     made = fm.data.ImageFolder(str(tmp_path)).sites()
@@ -46,20 +47,20 @@ def test_colour_images_have_three_planes_and_a_grey_one_among_them_too(tmp_path)
     assert int(image[0, 0, 0]) + int(image[2, 0, 0]) == 255
 
 
-def test_images_of_many_sizes_are_brought_to_one(tmp_path):
+def test_image_folder_brings_images_to_one_size(tmp_path):
     write_images(tmp_path, sizes=((8, 6), (16, 12)))
-    with pytest.raises(fm.BadInput, match=r"1\.png is 16 x 12, but .*0\.png is 8 x 6; give size"):
+    with refused("1.png", "16 x 12", "0.png", "8 x 6", "size"):
         fm.data.ImageFolder(str(tmp_path)).sites()
     assert fm.data.ImageFolder(str(tmp_path), size=(4, 5)).sites()[0].train[0].shape[1:] == (4, 5)
 
 
-def test_images_can_be_dealt_otherwise_than_by_site(tmp_path):
+def test_image_folder_can_be_dealt_otherwise_than_by_site(tmp_path):
     write_images(tmp_path)
     made = fm.data.ImageFolder(str(tmp_path), fm.data.OneClass(4)).sites()
     assert [site.train[1].unique().tolist() for site in made] == [[0], [1], [0], [1]]
 
 
-def test_a_folder_of_images_trains_from_an_experiment_file(tmp_path):
+def test_image_folder_trains_from_an_experiment_file(tmp_path):
     write_images(tmp_path / "scans")
     (tmp_path / "e.toml").write_text(
         f'rounds = 2\ntopology = "ring"\nalgorithm = "dsgd"\n[data]\nname = "image-folder"\n'
@@ -91,7 +92,7 @@ def write_parquet(path, rows=ROWS) -> str:
     return str(path)
 
 
-def test_csv_and_parquet_give_the_same_sites_by_the_site_column(tmp_path):
+def test_table_gives_the_same_sites_from_csv_and_parquet(tmp_path):
     files = write_csv(tmp_path / "rows.csv"), write_parquet(tmp_path / "rows.parquet")
     a, b = (fm.data.Table(file, "ill", site="ward", standardize=False).sites() for file in files)
     assert [site.name for site in a] == [site.name for site in b] == ["10", "north", "south"]
@@ -105,14 +106,14 @@ def test_csv_and_parquet_give_the_same_sites_by_the_site_column(tmp_path):
     assert torch.equal(inputs[:, 1], inputs[:, 0] + 30.5)
 
 
-def test_sites_and_labels_that_are_whole_numbers_are_in_the_order_of_their_size(tmp_path):
+def test_table_orders_sites_and_labels_that_are_whole_numbers(tmp_path):
     rows = [{"x": i, "site": (9, 10, 100)[i % 3], "y": (2, 11)[i % 2]} for i in range(18)]
     made = fm.data.Table(write_csv(tmp_path / "t.csv", rows), "y", site="site").sites()
     assert [site.name for site in made] == ["9", "10", "100"]
     assert {int(y) for site in made for y in site.train[1]} == {0, 1}
 
 
-def test_classes_that_are_listed_are_numbered_by_the_list_also_where_some_are_missing(tmp_path):
+def test_classes_are_numbered_by_their_list(tmp_path):
     rows = [{"x": i, "kind": ("mild", "severe")[i % 2]} for i in range(12)]
     file = write_csv(tmp_path / "t.csv", rows)
     listed = fm.data.Table(
@@ -120,7 +121,7 @@ def test_classes_that_are_listed_are_numbered_by_the_list_also_where_some_are_mi
     )
     inputs, labels = listed.sites()[0].train
     assert torch.equal(labels, 1 + inputs[:, 0].long() % 2)
-    with pytest.raises(fm.BadInput, match=r"column kind has the class 'severe', which is not among classes"):
+    with refused("kind", "'severe'", "classes"):
         fm.data.Table(file, "kind", partition=fm.data.Even(1), classes=("none", "mild")).sites()
     write_images(tmp_path / "images")
     folder = fm.data.ImageFolder(str(tmp_path / "images"), classes=("tumour", "benign"))
@@ -128,14 +129,14 @@ def test_classes_that_are_listed_are_numbered_by_the_list_also_where_some_are_mi
     assert torch.equal(labels, 1 - images[:, 0, 0].long() // 50)
 
 
-def test_columns_are_standardized_over_the_training_rows(tmp_path):
+def test_table_standardizes_columns_over_the_training_rows(tmp_path):
     made = fm.data.Table(write_csv(tmp_path / "t.csv"), "ill", site="ward").sites()
     inputs = torch.cat([site.train[0] for site in made])
     assert torch.allclose(inputs.mean(0), torch.zeros(2), atol=1e-5)
     assert torch.allclose(inputs.std(0, correction=0), torch.ones(2), atol=1e-5)
 
 
-def test_a_table_of_numbers_to_predict_with_chosen_columns_and_no_site_column(tmp_path):
+def test_table_of_numbers_to_predict_with_chosen_columns_and_no_site_column(tmp_path):
     file = write_csv(tmp_path / "t.csv")
     data = fm.data.Table(
         file, "weight", inputs=("age",), predict="numbers", partition=fm.data.Even(4), standardize=False
@@ -147,7 +148,7 @@ def test_a_table_of_numbers_to_predict_with_chosen_columns_and_no_site_column(tm
     assert "loss" in fm.run(fm.Experiment(data=data, **options)).final[0]
 
 
-def test_arrays_are_dealt_by_their_sites(tmp_path):
+def test_npz_arrays_are_dealt_by_their_sites(tmp_path):
     x, y, site = np.arange(40.0, dtype=np.float32)[:, None], np.arange(40) % 3, np.array(["b", "a"])[np.arange(40) % 2]
     np.savez(tmp_path / "a.npz", x=x, y=y, site=site)
     made = fm.data.Npz(str(tmp_path / "a.npz")).sites()
@@ -156,7 +157,7 @@ def test_arrays_are_dealt_by_their_sites(tmp_path):
     assert (made[0].train[0] % 2 == 1).all()
 
 
-def test_arrays_may_bring_their_own_test_samples(tmp_path):
+def test_npz_arrays_may_bring_their_own_test_samples(tmp_path):
     x, y, site = np.arange(12, dtype=np.uint8).reshape(6, 2), np.arange(6) % 2, np.array([0, 0, 0, 1, 1, 1])
     np.savez(tmp_path / "a.npz", x=x, y=y, site=site, x_test=x[:4], y_test=y[:4], site_test=np.array([1, 1, 0, 0]))
     made = fm.data.Npz(str(tmp_path / "a.npz")).sites()
@@ -217,46 +218,43 @@ def file_of(name: str, content: bytes, data):
 
 GOOD = [{"x": i, "s": i % 2, "y": i % 2} for i in range(8)]
 SPOILT = {
-    "no folder": (lambda folder: fm.data.ImageFolder(str(folder / "no")).sites(), "there is no folder"),
-    "no image": (lambda folder: fm.data.ImageFolder(str(folder)).sites(), "holds no image at site/class/file"),
-    "16 bits": (images(image_of_16_bits), r"deep\.png has more than 8 bits"),
-    "broken image": (images(broken_image), r"cannot read the image .*broken\.png"),
-    "one image": (images(lonely_site), "site 'rome' has 1 samples: too few"),
-    "size": (lambda folder: fm.data.ImageFolder("x", size=(3,)), "size is a height and a width"),
-    "share": (lambda folder: fm.data.ImageFolder("x", test_share=1.0), r"test_share lies in \(0, 1\), got 1.0"),
-    "no site column": (lambda folder: fm.data.Table("t.csv", "y"), "name the site column"),
-    "no such column": (table(GOOD, site="where"), "no column 'where'; it has x, s, y"),
+    "no folder": (lambda folder: fm.data.ImageFolder(str(folder / "no")).sites(), ["no"]),
+    "no image": (lambda folder: fm.data.ImageFolder(str(folder)).sites(), ["site/class/file"]),
+    "16 bits": (images(image_of_16_bits), ["deep.png", "8 bits"]),
+    "broken image": (images(broken_image), ["broken.png"]),
+    "one image": (images(lonely_site), ["'rome'", "1"]),
+    "size": (lambda folder: fm.data.ImageFolder("x", size=(3,)), ["size"]),
+    "share": (lambda folder: fm.data.ImageFolder("x", test_share=1.0), ["test_share", "(0, 1)", "1.0"]),
+    "no site column": (lambda folder: fm.data.Table("t.csv", "y"), ["site"]),
+    "no such column": (table(GOOD, site="where"), ["'where'", "x, s, y"]),
     "text column": (
         table([*GOOD, {"x": "tall", "s": 0, "y": 1}]),
-        "row 9 of column 'x' is 'tall', not a finite number",
+        ["row 9", "'x'", "'tall'"],
     ),
-    "missing number": (table([*GOOD, {"x": "", "s": 0, "y": 1}]), "row 9 of column 'x' is ''"),
-    "nan": (table([*GOOD, {"x": "nan", "s": 0, "y": 1}]), "row 9 of column 'x' is 'nan'"),
-    "missing site": (table([*GOOD, {"x": 1, "s": "", "y": 1}]), "row 9 of column 's' is empty"),
-    "ragged": (ragged, "row 2 has 2 values, but the header names 3 columns"),
-    "no rows": (file_of("t.csv", b"x,y\n", lambda f: fm.data.Table(f, "y", site="x")), "needs a header and rows"),
-    "empty": (file_of("t.csv", b"", lambda f: fm.data.Table(f, "y", site="x")), "needs a header and rows"),
-    "other table": (file_of("t.xls", b"", lambda f: fm.data.Table(f, "y", site="x")), r"a \.csv or a \.parquet file"),
-    "no table": (
-        lambda folder: fm.data.Table(str(folder / "t.csv"), "y", site="s").sites(),
-        "cannot read .*FileNotFound",
-    ),
-    "bad parquet": (file_of("t.parquet", b"no", lambda f: fm.data.Table(f, "y", site="x")), "cannot read .*t.parquet"),
-    "only target": (table([{"s": i % 2, "y": i} for i in range(8)]), "no column beside target and site"),
-    "no y": (npz(x=np.zeros((4, 2))), "has no array 'y'; it has x"),
-    "lengths": (npz(x=np.zeros((4, 2)), y=np.zeros(3)), "not of one length: 4, 3"),
-    "no site": (npz(x=np.zeros((4, 2)), y=np.zeros(4)), "by-site needs data that say where"),
+    "missing number": (table([*GOOD, {"x": "", "s": 0, "y": 1}]), ["row 9", "'x'", "''"]),
+    "nan": (table([*GOOD, {"x": "nan", "s": 0, "y": 1}]), ["row 9", "'x'", "'nan'"]),
+    "missing site": (table([*GOOD, {"x": 1, "s": "", "y": 1}]), ["row 9", "'s'"]),
+    "ragged": (ragged, ["row 2", "2 values", "3 columns"]),
+    "no rows": (file_of("t.csv", b"x,y\n", lambda f: fm.data.Table(f, "y", site="x")), ["t.csv"]),
+    "empty": (file_of("t.csv", b"", lambda f: fm.data.Table(f, "y", site="x")), ["t.csv"]),
+    "other table": (file_of("t.xls", b"", lambda f: fm.data.Table(f, "y", site="x")), [".csv", ".parquet"]),
+    "no table": (lambda folder: fm.data.Table(str(folder / "t.csv"), "y", site="s").sites(), ["t.csv"]),
+    "bad parquet": (file_of("t.parquet", b"no", lambda f: fm.data.Table(f, "y", site="x")), ["t.parquet"]),
+    "only target": (table([{"s": i % 2, "y": i} for i in range(8)]), ["column"]),
+    "no y": (npz(x=np.zeros((4, 2))), ["'y'", "x"]),
+    "lengths": (npz(x=np.zeros((4, 2)), y=np.zeros(3)), ["4, 3"]),
+    "no site": (npz(x=np.zeros((4, 2)), y=np.zeros(4)), ["by-site"]),
     "site of test": (
         npz(x=np.zeros((4, 2)), y=np.zeros(4), site=np.zeros(4), x_test=np.zeros((4, 2)), y_test=np.zeros(4)),
-        "add site_test",
+        ["site_test"],
     ),
-    "no npz": (file_of("a.npz", b"no", fm.data.Npz), r"cannot read .*a\.npz as \.npz"),
-    "pickle": (npz(x=np.array([{}, {}]), y=np.zeros(2)), "cannot read .*Object arrays cannot be loaded"),
+    "no npz": (file_of("a.npz", b"no", fm.data.Npz), ["a.npz"]),
+    "pickle": (npz(x=np.array([{}, {}]), y=np.zeros(2)), ["a.npz"]),
 }
 
 
 @pytest.mark.parametrize("case", SPOILT)
-def test_what_is_wrong_with_a_users_files_is_said_with_the_place(case, tmp_path):
-    call, reason = SPOILT[case]
-    with pytest.raises(fm.BadInput, match=reason):
+def test_own_files_that_are_wrong_are_refused_with_the_place(case, tmp_path):
+    call, names = SPOILT[case]
+    with refused(*names):
         call(tmp_path)

@@ -24,6 +24,7 @@ from fairmesh.data.datasets.sources import (
     cache_of,
     found,
 )
+from tests.refusals import refused
 
 CONTENT = bytes(range(256)) * 2000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -85,7 +86,7 @@ def _alone(tmp_path, monkeypatch):
     monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
 
 
-def test_a_file_is_fetched_into_the_cache_checked_unpacked_and_told_of():
+def test_fetch_brings_a_file_into_the_cache_and_checks_it():
     told = []
     with served({"/numbers.gz": gzip.compress(CONTENT)}) as (base, _):
         folder = fetch(source(base), progress=lambda *step: told.append(step))
@@ -96,14 +97,14 @@ def test_a_file_is_fetched_into_the_cache_checked_unpacked_and_told_of():
     assert (name, done) == ("numbers.gz", total)
 
 
-def test_a_file_that_is_there_is_not_fetched_again():
+def test_fetch_leaves_a_file_that_is_there():
     with served({"/numbers.gz": gzip.compress(CONTENT)}) as (base, asked):
         fetch(source(base))
         fetch(source(base))
         assert len(asked) == 1
 
 
-def test_a_damaged_file_is_fetched_anew_and_a_right_one_left():
+def test_fetch_replaces_a_damaged_file():
     with served({"/numbers.gz": gzip.compress(CONTENT)}) as (base, asked):
         folder = cache_of(source(base))
         folder.mkdir(parents=True)
@@ -114,14 +115,14 @@ def test_a_damaged_file_is_fetched_anew_and_a_right_one_left():
         assert len(asked) == 1
 
 
-def test_after_a_cut_only_the_rest_is_asked_for():
+def test_fetch_asks_only_for_the_rest_after_a_cut():
     with served({"/numbers": CONTENT}, cut=100_000) as (base, asked):
         folder = fetch(source(base, packed=False))
     assert (folder / "numbers").read_bytes() == CONTENT
     assert asked == [("/numbers", None), ("/numbers", "bytes=100000-")]
 
 
-def test_what_an_earlier_process_left_is_gone_on_with():
+def test_fetch_goes_on_with_what_an_earlier_process_left():
     with served({"/numbers": CONTENT}) as (base, asked):
         folder = cache_of(source(base))
         folder.mkdir(parents=True)
@@ -131,7 +132,7 @@ def test_what_an_earlier_process_left_is_gone_on_with():
     assert (folder / "numbers").read_bytes() == CONTENT
 
 
-def test_a_part_that_is_whole_already_needs_no_more_bytes():
+def test_fetch_needs_no_more_bytes_for_a_part_that_is_whole():
     with served({"/numbers": CONTENT}) as (base, _):
         folder = cache_of(source(base))
         folder.mkdir(parents=True)
@@ -140,7 +141,7 @@ def test_a_part_that_is_whole_already_needs_no_more_bytes():
     assert (folder / "numbers").read_bytes() == CONTENT
 
 
-def test_a_server_that_cannot_go_on_sends_all_of_it_again():
+def test_fetch_starts_again_where_a_server_cannot_go_on():
     with served({"/numbers": CONTENT}, cut=100_000, ranged=False) as (base, _):
         folder = fetch(source(base, packed=False))
     assert (folder / "numbers").read_bytes() == CONTENT
@@ -149,32 +150,32 @@ def test_a_server_that_cannot_go_on_sends_all_of_it_again():
 @pytest.mark.parametrize(
     "content", [gzip.compress(b"something else"), b"not packed at all"], ids=["other", "not packed"]
 )
-def test_a_wrong_checksum_is_refused_and_nothing_is_kept(content):
+def test_fetch_refuses_a_wrong_checksum_and_keeps_nothing(content):
     with (
         served({"/numbers.gz": content}) as (base, _),
-        pytest.raises(fm.BadInput, match="is not the official file, and is not kept"),
+        refused("numbers.gz"),
     ):
         fetch(source(base))
     assert list(cache_of(source(base)).iterdir()) == []
 
 
-def test_without_a_network_it_says_which_files_to_put_where():
+def test_fetch_without_a_network_names_files_and_folder():
     with served({}) as (base, _):
         pass  # nobody listens there any more
-    with pytest.raises(fm.BadInput) as refused:
+    with refused() as caught:
         fetch(source(base))
-    said = str(refused.value)
-    assert "cannot fetch Numbers: no connection" in said
-    assert f"put its 1 files (numbers) into {cache_of(source(base))}" in said
+    said = str(caught.value)
+    assert "Numbers" in said
+    assert str(cache_of(source(base))) in said
     assert "https://example.org/numbers" in said
 
 
-def test_an_address_that_is_gone_is_named():
-    with served({}) as (base, _), pytest.raises(fm.BadInput, match=r"numbers\.gz answers 404"):
+def test_fetch_names_an_address_that_is_gone():
+    with served({}) as (base, _), refused("numbers.gz", 404):
         fetch(source(base))
 
 
-def test_an_archive_is_checked_unpacked_and_removed(tmp_path):
+def test_fetch_checks_unpacks_and_removes_an_archive(tmp_path):
     packed = tmp_path / "both.tar.gz"
     with tarfile.open(packed, "w:gz") as archive:
         for name in ("one.bin", "two.bin"):
@@ -188,11 +189,11 @@ def test_an_archive_is_checked_unpacked_and_removed(tmp_path):
     assert folder == tmp_path / "data" / "both"
     assert sorted(path.name for path in folder.iterdir()) == ["one.bin", "two.bin"]
     assert dict(check(both, folder)) == {"one.bin": "right", "two.bin": "right"}
-    with pytest.raises(fm.BadInput, match=r"has MD5 .*, expected 0"), served({"/both.tar.gz": b"x"}) as (base, _):
+    with refused("MD5", "0"), served({"/both.tar.gz": b"x"}) as (base, _):
         fetch(replace(both, name="again", archive=replace(whole, md5="0", url=f"{base}/both.tar.gz")))
 
 
-def test_a_zenodo_record_is_asked_for_address_and_checksum():
+def test_fetch_asks_a_zenodo_record_for_address_and_checksum():
     with served({"/numbers": CONTENT}) as (base, _):
         entry = {"key": "numbers", "checksum": f"md5:{MD5}", "links": {"self": f"{base}/numbers"}}
         answer = {"hits": {"hits": [{"files": [{"key": "other"}]}, {"files": [entry]}]}}
@@ -203,11 +204,11 @@ def test_a_zenodo_record_is_asked_for_address_and_checksum():
     assert (folder / "numbers").read_bytes() == CONTENT
 
 
-def test_a_record_without_the_file_is_refused():
+def test_fetch_refuses_a_record_without_the_file():
     answer = json.dumps({"hits": {"hits": []}}).encode()
     with (
         served({"/records": answer}) as (zenodo, _),
-        pytest.raises(fm.BadInput, match=r"no record at .* holds numbers"),
+        refused("/records", "numbers"),
     ):
         fetch(Source("z", "Z", (File("numbers", None, None),), "", "", record=f"{zenodo}/records"))
 
@@ -238,7 +239,7 @@ def write_cifar(folder) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_files_are_found_in_the_folder_given_then_in_fairmesh_data_then_in_the_cache(tmp_path, monkeypatch, packed):
+def test_found_looks_in_the_folder_given_then_in_fairmesh_data_then_in_the_cache(tmp_path, monkeypatch, packed):
     mnist = SOURCES["mnist"]
     assert found(mnist) is None
     write_mnist(cache_of(mnist), packed)
@@ -260,7 +261,7 @@ def test_fairmesh_data_may_itself_be_the_folder_of_the_files(tmp_path, monkeypat
     assert len(fm.data.MNIST().sites()) == 10
 
 
-def test_packed_and_unpacked_files_give_the_same_sites(tmp_path):
+def test_mnist_is_the_same_from_packed_and_unpacked_files(tmp_path):
     write_mnist(tmp_path / "a", packed=True)
     write_mnist(tmp_path / "b", packed=False)
     a, b = (fm.data.MNIST(fm.data.OneClass(20), folder=str(tmp_path / name)).sites() for name in "ab")
@@ -281,7 +282,7 @@ def test_cifar_is_read_from_its_batches_or_from_the_official_archive(tmp_path):
     assert all(torch.equal(x.train[0], y.train[0]) for x, y in zip(a, b))
 
 
-def test_the_default_deal_of_cifar_is_the_papers():
+def test_cifar_is_dealt_as_in_the_paper_by_default():
     data = fm.data.CIFAR10()
     assert data.partition == fm.data.Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")
 
@@ -291,49 +292,50 @@ def damage(folder, name: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "reason"),
+    ("name", "content", "names"),
     [
-        ("train-images-idx3-ubyte", b"", "not an IDX file"),
-        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\0\0\0\x05" * 3 + b"x" * 20, "reshape"),
-        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x03abc", "do not go with"),
+        ("train-images-idx3-ubyte", b"", ["train-images-idx3-ubyte", "IDX"]),
+        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\0\0\0\x05" * 3 + b"x" * 20, ["train-images-idx3-ubyte"]),
+        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x03abc", ["(40, 28, 28)", "(3,)"]),
     ],
 )
-def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, name, content, reason):
+def test_mnist_names_a_damaged_file(tmp_path, name, content, names):
     write_mnist(tmp_path)
     fm.data.MNIST(folder=str(tmp_path)).sites()
     damage(tmp_path, name, content)
-    with pytest.raises(fm.BadInput, match=rf"(?s)missing or damaged.*{reason}"):
+    with refused(*names):
         fm.data.MNIST(folder=str(tmp_path)).sites()
 
 
-def test_a_cut_batch_of_cifar_and_a_cut_archive_are_named(tmp_path):
+def test_cifar_names_a_cut_batch_and_a_cut_archive(tmp_path):
     write_cifar(tmp_path)
     damage(tmp_path, "data_batch_3.bin", b"x" * 5000)
-    with pytest.raises(fm.BadInput, match=r"data_batch_3.bin is missing or damaged: 5000 bytes are not rows"):
+    with refused("data_batch_3.bin", "5000 bytes"):
         fm.data.CIFAR10(folder=str(tmp_path)).sites()
     (tmp_path / "a").mkdir()
     damage(tmp_path / "a", "cifar-10-binary.tar.gz", gzip.compress(b"x")[:10])
-    with pytest.raises(fm.BadInput, match=r"cifar-10-binary.tar.gz is missing or damaged"):
+    with refused("cifar-10-binary.tar.gz"):
         fm.data.CIFAR10(folder=str(tmp_path / "a")).sites()
 
 
-def test_a_check_names_what_is_missing_and_what_is_damaged(tmp_path):
+def test_check_names_what_is_missing_and_what_is_damaged(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     damage(tmp_path, "train-labels-idx1-ubyte.gz", b"no gzip")
     (tmp_path / "train-labels-idx1-ubyte").unlink()
     verdicts = dict(check(SOURCES["mnist"], tmp_path))
     assert verdicts["t10k-labels-idx1-ubyte"] == "missing"
-    assert verdicts["train-labels-idx1-ubyte"] == "damaged: not a whole .gz file"
-    assert re.match(r"damaged: MD5 \w{32}, expected 6bbc9ace", verdicts["train-images-idx3-ubyte"])
+    assert verdicts["train-labels-idx1-ubyte"].startswith("damaged")
+    assert verdicts["train-images-idx3-ubyte"].startswith("damaged")
+    assert "6bbc9ace" in verdicts["train-images-idx3-ubyte"]  # the MD5 of the official file begins with it
 
 
-def test_a_folder_that_was_named_is_not_filled_by_a_download(tmp_path):
-    with pytest.raises(fm.BadInput, match=r"CIFAR-10 is not in .*: put its 6 files"):
+def test_folder_of_does_not_download_into_a_folder_that_was_named(tmp_path):
+    with refused("CIFAR-10", tmp_path, "6 files"):
         folder_of(SOURCES["cifar-10"], tmp_path)
 
 
-def test_the_same_files_are_read_once_and_read_again_when_they_change(tmp_path):
+def test_mnist_files_are_read_once_and_again_when_they_change(tmp_path):
     write_mnist(tmp_path)
     first, again = (fm.data.MNIST(fm.data.Contrast(2, ()), folder=str(tmp_path)).sites() for _ in range(2))
     assert first[0].test is again[0].test
@@ -341,7 +343,7 @@ def test_the_same_files_are_read_once_and_read_again_when_they_change(tmp_path):
     assert len(fm.data.MNIST(fm.data.Contrast(2, ()), folder=str(tmp_path)).sites()[0].test[0]) == 20
 
 
-def test_held_out_judges_by_training_samples_that_are_not_trained_on_one_set_for_a_group(tmp_path):
+def test_held_out_judges_by_training_samples_that_are_not_trained_on(tmp_path):
     write_mnist(tmp_path, train=200)
     plain = fm.data.MNIST(fm.data.OneClass(20), folder=str(tmp_path))
     whole, made, again = plain.sites(), fm.data.HeldOut(plain).sites(), fm.data.HeldOut(plain).sites()
@@ -358,7 +360,7 @@ def test_held_out_judges_by_training_samples_that_are_not_trained_on_one_set_for
     assert not all(torch.equal(a.train[0], b.train[0]) for a, b in zip(made, other))
 
 
-def test_the_real_files_are_right_where_they_are(monkeypatch):
+def test_sources_on_this_machine_are_right(monkeypatch):
     monkeypatch.undo()
     here = [(source, found(source)) for source in SOURCES.values() if found(source)]
     if not here:

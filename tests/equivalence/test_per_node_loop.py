@@ -1,4 +1,4 @@
-"""The stack against the per-node loops of reference.py: float64, 30 rounds, 1e-10."""
+"""The stack against the per-node loops of reference.py: float64, to 1e-10 in every round."""
 
 import contextlib
 from dataclasses import replace
@@ -12,8 +12,10 @@ from tests import toys
 from tests.equivalence import reference
 from tests.equivalence.reference import REFERENCES, OnTheEdge, Trace
 from tests.equivalence.stack import apart, on_the_stack
+from tests.examples import THOROUGH
+from tests.pairwise import case, covering, some_quick
 
-ROUNDS = 30
+ROUNDS = 30 if THOROUGH else 12
 AGREED = 1e-10
 
 
@@ -46,7 +48,7 @@ def _compared(problem: fm.Problem, topology: fm.topologies.Topology, algorithm: 
     return stack
 
 
-def test_every_registered_member_has_a_reference():
+def test_references_exist_for_every_registered_member():
     assert set(REFERENCES) == set(toys.registered(fm.algorithms.Algorithm).values())
     assert toys.covers(fm.algorithms.Algorithm, toys.ALGORITHMS)
     assert toys.covers(fm.compressors.Compressor, toys.COMPRESSORS)
@@ -55,15 +57,7 @@ def test_every_registered_member_has_a_reference():
     assert toys.covers(fm.weighting.Weighting, toys.WEIGHINGS)
 
 
-def _every_pair() -> list:
-    """Every compressor with every topology; those in which neither side is among the telling ones take minutes with
-    `-m slow`."""
-    telling = {"ring", "changing", "quantize", "top-k"}
-    pairs = [(compressor, topology) for compressor in toys.COMPRESSORS for topology in toys.TOPOLOGIES]
-    return [pytest.param(*pair, marks=[] if telling & set(pair) else pytest.mark.slow) for pair in pairs]
-
-
-@pytest.mark.parametrize(("compressor", "topology"), _every_pair())
+@covering(strength=1, compressor=toys.COMPRESSORS.keys(), topology=toys.TOPOLOGIES.keys())
 def test_ad_gda_is_algorithm_1_for_every_compressor_and_topology(problem, compressor, topology):
     algorithm = fm.ADGDA(
         fm.schedules.Geometric(2.0, 0.99), dual_step=0.1, consensus_step=0.2, compressor=toys.COMPRESSORS[compressor]
@@ -75,8 +69,12 @@ def test_ad_gda_is_algorithm_1_for_every_compressor_and_topology(problem, compre
 @pytest.mark.parametrize(
     ("compressor", "topology"),
     [
-        *((compressor, "changing") for compressor in toys.COMPRESSORS),
-        *(("quantize", topology) for topology in toys.TOPOLOGIES if topology != "changing"),
+        *(case(compressor, "changing") for compressor in toys.COMPRESSORS),
+        *(
+            case("quantize", topology, quick=topology == "star")
+            for topology in toys.TOPOLOGIES
+            if topology != "changing"
+        ),
     ],
 )
 def test_choco_sgd_is_its_loop_for_every_compressor_and_topology(problem, compressor, topology):
@@ -84,8 +82,12 @@ def test_choco_sgd_is_its_loop_for_every_compressor_and_topology(problem, compre
     _compared(problem, toys.TOPOLOGIES[topology], algorithm, seed=1)
 
 
-@pytest.mark.parametrize(("order", "topology"), [("simultaneous", "changing"), ("dual-first", "circulant")])
-@pytest.mark.parametrize("regularizer", toys.REGULARIZERS.values(), ids=toys.REGULARIZERS)
+@covering(
+    strength=1,
+    regularizer=toys.REGULARIZERS,
+    order=("simultaneous", "dual-first"),
+    topology=("changing", "circulant"),
+)
 def test_ad_gda_is_its_loop_for_every_regularizer_and_dual_order(problem, regularizer, order, topology):
     algorithm = fm.ADGDA(
         2.0,
@@ -106,8 +108,9 @@ def test_ad_gda_is_its_loop_where_the_projection_puts_weights_to_zero(problem, n
     assert (stack.duals[-1] == 0).any()
 
 
-@pytest.mark.parametrize("level", [0.25, 0.8, 1.0])
-@pytest.mark.parametrize("compressor", [None, "threshold"])
+@covering(
+    strength=1, level={"a quarter": 0.25, "most": 0.8, "all": 1.0}, compressor={"none": None, "threshold": "threshold"}
+)
 def test_ad_gda_is_its_loop_where_weights_reach_their_caps(problem, level, compressor):
     regularizer = fm.regularizers.Capped(level, fm.ChiSquare(1e-3))
     duals = compressor and toys.COMPRESSORS[compressor]
@@ -148,53 +151,67 @@ FULL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("weighting", toys.WEIGHINGS.values(), ids=toys.WEIGHINGS)
-@pytest.mark.parametrize(
-    ("topology", "regularizer"),
-    [("ring", fm.ChiSquare(0.3)), ("changing", fm.regularizers.Capped(0.6, fm.regularizers.KullbackLeibler(0.5)))],
+@covering(
+    strength=1,
+    weighting=toys.WEIGHINGS,
+    topology=("ring", "changing"),
+    regularizer={
+        "chi-square": fm.ChiSquare(0.3),
+        "capped kl": fm.regularizers.Capped(0.6, fm.regularizers.KullbackLeibler(0.5)),
+    },
 )
 def test_tracked_ad_gda_is_its_loop_for_every_way_to_weigh(problem, weighting, topology, regularizer):
     algorithm = replace(TRACKED, weighting=weighting, regularizer=regularizer)
     _compared(problem, toys.TOPOLOGIES[topology], algorithm)
 
 
-@pytest.mark.parametrize("name", FULL)
-def test_tracked_ad_gda_is_its_loop_with_each_ingredient_left_out_and_alone(problem, name):
-    without = replace(TRACKED, **(FULL | {name: PLAIN[name]} if name in PLAIN else FULL))
-    alone = replace(TRACKED, **PLAIN | {name: FULL[name]})
-    for algorithm in (without, alone):
-        _compared(problem, fm.Ring(), algorithm, seed=1)
+@covering(strength=1, name=FULL.keys(), how=("left out", "alone"))
+def test_tracked_ad_gda_is_its_loop_with_each_ingredient_left_out_and_alone(problem, name, how):
+    fields = PLAIN | {name: FULL[name]} if how == "alone" else FULL | {name: PLAIN.get(name, FULL[name])}
+    _compared(problem, fm.Ring(), replace(TRACKED, **fields), seed=1)
 
 
 @pytest.mark.parametrize(
     ("compressor", "topology"),
-    [*((compressor, "ring") for compressor in toys.COMPRESSORS), ("quantize", "changing"), ("top-k", "star")],
+    [
+        *(case(compressor, "ring", quick=compressor in ("none", "sign blocks")) for compressor in toys.COMPRESSORS),
+        case("quantize", "changing"),
+        case("top-k", "star"),
+    ],
 )
 def test_tracked_ad_gda_is_its_loop_for_every_compressor_at_the_rate_it_finds(problem, compressor, topology):
     algorithm = replace(TRACKED, consensus_step=None, primal_step=0.1, compressor=toys.COMPRESSORS[compressor])
     _compared(problem, toys.TOPOLOGIES[topology], algorithm, seed=2)
 
 
-@pytest.mark.parametrize("name", [name for name in toys.REGULARIZERS if name != "custom"])
-def test_the_inner_maximum_of_every_regularizer_is_that_of_the_loop(problem, name):
+@some_quick(
+    "name", [name for name in toys.REGULARIZERS if name != "custom"], "chi-square", "own-coordinate", "capped kl"
+)
+def test_tracked_ad_gda_is_its_loop_for_the_inner_maximum_of_every_regularizer(problem, name):
     regularizer = toys.of_strength(toys.REGULARIZERS[name], 5.0 if "own" in name else 0.3)
     _compared(problem, fm.Ring(), replace(TRACKED, weighting=fm.weighting.ExactMaximum(0.7), regularizer=regularizer))
 
 
 @pytest.mark.parametrize(
     ("name", "topology"),
-    [*(("dsgd", topology) for topology in toys.TOPOLOGIES), ("dr-dsgd", "ring"), ("dr-dsgd", "changing")],
+    [
+        *(case("dsgd", topology, quick=topology in ("ring", "changing")) for topology in toys.TOPOLOGIES),
+        case("dr-dsgd", "ring", quick=False),
+        case("dr-dsgd", "changing"),
+    ],
 )
-def test_uncompressed_rivals_are_their_loops_over_every_topology(problem, name, topology):
+def test_dsgd_and_dr_dsgd_are_their_loops_over_every_topology(problem, name, topology):
     _compared(problem, toys.TOPOLOGIES[topology], toys.ALGORITHMS[name])
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
-def test_every_algorithm_of_the_toys_is_its_loop(problem, name):
+def test_algorithm_is_its_loop(problem, name):
     _compared(problem, fm.topologies.Star(), toys.ALGORITHMS[name], seed=5)
 
 
-@pytest.mark.parametrize(("participation", "local_steps"), [(0.1, 3), (0.4, 1), (1.0, 2)])
+@pytest.mark.parametrize(
+    ("participation", "local_steps"), [case(0.1, 3, quick=False), case(0.4, 1), case(1.0, 2, quick=False)]
+)
 def test_drfa_is_its_loop_for_any_share_of_clients_and_number_of_local_steps(problem, participation, local_steps):
     algorithm = fm.DRFA(0.1, dual_step=0.02, participation=participation, local_steps=local_steps)
     _compared(problem, fm.topologies.Star(), algorithm)
@@ -212,33 +229,38 @@ def test_afl_is_its_loop_when_some_weights_reach_zero(problem):
     assert (stack.duals[-1] == 0).any()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"sampling": fm.Sampling(batch=6, order="cyclic")},
-        {"sampling": fm.Sampling(batch=6, order="cyclic", batches_per_step=3)},
-        {"sampling": fm.Sampling(batch=4, batches_per_step=3)},
-        {"sampling": fm.Sampling(order="full")},
-        {"sampling": fm.Sampling(order="full"), "sites": toys.sites(sizes=(20,) * 8)},
-        {"weight_decay": 0.1},
-        {"clip_norm": 0.2},
-        {"weight_decay": 0.1, "clip_norm": 0.3, "sampling": fm.Sampling(batch=4, batches_per_step=2)},
-        {"prior": [1, 2, 3, 4, 5, 6, 7, 8]},
-    ],
-    ids=lambda fields: ", ".join(f"{k}={v}" for k, v in fields.items() if k != "sites"),
+BATCHES = {
+    "cyclic": {"sampling": fm.Sampling(batch=6, order="cyclic")},
+    "three cyclic batches": {"sampling": fm.Sampling(batch=6, order="cyclic", batches_per_step=3)},
+    "three batches": {"sampling": fm.Sampling(batch=4, batches_per_step=3)},
+    "full": {"sampling": fm.Sampling(order="full")},
+    "full, equal sizes": {"sampling": fm.Sampling(order="full"), "sites": toys.sites(sizes=(20,) * 8)},
+    "decay": {"weight_decay": 0.1},
+    "clipping": {"clip_norm": 0.2},
+    "decay, clipping, two batches": {
+        "weight_decay": 0.1,
+        "clip_norm": 0.3,
+        "sampling": fm.Sampling(batch=4, batches_per_step=2),
+    },
+    "prior": {"prior": [1, 2, 3, 4, 5, 6, 7, 8]},
+}
+
+
+@some_quick(
+    "fields", BATCHES, "three cyclic batches", "full", "full, equal sizes", "decay, clipping, two batches", "prior"
 )
-def test_batches_decay_clipping_and_priors_are_those_of_the_loop(fields):
+def test_oracle_draws_batches_decays_and_clips_as_the_loop_does(fields):
     _compared(toys.problem(**fields), fm.Ring(), toys.ALGORITHMS["ad-gda"], seed=3)
 
 
 @pytest.mark.parametrize("order", ["random", "cyclic"])
-def test_each_call_of_a_round_gets_its_own_batches(order):
+def test_oracle_gives_each_call_of_a_round_its_own_batches(order):
     """DRFA asks local_steps + 1 times a round."""
     problem = toys.problem(sampling=fm.Sampling(batch=3, order=order, batches_per_step=2))
     _compared(problem, fm.Ring(), fm.DRFA(0.1, dual_step=0.01, local_steps=2))
 
 
-def test_another_seed_is_another_run(problem):
+def test_loop_with_another_seed_is_another_run(problem):
     """So that agreement at equal seeds means that both drew the same."""
     algorithm = toys.ALGORITHMS["ad-gda"]
     loop = REFERENCES[fm.ADGDA](problem, fm.Ring(), algorithm, 5, 0)
@@ -254,13 +276,16 @@ FAITHFUL = 1e-12
 @pytest.mark.parametrize(
     ("method", "compressor", "topology"),
     [
-        *((fm.ADGDA, compressor, "ring") for compressor in toys.COMPRESSORS),
-        (fm.ADGDA, "quantize", "changing"),
-        (fm.ChocoSGD, "quantize", "ring"),
-        (partial(fm.TrackedADGDA, beta2=0.0, warm_start=False), "quantize", "ring"),
+        *(
+            case(fm.ADGDA, compressor, "ring", quick=compressor in ("none", "half", "top-k", "sign"))
+            for compressor in toys.COMPRESSORS
+        ),
+        case(fm.ADGDA, "quantize", "changing"),
+        case(fm.ChocoSGD, "quantize", "ring", quick=False),
+        case(partial(fm.TrackedADGDA, beta2=0.0, warm_start=False), "quantize", "ring"),
     ],
 )
-def test_flipping_the_last_bit_of_one_message_at_one_receiver_is_seen(problem, method, compressor, topology):
+def test_loop_with_one_bit_flipped_in_one_message_differs(problem, method, compressor, topology):
     algorithm = method(0.5, consensus_step=0.2, compressor=toys.COMPRESSORS[compressor])
 
     def tamper(t, sender, receiver, message):
@@ -275,7 +300,7 @@ def test_flipping_the_last_bit_of_one_message_at_one_receiver_is_seen(problem, m
     assert max(abs(difference).max() for difference in before) < FAITHFUL  # and not before it arrived
 
 
-def test_a_flipped_bit_changes_a_number_by_no_more_than_one_rounding_of_what_travels():
+def test_flipped_bit_changes_a_number_by_no_more_than_one_rounding():
     row = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
     for compressor in toys.COMPRESSORS.values():
         message = reference.compressed(compressor, row, reference.uniforms(0, "compression", 0, 0, 20))

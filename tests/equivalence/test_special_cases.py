@@ -11,8 +11,10 @@ from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence.reference import Worker
 from tests.equivalence.stack import NoData, apart, on_the_stack
+from tests.examples import THOROUGH
+from tests.pairwise import some_quick
 
-ROUNDS = 30
+ROUNDS = 30 if THOROUGH else 12
 SOME = {name: toys.COMPRESSORS[name] for name in ("none", "quantize", "top-k", "sign")}
 
 
@@ -67,7 +69,7 @@ def test_ad_gda_with_a_dual_step_is_not_choco_sgd(equal_sites):
     assert _models_apart(one, other) > 1e-2
 
 
-def test_the_dual_orders_differ_only_in_when_a_weight_is_felt(problem):
+def test_dual_orders_differ_only_in_when_a_weight_acts(problem):
     """With the dual step at zero there is nothing to feel."""
     runs = {}
     for order in ("simultaneous", "dual-first"):
@@ -91,13 +93,13 @@ SGD_STEPS = {  # each algorithm at one node: how large its step is for a loss f,
 }
 
 
-def test_every_algorithm_s_steps_at_one_node_are_known():
+def test_sgd_steps_are_known_for_every_algorithm():
     """Those of Tracked AD-GDA are Adam's (test_tracked.py)."""
     assert {*SGD_STEPS} == {name for name, a in toys.ALGORITHMS.items() if not isinstance(a, fm.TrackedADGDA)}
 
 
 @pytest.mark.parametrize("name", SGD_STEPS)
-def test_one_node_alone_takes_the_steps_of_plain_sgd(name):
+def test_algorithm_at_one_node_takes_the_steps_of_plain_sgd(name):
     problem, algorithm = toys.problem(1), toys.ALGORITHMS[name]
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     step_of, steps = SGD_STEPS[name]
@@ -121,7 +123,7 @@ def test_one_node_alone_takes_the_steps_of_plain_sgd(name):
 
 
 @pytest.mark.parametrize("compressor", SOME.values(), ids=SOME)
-def test_a_schedule_that_never_changes_is_the_fixed_graph(problem, compressor):
+def test_changing_graph_that_never_changes_is_the_fixed_graph(problem, compressor):
     """Though it keeps every neighbour's copy where the fixed graph keeps one mixed row."""
     algorithm = fm.ADGDA(2.0, dual_step=0.1, consensus_step=0.2, compressor=compressor)
     fixed = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
@@ -131,7 +133,7 @@ def test_a_schedule_that_never_changes_is_the_fixed_graph(problem, compressor):
 
 
 @pytest.mark.parametrize("name", ["dsgd", "dr-dsgd"])
-def test_a_schedule_that_never_changes_is_the_fixed_graph_without_copies_too(problem, name):
+def test_changing_graph_that_never_changes_is_the_fixed_graph_without_copies(problem, name):
     fixed = on_the_stack(problem, fm.Ring(), toys.ALGORITHMS[name], ROUNDS)
     schedule = on_the_stack(problem, fm.topologies.Changing((fm.Ring(), fm.Ring())), toys.ALGORITHMS[name], ROUNDS)
     assert apart(fixed, schedule) < 1e-12
@@ -157,8 +159,8 @@ def unequal() -> torch.Tensor:
     return torch.randn(1, 8, 30, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("compressor", LOSSY.values(), ids=LOSSY)
-def test_compressed_gossip_over_a_changing_graph_ends_in_consensus_at_the_average(unequal, compressor):
+@some_quick("compressor", LOSSY, "top-k")
+def test_gossip_over_a_changing_graph_ends_in_consensus_at_the_average(unequal, compressor):
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
     algorithm = fm.ChocoSGD(primal_step=0.0, consensus_step=RATE, compressor=compressor)
     state = algorithm.init(oracle, network)
@@ -168,8 +170,8 @@ def test_compressed_gossip_over_a_changing_graph_ends_in_consensus_at_the_averag
     assert float((state.models.mean(dim=-2) - unequal.mean(dim=-2)).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("compressor", LOSSY.values(), ids=LOSSY)
-def test_one_mixed_buffer_would_lose_consensus_when_the_graph_changes(unequal, compressor):
+@some_quick("compressor", LOSSY, "top-k")
+def test_gossip_with_one_mixed_buffer_would_lose_consensus_when_the_graph_changes(unequal, compressor):
     """Why every neighbour's copy is kept: the same gossip with s += W_t q keeps the average and never agrees."""
     weights = [torch.as_tensor(mixing.matrix.toarray()) for mixing in CHANGING.build(8)]
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
@@ -183,7 +185,7 @@ def test_one_mixed_buffer_would_lose_consensus_when_the_graph_changes(unequal, c
     assert _spread(models) > 0.1 * _spread(unequal)
 
 
-def test_duals_agree_over_a_changing_graph(unequal):
+def test_ad_gda_duals_agree_over_a_changing_graph(unequal):
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
     algorithm = fm.ADGDA(0.0, dual_step=0.0, consensus_step=RATE, compressor=fm.TopK(0.3))
     start = algorithm.init(oracle, network)

@@ -13,8 +13,11 @@ from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence.reference import Mesh, Worker
 from tests.equivalence.stack import NoData, apart, on_the_stack
+from tests.examples import THOROUGH
+from tests.pairwise import covering, some_quick
+from tests.refusals import refused
 
-ROUNDS = 30
+ROUNDS = 30 if THOROUGH else 12
 OFF = {"beta1": 0.0, "tracking": False, "beta2": 0.0, "gradient_at_average": 0.0, "local_steps": 1, "warm_start": False}
 TRACKED = [name for name, algorithm in toys.ALGORITHMS.items() if isinstance(algorithm, fm.TrackedADGDA)]
 GRAPHS = {name: toys.TOPOLOGIES[name] for name in ("ring", "star", "changing")}
@@ -34,12 +37,15 @@ def _models_apart(one, other) -> float:
 # Parents -------------------------------------------------------------------------------------------------------------
 
 
-@over_some_graphs
-@pytest.mark.parametrize("duals", [None, fm.compressors.Threshold(1e-3)], ids=["plain duals", "compressed duals"])
-@pytest.mark.parametrize(
-    "regularizer", [fm.ChiSquare(0.02), fm.regularizers.Capped(0.6, fm.regularizers.KullbackLeibler(0.02))]
+@covering(
+    topology=GRAPHS,
+    duals={"plain duals": None, "compressed duals": fm.compressors.Threshold(1e-3)},
+    regularizer={
+        "chi-square": fm.ChiSquare(0.02),
+        "capped kl": fm.regularizers.Capped(0.6, fm.regularizers.KullbackLeibler(0.02)),
+    },
 )
-def test_with_all_left_out_but_the_ascent_it_is_ad_gda(problem, topology, duals, regularizer):
+def test_tracked_with_all_left_out_but_the_ascent_is_ad_gda(problem, topology, duals, regularizer):
     """At m times the step and m times alpha: nodes weigh m lambda_i here, and lambda_i there."""
     same = {"consensus_step": 0.3, "compressor": fm.Quantize(bits=4), "loss_cap": 1.3}
     adgda = fm.ADGDA(
@@ -59,7 +65,7 @@ def test_with_all_left_out_but_the_ascent_it_is_ad_gda(problem, topology, duals,
 
 
 @over_some_graphs
-def test_with_all_left_out_it_is_choco_sgd(problem, topology):
+def test_tracked_with_all_left_out_is_choco_sgd(problem, topology):
     same = {"primal_step": 0.3, "consensus_step": 0.3, "compressor": fm.TopK(0.3)}
     choco, off = fm.ChocoSGD(**same), fm.TrackedADGDA(**same, **OFF, weighting=fm.weighting.PriorWeights())
     one, other = (on_the_stack(problem, topology, algorithm, ROUNDS) for algorithm in (choco, off))
@@ -68,7 +74,7 @@ def test_with_all_left_out_it_is_choco_sgd(problem, topology):
 
 
 @pytest.mark.parametrize("name", ["beta1", "tracking", "beta2", "gradient_at_average", "local_steps"])
-def test_each_ingredient_changes_the_run(problem, name):
+def test_tracked_run_changes_with_each_ingredient(problem, name):
     off = fm.TrackedADGDA(
         0.1, consensus_step=0.3, compressor=fm.Quantize(bits=6), weighting=fm.weighting.PriorWeights(), **OFF
     )
@@ -77,7 +83,7 @@ def test_each_ingredient_changes_the_run(problem, name):
     assert _models_apart(one, other) > 1e-2
 
 
-def test_copies_that_begin_warm_change_nothing_where_differences_travel_whole(problem):
+def test_warm_start_changes_nothing_where_differences_travel_whole(problem):
     """Without loss every copy is its model after the first message, warm or not."""
     cold, warm = (
         fm.TrackedADGDA(
@@ -101,7 +107,7 @@ def _gradients(mesh: Mesh, t: int) -> list[np.ndarray]:
 
 
 @over_some_graphs
-def test_without_compression_and_momentum_at_rate_one_it_is_gradient_tracking(problem, topology):
+def test_tracked_without_compression_and_momentum_is_gradient_tracking(problem, topology):
     """x = W x - eta y, y = W y + g(x) - g(x before): DSGT, of Pu and Nedic, with W of each round."""
     mesh = Mesh(problem, topology, 0, 1)
     everyone, eta = range(mesh.n), 0.1
@@ -126,9 +132,8 @@ def test_without_compression_and_momentum_at_rate_one_it_is_gradient_tracking(pr
         assert np.abs(stack.models[t] - np.stack([node.model for node in mesh.nodes])).max() < 1e-10
 
 
-@pytest.mark.parametrize("compressor", ["quantize", "top-k", "sign blocks"])
-@pytest.mark.parametrize("momentum", [1.0, 0.3], ids=["BEER", "MoTEF"])
-def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum, compressor):
+@covering(strength=1, compressor=("quantize", "top-k", "sign blocks"), momentum={"BEER": 1.0, "MoTEF": 0.3})
+def test_tracked_with_prior_weights_is_beer_and_with_momentum_motef(problem, momentum, compressor):
     """Zhao et al. 2022, Algorithm 1, in its own order: x moves by the copies h and along v, then v by the copies g and
     the news of the gradient; differences to both are compressed. Islamov et al. 2024 put a momentum M into v."""
     mesh, eta, rate = Mesh(problem, fm.Ring(), 0, 1), 0.1, 0.2
@@ -170,7 +175,7 @@ def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum
 
 
 @pytest.mark.parametrize("name", TRACKED)
-def test_one_node_alone_takes_steps_along_its_momentum_scaled_as_adam_scales_a_gradient(name):
+def test_tracked_at_one_node_steps_along_its_momentum_scaled_as_by_adam(name):
     """torch's Adam without a first moment of its own, given the momentum as the gradient; or torch's SGD. Adam moves
     every parameter by its step: over the root of their number, the whole moves by it."""
     problem, algorithm = (
@@ -202,7 +207,7 @@ def test_one_node_alone_takes_steps_along_its_momentum_scaled_as_adam_scales_a_g
 
 
 @pytest.mark.parametrize("local_steps", [1, 2, 5])
-def test_one_node_alone_without_momentum_takes_local_steps_of_plain_sgd_on_one_batch(local_steps):
+def test_tracked_at_one_node_without_momentum_takes_local_steps_of_plain_sgd(local_steps):
     problem = toys.problem(1)
     algorithm = fm.TrackedADGDA(0.2, 0.0, beta2=0.0, local_steps=local_steps, weighting=fm.weighting.PriorWeights())
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
@@ -217,9 +222,8 @@ def test_one_node_alone_without_momentum_takes_local_steps_of_plain_sgd_on_one_b
 # Sums ----------------------------------------------------------------------------------------------------------------
 
 
-@over_some_graphs
-@pytest.mark.parametrize("name", TRACKED)
-def test_balances_sum_to_zero_and_trackers_average_to_the_momenta(problem, name, topology):
+@covering(strength=1, name=TRACKED, topology=GRAPHS)
+def test_trackers_average_to_the_momenta_and_balances_sum_to_zero(problem, name, topology):
     algorithm = toys.ALGORITHMS[name]
     network, oracle = toys.on_stack(problem, topology, count_bytes=False)
     state = algorithm.init(oracle, network)
@@ -238,8 +242,8 @@ def test_balances_sum_to_zero_and_trackers_average_to_the_momenta(problem, name,
         assert all(float(rows.sum(dim=-2).abs().max()) < 1e-12 for rows in (own, means) if rows is not None)
 
 
-@over_some_graphs
-def test_trackers_agree_on_the_network_s_gradient_where_nothing_moves(problem, topology):
+@some_quick("topology", GRAPHS, "changing")
+def test_trackers_agree_on_the_networks_gradient_where_nothing_moves(problem, topology):
     """Full batches at a standstill: every node's tracker becomes the average of all weighted gradients."""
     still = toys.problem(sampling=fm.Sampling(order="full"))
     algorithm = fm.TrackedADGDA(0.0, 0.5, beta2=0.0, compressor=fm.Quantize(8), weighting=fm.weighting.PriorWeights())
@@ -297,9 +301,8 @@ def _weighed(
     return state
 
 
-@pytest.mark.parametrize("regularizer", SOFT.values(), ids=SOFT)
-@pytest.mark.parametrize("topology", NINE.values(), ids=NINE)
-def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, regularizer):
+@covering(strength=1, topology=NINE, regularizer=SOFT)
+def test_shadow_price_and_exact_maximum_end_at_the_inner_maximum(topology, regularizer):
     """For forty tables of losses at once, of nodes that weigh differently."""
     generator = torch.Generator().manual_seed(5)
     losses = 1.5 * torch.rand(40, 9, 1, generator=generator, dtype=torch.float64)
@@ -320,11 +323,16 @@ def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, reg
     assert float((expected - 9 * oracle.prior).abs().max()) > 0.4
 
 
-@pytest.mark.parametrize(
-    "make", [fm.ChiSquare, fm.regularizers.KullbackLeibler, lambda a: fm.regularizers.Capped(0.4, fm.ChiSquare(a))]
+@covering(
+    strength=1,
+    make={
+        "chi-square": fm.ChiSquare,
+        "kl": fm.regularizers.KullbackLeibler,
+        "capped": lambda a: fm.regularizers.Capped(0.4, fm.ChiSquare(a)),
+    },
+    relative={"relative": True, "as they are": False},
 )
-@pytest.mark.parametrize("relative", [True, False])
-def test_ease_multiplies_alpha_until_the_run_ends(make, relative):
+def test_strength_annealing_multiplies_alpha_until_the_run_ends(make, relative):
     losses = torch.linspace(0.5, 1.5, 9, dtype=torch.float64).view(1, 9, 1)
     oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))
 
@@ -344,14 +352,12 @@ def test_ease_multiplies_alpha_until_the_run_ends(make, relative):
 
 
 @pytest.mark.parametrize("strength_annealing", [-1.0, float("nan"), float("inf")])
-def test_an_ease_that_would_sharpen_weights_is_refused(strength_annealing):
-    with pytest.raises(
-        fm.BadInput, match=f"strength_annealing: step size must be a finite number >= 0, got {strength_annealing}"
-    ):
+def test_strength_annealing_that_is_negative_or_not_finite_is_refused(strength_annealing):
+    with refused("strength_annealing", ">= 0", strength_annealing):
         fm.weighting.ShadowPrice(strength_annealing=strength_annealing)
 
 
-def test_a_price_is_steady_where_one_site_has_half_of_all_data():
+def test_shadow_price_is_steady_where_one_site_has_half_of_all_data():
     losses = torch.linspace(0.5, 1.5, 50, dtype=torch.float64).view(1, 50, 1)
     prior = torch.ones(1, 1, 50, dtype=torch.float64)
     prior[..., 20] = 49.0
@@ -368,7 +374,7 @@ def test_a_price_is_steady_where_one_site_has_half_of_all_data():
     assert float(expected.max()) > 20
 
 
-def test_an_ascent_ends_at_the_inner_maximum_too():
+def test_projected_ascent_ends_at_the_inner_maximum_too():
     losses = torch.linspace(0, 0.6, 9, dtype=torch.float64).view(1, 9, 1)
     oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))
     regularizer = fm.ChiSquare(0.3)

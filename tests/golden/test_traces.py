@@ -9,7 +9,7 @@ from tests.golden.trace import FOLDER, ROUNDS, file_of, read, traced, written
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
-def test_the_losses_of_twenty_rounds_are_those_on_file(name):
+def test_algorithm_has_the_losses_on_file(name):
     stored, now = read(name), traced(toys.ALGORITHMS[name])
     assert [t for t, _, _ in stored] == [t for t, _, _ in now] == list(range(ROUNDS + 1))
     for (t, worst, mean), (_, worst_now, mean_now) in zip(stored, now):
@@ -19,15 +19,15 @@ def test_the_losses_of_twenty_rounds_are_those_on_file(name):
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
-def test_a_trace_on_file_is_of_the_algorithm_as_it_is_configured(name):
+def test_trace_on_file_is_of_the_algorithm_as_it_is_configured(name):
     assert file_of(name).read_text().startswith(f"# {name}: {toys.ALGORITHMS[name]}\n")
 
 
-def test_no_algorithm_lacks_a_trace_and_no_trace_its_algorithm():
+def test_traces_exist_for_exactly_the_algorithms_of_the_toys():
     assert {path.name for path in FOLDER.iterdir()} == {file_of(name).name for name in toys.ALGORITHMS}
 
 
-def test_a_trace_is_read_as_it_was_written():
+def test_trace_is_written_with_fifteen_digits():
     trace = [(0, 1.25, 1.0), (1, 1.1234567890123, 0.9)]
     lines = [line for line in written("afl", trace).splitlines() if not line.startswith("#")]
     assert lines == [" 0 1.250000000000000 1.000000000000000", " 1 1.123456789012300 0.900000000000000"]

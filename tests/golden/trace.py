@@ -1,5 +1,6 @@
 """Short float64 loss traces of every algorithm: what they hold, how they are made, written and read."""
 
+from functools import cache
 from pathlib import Path
 
 import fairmesh as fm
@@ -11,6 +12,7 @@ ROUNDS = 20
 Trace = list[tuple[int, float, float]]  # round, worst and mean training loss over the sites
 
 
+@cache
 def problem() -> fm.Problem:
     """The toy sites without their test sets, so that training losses are measured."""
     return toys.problem(sites=[fm.Site(site.train, group=site.group) for site in toys.sites()])

@@ -102,7 +102,7 @@ async def eventually(holds) -> None:
 
 def run(work) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await work
 
     asyncio.run(limited())
@@ -202,6 +202,7 @@ def test_a_peer_that_does_not_answer_is_not_waited_for(sites, monkeypatch):
                 async with dialled(f"127.0.0.1:{silent.getsockname()[1]}", "beta", sites["alpha"].for_dialling(), 0):
                     pass
             assert failed.value.in_handshake
+        monkeypatch.setattr(connections, "_DIAL_S", 5.0)
         with pytest.raises(CannotConnect, match="nobody listens there") as failed:
             async with dialled(f"127.0.0.1:{free_ports(1)[0]}", "beta", sites["alpha"].for_dialling(), 0):
                 pass
@@ -227,7 +228,7 @@ def test_an_idle_connection_is_kept_by_heartbeats_and_a_silent_one_is_lost(sites
             began = time.monotonic()
             with pytest.raises(ConnectionLost, match="it has sent nothing for"):
                 await connection.receive()
-            assert 0.3 < time.monotonic() - began < 2
+            assert 0.3 < time.monotonic() - began < 5
 
     run(work())
 
@@ -250,7 +251,7 @@ def test_a_process_that_hangs_is_noticed_in_15_seconds(sites, tmp_path):
                     began = time.monotonic()
                     with pytest.raises(ConnectionLost, match="it has sent nothing for 15 s"):
                         await connection.receive()
-                    assert 14 < time.monotonic() - began < 18
+                    assert 14 < time.monotonic() - began < 20
             await asyncio.sleep(0.05)
 
     process = forked(lambda: asyncio.run(serve()), tmp_path / "beta.log")
@@ -400,7 +401,7 @@ def test_a_listener_that_closes_ends_its_connections(sites):
             began = time.monotonic()
         assert await waiting is None
         assert await silent[0].read(1) == b""
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         await holding.__aexit__(None, None, None)
         silent[1].close()
 

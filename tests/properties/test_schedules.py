@@ -11,6 +11,7 @@ import fairmesh as fm
 from fairmesh.algorithms.schedules import as_schedule, with_run_length
 from fairmesh.config.registry import registered
 from fairmesh.training.replicas import stacked
+from tests.refusals import refused
 
 T = st.integers(0, 20_000)
 STEP = st.floats(0, 100)
@@ -35,7 +36,7 @@ def at(schedule: fm.schedules.Schedule, t: int) -> float:
     return float(value)
 
 
-def test_the_examples_hold_every_registered_schedule():
+def test_examples_hold_every_registered_schedule():
     assert set(registered(fm.schedules.Schedule)) == set(EXAMPLES)
 
 
@@ -91,7 +92,7 @@ def test_staircase_falls_once_every_so_many_rounds(t, start, ratio, every):
 
 
 @given(t=T, rounds=st.integers(1, 10**6), smoothness=st.floats(1e-3, 1e3), condition=st.floats(1, 100))
-def test_the_theorems_steps_are_their_formulas_in_every_round(t, rounds, smoothness, condition):
+def test_theorem_steps_are_their_formulas_in_every_round(t, rounds, smoothness, condition):
     assert at(fm.schedules.Theorem1(rounds), t) == pytest.approx(1 / math.sqrt(rounds))
     dual = 1 / (2 * smoothness * math.sqrt(rounds))
     assert at(fm.schedules.Theorem2Dual(smoothness, rounds), t) == pytest.approx(dual)
@@ -99,7 +100,7 @@ def test_the_theorems_steps_are_their_formulas_in_every_round(t, rounds, smoothn
     assert at(primal, t) == pytest.approx(dual / (16 * (condition + 1) ** 2))
 
 
-def test_steps_by_hand():
+def test_schedules_give_steps_known_by_hand():
     assert [at(fm.schedules.Geometric(2.0, 0.5), t) for t in range(4)] == [2.0, 1.0, 0.5, 0.25]
     assert [at(fm.schedules.Staircase(2.0, 0.5, 2), t) for t in range(5)] == [2.0, 2.0, 1.0, 1.0, 0.5]
     assert at(fm.schedules.Theorem1(100), 7) == pytest.approx(0.1)
@@ -108,7 +109,7 @@ def test_steps_by_hand():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_schedule_with_one_value_per_replica_gives_each_replica_its_own_step(name):
+def test_schedule_with_one_value_per_replica_gives_each_replica_its_own_step(name):
     pair = EXAMPLES[name]
     both = stacked(pair, torch.float64, torch.device("cpu"))
     for t in (0, 1, 25):
@@ -120,7 +121,7 @@ def test_a_schedule_with_one_value_per_replica_gives_each_replica_its_own_step(n
             assert value.shape == (2, 1, 1)
 
 
-def test_a_bare_number_is_a_constant_step():
+def test_as_schedule_takes_a_number_as_a_constant_step():
     assert as_schedule(0.25) == fm.schedules.Constant(0.25)
     assert as_schedule(1) == fm.schedules.Constant(1.0)
     assert fm.schedules.Schedule.shorthand(3) == fm.schedules.Constant(3.0)
@@ -138,8 +139,8 @@ def test_a_bare_number_is_a_constant_step():
         fm.schedules.Linear,
     ],
 )
-def test_a_step_that_is_negative_or_not_finite_is_refused(make, step):
-    with pytest.raises(fm.BadInput, match=rf"step size must be a finite number >= 0, got {step}"):
+def test_schedule_refuses_a_step_that_is_negative_or_not_finite(make, step):
+    with refused("step size", ">= 0", step):
         make(step)
 
 
@@ -147,36 +148,33 @@ def test_a_step_that_is_negative_or_not_finite_is_refused(make, step):
 @pytest.mark.parametrize(
     "make", [lambda r: fm.schedules.Geometric(1.0, r), lambda r: fm.schedules.Staircase(1.0, r, 5)]
 )
-def test_a_ratio_outside_0_1_is_refused(make, ratio):
-    with pytest.raises(fm.BadInput, match=rf"ratio must lie in \(0, 1\], got {ratio}"):
+def test_schedule_refuses_a_ratio_outside_0_1(make, ratio):
+    with refused("ratio", "(0, 1]", ratio):
         make(ratio)
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("make", "names"),
     [
-        (lambda: fm.schedules.Staircase(1.0, 0.5, 0), "every must be a number of rounds >= 1, got 0"),
-        (lambda: fm.schedules.Linear(1.0, 0), "rounds must be >= 1, got 0; leave it out to end with the run"),
-        (lambda: fm.schedules.Polynomial(1.0, 0), "rounds must be >= 1, got 0; leave it out to end with the run"),
-        (
-            lambda: fm.schedules.Polynomial(1.0, 10, 0.0),
-            "power must be a finite number > 0, got 0.0; 1 is a straight line",
-        ),
-        (lambda: fm.schedules.Polynomial(1.0, 10, math.inf), "power must be a finite number > 0, got inf"),
-        (lambda: fm.schedules.Theorem1(0), "rounds must be >= 1, got 0"),
-        (lambda: fm.schedules.Theorem2Dual(1.0, 0), "rounds must be >= 1, got 0"),
-        (lambda: fm.schedules.Theorem2Dual(0.0, 10), "smoothness L must be > 0, got 0.0"),
-        (lambda: fm.schedules.Theorem2Dual(-1.0, 10), "smoothness L must be > 0, got -1.0"),
-        (lambda: fm.schedules.Theorem2Primal(math.nan, 2.0, 10), "smoothness L must be > 0, got nan"),
-        (lambda: fm.schedules.Theorem2Primal(1.0, 2.0, -3), "rounds must be >= 1, got -3"),
-        (lambda: fm.schedules.Theorem2Primal(1.0, 0.5, 10), "condition kappa = L / mu must be >= 1, got 0.5"),
+        (lambda: fm.schedules.Staircase(1.0, 0.5, 0), ["every", ">= 1", "0"]),
+        (lambda: fm.schedules.Linear(1.0, 0), ["rounds", ">= 1", "0"]),
+        (lambda: fm.schedules.Polynomial(1.0, 0), ["rounds", ">= 1", "0"]),
+        (lambda: fm.schedules.Polynomial(1.0, 10, 0.0), ["power", "> 0", "0.0"]),
+        (lambda: fm.schedules.Polynomial(1.0, 10, math.inf), ["power", "> 0", "inf"]),
+        (lambda: fm.schedules.Theorem1(0), ["rounds", ">= 1", "0"]),
+        (lambda: fm.schedules.Theorem2Dual(1.0, 0), ["rounds", ">= 1", "0"]),
+        (lambda: fm.schedules.Theorem2Dual(0.0, 10), ["smoothness", "> 0", "0.0"]),
+        (lambda: fm.schedules.Theorem2Dual(-1.0, 10), ["smoothness", "> 0", "-1.0"]),
+        (lambda: fm.schedules.Theorem2Primal(math.nan, 2.0, 10), ["smoothness", "> 0", "nan"]),
+        (lambda: fm.schedules.Theorem2Primal(1.0, 2.0, -3), ["rounds", ">= 1", "-3"]),
+        (lambda: fm.schedules.Theorem2Primal(1.0, 0.5, 10), ["condition", ">= 1", "0.5"]),
     ],
 )
-def test_numbers_that_no_theorem_allows_are_refused(make, reason):
-    with pytest.raises(fm.BadInput, match=reason):
+def test_schedule_refuses_numbers_out_of_range(make, names):
+    with refused(*names):
         make()
 
 
-def test_steps_of_zero_and_ratios_of_one_are_allowed():
+def test_schedule_allows_steps_of_zero_and_ratios_of_one():
     assert at(fm.schedules.Constant(0.0), 3) == 0.0
     assert at(fm.schedules.Geometric(0.5, 1.0), 10_000) == 0.5

@@ -1,5 +1,7 @@
 """The command line. Heavy imports wait until a command needs them."""
 
+from typing import Annotated
+
 import typer
 
 from fairmesh.cli.cluster import launch, leave, stop_where_ended
@@ -12,7 +14,6 @@ from fairmesh.cli.run import demo, run
 from fairmesh.errors import FairmeshError
 
 app = typer.Typer(
-    help="One model that works for every site: robust decentralized learning with compressed messages, no server.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help: formatting it with rich imports a Markdown parser and doubles the start-up
@@ -24,6 +25,23 @@ for command in (demo, run, compare, report, topology, migrate, node, status):
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.add_typer(data, name="data")
 app.add_typer(mesh, name="mesh")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from fairmesh import __version__
+
+        print(f"fairmesh {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """One model that works for every site: robust decentralized learning with compressed messages, no server."""
 
 
 def main() -> None:

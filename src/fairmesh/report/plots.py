@@ -24,7 +24,7 @@ def curves(runs: Sequence[Run]) -> Any:
     """Worst site (solid) and mean (dashed) against rounds, real bytes and nominal bits; a band spans the replicas."""
     figure, axes = new_figure(12, 3.4, columns=3)
     metric = runs[0].metric
-    scale = 1 if metric == "loss" else 100
+    scale = 100 if metric == "accuracy" else 1
     for axis, against in zip(axes, _AXES):
         for k, run in enumerate(runs):
             colour = _COLOURS[k % len(_COLOURS)]
@@ -34,7 +34,7 @@ def curves(runs: Sequence[Run]) -> Any:
             x, mean, _, _ = run.curve("mean", against)
             axis.plot(x, [scale * v for v in mean], color=colour, ls="--", lw=1, label=f"{run.label}: mean of sites")
         axis.set_xlabel(_AXES[against])
-        axis.set_ylabel(metric if metric == "loss" else f"{metric}, %")
+        axis.set_ylabel(f"{metric}, %" if metric == "accuracy" else metric)
         axis.grid(alpha=0.25)
     axes[0].legend(frameon=False, fontsize=8)
     return figure
@@ -47,7 +47,7 @@ def bars(runs: Sequence[Run], values: str = "metric") -> Any:
     shown = [(run, numbers) for run, numbers in shown if numbers]
     figure, (axis,) = new_figure(max(6.0, min(14.0, 0.55 * len(sites) + 3)), 3.2)
     metric = runs[0].metric
-    scale = 100 if values == "metric" and metric != "loss" else 1
+    scale = 100 if values == "metric" and metric == "accuracy" else 1
     width = 0.8 / max(1, len(shown))
     for k, (run, numbers) in enumerate(shown):
         at = [i + (k - (len(shown) - 1) / 2) * width for i in range(len(sites))]
@@ -58,7 +58,7 @@ def bars(runs: Sequence[Run], values: str = "metric") -> Any:
         range(0, len(sites), step), [s if len(s) < 24 else s[:22] + "…" for s in sites[::step]], rotation=35, ha="right"
     )
     if values == "metric":
-        axis.set_ylabel(metric if metric == "loss" else f"{metric}, %")
+        axis.set_ylabel(f"{metric}, %" if metric == "accuracy" else metric)
     else:
         axis.axhline(1 / len(sites), color="0.5", lw=0.8, ls=":")
         axis.set_ylabel("weight λ of the site")

@@ -44,6 +44,11 @@ class Run:
         return runs
 
     @property
+    def higher_is_better(self) -> bool:
+        """Returns whether a larger value of the metric is better; summaries of earlier versions do not say."""
+        return self.summary.get("higher_is_better", self.metric != "loss")
+
+    @property
     def metric(self) -> str:
         return self.summary["metric"]
 
@@ -78,7 +83,7 @@ class Run:
 
 
 def shown(value: float, metric: str) -> str:
-    return f"{value:.4g}" if metric == "loss" else f"{100 * value:.1f} %"
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
 def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -119,7 +124,7 @@ def check_comparable(runs: Sequence[Run]) -> None:
 
 def worst_sites(runs: Sequence[Run]) -> set[int]:
     """The sites that come out worst in any of the runs."""
-    pick = max if runs[0].metric == "loss" else min
+    pick = min if runs[0].higher_is_better else max
     return {i for run in runs for i, value in enumerate(run.by_site()) if value == pick(run.by_site())}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -74,9 +73,11 @@ class CapturedRounds:
         self.state = unflatten_state(state, dict(zip(flatten_state(state), self._buffers)))  # which every round changes
         run: Callable[..., Any] = module
         if fuse:
+            from torch import _inductor  # takes seconds to import, and only a GPU needs it
+
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a compiler's remarks on what it might do better
-                run = torch._inductor.compile(module, self._buffers)  # type: ignore[assignment]
+                run = _inductor.compile(module, self._buffers)  # type: ignore[assignment]
         before = [t.clone() for t in self._buffers]
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))

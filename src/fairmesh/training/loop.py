@@ -1,6 +1,7 @@
 """The round loop: it yields states; whoever watches measures and records."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -107,10 +108,15 @@ class Training:
             found[path] = dataclasses.replace(role, held_by=holder or "node")
         return found
 
+    @functools.cached_property
+    def view(self) -> StateView:
+        """What observers read of the algorithm's state."""
+        return StateView(self.algorithm.init(self.oracle, self.network))
+
     def initial(self) -> TrainingState:
         """The state before round 0."""
         state = self.algorithm.init(self.oracle, self.network)
-        self.view = StateView(state)
+        self.__dict__["view"] = StateView(state)  # known now, so it need not be found by another init
         count, dim = len(self.replicas), self.view.models(state).shape[-1]
         duals = self.view.duals(state)
         rows = torch.zeros(count, dim, dtype=self.dtype, device=self.device)

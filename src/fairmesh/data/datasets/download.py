@@ -131,6 +131,7 @@ def _receive(file: File, part: Path, progress: Callable[[int, int | None], None]
     try:
         answer = urllib.request.urlopen(request, timeout=_PATIENCE)
     except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
         if error.code != 416 or not have:
             raise
         return  # nothing comes after what is here: the checksum decides whether it is all

@@ -22,6 +22,7 @@ from fairmesh.data.datasets import Data
 from fairmesh.errors import nearest
 from fairmesh.problems.models import Model
 from tests import toys
+from tests.refusals import refused
 
 FAMILIES = {
     fm.compressors.Compressor: toys.COMPRESSORS,
@@ -88,12 +89,12 @@ def through_a_file(role: Any, thing: Any) -> Any:
 
 
 @pytest.mark.parametrize("role", FAMILIES)
-def test_the_tables_hold_every_registered_member(role):
+def test_tables_hold_every_registered_member(role):
     assert toys.covers(role, FAMILIES[role])
 
 
 @EVERY_MEMBER
-def test_every_member_of_every_family_is_equal_after_a_round_trip_through_toml(role, thing):
+def test_table_of_every_registered_member_survives_a_toml_file(role, thing):
     again = through_a_file(role, thing)
     assert type(again) is type(thing)
     assert again == thing
@@ -101,7 +102,7 @@ def test_every_member_of_every_family_is_equal_after_a_round_trip_through_toml(r
 
 
 @pytest.mark.parametrize("role", FAMILIES)
-def test_members_with_no_required_fields_can_be_written_as_their_bare_name(role):
+def test_table_may_be_the_bare_name_of_a_member_without_required_fields(role):
     tried = 0
     for name, member in registered(role).items():
         try:
@@ -123,9 +124,7 @@ def test_members_with_no_required_fields_can_be_written_as_their_bare_name(role)
     offsets=st.lists(st.integers(1, 100), min_size=1, max_size=4),
     edges=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5),
 )
-def test_numbers_of_any_size_none_and_nested_members_survive_a_round_trip(
-    start, ratio, every, bits, block, offsets, edges
-):
+def test_table_keeps_numbers_of_any_size_none_and_nested_members(start, ratio, every, bits, block, offsets, edges):
     quantize, staircase = fm.Quantize(bits, block), fm.schedules.Staircase(start, ratio, every)
     graphs = fm.topologies.Changing(
         (
@@ -144,7 +143,7 @@ def test_numbers_of_any_size_none_and_nested_members_survive_a_round_trip(
         assert through_a_file(role, thing) == thing
 
 
-def test_a_table_holds_the_name_and_the_fields_and_leaves_out_none():
+def test_table_holds_the_name_and_the_fields_and_leaves_out_none():
     assert to_table(fm.Sign()) == {"name": "sign"}
     assert to_table(fm.Sign(block=3)) == {"name": "sign", "block": 3}
     assert to_table(fm.topologies.Changing((fm.Ring(), fm.topologies.Torus(2, 3)))) == {
@@ -158,13 +157,13 @@ def test_a_table_holds_the_name_and_the_fields_and_leaves_out_none():
     assert to_table(toys.REGULARIZERS["custom"])["function"] == "tests.toys:_user_entropy"
 
 
-def test_a_bare_number_is_a_constant_step_where_a_schedule_is_expected():
+def test_from_table_takes_a_number_as_a_constant_step():
     assert from_table(fm.schedules.Schedule, 2) == fm.schedules.Constant(2.0)
     assert from_table(fm.schedules.Schedule | float, 0.5) == fm.schedules.Constant(0.5)
     assert from_table(Algorithm, {"name": "ad-gda", "dual_step": 0.03}) == fm.ADGDA(dual_step=0.03)
 
 
-def test_objects_already_made_are_taken_as_they_are():
+def test_from_table_takes_objects_already_made_as_they_are():
     ring = fm.Ring()
     assert from_table(fm.topologies.Topology, ring) is ring
     assert from_table(Algorithm, {"name": "ad-gda", "compressor": fm.Sign()}) == fm.ADGDA(compressor=fm.Sign())
@@ -196,7 +195,7 @@ class Sheet:
     step: fm.schedules.Schedule | float = 1.0
 
 
-def test_a_sheet_with_every_kind_of_field_survives_a_round_trip():
+def test_table_with_every_kind_of_field_survives_a_toml_file():
     sheet = Sheet(
         whole=3, number=0.1, flag=True, word="ü\n\"", choice="right", numbers=(1.0, 2.5), pairs=((1, 2), (3,)),
         limits={"a": 1, "b c": 2}, maybe=4, function=torch.relu, anything=[1, "x", {"y": 2.0}], inner=Inner(5),
@@ -207,130 +206,127 @@ def test_a_sheet_with_every_kind_of_field_survives_a_round_trip():
     assert from_table(Sheet, {"whole": 3}) == Sheet(3)
 
 
-def test_a_whole_number_is_taken_where_a_number_is_expected_and_becomes_a_float():
+def test_from_table_takes_a_whole_number_for_a_number():
     sheet = from_table(Sheet, {"whole": 3, "number": 2, "numbers": [1, 2]})
     assert type(sheet.number) is float
     assert [type(number) for number in sheet.numbers] == [float, float]
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("table", "names"),
     [
-        ({"whole": 1.0}, r"run\.whole: expected a whole number, got 1\.0 \(float\)"),
-        ({"whole": True}, r"run\.whole: expected a whole number, got True \(bool\)"),
-        ({"whole": "3"}, r"run\.whole: expected a whole number, got '3' \(str\)"),
-        ({"whole": [1]}, r"run\.whole: expected a whole number, got \[1\] \(list\)"),
-        ({"whole": {"a": 1}}, r"run\.whole: expected a whole number, got a table"),
-        ({"number": "fast"}, r"run\.number: expected a number, got 'fast' \(str\)"),
-        ({"number": False}, r"run\.number: expected a number, got False \(bool\)"),
-        ({"flag": 1}, r"run\.flag: expected true or false, got 1 \(int\)"),
-        ({"word": 3}, r"run\.word: expected a string, got 3 \(int\)"),
-        ({"choice": "rihgt"}, r"run\.choice: 'rihgt' is not one of 'left', 'right'; did you mean 'right'\?"),
-        ({"choice": 5}, r"run\.choice: 5 is not one of 'left', 'right'; known: left, right"),
-        ({"numbers": 3.0}, r"run\.numbers: expected a list, got 3\.0 \(float\)"),
-        ({"numbers": [1, "x"]}, r"run\.numbers\[1\]: expected a number, got 'x' \(str\)"),
-        ({"pairs": [[0, 1], [1, 2.5]]}, r"run\.pairs\[1\]\[1\]: expected a whole number, got 2\.5 \(float\)"),
-        ({"limits": [1]}, r"run\.limits: expected a table, got \[1\] \(list\)"),
-        ({"limits": {"a": "b"}}, r"run\.limits\.a: expected a whole number, got 'b' \(str\)"),
-        ({"maybe": "many"}, r"run\.maybe: expected a whole number, got 'many' \(str\)"),
-        ({"function": 5}, r"run\.function: expected a string, got 5 \(int\)"),
-        ({"inner": 3}, r"run\.inner: expected a table, got 3 \(int\)"),
-        ({"inner": {"depth": "x"}}, r"run\.inner\.depth: expected a whole number, got 'x' \(str\)"),
-        ({"inner": {"dept": 1}}, r"run\.inner\.dept: unknown key; did you mean 'depth'\?"),
-        ({"compressor": 5}, r"run\.compressor: expected a table with a name, got 5 \(int\)"),
-        ({"compressor": {"bits": 3}}, r"run\.compressor: the table has no name; known: .*none, quantize, random-k"),
-        ({"compressor": "quantise"}, r"run\.compressor: unknown compressor 'quantise'; did you mean 'quantize'\?"),
-        ({"compressor": {"name": "zip"}}, r"run\.compressor: unknown compressor 'zip'; known: .*none, quantize,"),
-        ({"compressor": {"name": ["sign"]}}, r"run\.compressor: unknown compressor \['sign'\]"),
-        ({"compressor": {"name": "sign", "bits": 1}}, r"run\.compressor\.bits: unknown key; known: block"),
-        ({"compressor": {"name": "quantize", "bit": 1}}, r"run\.compressor\.bit: unknown key; did you mean 'bits'\?"),
-        (
-            {"compressor": {"name": "quantize", "bits": 4.5}},
-            r"run\.compressor\.bits: expected a whole number, got 4\.5",
-        ),
-        ({"compressor": {"name": "quantize", "bits": 99}}, r"run\.compressor: bits must lie in 1\.\.16, got 99"),
-        ({"step": {"name": "geometric", "start": 1.0}}, r"run\.step\.ratio: missing"),
-        ({"step": {"name": "geometrc", "start": 1.0}}, r"run\.step: unknown schedule 'geometrc'; did you mean"),
-        ({"step": -1}, r"run\.step: step size must be a finite number >= 0, got -1\.0"),
-        ({"step": [1]}, r"run\.step: expected a table with a name, got \[1\] \(list\)"),
-        ({"wholes": 1}, r"run\.wholes: unknown key; did you mean 'whole'\?"),
-        ({"zzz": 1}, r"run\.zzz: unknown key; known: anything, choice, compressor, flag, "),
+        ({"whole": 1.0}, ["run.whole", "1.0"]),
+        ({"whole": True}, ["run.whole", "True"]),
+        ({"whole": "3"}, ["run.whole", "'3'"]),
+        ({"whole": [1]}, ["run.whole", "[1]"]),
+        ({"whole": {"a": 1}}, ["run.whole", "a table"]),
+        ({"number": "fast"}, ["run.number", "'fast'"]),
+        ({"number": False}, ["run.number", "False"]),
+        ({"flag": 1}, ["run.flag", "1"]),
+        ({"word": 3}, ["run.word", "3"]),
+        ({"choice": "rihgt"}, ["run.choice", "'rihgt'", "'left'", "'right'"]),
+        ({"choice": 5}, ["run.choice", "5", "'left'", "'right'"]),
+        ({"numbers": 3.0}, ["run.numbers", "3.0"]),
+        ({"numbers": [1, "x"]}, ["run.numbers[1]", "'x'"]),
+        ({"pairs": [[0, 1], [1, 2.5]]}, ["run.pairs[1][1]", "2.5"]),
+        ({"limits": [1]}, ["run.limits", "[1]"]),
+        ({"limits": {"a": "b"}}, ["run.limits.a", "'b'"]),
+        ({"maybe": "many"}, ["run.maybe", "'many'"]),
+        ({"function": 5}, ["run.function", "5"]),
+        ({"inner": 3}, ["run.inner", "3"]),
+        ({"inner": {"depth": "x"}}, ["run.inner.depth", "'x'"]),
+        ({"inner": {"dept": 1}}, ["run.inner.dept", "'depth'"]),
+        ({"compressor": 5}, ["run.compressor", "5"]),
+        ({"compressor": {"bits": 3}}, ["run.compressor", "none", "quantize", "random-k"]),
+        ({"compressor": "quantise"}, ["run.compressor", "'quantise'", "'quantize'"]),
+        ({"compressor": {"name": "zip"}}, ["run.compressor", "'zip'", "none", "quantize"]),
+        ({"compressor": {"name": ["sign"]}}, ["run.compressor", "'sign'"]),
+        ({"compressor": {"name": "sign", "bits": 1}}, ["run.compressor.bits", "block"]),
+        ({"compressor": {"name": "quantize", "bit": 1}}, ["run.compressor.bit", "'bits'"]),
+        ({"compressor": {"name": "quantize", "bits": 4.5}}, ["run.compressor.bits", "4.5"]),
+        ({"compressor": {"name": "quantize", "bits": 99}}, ["run.compressor", "bits", "1..16", "99"]),
+        ({"step": {"name": "geometric", "start": 1.0}}, ["run.step.ratio"]),
+        ({"step": {"name": "geometrc", "start": 1.0}}, ["run.step", "'geometrc'", "'geometric'"]),
+        ({"step": -1}, ["run.step", "-1.0"]),
+        ({"step": [1]}, ["run.step", "[1]"]),
+        ({"wholes": 1}, ["run.wholes", "'whole'"]),
+        ({"zzz": 1}, ["run.zzz", "anything", "choice", "compressor", "flag"]),
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_a_file_gets_wrong_is_refused_with_its_dotted_path(table, message):
-    with pytest.raises(fm.BadInput, match=f"^{message}"):
+def test_from_table_refuses_a_wrong_value_with_its_dotted_path(table, names):
+    with refused(*names) as caught:
         from_table(Sheet, {"whole": 1, **table}, "run")
+    assert str(caught.value).startswith(f"{names[0]}: ")
 
 
-def test_missing_fields_are_named():
-    with pytest.raises(fm.BadInput, match=r"^run\.whole: missing$"):
+def test_from_table_names_missing_fields():
+    with refused("run.whole"):
         from_table(Sheet, {}, "run")
-    with pytest.raises(fm.BadInput, match=r"^whole: missing$"):
+    with refused("whole"):
         from_table(Sheet, {})
-    with pytest.raises(fm.BadInput, match=r"^graph\.rows: missing$"):
+    with refused("graph.rows"):
         from_table(fm.topologies.Topology, {"name": "torus", "columns": 3}, "graph")
 
 
 @EVERY_MEMBER
-def test_every_member_refuses_a_mistyped_key_and_suggests_the_right_one(role, thing):
+def test_from_table_refuses_a_mistyped_key_and_suggests_the_right_one(role, thing):
     table = to_table(thing)
     fields = [key for key in table if key != "name"]
-    with pytest.raises(fm.BadInput, match=r"^it\.qqqq: unknown key; known: "):
+    with refused("it.qqqq", *fields):
         from_table(role, {**table, "qqqq": 1}, "it")
     for key in fields:
         mistyped = {(f"{word}x" if word == key else word): value for word, value in table.items()}
-        with pytest.raises(fm.BadInput, match=rf"^it\.{key}x: unknown key; did you mean '{key}'\?$"):
+        with refused(f"it.{key}x", f"'{key}'"):
             from_table(role, mistyped, "it")
 
 
 @pytest.mark.parametrize("role", FAMILIES)
-def test_every_family_suggests_the_nearest_name_for_a_mistyped_one(role):
+def test_from_table_suggests_the_nearest_name_for_a_mistyped_one(role):
     for name in registered(role):
-        with pytest.raises(
-            fm.BadInput, match=rf"^it: unknown {role.__name__.lower()} '{name}e'; did you mean '{name}'\?$"
-        ):
+        with refused("it: ", role.__name__.lower(), f"'{name}e'", f"'{name}'"):
             from_table(role, {"name": f"{name}e"}, "it")
 
 
-def test_a_word_like_no_other_lists_what_is_known():
-    assert nearest("qqqq", ["ring", "star"]) == "; known: ring, star"
-    assert nearest("rnig", ["ring", "star"]) == "; did you mean 'ring'?"
-    assert nearest("x", []) == "; known: none"
+def test_nearest_lists_what_is_known_for_a_word_like_no_other():
+    assert "ring, star" in nearest("qqqq", ["ring", "star"])
+    assert "'ring'" in nearest("rnig", ["ring", "star"])
+    assert "star" not in nearest("rnig", ["ring", "star"])
+    assert "none" in nearest("x", [])
 
 
 # What cannot be written, and what cannot be imported.
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), object(), {"a": {1, 2}}, 1j])
-def test_what_a_file_cannot_hold_is_refused(value):
-    with pytest.raises(fm.BadInput, match=r"a (Tensor|object|set|complex) cannot be written to an experiment file"):
+def test_to_table_refuses_what_a_file_cannot_hold(value):
+    with refused("set" if isinstance(value, dict) else type(value).__name__):
         to_table(value)
 
 
-def test_an_object_of_no_family_goes_by_its_class():
+def test_registered_name_of_an_object_of_no_role_is_its_class():
     assert registered_name(Inner()) == "Inner"
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "names"),
     [
-        ("torch.nn", "'torch.nn' is not an import path; write 'package.module:name' or 'file.py:name'"),
-        ("torch.nn:", "'torch.nn:' is not an import path"),
-        (":relu", "':relu' is not an import path"),
-        (".:relu", "'.:relu' is not an import path"),
-        ("no_such_module_here:f", "cannot import 'no_such_module_here': No module named 'no_such_module_here'"),
-        ("no/such/file.py:f", r"cannot import 'no/such/file\.py': no such Python file"),
-        ("torch.nn:Lineer", r"'torch\.nn' has no 'Lineer'; did you mean 'Linear'\?"),
-        ("torch.nn:functional.nothing", r"'torch\.nn' has no 'functional\.nothing'"),
+        ("torch.nn", ["'torch.nn'", "package.module:name", "file.py:name"]),
+        ("torch.nn:", ["'torch.nn:'"]),
+        (":relu", ["':relu'"]),
+        (".:relu", ["'.:relu'"]),
+        ("no_such_module_here:f", ["'no_such_module_here'"]),
+        ("no/such/file.py:f", ["'no/such/file.py'"]),
+        ("torch.nn:Lineer", ["'torch.nn'", "'Lineer'", "'Linear'"]),
+        ("torch.nn:functional.nothing", ["'torch.nn'", "'functional.nothing'"]),
     ],
 )
-def test_an_import_path_that_leads_nowhere_is_refused_with_the_reason(path, message):
-    with pytest.raises(fm.BadInput, match=f"^model: {message}"):
+def test_import_path_that_leads_nowhere_is_refused_by_its_parts(path, names):
+    with refused("model: ", *names):
         imported(path, "model")
 
 
-def test_an_import_path_gives_the_object_of_a_module_and_of_what_is_inside_it():
+def test_import_path_gives_the_object_of_a_module_and_of_what_is_inside_it():
     assert imported("tests.toys:sites", "data") is toys.sites
     assert imported("torch:nn.Linear", "model") is torch.nn.Linear
 
@@ -346,16 +342,16 @@ def users_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_users_file_never_takes_the_place_of_pythons_own_module(users_folder):
+def test_import_path_of_a_users_file_never_replaces_pythons_own_module(users_folder):
     assert imported("types.py:mine", "regularizer").__name__ == "mine"
     assert sys.modules["types"] is types
 
 
-def test_a_function_from_a_users_file_is_written_as_the_path_it_came_from(users_folder):
+def test_import_path_of_a_users_function_is_written_as_it_was_read(users_folder):
     for path in ("types.py:mine", "sub/types.py:mine"):
         table = {"name": "custom", "function": path, "strength": 0.5}
         assert to_table(from_table(fm.regularizers.Regularizer, table, "regularizer")) == table
 
 
-def test_a_module_in_the_users_current_folder_is_found(users_folder):
+def test_import_path_finds_a_module_in_the_current_folder(users_folder):
     assert imported("fm_users_module_in_folder:answer", "data") == 42

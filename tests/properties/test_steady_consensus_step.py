@@ -13,6 +13,7 @@ from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
 from tests.equivalence import reference
 from tests.equivalence.stack import NoData
+from tests.pairwise import covering
 
 DIM = 53
 
@@ -22,13 +23,13 @@ def _network(topology: fm.topologies.Topology, n: int) -> MemoryNetwork:
 
 
 @pytest.mark.parametrize("dim", [1, 7, 5000])
-def test_what_travels_whole_contracts_at_once_and_gossips_at_rate_one(dim):
+def test_steady_consensus_step_of_the_identity_is_one(dim):
     assert steady_contraction(fm.compressors.Identity(), dim) == 1
     assert steady_consensus_step(fm.compressors.Identity(), dim, _network(fm.Ring(), 8)) == 1
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
-def test_a_contraction_lies_in_zero_to_one_and_is_the_same_each_time(name):
+def test_steady_contraction_lies_in_zero_to_one_and_is_the_same_each_time(name):
     compressor = toys.COMPRESSORS[name]
     found = steady_contraction(compressor, DIM)
     steady_contraction.cache_clear()
@@ -38,7 +39,7 @@ def test_a_contraction_lies_in_zero_to_one_and_is_the_same_each_time(name):
     assert 0 < rate <= 1
 
 
-def test_a_contraction_is_what_a_loop_over_rounds_finds():
+def test_steady_contraction_is_what_a_loop_over_rounds_finds():
     """The rehearsal spelled out: news of unequal sizes, the message taken away, what is left by its own size."""
     compressor, dim, total = fm.TopK(0.3), DIM, []
 
@@ -65,7 +66,7 @@ def test_a_contraction_is_what_a_loop_over_rounds_finds():
     ],
     ids=lambda finer: f"{type(finer[0]).__name__}",
 )
-def test_the_more_is_lost_the_smaller_the_rate(finer):
+def test_steady_contraction_is_smaller_the_more_is_lost(finer):
     found = [steady_contraction(compressor, 1024) for compressor in finer]
     assert found == sorted(found, reverse=True)
     assert found[0] > 1.05 * found[-1]
@@ -75,11 +76,11 @@ def test_the_more_is_lost_the_smaller_the_rate(finer):
     ("compressor", "lowest", "highest"),
     [(fm.Sign(block=64), 0.68, 0.78), (fm.Quantize(4, block=512), 0.6, 0.85), (fm.Quantize(8, block=512), 0.95, 1.0)],
 )
-def test_rates_by_hand_on_the_paper_s_graph(compressor, lowest, highest):
+def test_steady_consensus_step_on_the_papers_graph_lies_in_known_ranges(compressor, lowest, highest):
     assert lowest < steady_consensus_step(compressor, 7850, _network(fm.topologies.Circulant((1, 2)), 10)) <= highest
 
 
-def test_the_rate_scales_with_how_far_a_graph_moves_its_nodes():
+def test_steady_consensus_step_scales_with_how_far_a_graph_moves_its_nodes():
     """||I - W|| of two nodes that swap half is 1, of a lazier pair half that."""
     swap, lazy = (fm.topologies.Matrix(((1 - w, w), (w, 1 - w))) for w in (0.5, 0.25))
     compressor = fm.Quantize(4)
@@ -88,12 +89,12 @@ def test_the_rate_scales_with_how_far_a_graph_moves_its_nodes():
     assert rates[0] == pytest.approx(2 * steady_contraction(compressor, 10_000), abs=1e-3)
 
 
-def test_a_node_alone_has_nobody_to_be_careful_with():
+def test_steady_consensus_step_of_one_node_is_one():
     assert steady_consensus_step(fm.TopK(0.01), 100, _network(fm.Ring(), 1)) == 1
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 0.5, 0.8])
-def test_random_k_stays_below_the_pull_at_which_its_second_moments_grow(share):
+def test_steady_consensus_step_of_random_k_keeps_second_moments_from_growing(share):
     """On a complete graph these are a linear map of (x^2, x e, e^2), e = x_hat - x, steady below 2 delta / (2 - delta),
     with delta the share of coordinates that a message holds."""
 
@@ -133,9 +134,8 @@ def _gossiped(
     return found
 
 
-@pytest.mark.parametrize("topology", toys.TOPOLOGIES)
-@pytest.mark.parametrize("compressor", toys.COMPRESSORS)
-def test_gossip_at_this_rate_never_grows_and_ends_in_consensus(compressor, topology):
+@covering(strength=1, compressor=toys.COMPRESSORS.keys(), topology=toys.TOPOLOGIES.keys())
+def test_steady_consensus_step_lets_gossip_end_in_consensus(compressor, topology):
     found = _gossiped(toys.COMPRESSORS[compressor], toys.TOPOLOGIES[topology], 8, DIM, 300)
     assert max(found) < 2
     floor = 0.05 if compressor == "threshold" else 1e-2  # what is below the threshold stays apart
@@ -164,9 +164,8 @@ def _dim(compressor: str) -> int:
     return 19_885 if compressor in ("quantize 4", "quantize 8") else 2000
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("compressor", PAPER)
-def test_gossip_at_this_rate_does_not_diverge_on_the_paper_s_settings(compressor, graph):
+@covering(strength=1, compressor=PAPER.keys(), graph=GRAPHS.keys())
+def test_steady_consensus_step_does_not_diverge_on_the_papers_settings(compressor, graph):
     topology, n = GRAPHS[graph]
     dim = _dim(compressor)
     found = _gossiped(PAPER[compressor], topology, n, dim, 300 if n * dim < 500_000 else 60)

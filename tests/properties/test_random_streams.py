@@ -24,7 +24,7 @@ def stream(seed: int = 0, purpose: str = "test", round_index: int = 0, identity:
     return bits(keys(torch.tensor(seed), purpose, round_index, torch.tensor([identity])), count).flatten().tolist()
 
 
-def test_golden_integers_are_what_they_were():
+def test_streams_give_the_golden_integers():
     key = keys(torch.tensor([0, 7]), "batches", 3, torch.tensor([0, 5, SERVER]))
     assert key.tolist() == [
         [3040553274779245904, 3962416928325497114, 4794077572993456541],
@@ -49,7 +49,7 @@ def test_golden_integers_are_what_they_were():
 
 
 @given(word=WORDS)
-def test_the_64_bit_mix_is_splitmix64(word):
+def test_mix64_is_splitmix64(word):
     x = (word + 0x9E3779B97F4A7C15) % 2**64
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
@@ -59,7 +59,7 @@ def test_the_64_bit_mix_is_splitmix64(word):
 
 
 @given(key=WORDS, coordinate=st.integers(0, 500))
-def test_the_bits_are_a_32_bit_hash_of_key_and_coordinate_in_unsigned_arithmetic(key, coordinate):
+def test_bits_are_a_32_bit_hash_of_key_and_coordinate(key, coordinate):
     x = (coordinate * 0x9E3779B9 + key) % 2**32
     x = ((x ^ (x >> 16)) * 0x7FEB352D % 2**32) ^ ((key >> 32) % 2**32)
     x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
@@ -76,9 +76,7 @@ def test_the_bits_are_a_32_bit_hash_of_key_and_coordinate_in_unsigned_arithmetic
     round_index=st.integers(0, 2**40),
     count=st.integers(1, 50),
 )
-def test_a_row_is_the_same_whatever_its_place_and_however_many_are_drawn_together(
-    seeds, identities, round_index, count
-):
+def test_bits_of_a_row_are_the_same_whatever_is_drawn_with_it(seeds, identities, round_index, count):
     together = bits(keys(torch.tensor(seeds), "test", round_index, torch.tensor(identities)), count)
     assert together.shape == (len(seeds), len(identities), count)
     assert together.dtype == torch.int32
@@ -89,16 +87,16 @@ def test_a_row_is_the_same_whatever_its_place_and_however_many_are_drawn_togethe
 
 
 @given(key=WORDS, count=st.integers(1, 100), more=st.integers(0, 100))
-def test_a_longer_draw_begins_with_the_shorter_one(key, count, more):
+def test_bits_of_a_longer_draw_begin_with_the_shorter_one(key, count, more):
     assert torch.equal(bits(torch.tensor(key), count + more)[:count], bits(torch.tensor(key), count))
 
 
-def test_the_round_may_be_a_tensor_or_a_number():
+def test_keys_take_the_round_as_a_tensor_or_a_number():
     seeds, identities = torch.tensor([1, 2]), torch.arange(3)
     assert torch.equal(keys(seeds, "x", torch.tensor(5), identities), keys(seeds, "x", 5, identities))
 
 
-def test_any_number_of_threads_draws_the_same_integers():
+def test_streams_are_the_same_on_any_number_of_threads():
     before = torch.get_num_threads()
     drawn = []
     try:
@@ -121,7 +119,7 @@ def test_uniforms_are_the_same_numbers_in_float32_and_float64_on_a_grid_in_0_1()
     assert torch.equal((double * 2**24).long(), ((bits(key, 3000).long() % 2**32) >> 8))
 
 
-def test_drawing_changes_neither_the_keys_nor_what_is_drawn_next():
+def test_streams_have_no_state_that_drawing_changes():
     key = keys(torch.arange(2), "test", 0, torch.arange(3))
     before, first = key.clone(), bits(key, 9)
     uniform(key, 5, torch.float32)
@@ -135,7 +133,7 @@ def test_drawing_changes_neither_the_keys_nor_what_is_drawn_next():
 @given(
     seed=st.integers(0, 2**31), round_index=st.integers(0, 2**31), identity=st.integers(-5, 2**31), by=st.integers(1, 9)
 )
-def test_another_seed_purpose_round_or_identity_gives_another_stream(seed, round_index, identity, by):
+def test_streams_differ_by_seed_purpose_round_and_identity(seed, round_index, identity, by):
     streams = [
         stream(seed, "batches", round_index, identity),
         stream(seed + by, "batches", round_index, identity),
@@ -149,13 +147,13 @@ def test_another_seed_purpose_round_or_identity_gives_another_stream(seed, round
         assert sum(a == b for a, b in zip(one, two)) == 0
 
 
-def test_no_two_of_many_nearby_streams_share_a_key():
+def test_keys_of_nearby_streams_are_all_different():
     key = torch.stack([keys(torch.arange(30), "test", t, torch.arange(-1, 40)) for t in range(30)])
     assert len(key.unique()) == key.numel()
 
 
 @given(key=WORDS)
-def test_no_integer_repeats_among_the_first_65536_coordinates(key):
+def test_bits_do_not_repeat_among_the_first_65536_coordinates(key):
     assert len(bits(torch.tensor(key), 2**16).unique()) == 2**16
 
 
@@ -181,13 +179,13 @@ EVERY_AXIS = pytest.mark.parametrize("axis", AXES)
 
 @EVERY_AXIS
 @pytest.mark.parametrize("shift", [0, 8, 16, 24])
-def test_every_byte_of_the_integers_is_uniform(axis, shift):
+def test_bits_are_uniform_in_every_byte(axis, shift):
     byte = (AXES[axis]().long() >> shift) & 0xFF
     assert abs(chi_square_score(torch.bincount(byte, minlength=256).double())) < 5
 
 
 @EVERY_AXIS
-def test_every_bit_is_set_half_of_the_time(axis):
+def test_bits_are_set_half_of_the_time(axis):
     drawn = AXES[axis]().long()
     share = torch.stack([(drawn >> k) & 1 for k in range(32)]).double().mean(dim=1)
     assert (share - 0.5).abs().max() < 5 * 0.5 / math.sqrt(drawn.numel())
@@ -195,7 +193,7 @@ def test_every_bit_is_set_half_of_the_time(axis):
 
 @EVERY_AXIS
 @pytest.mark.parametrize("lag", [1, 2, 3, 40])
-def test_neighbours_along_every_axis_are_not_correlated(axis, lag):
+def test_bits_of_neighbours_along_every_axis_are_not_correlated(axis, lag):
     drawn = AXES[axis]().long()
     signs = torch.stack([((drawn >> k) & 1) * 2.0 - 1 for k in range(0, 32, 3)])  # and bit by bit
     signs = torch.cat([signs, ((drawn & 0xFFFFFFFF).double() / 2**32 - 0.5)[None] * math.sqrt(12)])
@@ -205,13 +203,13 @@ def test_neighbours_along_every_axis_are_not_correlated(axis, lag):
 
 
 @EVERY_AXIS
-def test_pairs_of_neighbours_fill_the_square_evenly(axis):
+def test_bits_of_neighbours_fill_the_square_evenly(axis):
     cells = (AXES[axis]().long() & 0xFFFFFFFF) >> 28
     pairs = cells[:-1:2] * 16 + cells[1::2]
     assert abs(chi_square_score(torch.bincount(pairs, minlength=256).double())) < 5
 
 
-def test_whole_streams_of_nearby_seeds_rounds_and_identities_are_not_correlated():
+def test_streams_of_nearby_seeds_rounds_and_identities_are_not_correlated():
     key = torch.stack([keys(torch.arange(3), "test", t, torch.arange(-1, 3)) for t in range(3)])
     rows = (uniform(key, 20_000, torch.float64).flatten(0, -2) - 0.5) * math.sqrt(12)
     correlations = rows @ rows.T / rows.shape[-1]
@@ -228,7 +226,7 @@ def test_integers_lie_in_0_to_below(key, below):
     assert ((drawn >= 0) & (drawn < below)).all()
 
 
-def test_each_node_may_have_its_own_bound():
+def test_integers_may_have_a_bound_per_node():
     key = keys(torch.tensor([0, 1]), "batches", 0, torch.arange(3))
     below = torch.tensor([[1], [10], [2**31 - 1]])
     drawn = integers(key, 400, below)

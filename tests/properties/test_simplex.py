@@ -43,7 +43,7 @@ def test_projection_is_feasible_and_no_vertex_is_closer(dtype, data):
 
 
 @given(data=st.data())
-def test_in_float64_optimality_holds_to_rounding_for_entries_of_ordinary_size(data):
+def test_projection_is_optimal_to_rounding_in_float64(data):
     n = data.draw(st.integers(2, 30))
     x = torch.tensor([data.draw(st.lists(st.floats(-3, 3), min_size=n, max_size=n))], dtype=torch.float64)
     p = project_onto_simplex(x)
@@ -66,7 +66,7 @@ def test_projection_of_every_magnitude_is_the_exact_one(dtype, exponent):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_largest_and_smallest_numbers_of_a_dtype_project_to_a_vertex(dtype):
+def test_projection_of_the_extreme_numbers_of_a_dtype_is_a_vertex(dtype):
     info = torch.finfo(dtype)
     x = torch.tensor([[info.max, -info.max, info.tiny, 0.0]], dtype=dtype)
     assert project_onto_simplex(x).tolist() == [[1.0, 0.0, 0.0, 0.0]]
@@ -74,7 +74,7 @@ def test_the_largest_and_smallest_numbers_of_a_dtype_project_to_a_vertex(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @given(data=st.data())
-def test_a_batch_projects_row_by_row(dtype, data):
+def test_projection_of_a_batch_is_row_by_row(dtype, data):
     n = data.draw(st.integers(1, 9))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6)))
     x = torch.randn(2, 3, n, generator=generator, dtype=dtype) * 10.0 ** data.draw(st.integers(-6, 6))
@@ -84,7 +84,7 @@ def test_a_batch_projects_row_by_row(dtype, data):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @given(data=st.data())
-def test_projecting_twice_is_projecting_once(dtype, data):
+def test_projection_twice_is_projection_once(dtype, data):
     once = project_onto_simplex(data.draw(rows(dtype)))
     assert (project_onto_simplex(once) - once).abs().max() <= tolerance(dtype)
 

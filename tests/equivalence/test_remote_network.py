@@ -1,4 +1,4 @@
-"""A network whose nodes live at several process_group is the simulator, message by message."""
+"""A network whose nodes live in several processes is the simulator, message by message."""
 
 import pytest
 import torch
@@ -9,8 +9,10 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.equivalence.hosts import on_hosts
+from tests.pairwise import covering
+from tests.refusals import refused
 
-ROUNDS = 30
+ROUNDS = 12
 BLOCKS = {
     "one": [range(8)],
     "two": [range(4), range(4, 8)],
@@ -51,45 +53,41 @@ def compared(problem, topology, algorithm, blocks, seeds=(0,), each_copy=False, 
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
-def test_every_algorithm_ends_as_in_the_simulator_with_the_same_bytes_sent(problem, name):
+def test_remote_network_ends_every_algorithm_as_the_simulator_does(problem, name):
     compared(problem, toys.TOPOLOGIES["ring"], toys.ALGORITHMS[name], BLOCKS["four, uneven"])
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("each_copy", [True, False], ids=["a copy of each neighbour", "one mixed row"])
-def test_it_does_not_matter_who_hosts_whom_or_how_copies_are_kept(problem, blocks, each_copy):
+@covering(strength=1, blocks=BLOCKS.keys(), each_copy={"a copy of each neighbour": True, "one mixed row": False})
+def test_remote_network_gives_the_same_whoever_hosts_whom(problem, blocks, each_copy):
     algorithm = toys.ALGORITHMS["ad-gda"]
     compared(problem, fm.topologies.Circulant((1, 2)), algorithm, BLOCKS[blocks], each_copy=each_copy)
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
-def test_every_compressor_travels_and_arrives_as_it_was(problem, name):
+def test_remote_network_carries_every_compressor(problem, name):
     algorithm = fm.ADGDA(0.3, 0.02, 0.2, toys.COMPRESSORS[name])
     compared(problem, toys.TOPOLOGIES["ring"], algorithm, BLOCKS["two"])
 
 
-@pytest.mark.parametrize("name", toys.TOPOLOGIES)
-def test_every_topology_also_one_that_changes(problem, name):
-    for algorithm in ("ad-gda", "dsgd"):
-        compared(problem, toys.TOPOLOGIES[name], toys.ALGORITHMS[algorithm], BLOCKS["mixed up"], rounds=12)
+@covering(strength=1, topology=toys.TOPOLOGIES, algorithm=("ad-gda", "dsgd"))
+def test_remote_network_follows_every_topology(problem, topology, algorithm):
+    compared(problem, topology, toys.ALGORITHMS[algorithm], BLOCKS["mixed up"])
 
 
-def test_replicas_travel_together(problem):
+def test_remote_network_carries_replicas_together(problem):
     compared(problem, fm.Ring(), toys.ALGORITHMS["ad-gda"], BLOCKS["two"], seeds=(0, 3, 5))
 
 
-def test_messages_between_nodes_of_one_host_never_leave_it(problem):
+def test_remote_network_keeps_messages_within_a_host(problem):
     assert compared(problem, fm.Ring(), toys.ALGORITHMS["ad-gda"], BLOCKS["one"]).bytes_carried == 0
     edges_across = 2 * 2  # of a ring cut in two, in both directions
     post = compared(problem, fm.Ring(), toys.ALGORITHMS["ad-gda"], BLOCKS["two"])
     assert len(post.letters) == ROUNDS * edges_across
 
 
-@pytest.mark.parametrize(
-    ("hosted", "reason"), [([], "hosted must name"), ([0, 0], "hosted must name"), ([9], "hosted must name")]
-)
-def test_blocks_that_make_no_sense_are_refused(hosted, reason):
+@pytest.mark.parametrize("hosted", [[], [0, 0], [9]])
+def test_remote_network_refuses_blocks_that_name_no_node(hosted):
     from fairmesh.networks.remote import RemoteNetwork
 
-    with pytest.raises(fm.BadInput, match=reason):
+    with refused("hosted"):
         RemoteNetwork(fm.Ring().build(8), hosted, None)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from fairmesh.algorithms.drfa import _drawn_once_by
 WEIGHTS = (0.6, 0.3, 0.1)
 
 
-def test_clients_drawn_once_come_as_if_drawn_one_after_another():
+def test_drfa_clients_drawn_once_come_as_if_drawn_one_after_another():
     """The chance of a pair is that of either order of its two draws, the second among those left."""
     uniforms = torch.rand(200_000, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     drawn = _drawn_once_by(torch.tensor(WEIGHTS, dtype=torch.float64).expand_as(uniforms), uniforms, 2)
@@ -20,7 +20,7 @@ def test_clients_drawn_once_come_as_if_drawn_one_after_another():
         assert abs(both - chance) < 0.005
 
 
-def test_a_client_without_weight_is_drawn_only_where_too_few_others_are_left():
+def test_drfa_client_without_weight_is_drawn_only_where_too_few_others_are_left():
     uniforms = torch.rand(1000, 1, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weights = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64).expand_as(uniforms)
     assert (_drawn_once_by(weights, uniforms, 2) == torch.tensor([1.0, 0.0, 1.0])).all()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fairmesh as fm
@@ -15,7 +15,9 @@ from fairmesh.algorithms.base import capped, check_dual_step
 from fairmesh.training.replicas import stacked
 from tests import toys
 from tests.equivalence.reference import projected_under_caps
+from tests.examples import examples
 from tests.properties.test_regularizers import case, most_under_caps
+from tests.refusals import refused
 
 INNER = {name: toys.REGULARIZERS[name] for name in ("chi-square", "kl", "none", "own-coordinate")}
 EVERY = pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
@@ -33,7 +35,7 @@ def rows_of(seed: int, n: int) -> torch.Tensor:
 
 
 @given(seed=SEEDS, level=LEVELS)
-def test_the_projection_is_feasible_and_no_vertex_of_the_capped_simplex_lies_in_its_direction(seed, level):
+def test_capped_projection_is_feasible_and_optimal(seed, level):
     # p is the projection of x iff <x - p, v - p> <= 0 for every vertex v; the largest <x - p, v> is a greedy filling
     _, prior = case(seed)
     rows = rows_of(seed, prior.shape[-1])
@@ -48,7 +50,7 @@ def test_the_projection_is_feasible_and_no_vertex_of_the_capped_simplex_lies_in_
 
 
 @given(seed=SEEDS, level=LEVELS)
-def test_the_projection_is_the_one_found_by_looking_at_each_threshold(seed, level):
+def test_capped_projection_is_the_one_found_by_looking_at_each_threshold(seed, level):
     _, prior = case(seed)
     rows = rows_of(seed, prior.shape[-1])[:2]
     found = fm.regularizers.Capped(level).project(rows, prior)
@@ -57,7 +59,7 @@ def test_the_projection_is_the_one_found_by_looking_at_each_threshold(seed, leve
 
 
 @given(seed=SEEDS, level=LEVELS)
-def test_an_entry_beyond_all_others_leaves_the_rest_to_be_projected_as_if_alone(seed, level):
+def test_capped_projection_of_one_huge_entry_projects_the_rest_as_if_alone(seed, level):
     _, prior = case(seed)
     n = prior.shape[-1]
     rows = rows_of(seed, n)[0].clamp(-1, 1).float()
@@ -73,7 +75,7 @@ def test_an_entry_beyond_all_others_leaves_the_rest_to_be_projected_as_if_alone(
 
 
 @given(seed=SEEDS)
-def test_a_row_of_a_batch_is_projected_as_it_is_alone_and_nothing_is_changed(seed):
+def test_capped_projection_of_a_batch_is_row_by_row_and_changes_nothing(seed):
     _, prior = case(seed)
     rows, member = rows_of(seed, prior.shape[-1]), fm.regularizers.Capped(0.6)
     before, together = rows.clone(), member.project(rows, prior)
@@ -84,8 +86,8 @@ def test_a_row_of_a_batch_is_projected_as_it_is_alone_and_nothing_is_changed(see
 
 @EVERY
 @given(seed=SEEDS)
-@settings(max_examples=20)
-def test_level_1_leaves_only_the_prior(inner, seed):
+@examples(8)
+def test_capped_at_level_1_allows_only_the_prior(inner, seed):
     losses, prior = case(seed)
     member = fm.regularizers.Capped(1.0, inner)
     for found in (member.project(rows_of(seed, prior.shape[-1]), prior), member.maximiser(losses, prior)):
@@ -94,8 +96,8 @@ def test_level_1_leaves_only_the_prior(inner, seed):
 
 @EVERY
 @given(seed=SEEDS)
-@settings(max_examples=20)
-def test_a_level_below_every_prior_caps_nothing(inner, seed):
+@examples(8)
+def test_capped_below_every_prior_caps_nothing(inner, seed):
     losses, prior = case(seed)
     member, rows = fm.regularizers.Capped(float(prior.min()) * 0.99, inner), rows_of(seed, prior.shape[-1])
     torch.testing.assert_close(member.project(rows, prior), inner.project(rows, prior), rtol=0, atol=1e-12)
@@ -103,7 +105,7 @@ def test_a_level_below_every_prior_caps_nothing(inner, seed):
 
 
 @given(seed=SEEDS, level=LEVELS)
-def test_with_no_regularizer_the_worst_case_is_the_conditional_value_at_risk(seed, level):
+def test_capped_without_regularizer_gives_the_conditional_value_at_risk(seed, level):
     # Rockafellar and Uryasev: the least over t of t + E[(f - t)+] / level, attained at one of the losses
     losses, prior = case(seed)
     n = losses.shape[-1]
@@ -138,8 +140,8 @@ def by_trying_every_split(gradient, curvature: np.ndarray, centre: np.ndarray, c
 
 @pytest.mark.parametrize("name", ["chi-square", "own-coordinate"])
 @given(seed=SEEDS, level=LEVELS, exponent=st.integers(-3, 1))
-@settings(max_examples=25)
-def test_squares_under_a_cap_have_the_maximum_that_a_search_over_all_splits_finds(name, seed, level, exponent):
+@examples(8)
+def test_capped_squares_have_the_maximum_found_by_searching_all_splits(name, seed, level, exponent):
     losses, prior = case(seed, replicas=1)
     losses, prior = losses[..., :5], prior[..., :5] / prior[..., :5].sum()
     n, strength, p = losses.shape[-1], 10.0**exponent, prior.numpy().ravel()
@@ -151,7 +153,7 @@ def test_squares_under_a_cap_have_the_maximum_that_a_search_over_all_splits_find
 
 
 @given(seed=SEEDS, level=LEVELS, strength=st.floats(1e-3, 10))
-def test_kl_under_a_cap_is_the_tilted_prior_cut_off_and_scaled_until_it_sums_to_one(seed, level, strength):
+def test_capped_kl_is_the_tilted_prior_cut_off_and_scaled_to_one(seed, level, strength):
     losses, prior = case(seed, replicas=1)
     scores, p = losses.numpy().ravel() / (losses.shape[-1] * strength), prior.numpy().ravel()
     low, high, weights = scores.min() - 100, scores.max() + 100, p
@@ -165,7 +167,7 @@ def test_kl_under_a_cap_is_the_tilted_prior_cut_off_and_scaled_until_it_sums_to_
 
 
 @EVERY
-def test_levels_that_differ_by_replica_act_on_their_own_replica(inner):
+def test_capped_levels_that_differ_by_replica_act_on_their_own_replica(inner):
     losses, prior = case(5, replicas=2)
     members = [fm.regularizers.Capped(0.3, inner), fm.regularizers.Capped(0.9, inner)]
     both: Any = stacked(members, torch.float64, torch.device("cpu"))  # type: ignore[arg-type]
@@ -176,7 +178,7 @@ def test_levels_that_differ_by_replica_act_on_their_own_replica(inner):
 
 
 @EVERY
-def test_a_cap_leaves_value_slope_and_stable_steps_as_they_are(inner):
+def test_capped_keeps_value_gradient_and_stable_steps(inner):
     _, prior = case(3)
     n = prior.shape[-1]
     weights, own = rows_of(3, n)[0].softmax(dim=-1), torch.eye(n, dtype=torch.float64)[:2]
@@ -186,20 +188,20 @@ def test_a_cap_leaves_value_slope_and_stable_steps_as_they_are(inner):
     assert member.max_stable_dual_step(prior) == inner.max_stable_dual_step(prior)
 
 
-def test_a_step_too_long_for_what_is_capped_is_refused_by_its_name():
-    with pytest.raises(fm.BadInput, match=r"stable range of Capped\(level=0.5, inner=ChiSquare\(strength=0.5\)\)"):
+def test_capped_regularizer_is_named_when_a_dual_step_is_too_long():
+    with refused("Capped(level=0.5, inner=ChiSquare(strength=0.5))"):
         check_dual_step(0.3, fm.regularizers.Capped(0.5, fm.ChiSquare(0.5)), torch.tensor([0.1, 0.9]))
 
 
 @pytest.mark.parametrize("level", [0.0, -0.1, 1.01, math.nan])
-def test_a_level_outside_zero_to_one_is_refused(level):
-    with pytest.raises(fm.BadInput, match=r"level, .* is in \(0, 1\], got"):
+def test_capped_refuses_a_level_outside_zero_to_one(level):
+    with refused("level", "(0, 1]", level):
         fm.regularizers.Capped(level)
 
 
 @pytest.mark.parametrize("inner", [toys.REGULARIZERS["custom"], fm.regularizers.Capped(0.5)], ids=["custom", "capped"])
-def test_what_has_no_known_maximum_under_a_cap_is_refused(inner):
-    with pytest.raises(fm.BadInput, match=r"cannot be capped, .* give inner = ChiSquare, KullbackLeibler"):
+def test_capped_refuses_what_has_no_known_maximum_under_a_cap(inner):
+    with refused("inner", "ChiSquare", "KullbackLeibler"):
         fm.regularizers.Capped(0.5, inner)
 
 
@@ -207,7 +209,7 @@ def test_what_has_no_known_maximum_under_a_cap_is_refused(inner):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_losses_are_seen_up_to_the_cap_and_what_is_no_number_counts_as_the_cap(dtype):
+def test_loss_cap_cuts_losses_and_takes_nan_as_the_cap(dtype):
     losses = torch.tensor([[0.5], [2.0], [9.0], [math.nan], [math.inf], [-math.inf]], dtype=dtype)
     seen = capped(losses, 2.5)
     assert seen.dtype == dtype
@@ -216,12 +218,12 @@ def test_losses_are_seen_up_to_the_cap_and_what_is_no_number_counts_as_the_cap(d
 
 
 @pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf])
-def test_a_cap_on_losses_that_is_not_positive_and_finite_is_refused(cap):
-    with pytest.raises(fm.BadInput, match=r"loss_cap must be a finite number > 0, got .*; leave it out for none"):
+def test_loss_cap_that_is_not_positive_and_finite_is_refused(cap):
+    with refused("loss_cap", "> 0", cap):
         fm.ADGDA(loss_cap=cap)
 
 
-def test_a_cap_above_every_loss_changes_nothing_and_one_below_all_takes_them_as_equal():
+def test_loss_cap_above_every_loss_changes_nothing_and_below_all_makes_them_equal():
     problem = toys.problem()
     plain, above, below = (
         fm.train(problem, fm.Ring(), fm.ADGDA(1.0, 0.3, loss_cap=cap), 10, dtype="float64").state.algorithm

@@ -1,0 +1,29 @@
+"""Recordings of gradients that runs of one problem share: recording takes longer than the rounds of most tests."""
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from fairmesh.problems.oracle import Oracle
+from fairmesh.problems.problem import Problem
+
+
+@contextlib.contextmanager
+def shared_recordings() -> Iterator[None]:
+    """Within it, oracles of the same problem, precision and shape replay one recording of the gradients. A recording
+    depends on nothing else: batches, seeds and models are arguments of the recorded function."""
+    kept: dict[int, dict[Any, Any]] = {}
+    initialise = Oracle.__init__
+
+    def and_share(self: Oracle, problem: Problem, *arguments: Any, **settings: Any) -> None:
+        initialise(self, problem, *arguments, **settings)
+        if id(problem) not in kept:
+            kept[id(problem)] = {}
+            weakref.finalize(problem, kept.pop, id(problem))
+        alike = (self.seeds.device, self.dtype, self._shape, self._even)
+        self._gradients = kept[id(problem)].setdefault(alike, self._gradients)
+
+    with mock.patch.object(Oracle, "__init__", and_share):
+        yield

@@ -1,0 +1,17 @@
+"""Errors told apart by what they name (fields, values, files, suggestions), not by their wording."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+import fairmesh as fm
+
+
+@contextlib.contextmanager
+def refused(*names: object, error: type[Exception] = fm.BadInput) -> Iterator[pytest.ExceptionInfo]:
+    """Passes if the block raises the error and its text holds all of the names."""
+    with pytest.raises(error) as caught:
+        yield caught
+    missing = [str(name) for name in names if str(name) not in str(caught.value)]
+    assert not missing, f"{missing} not in: {caught.value}"
