@@ -1,5 +1,8 @@
-"""Six hospitals of unequal size, one of which measures on another scale: data, model and metric for hospitals.toml,
-and the same run from Python: `python examples/hospitals.py`."""
+"""Your own data, model and metric: six hospitals of unequal size, one of which has a different device.
+
+`fairmesh run examples/hospitals.toml` imports this file. `python examples/hospitals.py` compares training for the
+average with training for the worst mixture, from Python.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,10 @@ import fairmesh as fm
 
 
 def sites(count: int = 6) -> list[fm.Site]:
-    """Synthetic patients: eight measurements, ill or not. The smallest hospital's device reverses four of them."""
+    """Returns hospitals with synthetic patients: eight measurements each, ill or not.
+
+    The device of the smallest hospital reverses the sign of four measurements.
+    """
     generator = torch.Generator().manual_seed(7)
     truth = torch.randn(8, generator=generator)
     made = []
@@ -32,7 +38,7 @@ def sites(count: int = 6) -> list[fm.Site]:
 
 
 class RiskModel(nn.Module):
-    """A small network with dropout, whose masks are drawn from fairmesh's own streams."""
+    """A small network with dropout. fairmesh draws the masks from its own random streams, so runs can be repeated."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +49,7 @@ class RiskModel(nn.Module):
 
 
 def sensitivity(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The share of the ill that the model finds."""
+    """Returns the share of ill patients that the model finds."""
     return (outputs.argmax(dim=1)[targets == 1] == 1).float().mean()
 
 
@@ -59,7 +65,7 @@ def main() -> None:
         record = result.final[0]
         print(f"{name}: worst hospital {record['accuracy']['worst']:.1%}, mean {record['accuracy']['mean']:.1%}")
         print("   by group:", {group: f"{value:.1%}" for group, value in record["accuracy"]["groups"].items()})
-    RiskModel().load_state_dict(result.state_dict())  # a plain state_dict: the model leaves with its user
+    RiskModel().load_state_dict(result.state_dict())  # a plain state_dict, for use without fairmesh
 
 
 if __name__ == "__main__":

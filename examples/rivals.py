@@ -1,4 +1,8 @@
-"""Every algorithm on one problem, ten sites with two scanners: `python examples/rivals.py [picture.png]`."""
+"""Six algorithms on one problem: ten sites, two of which use a scanner that mirrors the digits.
+
+`python examples/rivals.py [picture.png]` prints a table and, if asked, draws the curves. The step sizes are reasonable
+but not tuned, so the table shows how to compare algorithms, not which one is best.
+"""
 
 import sys
 
