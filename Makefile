@@ -3,11 +3,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow chaos check tests format setup clean
 
-demo: $(READY)
+demo: $(INSTALLED)
 	$(BIN)/fairmesh demo
 
 test: check tests
@@ -36,11 +38,17 @@ format: $(READY)
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# The package with what the demo needs.
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fairmesh needs Python 3.11 or newer; set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch
+	$(PIP) -e '.[plot]'
+	touch $(INSTALLED)
+
+# And all extras, with the tools that check and test it.
+$(READY): $(INSTALLED)
+	$(PIP) -e '.[dev]'
 	touch $(READY)
 
 clean:

@@ -9,8 +9,8 @@ ROUNDS = 400
 
 def main() -> None:
     experiment = fm.Experiment(
-        data=fm.Digits(split="instrument"),
-        topology=fm.Circulant((1, 2)),
+        data=fm.data.Digits(split="instrument"),
+        topology=fm.topologies.Circulant((1, 2)),
         algorithm=fm.DSGD(),
         rounds=ROUNDS,
         sampling=fm.Sampling(batch=20),
@@ -19,15 +19,19 @@ def main() -> None:
     shrink = 0.995
     four_bits = fm.Quantize(bits=4, block=128)
     robust = fm.ADGDA(
-        fm.Geometric(10.0, shrink), 0.02, consensus_step=0.5, compressor=four_bits, regularizer=fm.ChiSquare(0.003)
+        fm.schedules.Geometric(10.0, shrink),
+        0.02,
+        consensus_step=0.5,
+        compressor=four_bits,
+        regularizer=fm.ChiSquare(0.003),
     )
     algorithms = {
         "AD-GDA, 4 bit": robust,
-        "CHOCO-SGD, 4 bit": fm.ChocoSGD(fm.Geometric(1.0, shrink), consensus_step=0.5, compressor=four_bits),
-        "DSGD": fm.DSGD(fm.Geometric(1.0, shrink)),
-        "DR-DSGD": fm.DRDSGD(fm.Geometric(2.0, shrink), temperature=3.0),
-        "AFL (server)": fm.AFL(fm.Geometric(1.0, shrink), dual_step=0.02),
-        "DRFA (server)": fm.DRFA(fm.Geometric(0.2, shrink), dual_step=0.005, local_steps=5),
+        "CHOCO-SGD, 4 bit": fm.ChocoSGD(fm.schedules.Geometric(1.0, shrink), consensus_step=0.5, compressor=four_bits),
+        "DSGD": fm.DSGD(fm.schedules.Geometric(1.0, shrink)),
+        "DR-DSGD": fm.DRDSGD(fm.schedules.Geometric(2.0, shrink), temperature=3.0),
+        "AFL (server)": fm.AFL(fm.schedules.Geometric(1.0, shrink), dual_step=0.02),
+        "DRFA (server)": fm.DRFA(fm.schedules.Geometric(0.2, shrink), dual_step=0.005, local_steps=5),
     }
     results = []
     print(f"{'':18}{'worst site':>12}{'mean':>8}{'busiest node sent':>20}")

@@ -19,6 +19,7 @@ from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import CHECKPOINT, Record
+from fairmesh.training.observers import Watch
 from fairmesh.training.replicas import stacked
 from fairmesh.training.result import Result
 from fairmesh.training.train import train
@@ -124,7 +125,7 @@ class Runner:
             placements=experiment.placements,
             out=folder,
             resume=folder is not None and folder.exists(),
-            watch=self._watch(row, rounds),
+            observers=self._watching(row, rounds),
             **settings | {"on_divergence": "mark"},
         )
 
@@ -140,9 +141,9 @@ class Runner:
         self._folders.append(folder)
         return folder
 
-    def _watch(self, row: Row, rounds: int) -> Callable[[int, list[Record]], None] | None:
+    def _watching(self, row: Row, rounds: int) -> list[Watch]:
         if self._say is None:
-            return None
+            return []
         say, said = self._say, [time.monotonic()]
 
         def watch(now: int, records: list[Record]) -> None:
@@ -150,7 +151,7 @@ class Runner:
                 said[0] = time.monotonic()
                 say(f"  {row.label}: round {now} of {rounds}")
 
-        return watch
+        return [Watch(watch)]
 
     def _problem(self, experiment: Experiment) -> Problem:
         """The experiment's problem, made once for rows that follow each other."""

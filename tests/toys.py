@@ -33,79 +33,83 @@ def _user_entropy(weights: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
 
 
 COMPRESSORS = {
-    "none": fm.Identity(),
-    "half": fm.Half(),
-    "threshold": fm.Threshold(0.01),
+    "none": fm.compressors.Identity(),
+    "half": fm.compressors.Half(),
+    "threshold": fm.compressors.Threshold(0.01),
     "quantize": fm.Quantize(bits=4),
     "quantize half norms": fm.Quantize(bits=4, block=6, norms="float16"),
     "quantize blocks": fm.Quantize(bits=3, block=4),
     "quantize ceil": fm.Quantize(bits=4, rounding="ceil"),
     "top-k": fm.TopK(0.3),
     "top-k half": fm.TopK(0.3, values="float16"),
-    "random-k": fm.RandomK(0.3),
+    "random-k": fm.compressors.RandomK(0.3),
     "sign": fm.Sign(),
     "sign blocks": fm.Sign(block=5),
-    "top-k-quantize": fm.TopKQuantize(0.4, bits=4),
+    "top-k-quantize": fm.compressors.TopKQuantize(0.4, bits=4),
 }
 
 TOPOLOGIES = {  # all for 8 nodes
     "ring": fm.Ring(),
-    "torus": fm.Torus(2, 4),
-    "circulant": fm.Circulant((1, 2)),
-    "complete": fm.Complete(),
-    "star": fm.Star(),
-    "hypercube": fm.Hypercube(),
-    "exponential": fm.Exponential(),
-    "erdos-renyi": fm.ErdosRenyi(0.5, seed=3),
-    "random-regular": fm.RandomRegular(3, seed=1),
-    "edges": fm.Edges(((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (0, 4)), mixing="max-degree"),
-    "matrix": fm.Matrix(((torch.eye(8) + torch.ones(8, 8)).double() / 9).tolist()),
-    "changing": fm.Changing((fm.Ring(), fm.Edges(((0, 4), (1, 5), (2, 6), (3, 7))), fm.Star())),
+    "torus": fm.topologies.Torus(2, 4),
+    "circulant": fm.topologies.Circulant((1, 2)),
+    "complete": fm.topologies.Complete(),
+    "star": fm.topologies.Star(),
+    "hypercube": fm.topologies.Hypercube(),
+    "exponential": fm.topologies.Exponential(),
+    "erdos-renyi": fm.topologies.ErdosRenyi(0.5, seed=3),
+    "random-regular": fm.topologies.RandomRegular(3, seed=1),
+    "edges": fm.topologies.Edges(((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (0, 4)), mixing="max-degree"),
+    "matrix": fm.topologies.Matrix(((torch.eye(8) + torch.ones(8, 8)).double() / 9).tolist()),
+    "changing": fm.topologies.Changing(
+        (fm.Ring(), fm.topologies.Edges(((0, 4), (1, 5), (2, 6), (3, 7))), fm.topologies.Star())
+    ),
 }
 
 REGULARIZERS = {
     "chi-square": fm.ChiSquare(0.02),
-    "kl": fm.KullbackLeibler(0.02),
-    "none": fm.NoRegularizer(),
-    "own-coordinate": fm.OwnCoordinate(0.5),
-    "capped": fm.Capped(0.6, fm.ChiSquare(0.02)),
-    "capped kl": fm.Capped(0.4, fm.KullbackLeibler(0.02)),
-    "capped none": fm.Capped(0.5, fm.NoRegularizer()),
-    "capped own-coordinate": fm.Capped(0.7, fm.OwnCoordinate(0.5)),
-    "custom": fm.Custom(_user_entropy, 0.3),
+    "kl": fm.regularizers.KullbackLeibler(0.02),
+    "none": fm.regularizers.NoRegularizer(),
+    "own-coordinate": fm.regularizers.OwnCoordinate(0.5),
+    "capped": fm.regularizers.Capped(0.6, fm.ChiSquare(0.02)),
+    "capped kl": fm.regularizers.Capped(0.4, fm.regularizers.KullbackLeibler(0.02)),
+    "capped none": fm.regularizers.Capped(0.5, fm.regularizers.NoRegularizer()),
+    "capped own-coordinate": fm.regularizers.Capped(0.7, fm.regularizers.OwnCoordinate(0.5)),
+    "custom": fm.regularizers.Custom(_user_entropy, 0.3),
 }
 
 
 WEIGHINGS = {
-    "ascent": fm.ProjectedAscent(0.1),
-    "ascent, duals compressed": fm.ProjectedAscent(fm.Geometric(0.1, 0.99), compressor=fm.Threshold(1e-3)),
-    "maximum": fm.ExactMaximum(0.7),
-    "maximum, losses compressed": fm.ExactMaximum(0.7, compressor=fm.Quantize(bits=8)),
-    "price": fm.ShadowPrice(0.7, step=0.2, strength_annealing=fm.Linear(3.0, 20)),
-    "price, losses as they are": fm.ShadowPrice(0.7, step=0.2, relative=False, strength_annealing=0.0),
-    "fixed": fm.PriorWeights(),
+    "ascent": fm.weighting.ProjectedAscent(0.1),
+    "ascent, duals compressed": fm.weighting.ProjectedAscent(
+        fm.schedules.Geometric(0.1, 0.99), compressor=fm.compressors.Threshold(1e-3)
+    ),
+    "maximum": fm.weighting.ExactMaximum(0.7),
+    "maximum, losses compressed": fm.weighting.ExactMaximum(0.7, compressor=fm.Quantize(bits=8)),
+    "price": fm.weighting.ShadowPrice(0.7, step=0.2, strength_annealing=fm.schedules.Linear(3.0, 20)),
+    "price, losses as they are": fm.weighting.ShadowPrice(0.7, step=0.2, relative=False, strength_annealing=0.0),
+    "fixed": fm.weighting.PriorWeights(),
 }
 
 
-def of_strength(regularizer: fm.Regularizer, strength: float) -> fm.Regularizer:
+def of_strength(regularizer: fm.regularizers.Regularizer, strength: float) -> fm.regularizers.Regularizer:
     """The same regularizer with another strength, where it has one."""
-    if isinstance(regularizer, fm.Capped):
+    if isinstance(regularizer, fm.regularizers.Capped):
         return dataclasses.replace(regularizer, inner=of_strength(regularizer.inner, strength))
-    if isinstance(regularizer, fm.NoRegularizer):
+    if isinstance(regularizer, fm.regularizers.NoRegularizer):
         return regularizer
     return dataclasses.replace(regularizer, strength=strength)
 
 
 ALGORITHMS = {
     "ad-gda": fm.ADGDA(
-        primal_step=fm.Geometric(2.0, 0.99), dual_step=0.1, consensus_step=0.3, compressor=fm.Quantize(bits=4)
+        primal_step=fm.schedules.Geometric(2.0, 0.99), dual_step=0.1, consensus_step=0.3, compressor=fm.Quantize(bits=4)
     ),
     "ad-gda published": fm.ADGDA(
         primal_step=1.0,
         dual_step=0.1,
         consensus_step=0.2,
         compressor=fm.Quantize(bits=4, rounding="ceil"),
-        regularizer=fm.OwnCoordinate(1.0),
+        regularizer=fm.regularizers.OwnCoordinate(1.0),
         dual_order="dual-first",
     ),
     "ad-gda compressed duals": fm.ADGDA(
@@ -113,18 +117,22 @@ ALGORITHMS = {
         dual_step=0.1,
         consensus_step=0.3,
         compressor=fm.Quantize(bits=6),
-        dual_compressor=fm.Threshold(1e-3),
+        dual_compressor=fm.compressors.Threshold(1e-3),
     ),
     "ad-gda capped": fm.ADGDA(
-        primal_step=2.0, dual_step=0.5, consensus_step=0.3, regularizer=fm.Capped(0.6, fm.ChiSquare(0.02)), loss_cap=1.1
+        primal_step=2.0,
+        dual_step=0.5,
+        consensus_step=0.3,
+        regularizer=fm.regularizers.Capped(0.6, fm.ChiSquare(0.02)),
+        loss_cap=1.1,
     ),
     "choco-sgd": fm.ChocoSGD(primal_step=0.3, consensus_step=0.3, compressor=fm.TopK(0.3)),
     "dsgd": fm.DSGD(primal_step=0.3),
     "dr-dsgd": fm.DRDSGD(primal_step=0.5, temperature=2.0),
     "tracked": fm.TrackedADGDA(
-        fm.Polynomial(0.3, 60),
+        fm.schedules.Polynomial(0.3, 60),
         compressor=fm.Sign(block=5),
-        weighting=fm.ShadowPrice(strength_annealing=fm.Polynomial(10.0, 60)),
+        weighting=fm.weighting.ShadowPrice(strength_annealing=fm.schedules.Polynomial(10.0, 60)),
     ),
     "tracked ascent": fm.TrackedADGDA(
         primal_step=0.2,
@@ -133,7 +141,7 @@ ALGORITHMS = {
         gradient_at_average=0.5,
         consensus_step=0.3,
         compressor=fm.Quantize(bits=6),
-        weighting=fm.ProjectedAscent(0.1, compressor=fm.Threshold(1e-3)),
+        weighting=fm.weighting.ProjectedAscent(0.1, compressor=fm.compressors.Threshold(1e-3)),
     ),
     "tracked maximum": fm.TrackedADGDA(
         primal_step=0.2,
@@ -141,8 +149,8 @@ ALGORITHMS = {
         beta2=0.9,
         gradient_at_average=0.0,
         compressor=fm.Quantize(bits=4, block=16),
-        weighting=fm.ExactMaximum(0.7),
-        regularizer=fm.Capped(0.6, fm.ChiSquare(0.2)),
+        weighting=fm.weighting.ExactMaximum(0.7),
+        regularizer=fm.regularizers.Capped(0.6, fm.ChiSquare(0.2)),
         loss_cap=1.5,
     ),
     "tracked local": fm.TrackedADGDA(
@@ -151,7 +159,7 @@ ALGORITHMS = {
         beta2=0.0,
         local_steps=3,
         compressor=fm.TopK(0.3),
-        weighting=fm.PriorWeights(),
+        weighting=fm.weighting.PriorWeights(),
         warm_start=False,
     ),
     "tracked nothing": fm.TrackedADGDA(
@@ -159,8 +167,8 @@ ALGORITHMS = {
         tracking=False,
         beta2=0.9,
         compressor=fm.Sign(),
-        regularizer=fm.KullbackLeibler(0.5),
-        weighting=fm.ShadowPrice(relative=False, strength_annealing=0.0),
+        regularizer=fm.regularizers.KullbackLeibler(0.5),
+        weighting=fm.weighting.ShadowPrice(relative=False, strength_annealing=0.0),
     ),
     "drfa": fm.DRFA(primal_step=0.1, dual_step=0.01, local_steps=3),
     "afl": fm.AFL(primal_step=0.2, dual_step=0.02),
@@ -197,7 +205,9 @@ def problem(n: int = 8, **fields) -> fm.Problem:
     return fm.Problem(model=fields.pop("model", small_model), sites=fields.pop("sites", None) or sites(n), **fields)
 
 
-def on_stack(problem: fm.Problem, topology: fm.Topology, *, seeds=(0,), dtype=torch.float64, calls=1, **network):
+def on_stack(
+    problem: fm.Problem, topology: fm.topologies.Topology, *, seeds=(0,), dtype=torch.float64, calls=1, **network
+):
     """A memory network over a topology and the oracle of its nodes."""
     net = MemoryNetwork(topology.build(problem.n), dtype=dtype, **network)
     oracle = Oracle(problem, net.hosted, net.identities, seeds=seeds, calls_per_round=calls, dtype=dtype)

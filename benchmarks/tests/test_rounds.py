@@ -54,7 +54,7 @@ def test_the_profile_names_operations_and_their_times():
 
 
 def test_the_loop_and_the_stack_learn_the_same_problem():
-    setting = rounds.Setting(6, 40, (1, 8, 8), 4, fm.Logistic(), 20)
+    setting = rounds.Setting(6, 40, (1, 8, 8), 4, fm.models.Logistic(), 20)
     problem = setting.problem()
     text = rounds.per_node_loop()
     matrix = fm.Ring().build(6)[0].matrix

@@ -11,13 +11,10 @@ from fairmesh.algorithms import (
     DRFA,
     Algorithm,
     ChocoSGD,
-    ExactMaximum,
-    PriorWeights,
-    ProjectedAscent,
-    ShadowPrice,
     TrackedADGDA,
 )
 from fairmesh.algorithms.schedules import Linear, Polynomial
+from fairmesh.algorithms.weighting import ExactMaximum, PriorWeights, ProjectedAscent, ShadowPrice
 from fairmesh.compression.compressors import (
     Identity,
     Quantize,

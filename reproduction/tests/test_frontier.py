@@ -50,19 +50,19 @@ def test_no_problem_that_defaults_are_judged_on_played_a_part_in_choosing_them()
 def test_images_of_few_pixels_are_the_means_of_their_tiles(monkeypatch):
     images = torch.arange(2 * 28 * 28).reshape(2, 28, 28).remainder(251).to(torch.uint8)
     held = images, torch.tensor([3, 4])
-    monkeypatch.setattr(fm.FashionMNIST, "sites", lambda self: [fm.Site(held, held, name="one")])
-    data = fm.ImportedData("reproduction.frontier.coarse:sites", {"nodes": 20, "pixels": 7})
+    monkeypatch.setattr(fm.data.FashionMNIST, "sites", lambda self: [fm.Site(held, held, name="one")])
+    data = fm.data.ImportedData("reproduction.frontier.coarse:sites", {"nodes": 20, "pixels": 7})
     (site,) = data.sites()
     expected = images[1, 4:8, 24:28].double().mean() / 255
     for inputs, targets in (site.train, site.test):
         assert inputs.shape == (2, 7, 7)
         assert float(inputs[1, 1, 6]) == pytest.approx(float(expected), rel=1e-5)
         assert targets.tolist() == [3, 4]
-    other = fm.ImportedData(data.path, {"nodes": 20, "pixels": 10})
+    other = fm.data.ImportedData(data.path, {"nodes": 20, "pixels": 10})
     with pytest.raises(fm.BadInput, match="pixels must divide the 28 a side that there are, got 10"):
         other.sites()
     assert len({data, replace(data), other}) == 2  # rows are grouped by their data, and their problems kept by model
-    models = [fm.ImportedModel("somewhere:made", {"units": units}) for units in (3, 3, 4)]
+    models = [fm.models.ImportedModel("somewhere:made", {"units": units}) for units in (3, 3, 4)]
     assert len(set(models)) == 2
 
 
@@ -148,7 +148,9 @@ def test_rows_run_in_miniature(tmp_path, monkeypatch, tracked):
     """On digits: the recipes' own data need files."""
     rows = [row for row in recipes.ablation() if isinstance(row.experiment.algorithm, fm.TrackedADGDA) == tracked]
     row = next(row for row in rows if row.name.startswith(FASHION))
-    small = replace(row, experiment=replace(row.experiment, data=fm.Digits(split="class"), model=fm.Logistic()))
+    small = replace(
+        row, experiment=replace(row.experiment, data=fm.data.Digits(split="class"), model=fm.models.Logistic())
+    )
     monkeypatch.setitem(FRONTIER, "frontier_ablation", lambda: [small])
     assert reproduce(["frontier_ablation"], tmp_path, change=miniature) == {}
     (line,) = lines_of(tmp_path, "frontier_ablation")

@@ -18,7 +18,7 @@ def mean(row: str, what: str = "worst_honest") -> float:
 
 
 def test_a_miniature_gives_every_row_as_plain_values(monkeypatch):
-    monkeypatch.setattr(lies, "DATA", {"digits": fm.Digits(nodes=20, split="class")})
+    monkeypatch.setattr(lies, "DATA", {"digits": fm.data.Digits(nodes=20, split="class")})
     said: list[str] = []
     lines = lies.lines(said.append, miniature=True)
     assert json.loads(as_json(lines)) == lines

@@ -181,7 +181,7 @@ def test_coos7_rows_run_where_its_files_are(tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRMESH_DATA", str(tmp_path))
 
     def smaller(row: Row) -> Row:
-        data = fm.COOS7(per_node=4)
+        data = fm.data.COOS7(per_node=4)
         return replace(tiny(row), experiment=replace(tiny(row).experiment, data=data))
 
     assert reproduce(["table4b"], tmp_path / "results", change=smaller) == {}
@@ -262,11 +262,16 @@ def test_a_line_takes_the_place_of_the_one_it_had(tmp_path):
 def test_published_settings_are_those_of_the_published_runs():
     rows = {row.label: row for recipe in RECIPES for row in rows_of(recipe) if row.protocol == "published"}
     big = rows["table4a: alpha = 0.01"].experiment
-    assert big.topology == fm.Circulant((1, 2))
+    assert big.topology == fm.topologies.Circulant((1, 2))
     assert big.sampling == fm.Sampling(50, "cyclic")
-    expected = fm.ADGDA(fm.Geometric(1.0, 0.998), 0.01, regularizer=fm.OwnCoordinate(0.01), dual_order="dual-first")
+    expected = fm.ADGDA(
+        fm.schedules.Geometric(1.0, 0.998),
+        0.01,
+        regularizer=fm.regularizers.OwnCoordinate(0.01),
+        dual_order="dual-first",
+    )
     assert big.algorithm == expected
-    assert rows["table4c: alpha = 0.1"].experiment.algorithm.regularizer == fm.OwnCoordinate(1.0)
+    assert rows["table4c: alpha = 0.1"].experiment.algorithm.regularizer == fm.regularizers.OwnCoordinate(1.0)
     four = rows["figure4: CIFAR-10, AD-GDA"].experiment.algorithm
     assert (four.consensus_step, four.compressor) == (0.8, fm.Quantize(4, rounding="ceil"))
     drfa = rows["table5: Fashion-MNIST, DRFA"].experiment
@@ -286,4 +291,4 @@ def test_nothing_is_searched_on_test_data(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Runner, "_trained", watched)
     Runner().lines([tiny(rows_of("table5")[0])], {})
-    assert seen == [(fm.HeldOut, 2), (fm.Fewer, 1)]
+    assert seen == [(fm.data.HeldOut, 2), (fm.data.Fewer, 1)]

@@ -105,16 +105,16 @@ def test_the_second_problem_is_not_convex_where_it_starts_and_is_where_descent_e
 
 
 def test_every_registered_compressor_that_guarantees_a_delta_is_checked():
-    guaranteed = {kind for kind in registered(fm.Compressor).values() if kind().delta(DIM) is not None}
+    guaranteed = {kind for kind in registered(fm.compressors.Compressor).values() if kind().delta(DIM) is not None}
     assert {type(compressor) for compressor in theory.COMPRESSORS.values()} == guaranteed
 
 
 def test_a_gap_is_that_of_the_time_average_of_a_run_of_its_own():
     saddle, compressor, rounds = known_saddle(fm.Sampling(batch=4)), fm.Quantize(bits=4), (40, 90)
-    found = theory.gaps(saddle, compressor, fm.Hypercube(), (0.5, 0.2), rounds)
+    found = theory.gaps(saddle, compressor, fm.topologies.Hypercube(), (0.5, 0.2), rounds)
     for k, T in enumerate(rounds):
-        algorithm = fm.ADGDA(fm.Theorem1(T), fm.Theorem1(T), 0.2, compressor, saddle.regularizer)
-        result = fm.train(saddle.problem, fm.Hypercube(), algorithm, T, seeds=range(2), dtype="float64")
+        algorithm = fm.ADGDA(fm.schedules.Theorem1(T), fm.schedules.Theorem1(T), 0.2, compressor, saddle.regularizer)
+        result = fm.train(saddle.problem, fm.topologies.Hypercube(), algorithm, T, seeds=range(2), dtype="float64")
         sites = saddle.sites()
         alone = sites.worst_case(result.row("time-average")).mean() - sites.worst_case(saddle.model[None])[0]
         assert float(found[1, k]) == pytest.approx(float(alone), rel=1e-9)
@@ -122,7 +122,7 @@ def test_a_gap_is_that_of_the_time_average_of_a_run_of_its_own():
 
 @pytest.mark.parametrize("name", ["none", "4-bit quantization", "top 10 %", "sign"])
 def test_the_gap_falls_as_theorem_1_says_over_a_decade(name):
-    (line, *_) = theory.convex_lines(name, fm.Hypercube(), (100, 316, 1000))
+    (line, *_) = theory.convex_lines(name, fm.topologies.Hypercube(), (100, 316, 1000))
     assert line["holds"]
     assert line["slope"] <= theory.REQUIRED_SLOPE
     assert all(b < a for a, b in pairwise(line["gap"]))
@@ -132,12 +132,12 @@ def test_the_gap_falls_as_theorem_1_says_over_a_decade(name):
 def test_without_gossip_the_gap_does_not_fall_so():
     saddle = known_saddle(fm.Sampling(batch=4))
     rounds = (100, 316, 1000)
-    (alone,) = theory.gaps(saddle, fm.Identity(), fm.Hypercube(), (1e-9,), rounds).tolist()
+    (alone,) = theory.gaps(saddle, fm.compressors.Identity(), fm.topologies.Hypercube(), (1e-9,), rounds).tolist()
     assert theory.slope(rounds, alone) > -0.3
 
 
 def test_a_rate_that_diverges_is_not_chosen():
-    (line,) = theory.convex_lines("random 25 %", fm.Hypercube(), (100, 1000))
+    (line,) = theory.convex_lines("random 25 %", fm.topologies.Hypercube(), (100, 1000))
     assert line["mean_of_gammas"][0] is None
     assert line["gamma"] < 1
     assert line["mean_of_gammas"][line["gammas_tried"].index(line["gamma"])] == min(
@@ -146,14 +146,18 @@ def test_a_rate_that_diverges_is_not_chosen():
 
 
 def test_the_mean_squared_gradient_is_that_over_all_rounds_and_the_bound_exceeds_it():
-    line, own, bound = theory.non_convex_lines("none", fm.Hypercube(), (250, 500))
+    line, own, bound = theory.non_convex_lines("none", fm.topologies.Hypercube(), (250, 500))
     problem, regularizer = robust_regression(FULL)
     sites, (L, kappa) = Sites(problem, regularizer), (own["settings"]["L"], own["settings"]["kappa"])
     assert kappa == pytest.approx(L / (2 * NODES * regularizer.strength))
     algorithm = fm.ADGDA(
-        fm.Theorem2Primal(L, kappa, 250), fm.Theorem2Dual(L, 250), own["gamma"], fm.Identity(), regularizer
+        fm.schedules.Theorem2Primal(L, kappa, 250),
+        fm.schedules.Theorem2Dual(L, 250),
+        own["gamma"],
+        fm.compressors.Identity(),
+        regularizer,
     )
-    states = theory._states(problem, fm.Hypercube(), [algorithm], 249, 1)
+    states = theory._states(problem, fm.topologies.Hypercube(), [algorithm], 249, 1)
     squares = [float(sites.slope_of_worst_case(s.algorithm.models.mean(dim=-2)).square().sum()) for _, s in states]
     assert len(squares) == 250
     assert own["squared_gradient"][0] == pytest.approx(np.mean(squares), rel=1e-9)
@@ -168,7 +172,7 @@ def test_consensus_errors_stay_below_the_lemmas_bounds_and_duals_on_a_complete_g
     for line in (models, duals, gap):
         assert 0 < line["measured"] < line["bound"]
     assert duals["bound_over_measured"] < 1e4 < models["bound_over_measured"]
-    (_, duals, _) = theory.bound_lines("none", fm.Complete(), 100)
+    (_, duals, _) = theory.bound_lines("none", fm.topologies.Complete(), 100)
     assert duals["measured"] < 1e-25
     assert duals["bound_over_measured"] is None
 
@@ -205,7 +209,7 @@ def test_the_recorded_lemmas_bounds_are_their_formulas(recorded):
             factor = 12 if "models" in line["check"] else 4
             assert line["bound"] == pytest.approx(factor / line["rounds"] * k["nodes"] * (norm / scale) ** 2, rel=1e-4)
             assert k["c"] == pytest.approx(k["rho"] ** 2 * k["delta"] / 82, rel=1e-5)
-            (mixing,) = {"hypercube": fm.Hypercube(), "ring": fm.Ring()}[line["topology"]].build(k["nodes"])
+            (mixing,) = {"hypercube": fm.topologies.Hypercube(), "ring": fm.Ring()}[line["topology"]].build(k["nodes"])
             assert line["gamma"] == pytest.approx(mixing.consensus_step_of_theorem(k["delta"]), rel=1e-5)
 
 

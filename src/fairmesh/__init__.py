@@ -1,77 +1,160 @@
-"""fairmesh: one model that works for every site, trained with no server and little bandwidth."""
+"""fairmesh: one model that works for every site, trained without a server and with little bandwidth.
+
+Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.Ring`, ... The rest is in namespaces:
+
+    fm.algorithms     training algorithms, and the base class of your own
+    fm.compressors    what a node sends instead of its full model
+    fm.data           datasets, files of your own, and how samples are dealt to sites
+    fm.errors         the errors that fairmesh raises on purpose
+    fm.models         models that experiment files can name
+    fm.observers      what happens around the rounds: early stopping, a CSV file, and the base class of your own
+    fm.regularizers   how far the weights of the sites may move from the prior
+    fm.report         pictures of runs and of sites
+    fm.roles          what the fields of an algorithm's state are
+    fm.schedules      step sizes as functions of the round
+    fm.topologies     who talks to whom
+    fm.weighting      how TrackedADGDA finds the weights of the sites
+
+Example:
+    >>> import fairmesh as fm
+    >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20)
+    >>> result = fm.run(experiment)
+    >>> result.worst > 0.2  # accuracy at the worst site
+    True
+"""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is imported when it is first used
+    from fairmesh import algorithms as algorithms
+    from fairmesh import data as data
+    from fairmesh import errors as errors
+    from fairmesh import regularizers as regularizers
+    from fairmesh import report as report
+    from fairmesh import topology as topologies
+    from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, TrackedADGDA
+    from fairmesh.algorithms import schedules as schedules
+    from fairmesh.algorithms import weighting as weighting
+    from fairmesh.compression import compressors as compressors
+    from fairmesh.compression.compressors import Quantize, Sign, TopK
+    from fairmesh.data.site import Site
+    from fairmesh.errors import BadInput, CheckpointError, Diverged, FairmeshError, Interrupted
+    from fairmesh.experiment import Experiment, load_experiment, run
+    from fairmesh.networks import roles as roles
+    from fairmesh.problems import models as models
+    from fairmesh.problems.problem import Metric, Problem, Sampling
+    from fairmesh.regularizers.members import ChiSquare
+    from fairmesh.report.plots import plot
+    from fairmesh.topology.graphs import Ring
+    from fairmesh.training import observers as observers
+    from fairmesh.training.options import Options
+    from fairmesh.training.result import Result
+    from fairmesh.training.train import train
 
 __version__ = "0.1.0"
 
-_HOMES = {  # public name -> module; loaded when first used, so that importing fairmesh does not import torch
-    **dict.fromkeys(
-        [
-            "Algorithm", "ADGDA", "AFL", "ChocoSGD", "DRDSGD", "DRFA", "DSGD", "ExactMaximum", "PriorWeights",
-            "ProjectedAscent", "ShadowPrice", "TrackedADGDA", "Weighting",
-        ],
-        "algorithms",
-    ),
-    **dict.fromkeys(
-        ["Capped", "ChiSquare", "Custom", "KullbackLeibler", "NoRegularizer", "OwnCoordinate", "Regularizer"],
-        "regularizers.members",
-    ),
-    "project_onto_simplex": "regularizers.simplex",
-    **dict.fromkeys(
-        ["Compressor", "Half", "Identity", "Quantize", "RandomK", "Sign", "Threshold", "TopK", "TopKQuantize"],
-        "compression.compressors",
-    ),
-    **dict.fromkeys(["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted"], "errors"),
-    **dict.fromkeys(["Experiment", "load_experiment", "run"], "experiment"),
-    "Options": "training.options",
-    **dict.fromkeys(["Problem", "Sampling"], "problems.problem"),
-    "Samples": "data.samples",
+__all__ = [
+    "ADGDA",
+    "AFL",
+    "DRDSGD",
+    "DRFA",
+    "DSGD",
+    "BadInput",
+    "CheckpointError",
+    "ChiSquare",
+    "ChocoSGD",
+    "Diverged",
+    "Experiment",
+    "FairmeshError",
+    "Interrupted",
+    "Metric",
+    "Options",
+    "Problem",
+    "Quantize",
+    "Result",
+    "Ring",
+    "Sampling",
+    "Sign",
+    "Site",
+    "TopK",
+    "TrackedADGDA",
+    "__version__",
+    "algorithms",
+    "compressors",
+    "data",
+    "errors",
+    "load_experiment",
+    "models",
+    "observers",
+    "plot",
+    "regularizers",
+    "report",
+    "roles",
+    "run",
+    "schedules",
+    "topologies",
+    "train",
+    "weighting",
+]
+
+_NAMESPACES = {  # name -> module
+    "algorithms": "algorithms",
+    "compressors": "compression.compressors",
+    "data": "data",
+    "errors": "errors",
+    "models": "problems.models",
+    "observers": "training.observers",
+    "regularizers": "regularizers",
+    "report": "report",
+    "roles": "networks.roles",
+    "schedules": "algorithms.schedules",
+    "topologies": "topology",
+    "weighting": "algorithms.weighting",
+}
+_HOMES = {  # name -> module that defines it
+    "ADGDA": "algorithms",
+    "AFL": "algorithms",
+    "DRDSGD": "algorithms",
+    "DRFA": "algorithms",
+    "DSGD": "algorithms",
+    "ChocoSGD": "algorithms",
+    "TrackedADGDA": "algorithms",
+    "Quantize": "compression.compressors",
+    "Sign": "compression.compressors",
+    "TopK": "compression.compressors",
     "Site": "data.site",
-    **dict.fromkeys(
-        [
-            "CIFAR10", "COOS7", "Corrupted", "Data", "Digits", "FashionMNIST", "Fewer", "HeldOut", "ImageFolder",
-            "ImportedData", "MNIST", "Npz", "Table",
-        ],
-        "data.datasets",
-    ),
-    **dict.fromkeys(
-        [
-            "BySite", "Contrast", "Dirichlet", "Even", "Instrument", "OneClass", "Partition", "Pool", "Quantity",
-            "Shards",
-        ],
-        "data.partitions",
-    ),
-    **dict.fromkeys(["FullyConnected", "ImportedModel", "Logistic", "PaperCNN"], "problems.models"),
-    "picture": "report.site_pictures",
+    "BadInput": "errors",
+    "CheckpointError": "errors",
+    "Diverged": "errors",
+    "FairmeshError": "errors",
+    "Interrupted": "errors",
+    "Experiment": "experiment",
+    "load_experiment": "experiment",
+    "run": "experiment",
+    "Metric": "problems.problem",
+    "Problem": "problems.problem",
+    "Sampling": "problems.problem",
+    "ChiSquare": "regularizers.members",
     "plot": "report.plots",
-    **dict.fromkeys(
-        [
-            "Constant", "Geometric", "Linear", "Polynomial", "Schedule", "Staircase", "Theorem1", "Theorem2Dual",
-            "Theorem2Primal",
-        ],
-        "algorithms.schedules",
-    ),
-    **dict.fromkeys(
-        [
-            "Changing", "Circulant", "Complete", "Edges", "ErdosRenyi", "Exponential", "Hypercube", "Matrix",
-            "RandomRegular", "Ring", "Star", "Topology", "Torus",
-        ],
-        "topology.graphs",
-    ),
-    "DecodeError": "compression.decode",
-    "Mixing": "topology.mixing",
+    "Ring": "topology.graphs",
+    "Options": "training.options",
     "Result": "training.result",
     "train": "training.train",
-}  # fmt: skip
+}
 
-__all__ = ["__version__", *_HOMES]
+if not TYPE_CHECKING:  # checkers would take any attribute for one that this function provides
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fairmesh' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fairmesh.{_HOMES[name]}"), name)
+    def __getattr__(name):
+        """Imports a public name when it is first used, so that `import fairmesh` does not import torch."""
+        if name in _NAMESPACES:
+            found = importlib.import_module(f"fairmesh.{_NAMESPACES[name]}")
+        elif name in _HOMES:
+            found = getattr(importlib.import_module(f"fairmesh.{_HOMES[name]}"), name)
+        else:
+            raise AttributeError(f"module 'fairmesh' has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

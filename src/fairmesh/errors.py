@@ -1,21 +1,36 @@
-"""The errors fairmesh raises on purpose; each message says what is wrong, where, and what to do."""
+"""The errors that fairmesh raises on purpose. Each message says what is wrong, where, and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted", "LostProcess"]
 
 
 class FairmeshError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of the errors that fairmesh raises on purpose."""
 
-    told_elsewhere = False  # where all processes of a run raise it, one tells
+    told_elsewhere = False  # if all processes of a run raise it, only one prints it
 
 
 class BadInput(FairmeshError, ValueError):
-    """A setting, a graph or a site's data cannot be used; the message says which and why."""
+    """A setting, a graph or a site's data cannot be used; the message says which, and why.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.Quantize(bits=0)
+        Traceback (most recent call last):
+        ...
+        fairmesh.errors.BadInput: bits must lie in 1..16, got 0
+    """
+
+
+class MissingPackage(BadInput):
+    """A package that only some features need is not installed; the message says how to get it."""
 
 
 class Diverged(FairmeshError, ArithmeticError):
-    """Training produced non-finite or exploding values."""
+    """Training produced values that are not finite or that exploded; the message says which step size to lower."""
 
 
 class CheckpointError(FairmeshError):
@@ -23,21 +38,53 @@ class CheckpointError(FairmeshError):
 
 
 class Interrupted(FairmeshError):
-    """Training was asked to stop; its checkpoint is kept."""
+    """Training was asked to stop, by Ctrl-C or SIGTERM; its checkpoint is kept."""
 
 
 class LostProcess(FairmeshError):
-    """Another process of the run is gone or silent; restarted, all go on from their last common checkpoint."""
+    """Another process of the run is gone or silent; after a restart all continue from their last common checkpoint."""
+
+
+_EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for
+    "plot": "plots need matplotlib",
+    "images": "image files need pillow",
+    "parquet": "parquet tables need pyarrow",
+    "coos7": "COOS7's HDF5 files need h5py",
+    "mesh": "training between organisations needs cryptography and prometheus-client",
+}
+
+
+@contextmanager
+def optional(extra: str) -> Iterator[None]:
+    """Guards the imports of an extra's packages, so that a missing one is reported with the command that installs it.
+
+    Args:
+        extra: the extra of pyproject.toml that installs the packages, such as "plot".
+
+    Raises:
+        MissingPackage: where an import inside the `with` block finds no such package.
+
+    Example:
+        >>> with optional("plot"):
+        ...     import no_such_package
+        Traceback (most recent call last):
+        ...
+        fairmesh.errors.MissingPackage: plots need matplotlib: pip install 'fairmesh[plot]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingPackage(f"{_EXTRAS[extra]}: pip install 'fairmesh[{extra}]'") from error
 
 
 def in_a_line(error: Exception) -> str:
-    """Kind and first line of whatever somebody else's code raised."""
+    """Returns the kind and the first line of an error that other code raised."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """' (did you mean ...?)' for a mistyped word, or the list of what is known."""
+    """Returns a suggestion for a mistyped word, or the list of known words."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known) or 'none'}"

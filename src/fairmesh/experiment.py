@@ -1,4 +1,4 @@
-"""An experiment as one object or one TOML file: data, model, graph, algorithm, and how long."""
+"""An experiment as one object or one TOML file: data, model, topology, algorithm and number of rounds."""
 
 import itertools
 import os
@@ -22,14 +22,15 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.problem import Problem, Sampling
 from fairmesh.topology.graphs import Topology
+from fairmesh.training.observers import Observer
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of, sites_at
 from fairmesh.training.result import Result
-from fairmesh.training.train import Watch, train
+from fairmesh.training.train import train
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean squared error, outputs of one number per sample taken as such."""
+    """Returns the mean squared error; outputs (samples, 1) match targets (samples,)."""
     return nn.functional.mse_loss(outputs.reshape(targets.shape), targets)
 
 
@@ -42,7 +43,45 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @checked
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that determines a run; the same names stand in experiment files."""
+    """Everything that determines a run. Experiment files use the same names.
+
+    Args:
+        data: Where the sites come from, such as `fm.data.Digits()`.
+        topology: Who talks to whom, such as `fm.Ring()`.
+        algorithm: The training algorithm, such as `fm.TrackedADGDA()`.
+        rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round.
+        model: The model, made for the data's shape and number of classes. Default: Logistic().
+        loss: "cross-entropy", "squared-error", or a function (outputs, targets) -> mean over the samples. In a file a
+            function is written as "file.py:name". Default: "cross-entropy".
+        sampling: Which samples a node uses for a gradient. Default: Sampling().
+        seeds: Seeds of the replicas, which train as one batch. Each gives the result that it gives alone. Default:
+            (0,).
+        placements: Which site each node holds, for the replicas: None for site i at node i; a number of random
+            placements; a list of permutations; or "by-seed" for one random placement per seed. Default: None.
+        sweep: Values of the algorithm's numbers to train together, by dotted name: {"regularizer.strength": (0.01,
+            0.1)}. All combinations become replicas. Default: {}.
+        prior: p, one number > 0 per site; None for each site's share of all training samples. Default: None.
+        weight_decay: Multiple of the model that is added to each gradient, >= 0. Default: 0.0.
+        clip_norm: Largest Euclidean norm of each node's gradient, > 0; None for no clipping. Default: None.
+        augment: (batch of inputs, draw) -> batch of inputs, as in `Problem`. Default: None.
+        metrics: Additional metrics by name, as in `Problem`. Default: {}.
+        observers: What else happens around the rounds, such as `fm.observers.EarlyStopping()`. Default: ().
+        options: How the run is measured and carried out. Default: Options().
+
+    Example:
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(
+        ...     data=fm.data.Digits(nodes=4, odd=1),
+        ...     topology=fm.Ring(),
+        ...     algorithm=fm.TrackedADGDA(),
+        ...     rounds=10,
+        ...     sweep={"regularizer.strength": (0.05, 0.5)},
+        ... )
+        >>> [algorithm.regularizer.strength for algorithm in experiment.algorithms()]
+        [0.05, 0.5]
+        >>> experiment.problem().n
+        4
+    """
 
     data: Data
     topology: Topology
@@ -53,14 +92,13 @@ class Experiment:
     sampling: Sampling = field(default_factory=Sampling)
     seeds: tuple[int, ...] = (0,)
     placements: int | tuple[tuple[int, ...], ...] | Literal["by-seed"] | None = None
-    sweep: Mapping[str, tuple[float, ...]] = field(
-        default_factory=dict
-    )  # 'consensus_step' or 'regularizer.strength' -> values
+    sweep: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     prior: tuple[float, ...] | None = None
     weight_decay: float = 0.0
     clip_norm: float | None = None
     augment: Callable[[Tensor, Callable[..., Tensor]], Tensor] | None = None
     metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
+    observers: tuple[Observer, ...] = ()
     options: Options = field(default_factory=Options)
 
     def __post_init__(self):
@@ -72,7 +110,7 @@ class Experiment:
         self.algorithms()
 
     def algorithms(self) -> list[Algorithm]:
-        """The algorithm with every combination of the sweep's values."""
+        """Returns the algorithm with every combination of the sweep's values."""
         tables = []
         for values in itertools.product(*self.sweep.values()):
             table = to_table(self.algorithm)
@@ -82,8 +120,12 @@ class Experiment:
         return [from_table(Algorithm, table, "algorithm") for table in tables]
 
     def problem(self, sites: Sequence[Site] | None = None, outputs: int | None = None) -> Problem:
-        """Loads the data, where no sites are given, and checks it with the model and the loss. A model has as many
-        outputs as the labels that are here need, unless their number is given."""
+        """Returns the learning problem, with data, model and loss checked together.
+
+        Args:
+            sites: The sites; None to load them from `data`. Default: None.
+            outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
+        """
         sites = self.data.sites() if sites is None else sites
         shape, needed = shape_of(sites)
         outputs = outputs or needed
@@ -101,7 +143,7 @@ class Experiment:
 
 
 def shape_of(sites: Sequence[Site]) -> tuple[torch.Size, int]:
-    """The shape of one input, and how many outputs a model needs: classes, or numbers to predict."""
+    """Returns the shape of one input, and the number of outputs that a model needs: classes, or numbers to predict."""
     if not sites:
         raise BadInput("data: no site")
     every = [Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})") for i, site in enumerate(sites)]
@@ -116,12 +158,39 @@ def run(
     *,
     out: str | os.PathLike | None = None,
     resume: bool = False,
-    watch: Watch | None = None,
+    observers: Sequence[Observer] = (),
     announce: Callable[[str], None] | None = None,
+    handle_signals: bool = False,
     process_group: ProcessGroup | None = None,
 ) -> Result:
-    """Trains an experiment; with `out`, writes and can resume the run's folder; with `process_group`, as one of several
-    processes."""
+    """Trains an experiment.
+
+    Args:
+        experiment: What to train.
+        out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
+        resume: Whether to continue from the checkpoint in `out`. Default: False.
+        observers: What else happens around the rounds, after the experiment's own observers. Default: ().
+        announce: Called once, before the first round, with a sentence about the memory that the run takes. Default:
+            None.
+        handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Default: False.
+        process_group: The processes that train together, if this is one of several; all call `run` and all get the
+            result. Default: None.
+
+    Returns:
+        The measurements and models of all replicas.
+
+    Raises:
+        BadInput: A setting or a site's data cannot be used.
+        Diverged: The models are not finite or have exploded.
+        Interrupted: Ctrl-C or SIGTERM arrived and `handle_signals` is True; the checkpoint is kept.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20)
+        >>> result = fm.run(experiment)
+        >>> result.rounds, 0.0 <= result.worst <= 1.0
+        (20, True)
+    """
     return train(
         _problem_at(process_group, experiment) if process_group else experiment.problem(),
         experiment.topology,
@@ -132,15 +201,16 @@ def run(
         out=out,
         resume=resume,
         settings=to_table(experiment),
-        watch=watch,
+        observers=[*experiment.observers, *observers],
         announce=announce,
+        handle_signals=handle_signals,
         process_group=process_group,
         **to_table(experiment.options),
     )
 
 
 def _problem_at(process_group: ProcessGroup, experiment: Experiment) -> Problem:
-    """With the data of the nodes hosted here; that of others is read and let go."""
+    """Returns the problem with the data of the nodes hosted here; that of others is read and released."""
     with process_group.fail_together():
         problem = experiment.problem()
         replicas = replicas_of(experiment.algorithms(), experiment.seeds, experiment.placements, problem.n)
@@ -148,7 +218,35 @@ def _problem_at(process_group: ProcessGroup, experiment: Experiment) -> Problem:
 
 
 def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **fields: Any) -> Experiment:
-    """The experiment in a TOML file, with 'dotted.key=value' assignments and whole fields put in its place."""
+    """Reads an experiment from a TOML file.
+
+    Args:
+        path: The path of the file. Relative paths inside it start at its folder.
+        assignments: Settings that replace those of the file, as "dotted.key=value" with a TOML value. Default: ().
+        **fields: Whole fields of `Experiment` that replace those of the file.
+
+    Returns:
+        The experiment.
+
+    Raises:
+        BadInput: The file has an unknown key or a value that cannot be used; the message names it.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import fairmesh as fm
+        >>> text = '''
+        ... rounds = 100
+        ... data = { name = "digits", nodes = 4 }
+        ... topology = "ring"
+        ... algorithm = { name = "tracked-ad-gda" }
+        ... '''
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "experiment.toml")
+        ...     _ = path.write_text(text)
+        ...     experiment = fm.load_experiment(path, ["data.odd=1"], rounds=10)
+        >>> experiment.data.odd, experiment.rounds
+        (1, 10)
+    """
     path = Path(path)
     table = read_toml(path)
     for key, value in map(assignment, assignments):
@@ -160,7 +258,7 @@ def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **
 
 
 def topology_from(name: str, assignments: Sequence[str]) -> Topology:
-    """The topology of this name with 'key=value' settings."""
+    """Returns the topology of this name with 'key=value' settings."""
     table: dict[str, Any] = {"name": name}
     for key, value in map(assignment, assignments):
         put(table, key, value, f"--set {key}")

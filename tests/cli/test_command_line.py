@@ -66,7 +66,7 @@ def test_set_seeds_and_out_change_the_experiment(cli, tmp_path):
     written = fm.load_experiment(tmp_path / "elsewhere" / "experiment.toml")
     assert (written.rounds, written.seeds) == (12, (0, 1, 2))
     assert written.algorithm.compressor == fm.Quantize(bits=8)
-    assert written.topology == fm.Complete()
+    assert written.topology == fm.topologies.Complete()
 
 
 def test_the_written_experiment_runs_again_to_the_same_model(cli, tmp_path):
@@ -162,7 +162,11 @@ def test_a_sweep_shows_a_row_for_each_value(cli):
     assignments = [part for text in ("sweep.consensus_step=[0.2, 0.4]", "seeds=[0, 1]") for part in ("--set", text)]
     code, out, _ = cli("run", "quick.toml", *assignments)
     assert code == 0
-    assert [line.split("\t")[0] for line in out.splitlines()] == ["run", "quick: rate 0.2", "quick: rate 0.4"]
+    assert [line.split("\t")[0] for line in out.splitlines()] == [
+        "run",
+        "quick: consensus_step 0.2",
+        "quick: consensus_step 0.4",
+    ]
 
 
 def test_report_writes_a_page_with_the_settings(cli, tmp_path):

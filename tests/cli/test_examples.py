@@ -33,12 +33,12 @@ def test_every_example_runs(path, tmp_path):
 def test_an_experiment_file_means_what_the_same_python_means():
     from_file = fm.load_experiment(ROOT / "examples" / "scanners.toml")
     in_python = fm.Experiment(
-        data=fm.Digits(split="instrument", nodes=10, odd=2),
-        model=fm.Logistic(),
+        data=fm.data.Digits(split="instrument", nodes=10, odd=2),
+        model=fm.models.Logistic(),
         topology=fm.Ring(),
         sampling=fm.Sampling(batch=32),
         algorithm=fm.ADGDA(
-            primal_step=fm.Geometric(5.0, 0.998),
+            primal_step=fm.schedules.Geometric(5.0, 0.998),
             dual_step=0.05,
             consensus_step=0.5,
             compressor=fm.Quantize(bits=4),

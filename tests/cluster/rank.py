@@ -17,11 +17,11 @@ ROUNDS = 30
 CASES = {
     **{f"algorithm {name}": (fm.Ring(), algorithm) for name, algorithm in toys.ALGORITHMS.items()},
     **{
-        f"compressor {name}": (fm.Circulant((1, 2)), fm.ADGDA(0.3, 0.02, 0.2, compressor))
+        f"compressor {name}": (fm.topologies.Circulant((1, 2)), fm.ADGDA(0.3, 0.02, 0.2, compressor))
         for name, compressor in toys.COMPRESSORS.items()
     },
     "changing graph": (toys.TOPOLOGIES["changing"], toys.ALGORITHMS["ad-gda"]),
-    "star": (fm.Star(), toys.ALGORITHMS["dsgd"]),
+    "star": (fm.topologies.Star(), toys.ALGORITHMS["dsgd"]),
 }
 
 

@@ -38,7 +38,7 @@ checkpoint_every = 25
 keep_iterate = true
 """
 EVERYTHING: dict[str, Any] = {"keep_best": True, "keep_iterate": True, "own_models": True, "measure_phi": True}
-CASES: dict[str, tuple[fm.Topology, fm.Algorithm, dict[str, Any]]] = {
+CASES: dict[str, tuple[fm.topologies.Topology, fm.algorithms.Algorithm, dict[str, Any]]] = {
     "ad-gda": (fm.Ring(), toys.ALGORITHMS["ad-gda"], EVERYTHING | {"placements": 2}),  # a site at several ranks
     "changing": (toys.TOPOLOGIES["changing"], toys.ALGORITHMS["ad-gda compressed duals"], {"keep_iterate": True}),
     "drfa": (fm.Ring(), toys.ALGORITHMS["drfa"], {"keep_best": True}),

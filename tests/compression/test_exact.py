@@ -128,7 +128,7 @@ class _Listening:
 @pytest.mark.parametrize("name", [n for n, a in toys.ALGORITHMS.items() if not a.needs_server])
 def test_a_simulation_counts_what_a_deployment_sends_message_by_message(name):
     algorithm = toys.ALGORITHMS[name]
-    network, oracle = toys.on_stack(toys.problem(), fm.Star(), dtype=torch.float32)
+    network, oracle = toys.on_stack(toys.problem(), fm.topologies.Star(), dtype=torch.float32)
     listening = _Listening(network, {})
     degrees = torch.tensor([7, 1, 1, 1, 1, 1, 1, 1])
     state = algorithm.init(oracle, listening)
@@ -140,7 +140,7 @@ def test_a_simulation_counts_what_a_deployment_sends_message_by_message(name):
 
 
 def test_over_a_changing_graph_differences_reach_the_neighbours_of_every_round():
-    topology = fm.Changing((fm.Edges(((0, 1), (2, 3))), fm.Edges(((1, 2), (0, 3)))))
+    topology = fm.topologies.Changing((fm.topologies.Edges(((0, 1), (2, 3))), fm.topologies.Edges(((1, 2), (0, 3)))))
     problem = toys.problem(4)
     result = fm.train(problem, topology, fm.ADGDA(0.1, 0.01, compressor=fm.Sign()), 1)
     dim = problem.flat_model.dim

@@ -27,7 +27,10 @@ def seeds() -> list[tuple[bytes, dict]]:
     found = []
     for compressor in COMPRESSORS.values():
         for rows in (rows_of_every_kind(DIM, torch.float32)[:1], rows_of_every_kind(DIM, torch.float32)[7:]):
-            codes = {"model": code_of(compressor, rows), "dual": code_of(fm.Identity(), torch.full((1, 4), 0.25))}
+            codes = {
+                "model": code_of(compressor, rows),
+                "dual": code_of(fm.compressors.Identity(), torch.full((1, 4), 0.25)),
+            }
             templates = {"model": template_of(compressor, DIM, torch.float32), "dual": codes["dual"]}
             found.append((compression.encode(codes, 9), templates))
     return found

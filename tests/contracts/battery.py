@@ -19,7 +19,7 @@ from fairmesh.topology.graphs import Mixing
 def stack(
     problem: fm.Problem,
     cycle: list[Mixing],
-    algorithm: fm.Algorithm,
+    algorithm: fm.algorithms.Algorithm,
     *,
     seeds=(0,),
     dtype: torch.dtype = torch.float64,
@@ -31,7 +31,7 @@ def stack(
     return net, Oracle(problem, net.hosted, net.identities, seeds=seeds, calls_per_round=calls, dtype=dtype)
 
 
-def after(algorithm: fm.Algorithm, network, oracle, rounds: int, state: Any = None, first: int = 0):
+def after(algorithm: fm.algorithms.Algorithm, network, oracle, rounds: int, state: Any = None, first: int = 0):
     """The state after some rounds, and the bits that nodes and server sent in them."""
     state = algorithm.init(oracle, network) if state is None else state
     nodes = torch.zeros(len(oracle.seeds), network.n, dtype=torch.float64)
@@ -86,7 +86,7 @@ def state_bits(state: Any) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in flatten_state(state).items()}
 
 
-def with_steps(algorithm: fm.Algorithm, **steps: float) -> fm.Algorithm:
+def with_steps(algorithm: fm.algorithms.Algorithm, **steps: float) -> fm.algorithms.Algorithm:
     """The same algorithm with those of the given numbers that it has."""
     names = {field.name for field in dataclasses.fields(algorithm)}
     return dataclasses.replace(algorithm, **{name: value for name, value in steps.items() if name in names})

@@ -27,7 +27,7 @@ def problem() -> fm.Problem:
 
 
 def test_no_registered_algorithm_is_left_out():
-    assert toys.covers(fm.Algorithm, toys.ALGORITHMS)
+    assert toys.covers(fm.algorithms.Algorithm, toys.ALGORITHMS)
 
 
 @every_algorithm
@@ -96,7 +96,9 @@ def test_the_order_of_the_stack_orders_the_result_and_does_no_more(problem, algo
         assert not torch.allclose(shuffled.models, straight.models)
 
 
-def _check_relabelling(problem: fm.Problem, algorithm: fm.Algorithm, topology: fm.Topology, rounds: int) -> None:
+def _check_relabelling(
+    problem: fm.Problem, algorithm: fm.algorithms.Algorithm, topology: fm.topologies.Topology, rounds: int
+) -> None:
     """Node MIXED_UP[k] is called k: its data, its edges and its random streams go along."""
     moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in MIXED_UP])
     cycle = topology.build(8)
@@ -124,10 +126,10 @@ def test_new_names_for_the_nodes_rename_the_result_over_every_topology(problem, 
 
 
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS.values(), ids=toys.COMPRESSORS)
-@pytest.mark.parametrize("regularizer", [fm.OwnCoordinate(0.5)])
+@pytest.mark.parametrize("regularizer", [fm.regularizers.OwnCoordinate(0.5)])
 def test_new_names_for_the_nodes_rename_the_result_for_every_compressor(problem, compressor, regularizer):
     algorithm = fm.ADGDA(2.0, dual_step=0.1, consensus_step=0.3, compressor=compressor, regularizer=regularizer)
-    _check_relabelling(problem, algorithm, fm.Star(), 4)
+    _check_relabelling(problem, algorithm, fm.topologies.Star(), 4)
 
 
 def test_other_identities_alone_are_another_run(problem):
@@ -146,7 +148,7 @@ def _unequal(seed: int = 0, nodes: int = 8, dim: int = 23) -> torch.Tensor:
     return torch.randn(2, nodes, dim, generator=generator, dtype=torch.float64)
 
 
-def _check_average_kept(algorithm: fm.Algorithm, topology: fm.Topology, rounds: int = 6) -> None:
+def _check_average_kept(algorithm: fm.algorithms.Algorithm, topology: fm.topologies.Topology, rounds: int = 6) -> None:
     network = MemoryNetwork(topology.build(8), dtype=torch.float64)
     oracle = NoData(_unequal())
     state = algorithm.init(oracle, network)
@@ -174,7 +176,7 @@ def test_gossip_leaves_the_average_model_for_every_compressor_and_topology(compr
 def test_mixing_leaves_the_average_dual_over_every_topology(topology):
     network = MemoryNetwork(topology.build(8), dtype=torch.float64)
     oracle, algorithm = NoData(_unequal()), fm.ADGDA(0.0, dual_step=0.0)
-    duals = fm.project_onto_simplex(_unequal(seed=1, dim=8))
+    duals = fm.regularizers.project_onto_simplex(_unequal(seed=1, dim=8))
     start = algorithm.init(oracle, network)._replace(duals=duals)
     state, _, _ = after(algorithm, network, oracle, 4, start)
     assert float((state.duals.mean(dim=-2) - duals.mean(dim=-2)).abs().max()) < 1e-14

@@ -22,8 +22,8 @@ def _draws(identities: list[int], dtype: torch.dtype, seeds=(0, 1)):
 
 
 def test_no_registered_member_is_left_out():
-    assert toys.covers(fm.Compressor, toys.COMPRESSORS)
-    assert toys.covers(fm.Regularizer, toys.REGULARIZERS)
+    assert toys.covers(fm.compressors.Compressor, toys.COMPRESSORS)
+    assert toys.covers(fm.regularizers.Regularizer, toys.REGULARIZERS)
 
 
 @every_compressor

@@ -63,7 +63,9 @@ def problem() -> fm.Problem:
     return fm.Problem(model=model, sites=sites, sampling=fm.Sampling(batch=1))
 
 
-def _training(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm) -> tuple[Training, Any, float]:
+def _training(
+    problem: fm.Problem, topology: fm.topologies.Topology, algorithm: fm.algorithms.Algorithm
+) -> tuple[Training, Any, float]:
     """A run after its first round, its state, and the bytes that state holds."""
     replicas = replicas_of([algorithm], range(REPLICAS), None, NODES)
     training = Training(problem, topology, replicas, Options(keep_iterate=True))
@@ -72,7 +74,7 @@ def _training(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorith
     return training, state, sum(storages.values())
 
 
-def _copies_at_peak(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm) -> float:
+def _copies_at_peak(problem: fm.Problem, topology: fm.topologies.Topology, algorithm: fm.algorithms.Algorithm) -> float:
     training, state, held = _training(problem, topology, algorithm)
     peak, _ = peak_bytes(lambda: training.advance(state, 1))
     return (held + peak) / (REPLICAS * NODES * problem.flat_model.dim * 4)
@@ -81,8 +83,8 @@ def _copies_at_peak(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Al
 COMPRESSORS = {
     **toys.COMPRESSORS,
     "top-k of nearly all": fm.TopK(0.9),
-    "random-k of nearly all": fm.RandomK(0.9),
-    "top-k-quantize of nearly all": fm.TopKQuantize(0.9),
+    "random-k of nearly all": fm.compressors.RandomK(0.9),
+    "top-k-quantize of nearly all": fm.compressors.TopKQuantize(0.9),
 }
 
 
@@ -95,7 +97,7 @@ def test_a_round_of_ad_gda_holds_at_most_twelve_copies_of_all_models(problem, co
 @pytest.mark.parametrize("compressor", ["none", "quantize", "random-k"])
 def test_a_round_over_a_changing_graph_holds_at_most_twelve_copies_of_all_models(problem, compressor):
     algorithm = fm.ADGDA(0.1, consensus_step=0.2, compressor=COMPRESSORS[compressor])
-    copies = _copies_at_peak(problem, fm.Changing((fm.Ring(), fm.Star())), algorithm)
+    copies = _copies_at_peak(problem, fm.topologies.Changing((fm.Ring(), fm.topologies.Star())), algorithm)
     assert 5 < copies <= COPIES, f"{copies:.2f} copies"
 
 

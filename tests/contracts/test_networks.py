@@ -28,7 +28,7 @@ def _weights(mixing: Mixing) -> torch.Tensor:
 
 
 def test_no_registered_topology_is_left_out():
-    assert toys.covers(fm.Topology, toys.TOPOLOGIES)
+    assert toys.covers(fm.topologies.Topology, toys.TOPOLOGIES)
     assert issubclass(MemoryNetwork, Network)
 
 
@@ -85,9 +85,18 @@ def _other_ways(monkeypatch, cycle) -> list[MemoryNetwork]:
 
 
 def test_a_graph_that_looks_the_same_from_every_node_is_mixed_by_rolling():
-    for topology, n in ((fm.Ring(), 50), (fm.Torus(5, 10), 50), (fm.Circulant((1, 2)), 50), (fm.Exponential(), 128)):
+    for topology, n in (
+        (fm.Ring(), 50),
+        (fm.topologies.Torus(5, 10), 50),
+        (fm.topologies.Circulant((1, 2)), 50),
+        (fm.topologies.Exponential(), 128),
+    ):
         assert MemoryNetwork(topology.build(n))._product.way == "rolled"
-    for topology, n in ((fm.RandomRegular(4), 50), (fm.Edges(((0, 1), (1, 2))), 3), (fm.Star(), 50)):
+    for topology, n in (
+        (fm.topologies.RandomRegular(4), 50),
+        (fm.topologies.Edges(((0, 1), (1, 2))), 3),
+        (fm.topologies.Star(), 50),
+    ):
         assert MemoryNetwork(topology.build(n))._product.way != "rolled"
 
 
@@ -96,17 +105,17 @@ def test_a_graph_that_looks_the_same_from_every_node_is_mixed_by_rolling():
     "topology",
     [
         fm.Ring(),
-        fm.Star(),
-        fm.ErdosRenyi(0.03, seed=1),
-        fm.Torus(15, 20),
-        fm.Edges(tuple((i, i + 1) for i in range(299))),
+        fm.topologies.Star(),
+        fm.topologies.ErdosRenyi(0.03, seed=1),
+        fm.topologies.Torus(15, 20),
+        fm.topologies.Edges(tuple((i, i + 1) for i in range(299))),
     ],
     ids=["ring", "star", "erdos-renyi", "torus", "path"],
 )
 def test_three_hundred_nodes_mix_sparsely_as_w_says(topology, order):
     (mixing,) = topology.build(300)
     network = MemoryNetwork([mixing], dtype=torch.float64, order=order)
-    assert network._product.way == ("rolled" if isinstance(topology, fm.Ring | fm.Torus) else "neighbours")
+    assert network._product.way == ("rolled" if isinstance(topology, fm.Ring | fm.topologies.Torus) else "neighbours")
     rows = _rows(300, 7)
     place = np.arange(300) if order is None else np.array(order)
     W = scipy.sparse.csr_array(mixing.matrix)[place][:, place]
@@ -117,10 +126,10 @@ def test_three_hundred_nodes_mix_sparsely_as_w_says(topology, order):
 @pytest.mark.parametrize("name", ["ad-gda", "dsgd"])
 def test_a_run_on_the_sparse_path_is_that_on_the_dense_one(name, monkeypatch):
     problem, algorithm = toys.problem(), toys.ALGORITHMS[name]
-    dense, _, _ = after(algorithm, *stack(problem, fm.Star().build(8), algorithm), 5)
+    dense, _, _ = after(algorithm, *stack(problem, fm.topologies.Star().build(8), algorithm), 5)
     monkeypatch.setattr(product, "_DENSE_UP_TO", 0)
     monkeypatch.setattr(product, "_SPARSE_BELOW", 1.0)
-    sparse, _, _ = after(algorithm, *stack(problem, fm.Star().build(8), algorithm), 5)
+    sparse, _, _ = after(algorithm, *stack(problem, fm.topologies.Star().build(8), algorithm), 5)
     assert float((dense.models - sparse.models).abs().max()) < 1e-12
 
 

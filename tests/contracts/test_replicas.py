@@ -23,7 +23,7 @@ def problem() -> fm.Problem:
     return toys.problem()
 
 
-def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
+def _variants(algorithm: fm.algorithms.Algorithm) -> list[fm.algorithms.Algorithm]:
     """The algorithm, and itself with every number changed that may differ between replicas."""
     changed = with_steps(algorithm, primal_step=_scaled(algorithm.primal_step), temperature=3.0, beta1=0.75)
     changed = with_steps(
@@ -34,7 +34,7 @@ def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
     )
     if isinstance(changed, fm.TrackedADGDA):
         weighting = with_steps(changed.weighting, loss_ema=0.6, step=0.04)
-        if isinstance(weighting, fm.ShadowPrice):
+        if isinstance(weighting, fm.weighting.ShadowPrice):
             weighting = dataclasses.replace(weighting, strength_annealing=_scaled(weighting.strength_annealing))
         regularizer = toys.of_strength(changed.regularizer, 0.07)
         changed = dataclasses.replace(changed, weighting=weighting, regularizer=regularizer)
@@ -44,12 +44,12 @@ def _variants(algorithm: fm.Algorithm) -> list[fm.Algorithm]:
     return [algorithm, changed]
 
 
-def _scaled(schedule: fm.Schedule) -> fm.Schedule:
-    if isinstance(schedule, fm.Geometric):
-        return fm.Geometric(schedule.start / 2, 0.97)
-    if isinstance(schedule, fm.Linear):
+def _scaled(schedule: fm.schedules.Schedule) -> fm.schedules.Schedule:
+    if isinstance(schedule, fm.schedules.Geometric):
+        return fm.schedules.Geometric(schedule.start / 2, 0.97)
+    if isinstance(schedule, fm.schedules.Linear):
         return dataclasses.replace(schedule, start=schedule.start / 2)
-    return fm.Constant(schedule.value / 2 if schedule.value else 0.5)
+    return fm.schedules.Constant(schedule.value / 2 if schedule.value else 0.5)
 
 
 @every_algorithm
@@ -86,7 +86,9 @@ def test_replicas_may_differ_in_strength_for_every_regularizer(problem):
     for regularizer in toys.REGULARIZERS.values():
         if toys.of_strength(regularizer, 0.01) == regularizer:
             continue  # it has none
-        step = 0.02 if isinstance(regularizer, fm.Capped) else 0.2  # longer ones end at the caps whatever the strength
+        step = (
+            0.02 if isinstance(regularizer, fm.regularizers.Capped) else 0.2
+        )  # longer ones end at the caps whatever the strength
         base = fm.ADGDA(1.0, dual_step=step, consensus_step=0.4, regularizer=regularizer)
         other = dataclasses.replace(base, regularizer=toys.of_strength(regularizer, 0.01))
         batch = fm.train(problem, fm.Ring(), [base, other], 6, dtype="float64").state.algorithm
@@ -99,7 +101,7 @@ def test_replicas_may_differ_in_strength_for_every_regularizer(problem):
 @pytest.mark.parametrize("inner", ["chi-square", "kl", "none", "own-coordinate"])
 def test_replicas_may_differ_in_the_cap_on_weights_and_in_that_on_losses(problem, inner):
     algorithms = [
-        fm.ADGDA(1.0, 0.2, 0.4, regularizer=fm.Capped(level, toys.REGULARIZERS[inner]), loss_cap=cap)
+        fm.ADGDA(1.0, 0.2, 0.4, regularizer=fm.regularizers.Capped(level, toys.REGULARIZERS[inner]), loss_cap=cap)
         for level, cap in ((0.3, 1.5), (0.9, 0.8))
     ]
     batch = fm.train(problem, fm.Ring(), algorithms, 6, dtype="float64", measure_phi=True)
@@ -168,7 +170,7 @@ def test_over_many_seeds_the_kept_iterate_is_uniform_over_time():
         2, sites=toys.sites(2, sizes=(3, 3)), model=lambda: torch.nn.Linear(6, 3), sampling=fm.Sampling(2)
     )
     replicas = replicas_of([fm.DSGD(0.3)], range(seeds), None, 2)
-    training = Training(tiny, fm.Complete(), replicas, Options(keep_iterate=True))
+    training = Training(tiny, fm.topologies.Complete(), replicas, Options(keep_iterate=True))
     past, last = _history(training, rounds)
     models = torch.stack([state.algorithm.models.mean(dim=-2) for state in past], dim=1)
     matches = (models == last.iterate[:, None]).all(dim=-1)
@@ -208,7 +210,16 @@ def test_saved_and_resumed_is_bit_for_bit_uninterrupted(validated, name, topolog
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(fm.Interrupted, match="stopped after round 5 of 12"):
-        fm.train(validated, topology, algorithm, 12, out=tmp_path / "stopped", watch=stop_once, **SAVED)
+        fm.train(
+            validated,
+            topology,
+            algorithm,
+            12,
+            out=tmp_path / "stopped",
+            observers=[stop_once],
+            handle_signals=True,
+            **SAVED,
+        )
     resumed = fm.train(validated, topology, algorithm, 12, out=tmp_path / "stopped", resume=True, **SAVED)
 
     for result, name in ((extended, "extended"), (resumed, "stopped")):
@@ -228,7 +239,7 @@ def test_a_resumed_run_does_not_start_over(validated, tmp_path):
         12,
         out=tmp_path,
         resume=True,
-        watch=lambda done, _: seen.append(done),
+        observers=[lambda done, _: seen.append(done)],
         **SAVED,
     )
     assert seen == list(range(6, 13))

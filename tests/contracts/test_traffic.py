@@ -47,7 +47,13 @@ def problem() -> fm.Problem:
     return made
 
 
-def _sent(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm, rounds: int = ROUNDS, seeds=(0,)):
+def _sent(
+    problem: fm.Problem,
+    topology: fm.topologies.Topology,
+    algorithm: fm.algorithms.Algorithm,
+    rounds: int = ROUNDS,
+    seeds=(0,),
+):
     _, nodes, server = after(algorithm, *stack(problem, topology.build(N), algorithm, seeds=seeds), rounds)
     return nodes.numpy(), server.numpy()
 
@@ -81,9 +87,9 @@ def test_a_node_of_ad_gda_sends_its_degree_times_b_d_and_32_n_each_round(problem
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS)
 def test_every_compressor_bills_its_own_bits(problem, compressor):
     used = toys.COMPRESSORS[compressor]
-    nodes, _ = _sent(problem, fm.Star(), fm.ADGDA(1.0, consensus_step=0.2, compressor=used), 2)
+    nodes, _ = _sent(problem, fm.topologies.Star(), fm.ADGDA(1.0, consensus_step=0.2, compressor=used), 2)
     assert (nodes[0] == 2 * _degrees("star") * (BITS_OF_A_MODEL[compressor] + 32 * N)).all()
-    nodes, _ = _sent(problem, fm.Star(), fm.ChocoSGD(0.1, consensus_step=0.2, compressor=used), 2)
+    nodes, _ = _sent(problem, fm.topologies.Star(), fm.ChocoSGD(0.1, consensus_step=0.2, compressor=used), 2)
     assert (nodes[0] == 2 * _degrees("star") * BITS_OF_A_MODEL[compressor]).all()
 
 
@@ -102,7 +108,7 @@ BITS_OF_A_WEIGHING = {  # one message
 @pytest.mark.parametrize("tracking", [True, False])
 def test_tracked_ad_gda_sends_model_and_tracker_alike_and_what_its_weighing_needs(problem, weighting, tracking):
     algorithm = fm.TrackedADGDA(0.01, tracking=tracking, weighting=toys.WEIGHINGS[weighting], compressor=fm.Quantize(4))
-    nodes, server = _sent(problem, fm.Star(), algorithm)
+    nodes, server = _sent(problem, fm.topologies.Star(), algorithm)
     message = (2 if tracking else 1) * 4 * DIM + BITS_OF_A_WEIGHING[weighting]
     assert (nodes[0] == ROUNDS * _degrees("star") * message).all()
     assert server.sum() == 0
@@ -134,7 +140,9 @@ def test_over_a_changing_graph_differences_go_to_every_neighbour_ever_and_duals_
 
 def test_drfa_sends_model_and_snapshot_both_ways_and_one_number_per_probed_client(problem):
     """All clients drawn for the probe; how many different ones are drawn by lambda is read from what they sent."""
-    nodes, server = _sent(problem, fm.Star(), fm.DRFA(0.1, participation=0.5, local_steps=2), 1, seeds=range(20))
+    nodes, server = _sent(
+        problem, fm.topologies.Star(), fm.DRFA(0.1, participation=0.5, local_steps=2), 1, seeds=range(20)
+    )
     back = 2 * 32 * DIM
     returned, probed = nodes // back, nodes % back
     assert set(np.unique(returned)) == {0, 1}
@@ -147,14 +155,14 @@ def test_drfa_sends_model_and_snapshot_both_ways_and_one_number_per_probed_clien
 
 
 def test_afl_sends_the_model_to_all_and_gets_gradient_and_loss_from_all(problem):
-    nodes, server = _sent(problem, fm.Star(), toys.ALGORITHMS["afl"])
+    nodes, server = _sent(problem, fm.topologies.Star(), toys.ALGORITHMS["afl"])
     assert (nodes == ROUNDS * (32 * DIM + 32)).all()
     assert (server == ROUNDS * N * 32 * DIM).all()
 
 
 @pytest.mark.parametrize("name", ["ad-gda", "afl"])
 def test_a_record_names_the_busiest_and_the_total(problem, name):
-    record = fm.train(problem, fm.Star(), toys.ALGORITHMS[name], 5, measure_every=5).final[0]
+    record = fm.train(problem, fm.topologies.Star(), toys.ALGORITHMS[name], 5, measure_every=5).final[0]
     message = 4 * DIM + 32 * N
     busiest, total = {
         "ad-gda": (5 * 7 * message, 5 * 14 * message),
@@ -168,6 +176,6 @@ def test_the_paper_s_bill_of_fashion_mnist(problem):
     """4 bits a parameter over 5000 rounds: 20,000 billed bits per parameter and edge, and 32 per dual entry."""
     assert fm.Quantize(bits=4).nominal_bits(19_885) * 5000 == 20_000 * 19_885
     nodes, _ = _sent(
-        problem, fm.Circulant((1, 2)), fm.ADGDA(1.0, consensus_step=0.2, compressor=fm.Quantize(bits=4)), 1
+        problem, fm.topologies.Circulant((1, 2)), fm.ADGDA(1.0, consensus_step=0.2, compressor=fm.Quantize(bits=4)), 1
     )
     assert torch.equal(torch.as_tensor(nodes), torch.full((1, 8), 4.0 * (4 * DIM + 32 * N), dtype=torch.float64))

@@ -29,7 +29,7 @@ def files(tmp_path):
 
 
 def test_eight_nodes_of_one_microscope_and_two_of_the_other_hold_the_first_slices_of_their_files(tmp_path, files):
-    made = fm.COOS7(folder=str(tmp_path), per_node=3).sites()
+    made = fm.data.COOS7(folder=str(tmp_path), per_node=3).sites()
     (first, first_labels), (second, second_labels) = files
     assert [site.group for site in made] == ["microscope 1"] * 8 + ["microscope 2"] * 2
     assert [len(site.train[0]) for site in made] == [3] * 10
@@ -41,7 +41,7 @@ def test_eight_nodes_of_one_microscope_and_two_of_the_other_hold_the_first_slice
 
 
 def test_the_images_that_follow_judge_and_are_shared_by_a_microscopes_nodes(tmp_path, files):
-    made = fm.COOS7(folder=str(tmp_path), per_node=3).sites()
+    made = fm.data.COOS7(folder=str(tmp_path), per_node=3).sites()
     assert made[0].test is made[7].test
     assert made[8].test is made[9].test
     assert made[0].test[1].tolist() == files[0][1][24:48].tolist()
@@ -50,7 +50,7 @@ def test_the_images_that_follow_judge_and_are_shared_by_a_microscopes_nodes(tmp_
 
 
 def test_a_run_trains_on_it(tmp_path, files):
-    data = fm.COOS7(fm.BySite((3, 1)), str(tmp_path), per_node=4)
+    data = fm.data.COOS7(fm.data.BySite((3, 1)), str(tmp_path), per_node=4)
     result = fm.run(fm.Experiment(data=data, topology=fm.Ring(), algorithm=fm.DSGD(), rounds=2))
     assert len(result.final[0]["accuracy"]["sites"]) == 4
 
@@ -58,10 +58,10 @@ def test_a_run_trains_on_it(tmp_path, files):
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda folder: fm.COOS7(folder=folder, per_node=1000).sites(), "50 images, but 16000 are needed"),
-        (lambda folder: fm.COOS7(fm.OneClass(3)), "dealt by-site"),
-        (lambda folder: fm.COOS7(fm.BySite((1, 2, 3))), "each of its two files"),
-        (lambda folder: fm.COOS7(folder=folder + "/nowhere").sites(), r"COOS7 is not in .*COOS7_v1.1_test4.hdf5"),
+        (lambda folder: fm.data.COOS7(folder=folder, per_node=1000).sites(), "50 images, but 16000 are needed"),
+        (lambda folder: fm.data.COOS7(fm.data.OneClass(3)), "dealt by-site"),
+        (lambda folder: fm.data.COOS7(fm.data.BySite((1, 2, 3))), "each of its two files"),
+        (lambda folder: fm.data.COOS7(folder=folder + "/nowhere").sites(), r"COOS7 is not in .*COOS7_v1.1_test4.hdf5"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_reason(tmp_path, files, call, reason):
@@ -75,10 +75,10 @@ def test_damaged_files_are_named_by_loading_and_by_a_check(tmp_path, files):
     with h5py.File(tmp_path / "COOS7_v1.1_test3.hdf5", "w") as file:
         file["data"] = np.zeros((4, 1, 64, 64))
     with pytest.raises(fm.BadInput, match=r"COOS7_v1.1_test3.hdf5 is missing or damaged: it has no 'labels'"):
-        fm.COOS7(folder=str(tmp_path), per_node=2).sites()
+        fm.data.COOS7(folder=str(tmp_path), per_node=2).sites()
     (tmp_path / "COOS7_v1.1_test4.hdf5").write_bytes(b"no HDF5")
     with pytest.raises(fm.BadInput, match=r"COOS7_v1.1_test4.hdf5 is missing or damaged"):
-        fm.COOS7(folder=str(tmp_path), per_node=2).sites()
+        fm.data.COOS7(folder=str(tmp_path), per_node=2).sites()
     assert all(verdict.startswith("damaged") for _, verdict in check(source, tmp_path))
 
 
@@ -87,9 +87,9 @@ def test_without_h5py_the_extra_is_named(tmp_path, files, monkeypatch):
 
     def without(name, *rest):
         if name == "h5py":
-            raise ImportError(name)
+            raise ModuleNotFoundError(name, name=name)
         return original(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(fm.BadInput, match=r"pip install 'fairmesh\[coos7\]'"):
-        fm.COOS7(folder=str(tmp_path), per_node=1).sites()
+        fm.data.COOS7(folder=str(tmp_path), per_node=1).sites()

@@ -7,7 +7,7 @@ import fairmesh as fm
 from tests import toys
 from tests.data.test_sources import write_mnist
 
-PLAIN = fm.ImportedData("tests.toys:sites", {"n": 5, "sizes": [400] * 5})
+PLAIN = fm.data.ImportedData("tests.toys:sites", {"n": 5, "sizes": [400] * 5})
 
 
 def numbers(targets: torch.Tensor) -> list[fm.Site]:
@@ -24,7 +24,7 @@ def several_labels() -> list[fm.Site]:
 
 @pytest.mark.parametrize("how", ["labels", "inputs"])
 def test_only_what_is_named_of_the_named_sites_is_drawn_and_every_time_the_same(how):
-    plain, made, again = PLAIN.sites(), *(fm.Corrupted(PLAIN, (3, 1), how).sites() for _ in range(2))
+    plain, made, again = PLAIN.sites(), *(fm.data.Corrupted(PLAIN, (3, 1), how).sites() for _ in range(2))
     for i, (was, site, same) in enumerate(zip(plain, made, again)):
         inputs, targets = (torch.equal(a, b) for a, b in zip(was.train, site.train))
         assert (inputs, targets) == (not (i in (1, 3) and how == "inputs"), not (i in (1, 3) and how == "labels"))
@@ -34,14 +34,14 @@ def test_only_what_is_named_of_the_named_sites_is_drawn_and_every_time_the_same(
         assert site.group == ("corrupted" if i in (1, 3) else was.group)
     part = ("inputs", "labels").index(how)
     assert not torch.equal(made[1].train[part], made[3].train[part])  # each has draws of its own
-    assert not torch.equal(made[1].train[part], fm.Corrupted(PLAIN, (1,), how, seed=1).sites()[1].train[part])
-    assert torch.equal(made[1].train[part], fm.Corrupted(PLAIN, (1,), how).sites()[1].train[part])
+    assert not torch.equal(made[1].train[part], fm.data.Corrupted(PLAIN, (1,), how, seed=1).sites()[1].train[part])
+    assert torch.equal(made[1].train[part], fm.data.Corrupted(PLAIN, (1,), how).sites()[1].train[part])
 
 
 def test_drawn_labels_are_uniform_over_all_classes_and_tell_nothing_of_the_inputs(tmp_path):
     write_mnist(tmp_path, train=2000)
-    plain = fm.MNIST(fm.OneClass(10), folder=str(tmp_path))
-    was, site = plain.sites()[4], fm.Corrupted(plain, (4,)).sites()[4]
+    plain = fm.data.MNIST(fm.data.OneClass(10), folder=str(tmp_path))
+    was, site = plain.sites()[4], fm.data.Corrupted(plain, (4,)).sites()[4]
     assert was.train[1].unique().tolist() == [4]
     counts = site.train[1].bincount(minlength=10)
     assert len(counts) == 10  # also of the classes that the site itself has none of
@@ -51,9 +51,9 @@ def test_drawn_labels_are_uniform_over_all_classes_and_tell_nothing_of_the_input
 
 def test_noise_has_the_range_and_the_kind_of_the_inputs(tmp_path):
     write_mnist(tmp_path, train=200)
-    plain = fm.MNIST(fm.OneClass(10), folder=str(tmp_path))
+    plain = fm.data.MNIST(fm.data.OneClass(10), folder=str(tmp_path))
     for data in (plain, PLAIN):
-        (was, _), (noise, _) = data.sites()[2].train, fm.Corrupted(data, (2,), "inputs").sites()[2].train
+        (was, _), (noise, _) = data.sites()[2].train, fm.data.Corrupted(data, (2,), "inputs").sites()[2].train
         assert (noise.shape, noise.dtype) == (was.shape, was.dtype)
         assert was.min() <= noise.min() < noise.max() <= was.max()
         middle = (float(was.min()) + float(was.max())) / 2
@@ -61,14 +61,14 @@ def test_noise_has_the_range_and_the_kind_of_the_inputs(tmp_path):
 
 
 def test_records_tell_the_corrupted_from_the_honest_by_group():
-    problem = toys.problem(sites=fm.Corrupted(PLAIN, (2,)).sites())
+    problem = toys.problem(sites=fm.data.Corrupted(PLAIN, (2,)).sites())
     (record,) = fm.train(problem, fm.Ring(), toys.ALGORITHMS["ad-gda"], 2, measure_every=2).final
     assert record["accuracy"]["groups"]["corrupted"] == pytest.approx(record["accuracy"]["sites"][2])
     assert set(record["accuracy"]["groups"]) == {"corrupted", "odd", "even"}
 
 
 def test_held_out_samples_of_a_site_corrupted_afterwards_are_honest():
-    kept, made = fm.HeldOut(PLAIN).sites(), fm.Corrupted(fm.HeldOut(PLAIN), (0,)).sites()
+    kept, made = fm.data.HeldOut(PLAIN).sites(), fm.data.Corrupted(fm.data.HeldOut(PLAIN), (0,)).sites()
     assert torch.equal(made[0].test[1], kept[0].test[1])
     assert not torch.equal(made[0].train[1], kept[0].train[1])
 
@@ -76,22 +76,22 @@ def test_held_out_samples_of_a_site_corrupted_afterwards_are_honest():
 @pytest.mark.parametrize("corrupted", [(), (1, 1), (-1,)])
 def test_a_list_of_sites_that_names_none_or_one_twice_is_refused(corrupted):
     with pytest.raises(fm.BadInput, match="corrupted lists different sites by their numbers from 0, got"):
-        fm.Corrupted(PLAIN, corrupted)
+        fm.data.Corrupted(PLAIN, corrupted)
 
 
 def test_a_negative_seed_is_refused():
     with pytest.raises(fm.BadInput, match="seed must be >= 0, got -1"):
-        fm.Corrupted(PLAIN, seed=-1)
+        fm.data.Corrupted(PLAIN, seed=-1)
 
 
 def test_a_site_that_is_not_there_is_refused_with_how_many_are():
     with pytest.raises(fm.BadInput, match="corrupted names site 5, but there are 5, numbered from 0"):
-        fm.Corrupted(PLAIN, (0, 5)).sites()
+        fm.data.Corrupted(PLAIN, (0, 5)).sites()
 
 
 @pytest.mark.parametrize("name", ["vectors", "several_labels"])
 def test_targets_that_are_not_classes_are_refused_where_labels_are_to_be_drawn(name):
-    data = fm.ImportedData(f"tests.data.test_corrupted:{name}")
+    data = fm.data.ImportedData(f"tests.data.test_corrupted:{name}")
     with pytest.raises(fm.BadInput, match=r'labels of site 0 cannot be drawn, .* not classes .*; use how = "inputs"'):
-        fm.Corrupted(data).sites()
-    assert len(fm.Corrupted(data, how="inputs").sites()) == 2
+        fm.data.Corrupted(data).sites()
+    assert len(fm.data.Corrupted(data, how="inputs").sites()) == 2

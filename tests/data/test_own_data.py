@@ -23,7 +23,7 @@ def write_images(folder, mode: str = "L", sizes=((8, 6),)) -> None:
 
 def test_images_by_site_and_class_become_one_node_a_site(tmp_path):
     write_images(tmp_path)
-    made = fm.ImageFolder(str(tmp_path)).sites()
+    made = fm.data.ImageFolder(str(tmp_path)).sites()
     assert [(site.name, site.group, len(site.train[0]), len(site.test[0])) for site in made] == [
         ("lyon", "lyon", 16, 4),
         ("oslo", "oslo", 16, 4),
@@ -39,7 +39,7 @@ def test_images_by_site_and_class_become_one_node_a_site(tmp_path):
 def test_colour_images_have_three_planes_and_a_grey_one_among_them_too(tmp_path):
     write_images(tmp_path, "RGB")
     Image.new("L", (6, 8), 7).save(tmp_path / "oslo" / "tumour" / "grey.png")
-    made = fm.ImageFolder(str(tmp_path)).sites()
+    made = fm.data.ImageFolder(str(tmp_path)).sites()
     assert made[0].train[0].shape[1:] == (3, 8, 6)
     image, label = made[0].train[0][0], int(made[0].train[1][0])
     assert label == int(image[0, 0, 0]) // 50
@@ -49,13 +49,13 @@ def test_colour_images_have_three_planes_and_a_grey_one_among_them_too(tmp_path)
 def test_images_of_many_sizes_are_brought_to_one(tmp_path):
     write_images(tmp_path, sizes=((8, 6), (16, 12)))
     with pytest.raises(fm.BadInput, match=r"1\.png is 16 x 12, but .*0\.png is 8 x 6; give size"):
-        fm.ImageFolder(str(tmp_path)).sites()
-    assert fm.ImageFolder(str(tmp_path), size=(4, 5)).sites()[0].train[0].shape[1:] == (4, 5)
+        fm.data.ImageFolder(str(tmp_path)).sites()
+    assert fm.data.ImageFolder(str(tmp_path), size=(4, 5)).sites()[0].train[0].shape[1:] == (4, 5)
 
 
 def test_images_can_be_dealt_otherwise_than_by_site(tmp_path):
     write_images(tmp_path)
-    made = fm.ImageFolder(str(tmp_path), fm.OneClass(4)).sites()
+    made = fm.data.ImageFolder(str(tmp_path), fm.data.OneClass(4)).sites()
     assert [site.train[1].unique().tolist() for site in made] == [[0], [1], [0], [1]]
 
 
@@ -93,7 +93,7 @@ def write_parquet(path, rows=ROWS) -> str:
 
 def test_csv_and_parquet_give_the_same_sites_by_the_site_column(tmp_path):
     files = write_csv(tmp_path / "rows.csv"), write_parquet(tmp_path / "rows.parquet")
-    a, b = (fm.Table(file, "ill", site="ward", standardize=False).sites() for file in files)
+    a, b = (fm.data.Table(file, "ill", site="ward", standardize=False).sites() for file in files)
     assert [site.name for site in a] == [site.name for site in b] == ["10", "north", "south"]
     for left, right in zip(a, b):
         assert torch.equal(left.train[0], right.train[0])
@@ -107,7 +107,7 @@ def test_csv_and_parquet_give_the_same_sites_by_the_site_column(tmp_path):
 
 def test_sites_and_labels_that_are_whole_numbers_are_in_the_order_of_their_size(tmp_path):
     rows = [{"x": i, "site": (9, 10, 100)[i % 3], "y": (2, 11)[i % 2]} for i in range(18)]
-    made = fm.Table(write_csv(tmp_path / "t.csv", rows), "y", site="site").sites()
+    made = fm.data.Table(write_csv(tmp_path / "t.csv", rows), "y", site="site").sites()
     assert [site.name for site in made] == ["9", "10", "100"]
     assert {int(y) for site in made for y in site.train[1]} == {0, 1}
 
@@ -115,19 +115,21 @@ def test_sites_and_labels_that_are_whole_numbers_are_in_the_order_of_their_size(
 def test_classes_that_are_listed_are_numbered_by_the_list_also_where_some_are_missing(tmp_path):
     rows = [{"x": i, "kind": ("mild", "severe")[i % 2]} for i in range(12)]
     file = write_csv(tmp_path / "t.csv", rows)
-    listed = fm.Table(file, "kind", partition=fm.Even(1), standardize=False, classes=("none", "mild", "severe"))
+    listed = fm.data.Table(
+        file, "kind", partition=fm.data.Even(1), standardize=False, classes=("none", "mild", "severe")
+    )
     inputs, labels = listed.sites()[0].train
     assert torch.equal(labels, 1 + inputs[:, 0].long() % 2)
     with pytest.raises(fm.BadInput, match=r"column kind has the class 'severe', which is not among classes"):
-        fm.Table(file, "kind", partition=fm.Even(1), classes=("none", "mild")).sites()
+        fm.data.Table(file, "kind", partition=fm.data.Even(1), classes=("none", "mild")).sites()
     write_images(tmp_path / "images")
-    folder = fm.ImageFolder(str(tmp_path / "images"), classes=("tumour", "benign"))
+    folder = fm.data.ImageFolder(str(tmp_path / "images"), classes=("tumour", "benign"))
     images, labels = folder.sites()[0].train
     assert torch.equal(labels, 1 - images[:, 0, 0].long() // 50)
 
 
 def test_columns_are_standardized_over_the_training_rows(tmp_path):
-    made = fm.Table(write_csv(tmp_path / "t.csv"), "ill", site="ward").sites()
+    made = fm.data.Table(write_csv(tmp_path / "t.csv"), "ill", site="ward").sites()
     inputs = torch.cat([site.train[0] for site in made])
     assert torch.allclose(inputs.mean(0), torch.zeros(2), atol=1e-5)
     assert torch.allclose(inputs.std(0, correction=0), torch.ones(2), atol=1e-5)
@@ -135,7 +137,9 @@ def test_columns_are_standardized_over_the_training_rows(tmp_path):
 
 def test_a_table_of_numbers_to_predict_with_chosen_columns_and_no_site_column(tmp_path):
     file = write_csv(tmp_path / "t.csv")
-    data = fm.Table(file, "weight", inputs=("age",), predict="numbers", partition=fm.Even(4), standardize=False)
+    data = fm.data.Table(
+        file, "weight", inputs=("age",), predict="numbers", partition=fm.data.Even(4), standardize=False
+    )
     made = data.sites()
     assert len(made) == 4
     assert torch.equal(made[0].train[1], made[0].train[0][:, 0] + 30.5)
@@ -146,7 +150,7 @@ def test_a_table_of_numbers_to_predict_with_chosen_columns_and_no_site_column(tm
 def test_arrays_are_dealt_by_their_sites(tmp_path):
     x, y, site = np.arange(40.0, dtype=np.float32)[:, None], np.arange(40) % 3, np.array(["b", "a"])[np.arange(40) % 2]
     np.savez(tmp_path / "a.npz", x=x, y=y, site=site)
-    made = fm.Npz(str(tmp_path / "a.npz")).sites()
+    made = fm.data.Npz(str(tmp_path / "a.npz")).sites()
     assert [(s.name, len(s.train[0]), len(s.test[0])) for s in made] == [("a", 16, 4), ("b", 16, 4)]
     assert torch.equal(made[0].train[1], made[0].train[0][:, 0].long() % 3)
     assert (made[0].train[0] % 2 == 1).all()
@@ -155,11 +159,11 @@ def test_arrays_are_dealt_by_their_sites(tmp_path):
 def test_arrays_may_bring_their_own_test_samples(tmp_path):
     x, y, site = np.arange(12, dtype=np.uint8).reshape(6, 2), np.arange(6) % 2, np.array([0, 0, 0, 1, 1, 1])
     np.savez(tmp_path / "a.npz", x=x, y=y, site=site, x_test=x[:4], y_test=y[:4], site_test=np.array([1, 1, 0, 0]))
-    made = fm.Npz(str(tmp_path / "a.npz")).sites()
+    made = fm.data.Npz(str(tmp_path / "a.npz")).sites()
     assert made[0].train[0].tolist() == x[:3].tolist()
     assert made[0].test[0].tolist() == x[2:4].tolist()
     np.savez(tmp_path / "b.npz", x=x, y=y, x_test=x, y_test=y)
-    assert len(fm.Npz(str(tmp_path / "b.npz"), fm.Even(2)).sites()) == 2
+    assert len(fm.data.Npz(str(tmp_path / "b.npz"), fm.data.Even(2)).sites()) == 2
 
 
 def image_of_16_bits(folder) -> None:
@@ -179,13 +183,13 @@ def lonely_site(folder) -> None:
 
 
 def table(rows, **fields):
-    return lambda folder: fm.Table(write_csv(folder / "t.csv", rows), "y", **({"site": "s"} | fields)).sites()
+    return lambda folder: fm.data.Table(write_csv(folder / "t.csv", rows), "y", **({"site": "s"} | fields)).sites()
 
 
 def npz(**arrays):
     def call(folder):
         np.savez(folder / "a.npz", **arrays)
-        fm.Npz(str(folder / "a.npz")).sites()
+        fm.data.Npz(str(folder / "a.npz")).sites()
 
     return call
 
@@ -193,14 +197,14 @@ def npz(**arrays):
 def images(prepare):
     def call(folder):
         prepare(folder)
-        fm.ImageFolder(str(folder)).sites()
+        fm.data.ImageFolder(str(folder)).sites()
 
     return call
 
 
 def ragged(folder):
     (folder / "t.csv").write_text("y,s,x\n1,2,3\n1,2\n")
-    fm.Table(str(folder / "t.csv"), "y", site="s").sites()
+    fm.data.Table(str(folder / "t.csv"), "y", site="s").sites()
 
 
 def file_of(name: str, content: bytes, data):
@@ -213,14 +217,14 @@ def file_of(name: str, content: bytes, data):
 
 GOOD = [{"x": i, "s": i % 2, "y": i % 2} for i in range(8)]
 SPOILT = {
-    "no folder": (lambda folder: fm.ImageFolder(str(folder / "no")).sites(), "there is no folder"),
-    "no image": (lambda folder: fm.ImageFolder(str(folder)).sites(), "holds no image at site/class/file"),
+    "no folder": (lambda folder: fm.data.ImageFolder(str(folder / "no")).sites(), "there is no folder"),
+    "no image": (lambda folder: fm.data.ImageFolder(str(folder)).sites(), "holds no image at site/class/file"),
     "16 bits": (images(image_of_16_bits), r"deep\.png has more than 8 bits"),
     "broken image": (images(broken_image), r"cannot read the image .*broken\.png"),
     "one image": (images(lonely_site), "site 'rome' has 1 samples: too few"),
-    "size": (lambda folder: fm.ImageFolder("x", size=(3,)), "size is a height and a width"),
-    "share": (lambda folder: fm.ImageFolder("x", test_share=1.0), r"test_share lies in \(0, 1\), got 1.0"),
-    "no site column": (lambda folder: fm.Table("t.csv", "y"), "name the site column"),
+    "size": (lambda folder: fm.data.ImageFolder("x", size=(3,)), "size is a height and a width"),
+    "share": (lambda folder: fm.data.ImageFolder("x", test_share=1.0), r"test_share lies in \(0, 1\), got 1.0"),
+    "no site column": (lambda folder: fm.data.Table("t.csv", "y"), "name the site column"),
     "no such column": (table(GOOD, site="where"), "no column 'where'; it has x, s, y"),
     "text column": (
         table([*GOOD, {"x": "tall", "s": 0, "y": 1}]),
@@ -230,11 +234,14 @@ SPOILT = {
     "nan": (table([*GOOD, {"x": "nan", "s": 0, "y": 1}]), "row 9 of column 'x' is 'nan'"),
     "missing site": (table([*GOOD, {"x": 1, "s": "", "y": 1}]), "row 9 of column 's' is empty"),
     "ragged": (ragged, "row 2 has 2 values, but the header names 3 columns"),
-    "no rows": (file_of("t.csv", b"x,y\n", lambda f: fm.Table(f, "y", site="x")), "needs a header and rows"),
-    "empty": (file_of("t.csv", b"", lambda f: fm.Table(f, "y", site="x")), "needs a header and rows"),
-    "other table": (file_of("t.xls", b"", lambda f: fm.Table(f, "y", site="x")), r"a \.csv or a \.parquet file"),
-    "no table": (lambda folder: fm.Table(str(folder / "t.csv"), "y", site="s").sites(), "cannot read .*FileNotFound"),
-    "bad parquet": (file_of("t.parquet", b"no", lambda f: fm.Table(f, "y", site="x")), "cannot read .*t.parquet"),
+    "no rows": (file_of("t.csv", b"x,y\n", lambda f: fm.data.Table(f, "y", site="x")), "needs a header and rows"),
+    "empty": (file_of("t.csv", b"", lambda f: fm.data.Table(f, "y", site="x")), "needs a header and rows"),
+    "other table": (file_of("t.xls", b"", lambda f: fm.data.Table(f, "y", site="x")), r"a \.csv or a \.parquet file"),
+    "no table": (
+        lambda folder: fm.data.Table(str(folder / "t.csv"), "y", site="s").sites(),
+        "cannot read .*FileNotFound",
+    ),
+    "bad parquet": (file_of("t.parquet", b"no", lambda f: fm.data.Table(f, "y", site="x")), "cannot read .*t.parquet"),
     "only target": (table([{"s": i % 2, "y": i} for i in range(8)]), "no column beside target and site"),
     "no y": (npz(x=np.zeros((4, 2))), "has no array 'y'; it has x"),
     "lengths": (npz(x=np.zeros((4, 2)), y=np.zeros(3)), "not of one length: 4, 3"),
@@ -243,7 +250,7 @@ SPOILT = {
         npz(x=np.zeros((4, 2)), y=np.zeros(4), site=np.zeros(4), x_test=np.zeros((4, 2)), y_test=np.zeros(4)),
         "add site_test",
     ),
-    "no npz": (file_of("a.npz", b"no", fm.Npz), r"cannot read .*a\.npz as \.npz"),
+    "no npz": (file_of("a.npz", b"no", fm.data.Npz), r"cannot read .*a\.npz as \.npz"),
     "pickle": (npz(x=np.array([{}, {}]), y=np.zeros(2)), "cannot read .*Object arrays cannot be loaded"),
 }
 

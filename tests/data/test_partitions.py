@@ -14,7 +14,7 @@ COUNTS = st.integers(1, 12)
 SEEDS = st.integers(0, 1000)
 
 
-def pool(train: int = 240, test: int = 120, classes: int = 4, sites: int = 0, seed: int = 0) -> fm.Pool:
+def pool(train: int = 240, test: int = 120, classes: int = 4, sites: int = 0, seed: int = 0) -> fm.data.Pool:
     """Images whose first pixels are the sample's number; labels in no order."""
     generator = np.random.default_rng(seed)
 
@@ -25,9 +25,9 @@ def pool(train: int = 240, test: int = 120, classes: int = 4, sites: int = 0, se
         return images, torch.from_numpy(labels)
 
     if not sites:
-        return fm.Pool(made(train), made(test))
+        return fm.data.Pool(made(train), made(test))
     names = tuple(f"ward {k}" for k in range(sites))
-    return fm.Pool(made(train), made(test), torch.arange(train) % sites, torch.arange(test) % sites, names)
+    return fm.data.Pool(made(train), made(test), torch.arange(train) % sites, torch.arange(test) % sites, names)
 
 
 def numbers(samples) -> list[int]:
@@ -40,14 +40,14 @@ def held(sites: list[fm.Site]) -> list[int]:
 
 
 PARTITIONS = {
-    "one-class": st.builds(fm.OneClass, COUNTS),
-    "dirichlet": st.builds(fm.Dirichlet, COUNTS, st.floats(0.001, 100), SEEDS),
-    "shards": st.builds(fm.Shards, COUNTS, st.integers(1, 4), SEEDS),
-    "quantity": st.builds(fm.Quantity, COUNTS, st.floats(0.001, 100), SEEDS),
-    "even": st.builds(fm.Even, COUNTS, SEEDS),
-    "instrument": st.builds(lambda n: fm.Instrument(n, 0), COUNTS),
-    "contrast": st.builds(lambda n: fm.Contrast(n, ()), COUNTS),
-    "by-site": st.builds(lambda a, b: fm.BySite((a, b)), COUNTS, COUNTS),
+    "one-class": st.builds(fm.data.OneClass, COUNTS),
+    "dirichlet": st.builds(fm.data.Dirichlet, COUNTS, st.floats(0.001, 100), SEEDS),
+    "shards": st.builds(fm.data.Shards, COUNTS, st.integers(1, 4), SEEDS),
+    "quantity": st.builds(fm.data.Quantity, COUNTS, st.floats(0.001, 100), SEEDS),
+    "even": st.builds(fm.data.Even, COUNTS, SEEDS),
+    "instrument": st.builds(lambda n: fm.data.Instrument(n, 0), COUNTS),
+    "contrast": st.builds(lambda n: fm.data.Contrast(n, ()), COUNTS),
+    "by-site": st.builds(lambda a, b: fm.data.BySite((a, b)), COUNTS, COUNTS),
 }
 
 
@@ -95,7 +95,7 @@ def test_shares_are_equal_where_that_is_promised(name, data):
 @given(nodes=st.integers(1, 30))
 def test_one_class_deals_class_i_modulo_the_classes_in_file_order_and_judges_by_all_of_it(nodes):
     given_pool = pool()
-    made = fm.OneClass(nodes).sites(given_pool)
+    made = fm.data.OneClass(nodes).sites(given_pool)
     for i, site in enumerate(made):
         c = i % 4
         in_file = (given_pool.train[1] == c).nonzero().flatten().tolist()
@@ -131,7 +131,7 @@ def test_both_readings_of_contrast_stay_within_a_byte_of_each_other_and_never_fa
 
 def test_contrast_deals_in_file_order_and_shares_one_test_set_for_each_contrast():
     given_pool = pool()
-    made = fm.Contrast(8, (0.5, 0.5, 1.5)).sites(given_pool)
+    made = fm.data.Contrast(8, (0.5, 0.5, 1.5)).sites(given_pool)
     assert [site.group for site in made] == ["low contrast"] * 2 + ["high contrast"] + ["original contrast"] * 5
     assert len({id(site.test) for site in made}) == 3
     assert made[0].test is made[1].test
@@ -144,7 +144,7 @@ def test_contrast_deals_in_file_order_and_shares_one_test_set_for_each_contrast(
 
 
 def test_contrast_by_the_formula_also_changes_the_nodes_of_factor_one():
-    made = fm.Contrast(4, (0.5,), transform="formula").sites(pool())
+    made = fm.data.Contrast(4, (0.5,), transform="formula").sites(pool())
     images = pool().train[0][60:120].numpy()
     assert np.array_equal(made[1].train[0].numpy(), contrast_table(1.0, "formula")[images])
     assert made[1].test is made[3].test
@@ -152,7 +152,7 @@ def test_contrast_by_the_formula_also_changes_the_nodes_of_factor_one():
 
 def test_contrast_can_judge_each_node_by_its_own_share_of_the_test_images():
     given_pool = pool()
-    made = fm.Contrast(8, (0.5,), tests="share").sites(given_pool)
+    made = fm.data.Contrast(8, (0.5,), tests="share").sites(given_pool)
     assert [len(site.test[0]) for site in made] == [15] * 8
     assert numbers(made[3].test) == list(range(45, 60))
     assert np.array_equal(made[0].test[0].numpy(), contrast_table(0.5, "published")[given_pool.test[0][:15].numpy()])
@@ -160,7 +160,7 @@ def test_contrast_can_judge_each_node_by_its_own_share_of_the_test_images():
 
 def test_the_last_nodes_have_the_second_instrument_and_are_judged_by_its_images():
     given_pool = pool()
-    made = fm.Instrument(6, odd=2).sites(given_pool)
+    made = fm.data.Instrument(6, odd=2).sites(given_pool)
     assert [site.group for site in made] == ["first instrument"] * 4 + ["second instrument"] * 2
     assert torch.equal(made[5].train[0], given_pool.train[0][200:240].flip(-1))
     assert torch.equal(made[4].test[0], given_pool.test[0].flip(-1))
@@ -182,13 +182,13 @@ def test_the_second_camera_keeps_shape_kind_and_range_and_treats_bytes_and_float
 
 def test_by_site_makes_one_node_a_site_or_as_many_as_asked_for():
     given_pool = pool(sites=2)
-    plain = fm.BySite().sites(given_pool)
+    plain = fm.data.BySite().sites(given_pool)
     assert [(site.name, site.group, len(site.train[0]), len(site.test[0])) for site in plain] == [
         ("ward 0", "ward 0", 120, 60),
         ("ward 1", "ward 1", 120, 60),
     ]
     assert numbers(plain[1].train) == list(range(1, 240, 2))
-    several = fm.BySite((8, 2)).sites(given_pool)
+    several = fm.data.BySite((8, 2)).sites(given_pool)
     assert [len(site.train[0]) for site in several] == [15] * 8 + [60] * 2
     assert several[0].test is several[7].test
     assert several[9].name == "site 9 (ward 1)"
@@ -197,7 +197,7 @@ def test_by_site_makes_one_node_a_site_or_as_many_as_asked_for():
 
 def test_a_small_concentration_gathers_a_class_at_few_nodes_and_a_large_one_spreads_it():
     def largest_share(concentration: float) -> float:
-        made = fm.Dirichlet(10, concentration).sites(pool(2000, 400))
+        made = fm.data.Dirichlet(10, concentration).sites(pool(2000, 400))
         table = np.array([np.bincount(site.train[1], minlength=4) for site in made])
         return float((table.max(axis=0) / table.sum(axis=0)).mean())
 
@@ -206,7 +206,7 @@ def test_a_small_concentration_gathers_a_class_at_few_nodes_and_a_large_one_spre
 
 
 def test_a_dirichlet_node_is_tested_on_the_labels_it_trains_on():
-    for site in fm.Dirichlet(8, 0.1).sites(pool(4000, 800)):
+    for site in fm.data.Dirichlet(8, 0.1).sites(pool(4000, 800)):
         trained, tested = (
             np.bincount(samples[1], minlength=4) / len(samples[1]) for samples in (site.train, site.test)
         )
@@ -214,7 +214,7 @@ def test_a_dirichlet_node_is_tested_on_the_labels_it_trains_on():
 
 
 def test_a_shard_holds_few_labels_and_its_test_samples_the_same():
-    made = fm.Shards(10, per_node=2).sites(pool(2000, 401))
+    made = fm.data.Shards(10, per_node=2).sites(pool(2000, 401))
     for site in made:
         assert len(set(site.train[1].tolist())) <= 4
         assert set(site.test[1].tolist()) <= set(site.train[1].tolist())
@@ -222,7 +222,7 @@ def test_a_shard_holds_few_labels_and_its_test_samples_the_same():
 
 def test_quantity_skews_sizes_but_not_labels():
     given_pool = pool(4000, 100)
-    made = fm.Quantity(6, 0.5).sites(given_pool)
+    made = fm.data.Quantity(6, 0.5).sites(given_pool)
     sizes = [len(site.train[0]) for site in made]
     assert max(sizes) > 5 * min(sizes)
     largest = made[int(np.argmax(sizes))]
@@ -233,36 +233,37 @@ def test_quantity_skews_sizes_but_not_labels():
 @pytest.mark.parametrize("name", ["dirichlet", "shards", "quantity", "even"])
 def test_a_seed_gives_the_same_deal_again_and_another_seed_another(name):
     first, again, other = (
-        held(from_table(fm.Partition, {"name": name, "nodes": 5, "seed": seed}).sites(pool())) for seed in (1, 1, 2)
+        held(from_table(fm.data.Partition, {"name": name, "nodes": 5, "seed": seed}).sites(pool()))
+        for seed in (1, 1, 2)
     )
     assert first == again != other
 
 
 REFUSED = {
-    "no site column": (lambda: fm.BySite().sites(pool()), "by-site needs data that say where"),
-    "another number of sites": (lambda: fm.BySite((1, 2, 3)).sites(pool(sites=2)), "3 counts for 2 sites: ward 0"),
-    "too many nodes": (lambda: fm.OneClass(1000).sites(pool()), "do not go round"),
-    "too many for dirichlet": (lambda: fm.Dirichlet(121).sites(pool()), "do not go round"),
-    "too many for quantity": (lambda: fm.Quantity(121).sites(pool()), "do not go round"),
-    "too many shards": (lambda: fm.Shards(200).sites(pool()), "do not go round"),
-    "factors": (lambda: fm.Contrast(2, (1.0, 2.0, 3.0)), "3 contrast factors for 2 nodes"),
-    "factor": (lambda: fm.Contrast(2, (-1.0,)), "finite number > 0, got -1.0"),
-    "odd": (lambda: fm.Instrument(2, 3), "0 <= odd <= nodes"),
-    "concentration": (lambda: fm.Dirichlet(2, 0.0), "concentration must be"),
-    "nodes": (lambda: fm.Even(0), "nodes must be >= 1"),
+    "no site column": (lambda: fm.data.BySite().sites(pool()), "by-site needs data that say where"),
+    "another number of sites": (lambda: fm.data.BySite((1, 2, 3)).sites(pool(sites=2)), "3 counts for 2 sites: ward 0"),
+    "too many nodes": (lambda: fm.data.OneClass(1000).sites(pool()), "do not go round"),
+    "too many for dirichlet": (lambda: fm.data.Dirichlet(121).sites(pool()), "do not go round"),
+    "too many for quantity": (lambda: fm.data.Quantity(121).sites(pool()), "do not go round"),
+    "too many shards": (lambda: fm.data.Shards(200).sites(pool()), "do not go round"),
+    "factors": (lambda: fm.data.Contrast(2, (1.0, 2.0, 3.0)), "3 contrast factors for 2 nodes"),
+    "factor": (lambda: fm.data.Contrast(2, (-1.0,)), "finite number > 0, got -1.0"),
+    "odd": (lambda: fm.data.Instrument(2, 3), "0 <= odd <= nodes"),
+    "concentration": (lambda: fm.data.Dirichlet(2, 0.0), "concentration must be"),
+    "nodes": (lambda: fm.data.Even(0), "nodes must be >= 1"),
     "floats": (
-        lambda: fm.Contrast(2, (0.5,)).sites(fm.Pool(*[(torch.rand(9, 4, 4), torch.zeros(9).long())] * 2)),
+        lambda: fm.data.Contrast(2, (0.5,)).sites(fm.data.Pool(*[(torch.rand(9, 4, 4), torch.zeros(9).long())] * 2)),
         "store them as uint8",
     ),
     "numbers as targets": (
-        lambda: fm.OneClass(2).sites(fm.Pool(*[(torch.rand(9, 4), torch.rand(9))] * 2)),
+        lambda: fm.data.OneClass(2).sites(fm.data.Pool(*[(torch.rand(9, 4), torch.rand(9))] * 2)),
         "targets are not labels",
     ),
     "rows as images": (
-        lambda: fm.Instrument(2, 1).sites(fm.Pool(*[(torch.rand(9, 4), torch.rand(9))] * 2)),
+        lambda: fm.data.Instrument(2, 1).sites(fm.data.Pool(*[(torch.rand(9, 4), torch.rand(9))] * 2)),
         "an instrument takes images",
     ),
-    "lengths": (lambda: fm.Pool(*[(torch.rand(9, 4), torch.rand(8))] * 2), "do not go together"),
+    "lengths": (lambda: fm.data.Pool(*[(torch.rand(9, 4), torch.rand(8))] * 2), "do not go together"),
 }
 
 

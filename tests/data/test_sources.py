@@ -257,13 +257,13 @@ def test_files_are_found_in_the_folder_given_then_in_fairmesh_data_then_in_the_c
 def test_fairmesh_data_may_itself_be_the_folder_of_the_files(tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRMESH_DATA", str(tmp_path))
     write_mnist(tmp_path)
-    assert len(fm.MNIST().sites()) == 10
+    assert len(fm.data.MNIST().sites()) == 10
 
 
 def test_packed_and_unpacked_files_give_the_same_sites(tmp_path):
     write_mnist(tmp_path / "a", packed=True)
     write_mnist(tmp_path / "b", packed=False)
-    a, b = (fm.MNIST(fm.OneClass(20), folder=str(tmp_path / name)).sites() for name in "ab")
+    a, b = (fm.data.MNIST(fm.data.OneClass(20), folder=str(tmp_path / name)).sites() for name in "ab")
     assert all(torch.equal(x.train[0], y.train[0]) and torch.equal(x.test[1], y.test[1]) for x, y in zip(a, b))
 
 
@@ -272,7 +272,7 @@ def test_cifar_is_read_from_its_batches_or_from_the_official_archive(tmp_path):
     (tmp_path / "packed").mkdir()
     with tarfile.open(tmp_path / "packed" / "cifar-10-binary.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "cifar-10-batches-bin", "cifar-10-batches-bin")
-    a, b = (fm.CIFAR10(fm.Contrast(4, ()), folder=str(tmp_path / where)).sites() for where in ("", "packed"))
+    a, b = (fm.data.CIFAR10(fm.data.Contrast(4, ()), folder=str(tmp_path / where)).sites() for where in ("", "packed"))
     images, labels = (torch.cat(parts) for parts in zip(*(site.train for site in a)))
     assert (images.shape, images.dtype) == ((40, 3, 32, 32), torch.uint8)
     assert labels[:8].tolist() == list(range(8))
@@ -282,8 +282,8 @@ def test_cifar_is_read_from_its_batches_or_from_the_official_archive(tmp_path):
 
 
 def test_the_default_deal_of_cifar_is_the_papers():
-    data = fm.CIFAR10()
-    assert data.partition == fm.Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")
+    data = fm.data.CIFAR10()
+    assert data.partition == fm.data.Contrast(20, (0.5, 0.5, 1.5, 1.5), "kind", "published")
 
 
 def damage(folder, name: str, content: bytes) -> None:
@@ -300,21 +300,21 @@ def damage(folder, name: str, content: bytes) -> None:
 )
 def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, name, content, reason):
     write_mnist(tmp_path)
-    fm.MNIST(folder=str(tmp_path)).sites()
+    fm.data.MNIST(folder=str(tmp_path)).sites()
     damage(tmp_path, name, content)
     with pytest.raises(fm.BadInput, match=rf"(?s)missing or damaged.*{reason}"):
-        fm.MNIST(folder=str(tmp_path)).sites()
+        fm.data.MNIST(folder=str(tmp_path)).sites()
 
 
 def test_a_cut_batch_of_cifar_and_a_cut_archive_are_named(tmp_path):
     write_cifar(tmp_path)
     damage(tmp_path, "data_batch_3.bin", b"x" * 5000)
     with pytest.raises(fm.BadInput, match=r"data_batch_3.bin is missing or damaged: 5000 bytes are not rows"):
-        fm.CIFAR10(folder=str(tmp_path)).sites()
+        fm.data.CIFAR10(folder=str(tmp_path)).sites()
     (tmp_path / "a").mkdir()
     damage(tmp_path / "a", "cifar-10-binary.tar.gz", gzip.compress(b"x")[:10])
     with pytest.raises(fm.BadInput, match=r"cifar-10-binary.tar.gz is missing or damaged"):
-        fm.CIFAR10(folder=str(tmp_path / "a")).sites()
+        fm.data.CIFAR10(folder=str(tmp_path / "a")).sites()
 
 
 def test_a_check_names_what_is_missing_and_what_is_damaged(tmp_path):
@@ -335,16 +335,16 @@ def test_a_folder_that_was_named_is_not_filled_by_a_download(tmp_path):
 
 def test_the_same_files_are_read_once_and_read_again_when_they_change(tmp_path):
     write_mnist(tmp_path)
-    first, again = (fm.MNIST(fm.Contrast(2, ()), folder=str(tmp_path)).sites() for _ in range(2))
+    first, again = (fm.data.MNIST(fm.data.Contrast(2, ()), folder=str(tmp_path)).sites() for _ in range(2))
     assert first[0].test is again[0].test
     write_mnist(tmp_path, train=50, test=20)
-    assert len(fm.MNIST(fm.Contrast(2, ()), folder=str(tmp_path)).sites()[0].test[0]) == 20
+    assert len(fm.data.MNIST(fm.data.Contrast(2, ()), folder=str(tmp_path)).sites()[0].test[0]) == 20
 
 
 def test_held_out_judges_by_training_samples_that_are_not_trained_on_one_set_for_a_group(tmp_path):
     write_mnist(tmp_path, train=200)
-    plain = fm.MNIST(fm.OneClass(20), folder=str(tmp_path))
-    whole, made, again = plain.sites(), fm.HeldOut(plain).sites(), fm.HeldOut(plain).sites()
+    plain = fm.data.MNIST(fm.data.OneClass(20), folder=str(tmp_path))
+    whole, made, again = plain.sites(), fm.data.HeldOut(plain).sites(), fm.data.HeldOut(plain).sites()
     assert [len(site.train[0]) for site in made] == [8] * 20
     assert all(site.test is made[i % 10].test for i, site in enumerate(made))
     for c in range(10):
@@ -354,7 +354,7 @@ def test_held_out_judges_by_training_samples_that_are_not_trained_on_one_set_for
         assert len(rows[0]) == 12
         assert sorted(map(tuple, kept.tolist())) == sorted(map(tuple, given.tolist()))
     assert all(torch.equal(a.train[0], b.train[0]) for a, b in zip(made, again))
-    other = fm.HeldOut(plain, seed=1).sites()
+    other = fm.data.HeldOut(plain, seed=1).sites()
     assert not all(torch.equal(a.train[0], b.train[0]) for a, b in zip(made, other))
 
 

@@ -158,25 +158,25 @@ def first_of(row: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
     return out
 
 
-def compressed(compressor: fm.Compressor, row: np.ndarray, dither: np.ndarray) -> Values | Scaled:
+def compressed(compressor: fm.compressors.Compressor, row: np.ndarray, dither: np.ndarray) -> Values | Scaled:
     dim = len(row)
-    if isinstance(compressor, fm.Identity):
+    if isinstance(compressor, fm.compressors.Identity):
         return Values(row)
     if isinstance(compressor, fm.Quantize):
         block = min(compressor.block or dim, dim)
         rounding = {"floor": np.floor, "ceil": np.ceil}[compressor.rounding]
         kind = {"float32": np.float32, "float16": np.float16}[compressor.norms]
         return quantized(row, dither, compressor.bits, block, block, rounding, kind)
-    if isinstance(compressor, fm.Half):
+    if isinstance(compressor, fm.compressors.Half):
         return Values(rounded(row, np.float16))
-    if isinstance(compressor, fm.Threshold):
+    if isinstance(compressor, fm.compressors.Threshold):
         if np.any(np.abs(np.abs(row) - compressor.level) < 1e-13):
             raise OnTheEdge
         return Values(np.array([x if abs(x) > compressor.level else 0.0 for x in row]))
     if isinstance(compressor, fm.TopK):
         largest = first_of(row, -np.abs(row), kept(compressor.fraction, dim))
         return Values(largest if compressor.values == "full" else rounded(largest, np.float16))
-    if isinstance(compressor, fm.RandomK):
+    if isinstance(compressor, fm.compressors.RandomK):
         return Values(first_of(row, dither, kept(compressor.fraction, dim)))
     if isinstance(compressor, fm.Sign):
         block = min(compressor.block or dim, dim)
@@ -184,25 +184,25 @@ def compressed(compressor: fm.Compressor, row: np.ndarray, dither: np.ndarray) -
             raise OnTheEdge
         means = [rounded(np.abs(x).sum(), np.float32) / np.float32(len(x)) for x in blocks(row, block)]
         return Scaled(np.where(row >= 0, 1.0, -1.0), np.array(means, dtype=np.float32), block, 1.0)
-    if isinstance(compressor, fm.TopKQuantize):
+    if isinstance(compressor, fm.compressors.TopKQuantize):
         count = kept(compressor.fraction, dim)
         return quantized(first_of(row, -np.abs(row), count), dither, compressor.bits, dim, count)
     raise NotImplementedError(f"no reference for {compressor}")
 
 
-def billed(compressor: fm.Compressor, dim: int) -> float:
+def billed(compressor: fm.compressors.Compressor, dim: int) -> float:
     """The paper's bits for one message: b a coordinate; no sign, norm or index."""
     if isinstance(compressor, fm.Quantize):
         return compressor.bits * dim
-    if isinstance(compressor, fm.Half):
+    if isinstance(compressor, fm.compressors.Half):
         return 16 * dim
     if isinstance(compressor, fm.Sign):
         return dim
-    if isinstance(compressor, fm.TopKQuantize):
+    if isinstance(compressor, fm.compressors.TopKQuantize):
         return compressor.bits * kept(compressor.fraction, dim)
     if isinstance(compressor, fm.TopK) and compressor.values == "float16":
         return 16 * kept(compressor.fraction, dim)
-    if isinstance(compressor, fm.TopK | fm.RandomK):
+    if isinstance(compressor, fm.TopK | fm.compressors.RandomK):
         return FLOAT * kept(compressor.fraction, dim)
     return FLOAT * dim
 
@@ -235,58 +235,58 @@ def projected_under_caps(point: np.ndarray, caps: np.ndarray) -> np.ndarray:
     return caps.copy()  # they sum to one
 
 
-def into_set(regularizer: fm.Regularizer, point: np.ndarray, prior: np.ndarray) -> np.ndarray:
+def into_set(regularizer: fm.regularizers.Regularizer, point: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """The nearest of the weights that the regularizer allows."""
-    if isinstance(regularizer, fm.Capped):
+    if isinstance(regularizer, fm.regularizers.Capped):
         return projected_under_caps(point, prior / regularizer.level)
     return projected(point)
 
 
-def slope(regularizer: fm.Regularizer, weights: np.ndarray, prior: np.ndarray, i: int) -> np.ndarray:
+def slope(regularizer: fm.regularizers.Regularizer, weights: np.ndarray, prior: np.ndarray, i: int) -> np.ndarray:
     """alpha times the gradient of r at node i's weights."""
     pairs = list(zip(weights, prior))
     if isinstance(regularizer, fm.ChiSquare):
         return np.array([-regularizer.strength * 2 * (w - p) / p for w, p in pairs])
-    if isinstance(regularizer, fm.KullbackLeibler):
+    if isinstance(regularizer, fm.regularizers.KullbackLeibler):
         return np.array([-regularizer.strength * (math.log(max(w / p, regularizer.floor)) + 1) for w, p in pairs])
-    if isinstance(regularizer, fm.NoRegularizer):
+    if isinstance(regularizer, fm.regularizers.NoRegularizer):
         return np.zeros(len(weights))
-    if isinstance(regularizer, fm.OwnCoordinate):
+    if isinstance(regularizer, fm.regularizers.OwnCoordinate):
         return np.array([-regularizer.strength * (w - p) if k == i else 0.0 for k, (w, p) in enumerate(pairs)])
-    if isinstance(regularizer, fm.Capped):
+    if isinstance(regularizer, fm.regularizers.Capped):
         return slope(regularizer.inner, weights, prior, i)
-    if isinstance(regularizer, fm.Custom):
+    if isinstance(regularizer, fm.regularizers.Custom):
         point = torch.tensor(weights, requires_grad=True)
         (gradient,) = torch.autograd.grad(regularizer.function(point, torch.tensor(prior)), point)
         return regularizer.strength * gradient.numpy()
     raise NotImplementedError(f"no reference for {regularizer}")
 
 
-def step_size(schedule: fm.Schedule, t: int) -> float:
-    if isinstance(schedule, fm.Constant):
+def step_size(schedule: fm.schedules.Schedule, t: int) -> float:
+    if isinstance(schedule, fm.schedules.Constant):
         return schedule.value
-    if isinstance(schedule, fm.Geometric):
+    if isinstance(schedule, fm.schedules.Geometric):
         return schedule.start * schedule.ratio**t
-    if isinstance(schedule, fm.Linear):  # one without an end stays where it is
+    if isinstance(schedule, fm.schedules.Linear):  # one without an end stays where it is
         left = max(0.0, 1 - t / (schedule.rounds or math.inf))
         return schedule.start * left ** getattr(schedule, "power", 1)
     raise NotImplementedError(f"no reference for {schedule}")
 
 
-def best_weights(regularizer: fm.Regularizer, losses: np.ndarray, prior: np.ndarray) -> np.ndarray:
+def best_weights(regularizer: fm.regularizers.Regularizer, losses: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """The argmax of sum_i lambda_i f_i + alpha r(lambda), by halving the interval in which the price of sum_i lambda_i
     = 1 lies: the dearer, the less of each."""
-    inner = regularizer.inner if isinstance(regularizer, fm.Capped) else regularizer
-    caps = prior / regularizer.level if isinstance(regularizer, fm.Capped) else np.full(len(prior), np.inf)
-    if isinstance(inner, fm.NoRegularizer):
+    inner = regularizer.inner if isinstance(regularizer, fm.regularizers.Capped) else regularizer
+    caps = prior / regularizer.level if isinstance(regularizer, fm.regularizers.Capped) else np.full(len(prior), np.inf)
+    if isinstance(inner, fm.regularizers.NoRegularizer):
         return filled(losses, np.minimum(caps, 1.0))
 
     def bought(price: float) -> np.ndarray:
         if isinstance(inner, fm.ChiSquare):
             wanted = prior * np.maximum(0.0, 1 + losses / (2 * inner.strength) - price)
-        elif isinstance(inner, fm.KullbackLeibler):
+        elif isinstance(inner, fm.regularizers.KullbackLeibler):
             wanted = prior * np.exp(losses / inner.strength - price)
-        elif isinstance(inner, fm.OwnCoordinate):
+        elif isinstance(inner, fm.regularizers.OwnCoordinate):
             wanted = np.maximum(0.0, prior + len(prior) * losses / inner.strength - price)
         else:
             raise NotImplementedError(f"no reference for {regularizer}")
@@ -398,7 +398,7 @@ class Node:
 class Mesh:
     """Nodes that know their neighbours over all graphs of a schedule, and the weights of each round."""
 
-    def __init__(self, problem: fm.Problem, topology: fm.Topology, seed: int, calls: int):
+    def __init__(self, problem: fm.Problem, topology: fm.topologies.Topology, seed: int, calls: int):
         self.n = problem.n
         self.weights = [mixing.matrix.toarray() for mixing in topology.build(self.n)]
         self.prior = problem.prior_of_sites.numpy()
@@ -444,7 +444,9 @@ class Mesh:
         """Every node sends what its row has moved away from its public copy, to all who hold that copy."""
         outbox = []
         for i, row in enumerate(rows):
-            dithered = isinstance(compressor, fm.TopKQuantize) or getattr(compressor, "rounding", "") == "floor"
+            dithered = (
+                isinstance(compressor, fm.compressors.TopKQuantize) or getattr(compressor, "rounding", "") == "floor"
+            )
             dither = (dithers if dithered else uniforms)(self.seed, purpose, t, i, len(row))
             outbox.append(compressed(compressor, row - copies[i][i], dither))
         decoded = [message.decode() for message in outbox]
@@ -528,9 +530,9 @@ class Rows:
 
     def weigh(self, losses: np.ndarray, t: int) -> np.ndarray:
         nodes, n = self.mesh.nodes, self.n
-        if isinstance(self.weighting, fm.PriorWeights):
+        if isinstance(self.weighting, fm.weighting.PriorWeights):
             return n * self.prior
-        if isinstance(self.weighting, fm.ProjectedAscent):
+        if isinstance(self.weighting, fm.weighting.ProjectedAscent):
             weights = np.array([n * node.dual[i] for i, node in enumerate(nodes)])
             self.ascended = []
             for i, node in enumerate(nodes):
@@ -543,7 +545,7 @@ class Rows:
             self.losses,
             self.weighting.loss_ema * self.losses + (1 - self.weighting.loss_ema) * losses,
         )
-        if isinstance(self.weighting, fm.ExactMaximum):
+        if isinstance(self.weighting, fm.weighting.ExactMaximum):
             for i, node in enumerate(nodes):
                 self.rows[i] = self.rows[i].copy()
                 self.rows[i][i] += n * (self.losses[i] - before[i])
@@ -561,29 +563,31 @@ class Rows:
 
     def ratio(self, loss: float, price: float) -> float:
         inner, most = self.regularizer, math.inf
-        if isinstance(inner, fm.Capped):
+        if isinstance(inner, fm.regularizers.Capped):
             inner, most = inner.inner, 1 / inner.level
         if isinstance(inner, fm.ChiSquare):
             return min(most, max(0.0, 1 + loss / (2 * inner.strength) - price))
-        assert isinstance(inner, fm.KullbackLeibler)
+        assert isinstance(inner, fm.regularizers.KullbackLeibler)
         return min(most, math.exp(min(4.0, loss / inner.strength - price)))
 
     def exchange(self, t: int) -> None:
         mesh, weighting = self.mesh, self.weighting
         compressor = getattr(weighting, "compressor", None)
-        if isinstance(weighting, fm.ProjectedAscent) and compressor is None:
+        if isinstance(weighting, fm.weighting.ProjectedAscent) and compressor is None:
             mesh.mix_duals(self.ascended, t)
-        elif isinstance(weighting, fm.ProjectedAscent):
+        elif isinstance(weighting, fm.weighting.ProjectedAscent):
             mesh.gossip_duals(self.ascended, t, compressor, self.regularizer)
-        elif isinstance(weighting, fm.ExactMaximum) and compressor is None:
+        elif isinstance(weighting, fm.weighting.ExactMaximum) and compressor is None:
             self.rows = [mesh.average_around(i, t, self.rows) for i in range(self.n)]
             for i in range(self.n):
                 mesh.bits[i] += FLOAT * self.n * len(mesh.neighbours(i, t))
-        elif isinstance(weighting, fm.ExactMaximum):
+        elif isinstance(weighting, fm.weighting.ExactMaximum):
             copies = [node.public_duals for node in mesh.nodes]
             self.rows = [row + mesh.toward_others(i, t, copies[i]) for i, row in enumerate(self.rows)]
             mesh.publish(self.rows, copies, t, "dual compression", compressor)
-        elif isinstance(weighting, fm.ShadowPrice):  # exact diffusion: step, correct by the step before, mix half
+        elif isinstance(
+            weighting, fm.weighting.ShadowPrice
+        ):  # exact diffusion: step, correct by the step before, mix half
             raised = self.prices + weighting.step * (self.weights - self.n * self.prior)
             told = raised + self.prices - self.raised
             self.prices = np.array([(told[i] + mesh.average_around(i, t, told)) / 2 for i in range(self.n)])
@@ -600,7 +604,7 @@ def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
         return algorithm.consensus_step
     largest = max(np.abs(np.linalg.eigvalsh(np.eye(mesh.n) - W)).max() for W in mesh.weights)
     compressor = algorithm.compressor
-    harsh = isinstance(compressor, fm.TopK | fm.RandomK | fm.TopKQuantize)
+    harsh = isinstance(compressor, fm.TopK | fm.compressors.RandomK | fm.compressors.TopKQuantize)
     harsh = harsh or getattr(compressor, "rounding", "") == "ceil"
     rate = (0.8 if harsh else 2) * steady_contraction(compressor, mesh.dim) / max(largest, 1e-6)
     return min(1.0, max(0.001, round(rate, 3)))
@@ -650,10 +654,13 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
         rows.exchange(t)
         if getattr(algorithm.weighting, "compressor", None) is not None:
             trace.dual_copies.append(np.stack([node.public_duals[i] for i, node in enumerate(mesh.nodes)]))
-        if isinstance(algorithm.weighting, fm.ShadowPrice):
+        if isinstance(algorithm.weighting, fm.weighting.ShadowPrice):
             trace.weights.append(weights[:, None])
         mesh.recorded(
-            trace, t, duals=isinstance(algorithm.weighting, fm.ProjectedAscent | fm.ExactMaximum), copies=True
+            trace,
+            t,
+            duals=isinstance(algorithm.weighting, fm.weighting.ProjectedAscent | fm.weighting.ExactMaximum),
+            copies=True,
         )
     return trace
 

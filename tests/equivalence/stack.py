@@ -10,7 +10,9 @@ from fairmesh.training.replicas import replicas_of
 from tests.equivalence.reference import Trace
 
 
-def on_the_stack(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm, rounds: int, seed=0) -> Trace:
+def on_the_stack(
+    problem: fm.Problem, topology: fm.topologies.Topology, algorithm: fm.algorithms.Algorithm, rounds: int, seed=0
+) -> Trace:
     """A float64 run of one replica, through the loop that every run goes through."""
     replicas = replicas_of([algorithm], [seed], None, problem.n)
     training = Training(problem, topology, replicas, Options(dtype="float64", count_bytes=False))

@@ -59,7 +59,7 @@ def test_every_algorithm_ends_as_in_the_simulator_with_the_same_bytes_sent(probl
 @pytest.mark.parametrize("each_copy", [True, False], ids=["a copy of each neighbour", "one mixed row"])
 def test_it_does_not_matter_who_hosts_whom_or_how_copies_are_kept(problem, blocks, each_copy):
     algorithm = toys.ALGORITHMS["ad-gda"]
-    compared(problem, fm.Circulant((1, 2)), algorithm, BLOCKS[blocks], each_copy=each_copy)
+    compared(problem, fm.topologies.Circulant((1, 2)), algorithm, BLOCKS[blocks], each_copy=each_copy)
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)

@@ -23,7 +23,7 @@ def problem() -> fm.Problem:
 
 
 def _looped(
-    problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm, seed: int, *options: dict
+    problem: fm.Problem, topology: fm.topologies.Topology, algorithm: fm.algorithms.Algorithm, seed: int, *options: dict
 ) -> tuple[list[Trace], int]:
     """The loop's run, with each of the options, and the first seed from the given one on in which no number lies on a
     rounding boundary."""
@@ -34,7 +34,7 @@ def _looped(
     raise AssertionError("five seeds in a row on the edge of a rounding: something else is wrong")
 
 
-def _compared(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorithm, seed: int = 0):
+def _compared(problem: fm.Problem, topology: fm.topologies.Topology, algorithm: fm.algorithms.Algorithm, seed: int = 0):
     (loop,), seed = _looped(problem, topology, algorithm, seed)
     stack = on_the_stack(problem, topology, algorithm, ROUNDS, seed)
     assert len(loop.models) == ROUNDS
@@ -47,12 +47,12 @@ def _compared(problem: fm.Problem, topology: fm.Topology, algorithm: fm.Algorith
 
 
 def test_every_registered_member_has_a_reference():
-    assert set(REFERENCES) == set(toys.registered(fm.Algorithm).values())
-    assert toys.covers(fm.Algorithm, toys.ALGORITHMS)
-    assert toys.covers(fm.Compressor, toys.COMPRESSORS)
-    assert toys.covers(fm.Topology, toys.TOPOLOGIES)
-    assert toys.covers(fm.Regularizer, toys.REGULARIZERS)
-    assert toys.covers(fm.Weighting, toys.WEIGHINGS)
+    assert set(REFERENCES) == set(toys.registered(fm.algorithms.Algorithm).values())
+    assert toys.covers(fm.algorithms.Algorithm, toys.ALGORITHMS)
+    assert toys.covers(fm.compressors.Compressor, toys.COMPRESSORS)
+    assert toys.covers(fm.topologies.Topology, toys.TOPOLOGIES)
+    assert toys.covers(fm.regularizers.Regularizer, toys.REGULARIZERS)
+    assert toys.covers(fm.weighting.Weighting, toys.WEIGHINGS)
 
 
 def _every_pair() -> list:
@@ -66,7 +66,7 @@ def _every_pair() -> list:
 @pytest.mark.parametrize(("compressor", "topology"), _every_pair())
 def test_ad_gda_is_algorithm_1_for_every_compressor_and_topology(problem, compressor, topology):
     algorithm = fm.ADGDA(
-        fm.Geometric(2.0, 0.99), dual_step=0.1, consensus_step=0.2, compressor=toys.COMPRESSORS[compressor]
+        fm.schedules.Geometric(2.0, 0.99), dual_step=0.1, consensus_step=0.2, compressor=toys.COMPRESSORS[compressor]
     )
     stack = _compared(problem, toys.TOPOLOGIES[topology], algorithm)
     assert abs(stack.duals[-1] - stack.duals[0]).max() > 1e-3
@@ -109,7 +109,7 @@ def test_ad_gda_is_its_loop_where_the_projection_puts_weights_to_zero(problem, n
 @pytest.mark.parametrize("level", [0.25, 0.8, 1.0])
 @pytest.mark.parametrize("compressor", [None, "threshold"])
 def test_ad_gda_is_its_loop_where_weights_reach_their_caps(problem, level, compressor):
-    regularizer = fm.Capped(level, fm.ChiSquare(1e-3))
+    regularizer = fm.regularizers.Capped(level, fm.ChiSquare(1e-3))
     duals = compressor and toys.COMPRESSORS[compressor]
     stack = _compared(problem, fm.Ring(), fm.ADGDA(0.5, 0.5, 0.5, regularizer=regularizer, dual_compressor=duals))
     caps = problem.prior_of_sites.numpy() / level
@@ -150,7 +150,8 @@ FULL = {
 
 @pytest.mark.parametrize("weighting", toys.WEIGHINGS.values(), ids=toys.WEIGHINGS)
 @pytest.mark.parametrize(
-    ("topology", "regularizer"), [("ring", fm.ChiSquare(0.3)), ("changing", fm.Capped(0.6, fm.KullbackLeibler(0.5)))]
+    ("topology", "regularizer"),
+    [("ring", fm.ChiSquare(0.3)), ("changing", fm.regularizers.Capped(0.6, fm.regularizers.KullbackLeibler(0.5)))],
 )
 def test_tracked_ad_gda_is_its_loop_for_every_way_to_weigh(problem, weighting, topology, regularizer):
     algorithm = replace(TRACKED, weighting=weighting, regularizer=regularizer)
@@ -177,7 +178,7 @@ def test_tracked_ad_gda_is_its_loop_for_every_compressor_at_the_rate_it_finds(pr
 @pytest.mark.parametrize("name", [name for name in toys.REGULARIZERS if name != "custom"])
 def test_the_inner_maximum_of_every_regularizer_is_that_of_the_loop(problem, name):
     regularizer = toys.of_strength(toys.REGULARIZERS[name], 5.0 if "own" in name else 0.3)
-    _compared(problem, fm.Ring(), replace(TRACKED, weighting=fm.ExactMaximum(0.7), regularizer=regularizer))
+    _compared(problem, fm.Ring(), replace(TRACKED, weighting=fm.weighting.ExactMaximum(0.7), regularizer=regularizer))
 
 
 @pytest.mark.parametrize(
@@ -190,24 +191,24 @@ def test_uncompressed_rivals_are_their_loops_over_every_topology(problem, name, 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
 def test_every_algorithm_of_the_toys_is_its_loop(problem, name):
-    _compared(problem, fm.Star(), toys.ALGORITHMS[name], seed=5)
+    _compared(problem, fm.topologies.Star(), toys.ALGORITHMS[name], seed=5)
 
 
 @pytest.mark.parametrize(("participation", "local_steps"), [(0.1, 3), (0.4, 1), (1.0, 2)])
 def test_drfa_is_its_loop_for_any_share_of_clients_and_number_of_local_steps(problem, participation, local_steps):
     algorithm = fm.DRFA(0.1, dual_step=0.02, participation=participation, local_steps=local_steps)
-    _compared(problem, fm.Star(), algorithm)
+    _compared(problem, fm.topologies.Star(), algorithm)
 
 
 @pytest.mark.parametrize("options", [{"ascends": "error"}, {"probed": "everyone"}, {"floor": 0.05}, {"repeats": False}])
 def test_drfa_with_what_the_published_runs_did_is_its_loop(problem, options):
-    stack = _compared(problem, fm.Star(), fm.DRFA(0.1, dual_step=0.2, local_steps=2, **options))
+    stack = _compared(problem, fm.topologies.Star(), fm.DRFA(0.1, dual_step=0.2, local_steps=2, **options))
     if "floor" in options:
         assert stack.duals[-1].min() > 0.03  # 0.05 before beta2; without the floor some are zero
 
 
 def test_afl_is_its_loop_when_some_weights_reach_zero(problem):
-    stack = _compared(problem, fm.Star(), fm.AFL(0.2, dual_step=0.5))
+    stack = _compared(problem, fm.topologies.Star(), fm.AFL(0.2, dual_step=0.5))
     assert (stack.duals[-1] == 0).any()
 
 
@@ -280,5 +281,5 @@ def test_a_flipped_bit_changes_a_number_by_no_more_than_one_rounding_of_what_tra
         message = reference.compressed(compressor, row, reference.uniforms(0, "compression", 0, 0, 20))
         change = abs(message.with_a_bit_flipped().decode() - message.decode()).max()
         rounded = (getattr(compressor, "norms", ""), getattr(compressor, "values", ""))
-        halves = isinstance(compressor, fm.Half) or "float16" in rounded
+        halves = isinstance(compressor, fm.compressors.Half) or "float16" in rounded
         assert 0 < change <= 2 ** (-9 if halves else -22) * abs(message.decode()).max()

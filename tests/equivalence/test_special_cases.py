@@ -31,7 +31,7 @@ def _models_apart(one, other) -> float:
 
 
 @pytest.mark.parametrize(
-    "topology", [fm.Ring(), fm.Star(), toys.TOPOLOGIES["changing"]], ids=["ring", "star", "changing"]
+    "topology", [fm.Ring(), fm.topologies.Star(), toys.TOPOLOGIES["changing"]], ids=["ring", "star", "changing"]
 )
 def test_choco_sgd_without_compression_at_rate_one_is_decentralized_sgd_that_mixes_after_the_step(problem, topology):
     """CHOCO gossips what was published, so x^(t+1) = W x^t - eta g(x^t) from round 1 on; in round 0 nothing has been
@@ -125,7 +125,7 @@ def test_a_schedule_that_never_changes_is_the_fixed_graph(problem, compressor):
     """Though it keeps every neighbour's copy where the fixed graph keeps one mixed row."""
     algorithm = fm.ADGDA(2.0, dual_step=0.1, consensus_step=0.2, compressor=compressor)
     fixed = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
-    schedule = on_the_stack(problem, fm.Changing((fm.Ring(), fm.Ring())), algorithm, ROUNDS)
+    schedule = on_the_stack(problem, fm.topologies.Changing((fm.Ring(), fm.Ring())), algorithm, ROUNDS)
     assert apart(fixed, schedule) < 1e-10
     assert (fixed.bits_of_nodes == schedule.bits_of_nodes).all()
 
@@ -133,7 +133,7 @@ def test_a_schedule_that_never_changes_is_the_fixed_graph(problem, compressor):
 @pytest.mark.parametrize("name", ["dsgd", "dr-dsgd"])
 def test_a_schedule_that_never_changes_is_the_fixed_graph_without_copies_too(problem, name):
     fixed = on_the_stack(problem, fm.Ring(), toys.ALGORITHMS[name], ROUNDS)
-    schedule = on_the_stack(problem, fm.Changing((fm.Ring(), fm.Ring())), toys.ALGORITHMS[name], ROUNDS)
+    schedule = on_the_stack(problem, fm.topologies.Changing((fm.Ring(), fm.Ring())), toys.ALGORITHMS[name], ROUNDS)
     assert apart(fixed, schedule) < 1e-12
 
 
@@ -145,7 +145,9 @@ def _spread(rows: torch.Tensor) -> float:
     return float((rows - rows.mean(dim=-2, keepdim=True)).square().sum(dim=-1).mean())
 
 
-CHANGING = fm.Changing((fm.Edges(((0, 1), (2, 3), (4, 5), (6, 7))), fm.Ring(), fm.Star()))
+CHANGING = fm.topologies.Changing(
+    (fm.topologies.Edges(((0, 1), (2, 3), (4, 5), (6, 7))), fm.Ring(), fm.topologies.Star())
+)
 LOSSY = {name: toys.COMPRESSORS[name] for name in ("quantize", "top-k", "random-k")}
 RATE, LONG = 0.5, 500
 
@@ -185,7 +187,9 @@ def test_duals_agree_over_a_changing_graph(unequal):
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
     algorithm = fm.ADGDA(0.0, dual_step=0.0, consensus_step=RATE, compressor=fm.TopK(0.3))
     start = algorithm.init(oracle, network)
-    duals = fm.project_onto_simplex(torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(4)).double())
+    duals = fm.regularizers.project_onto_simplex(
+        torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(4)).double()
+    )
     state = start._replace(duals=duals)
     for t in range(300):
         state = algorithm.step(state, Round(torch.tensor(t), oracle, network))

@@ -35,15 +35,23 @@ def _models_apart(one, other) -> float:
 
 
 @over_some_graphs
-@pytest.mark.parametrize("duals", [None, fm.Threshold(1e-3)], ids=["plain duals", "compressed duals"])
-@pytest.mark.parametrize("regularizer", [fm.ChiSquare(0.02), fm.Capped(0.6, fm.KullbackLeibler(0.02))])
+@pytest.mark.parametrize("duals", [None, fm.compressors.Threshold(1e-3)], ids=["plain duals", "compressed duals"])
+@pytest.mark.parametrize(
+    "regularizer", [fm.ChiSquare(0.02), fm.regularizers.Capped(0.6, fm.regularizers.KullbackLeibler(0.02))]
+)
 def test_with_all_left_out_but_the_ascent_it_is_ad_gda(problem, topology, duals, regularizer):
     """At m times the step and m times alpha: nodes weigh m lambda_i here, and lambda_i there."""
     same = {"consensus_step": 0.3, "compressor": fm.Quantize(bits=4), "loss_cap": 1.3}
-    adgda = fm.ADGDA(fm.Geometric(2.4, 0.99), dual_step=0.1, regularizer=regularizer, dual_compressor=duals, **same)
+    adgda = fm.ADGDA(
+        fm.schedules.Geometric(2.4, 0.99), dual_step=0.1, regularizer=regularizer, dual_compressor=duals, **same
+    )
     inner = toys.of_strength(regularizer, 8 * 0.02)
     off = fm.TrackedADGDA(
-        fm.Geometric(0.3, 0.99), weighting=fm.ProjectedAscent(0.1, compressor=duals), regularizer=inner, **same, **OFF
+        fm.schedules.Geometric(0.3, 0.99),
+        weighting=fm.weighting.ProjectedAscent(0.1, compressor=duals),
+        regularizer=inner,
+        **same,
+        **OFF,
     )
     one, other = (on_the_stack(problem, topology, algorithm, ROUNDS) for algorithm in (adgda, off))
     assert apart(one, other) < 1e-12
@@ -53,7 +61,7 @@ def test_with_all_left_out_but_the_ascent_it_is_ad_gda(problem, topology, duals,
 @over_some_graphs
 def test_with_all_left_out_it_is_choco_sgd(problem, topology):
     same = {"primal_step": 0.3, "consensus_step": 0.3, "compressor": fm.TopK(0.3)}
-    choco, off = fm.ChocoSGD(**same), fm.TrackedADGDA(**same, **OFF, weighting=fm.PriorWeights())
+    choco, off = fm.ChocoSGD(**same), fm.TrackedADGDA(**same, **OFF, weighting=fm.weighting.PriorWeights())
     one, other = (on_the_stack(problem, topology, algorithm, ROUNDS) for algorithm in (choco, off))
     assert apart(one, other) < 1e-12
     assert (one.bits_of_nodes == other.bits_of_nodes).all()
@@ -61,7 +69,9 @@ def test_with_all_left_out_it_is_choco_sgd(problem, topology):
 
 @pytest.mark.parametrize("name", ["beta1", "tracking", "beta2", "gradient_at_average", "local_steps"])
 def test_each_ingredient_changes_the_run(problem, name):
-    off = fm.TrackedADGDA(0.1, consensus_step=0.3, compressor=fm.Quantize(bits=6), weighting=fm.PriorWeights(), **OFF)
+    off = fm.TrackedADGDA(
+        0.1, consensus_step=0.3, compressor=fm.Quantize(bits=6), weighting=fm.weighting.PriorWeights(), **OFF
+    )
     value = {"beta1": 0.5, "tracking": True, "beta2": 0.9, "gradient_at_average": 1.0, "local_steps": 2}[name]
     one, other = (on_the_stack(problem, fm.Ring(), a, 10) for a in (off, replace(off, **{name: value})))
     assert _models_apart(one, other) > 1e-2
@@ -71,7 +81,12 @@ def test_copies_that_begin_warm_change_nothing_where_differences_travel_whole(pr
     """Without loss every copy is its model after the first message, warm or not."""
     cold, warm = (
         fm.TrackedADGDA(
-            0.1, consensus_step=0.4, beta2=0.0, compressor=fm.Identity(), weighting=fm.PriorWeights(), warm_start=warm
+            0.1,
+            consensus_step=0.4,
+            beta2=0.0,
+            compressor=fm.compressors.Identity(),
+            weighting=fm.weighting.PriorWeights(),
+            warm_start=warm,
         )
         for warm in (False, True)
     )
@@ -96,8 +111,8 @@ def test_without_compression_and_momentum_at_rate_one_it_is_gradient_tracking(pr
         beta2=0.0,
         gradient_at_average=0.0,
         consensus_step=1.0,
-        compressor=fm.Identity(),
-        weighting=fm.PriorWeights(),
+        compressor=fm.compressors.Identity(),
+        weighting=fm.weighting.PriorWeights(),
     )
     stack = on_the_stack(problem, topology, algorithm, ROUNDS)
     before = trackers = [np.zeros(mesh.dim)] * mesh.n
@@ -125,7 +140,7 @@ def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum
         gradient_at_average=0.0,
         consensus_step=rate,
         compressor=lossy,
-        weighting=fm.PriorWeights(),
+        weighting=fm.weighting.PriorWeights(),
         warm_start=False,
     )
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
@@ -158,7 +173,10 @@ def test_with_fixed_weights_it_is_beer_and_with_momentum_motef(problem, momentum
 def test_one_node_alone_takes_steps_along_its_momentum_scaled_as_adam_scales_a_gradient(name):
     """torch's Adam without a first moment of its own, given the momentum as the gradient; or torch's SGD. Adam moves
     every parameter by its step: over the root of their number, the whole moves by it."""
-    problem, algorithm = toys.problem(1), replace(toys.ALGORITHMS[name], weighting=fm.PriorWeights(), local_steps=1)
+    problem, algorithm = (
+        toys.problem(1),
+        replace(toys.ALGORITHMS[name], weighting=fm.weighting.PriorWeights(), local_steps=1),
+    )
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     worker = Worker(problem, 0, 0, 1)  # for its batches
     parameters = list(worker.module.parameters())
@@ -186,7 +204,7 @@ def test_one_node_alone_takes_steps_along_its_momentum_scaled_as_adam_scales_a_g
 @pytest.mark.parametrize("local_steps", [1, 2, 5])
 def test_one_node_alone_without_momentum_takes_local_steps_of_plain_sgd_on_one_batch(local_steps):
     problem = toys.problem(1)
-    algorithm = fm.TrackedADGDA(0.2, 0.0, beta2=0.0, local_steps=local_steps, weighting=fm.PriorWeights())
+    algorithm = fm.TrackedADGDA(0.2, 0.0, beta2=0.0, local_steps=local_steps, weighting=fm.weighting.PriorWeights())
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
     worker = Worker(problem, 0, 0, 1)
     row = worker.start.copy()
@@ -224,7 +242,7 @@ def test_balances_sum_to_zero_and_trackers_average_to_the_momenta(problem, name,
 def test_trackers_agree_on_the_network_s_gradient_where_nothing_moves(problem, topology):
     """Full batches at a standstill: every node's tracker becomes the average of all weighted gradients."""
     still = toys.problem(sampling=fm.Sampling(order="full"))
-    algorithm = fm.TrackedADGDA(0.0, 0.5, beta2=0.0, compressor=fm.Quantize(8), weighting=fm.PriorWeights())
+    algorithm = fm.TrackedADGDA(0.0, 0.5, beta2=0.0, compressor=fm.Quantize(8), weighting=fm.weighting.PriorWeights())
     network, oracle = toys.on_stack(still, topology, count_bytes=False)
     state = algorithm.init(oracle, network)
     for t in range(400):
@@ -254,15 +272,21 @@ class Given(NoData):
 
 SOFT = {
     "chi-square": fm.ChiSquare(0.3),
-    "kl": fm.KullbackLeibler(0.4),
-    "capped": fm.Capped(0.6, fm.ChiSquare(0.2)),
-    "capped kl": fm.Capped(0.4, fm.KullbackLeibler(0.3)),
+    "kl": fm.regularizers.KullbackLeibler(0.4),
+    "capped": fm.regularizers.Capped(0.6, fm.ChiSquare(0.2)),
+    "capped kl": fm.regularizers.Capped(0.4, fm.regularizers.KullbackLeibler(0.3)),
 }
-NINE = {"ring": fm.Ring(), "star": fm.Star(), "circulant": fm.Circulant((1, 2))}
-NINE["changing"] = fm.Changing((fm.Ring(), fm.Star()))
+NINE = {"ring": fm.Ring(), "star": fm.topologies.Star(), "circulant": fm.topologies.Circulant((1, 2))}
+NINE["changing"] = fm.topologies.Changing((fm.Ring(), fm.topologies.Star()))
 
 
-def _weighed(weighting: fm.Weighting, regularizer: fm.Regularizer, topology: fm.Topology, oracle, rounds: int):
+def _weighed(
+    weighting: fm.weighting.Weighting,
+    regularizer: fm.regularizers.Regularizer,
+    topology: fm.topologies.Topology,
+    oracle,
+    rounds: int,
+):
     """The state of a weighting after some rounds of losses that never change."""
     network = MemoryNetwork(topology.build(oracle.prior.shape[-1]), dtype=torch.float64, count_bytes=False)
     state = weighting.init(oracle, network)
@@ -283,26 +307,30 @@ def test_price_and_maximum_end_at_the_inner_maximum_on_every_graph(topology, reg
     prior = 0.5 + 1.5 * torch.rand(40, 1, 9, generator=generator, dtype=torch.float64)
     oracle = Given(losses, prior / prior.sum(dim=-1, keepdim=True))
     expected = 9 * regularizer.maximiser(9 * losses.transpose(-1, -2), oracle.prior)
-    priced = _weighed(fm.ShadowPrice(relative=False, strength_annealing=0.0), regularizer, topology, oracle, 500)
+    priced = _weighed(
+        fm.weighting.ShadowPrice(relative=False, strength_annealing=0.0), regularizer, topology, oracle, 500
+    )
     assert float((priced.weights.transpose(-1, -2) - expected).abs().max()) < 1e-4
-    relative = _weighed(fm.ShadowPrice(strength_annealing=0.0), regularizer, topology, oracle, 500)
+    relative = _weighed(fm.weighting.ShadowPrice(strength_annealing=0.0), regularizer, topology, oracle, 500)
     in_units = losses / losses.mean(dim=-2, keepdim=True)
     of_units = 9 * regularizer.maximiser(9 * in_units.transpose(-1, -2), oracle.prior)
     assert float((relative.weights.transpose(-1, -2) - of_units).abs().max()) < 1e-3
-    known = _weighed(fm.ExactMaximum(), regularizer, topology, oracle, 300)
+    known = _weighed(fm.weighting.ExactMaximum(), regularizer, topology, oracle, 300)
     assert float((9 * known.duals - expected).abs().max()) < 1e-4
     assert float((expected - 9 * oracle.prior).abs().max()) > 0.4
 
 
-@pytest.mark.parametrize("make", [fm.ChiSquare, fm.KullbackLeibler, lambda a: fm.Capped(0.4, fm.ChiSquare(a))])
+@pytest.mark.parametrize(
+    "make", [fm.ChiSquare, fm.regularizers.KullbackLeibler, lambda a: fm.regularizers.Capped(0.4, fm.ChiSquare(a))]
+)
 @pytest.mark.parametrize("relative", [True, False])
 def test_ease_multiplies_alpha_until_the_run_ends(make, relative):
     losses = torch.linspace(0.5, 1.5, 9, dtype=torch.float64).view(1, 9, 1)
     oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))
 
-    def weights(strength_annealing: fm.Schedule | float, alpha: float, rounds: int) -> torch.Tensor:
+    def weights(strength_annealing: fm.schedules.Schedule | float, alpha: float, rounds: int) -> torch.Tensor:
         return _weighed(
-            fm.ShadowPrice(relative=relative, strength_annealing=strength_annealing),
+            fm.weighting.ShadowPrice(relative=relative, strength_annealing=strength_annealing),
             make(alpha),
             fm.Ring(),
             oracle,
@@ -310,7 +338,7 @@ def test_ease_multiplies_alpha_until_the_run_ends(make, relative):
         ).weights
 
     assert float((weights(3.0, 0.1, 60) - weights(0.0, 0.4, 60)).abs().max()) < 1e-12
-    falling, sharp = weights(fm.Polynomial(10.0, 200), 0.4, 600), weights(0.0, 0.4, 600)
+    falling, sharp = weights(fm.schedules.Polynomial(10.0, 200), 0.4, 600), weights(0.0, 0.4, 600)
     assert float((falling - sharp).abs().max()) < 1e-6
     assert float((weights(10.0, 0.4, 600) - sharp).abs().max()) > 0.1
 
@@ -320,7 +348,7 @@ def test_an_ease_that_would_sharpen_weights_is_refused(strength_annealing):
     with pytest.raises(
         fm.BadInput, match=f"strength_annealing: step size must be a finite number >= 0, got {strength_annealing}"
     ):
-        fm.ShadowPrice(strength_annealing=strength_annealing)
+        fm.weighting.ShadowPrice(strength_annealing=strength_annealing)
 
 
 def test_a_price_is_steady_where_one_site_has_half_of_all_data():
@@ -330,7 +358,11 @@ def test_a_price_is_steady_where_one_site_has_half_of_all_data():
     oracle, regularizer = Given(losses, prior / prior.sum()), fm.ChiSquare(0.3)
     expected = 50 * regularizer.maximiser(50 * losses.transpose(-1, -2), oracle.prior)
     state = _weighed(
-        fm.ShadowPrice(relative=False, strength_annealing=0.0), regularizer, fm.Exponential(), oracle, 2500
+        fm.weighting.ShadowPrice(relative=False, strength_annealing=0.0),
+        regularizer,
+        fm.topologies.Exponential(),
+        oracle,
+        2500,
     )
     assert float((state.weights.transpose(-1, -2) - expected).abs().max()) < 1e-3
     assert float(expected.max()) > 20
@@ -340,6 +372,6 @@ def test_an_ascent_ends_at_the_inner_maximum_too():
     losses = torch.linspace(0, 0.6, 9, dtype=torch.float64).view(1, 9, 1)
     oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))
     regularizer = fm.ChiSquare(0.3)
-    state = _weighed(fm.ProjectedAscent(0.05), regularizer, fm.Complete(), oracle, 2000)
+    state = _weighed(fm.weighting.ProjectedAscent(0.05), regularizer, fm.topologies.Complete(), oracle, 2000)
     expected = regularizer.maximiser(9 * losses.transpose(-1, -2), oracle.prior)
     assert float((state.duals - expected).abs().max()) < 2e-2  # each node projects its own row, before they are mixed

@@ -16,8 +16,10 @@ def problem() -> fm.Problem:
     return toys.problem(sites=[fm.Site(site.train, group=site.group) for site in toys.sites()])
 
 
-def traced(algorithm: fm.Algorithm) -> Trace:
-    result = fm.train(problem(), fm.Circulant((1, 2)), algorithm, ROUNDS, dtype="float64", measure_every=1, seeds=[7])
+def traced(algorithm: fm.algorithms.Algorithm) -> Trace:
+    result = fm.train(
+        problem(), fm.topologies.Circulant((1, 2)), algorithm, ROUNDS, dtype="float64", measure_every=1, seeds=[7]
+    )
     return [(record["round"], record["loss"]["worst"], record["loss"]["mean"]) for record in result.records]
 
 

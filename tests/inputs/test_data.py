@@ -45,18 +45,18 @@ def test_a_sound_problem_is_accepted():
     assert fm.Problem(model=small_model, sites=with_bad_site(GOOD)).n == 4
 
 
-@pytest.mark.parametrize("topology", [fm.Torus(2, 4), fm.Matrix(((0.5, 0.5), (0.5, 0.5)))])
+@pytest.mark.parametrize("topology", [fm.topologies.Torus(2, 4), fm.topologies.Matrix(((0.5, 0.5), (0.5, 0.5)))])
 def test_a_topology_of_other_size_than_the_list_of_sites_is_refused_with_both_numbers(topology):
     with pytest.raises(fm.BadInput) as caught:
         fm.train(problem(3), topology, fm.DSGD(), 1)
     assert "3" in str(caught.value)
-    assert str(8 if isinstance(topology, fm.Torus) else 2) in str(caught.value)
+    assert str(8 if isinstance(topology, fm.topologies.Torus) else 2) in str(caught.value)
     assert "nodes" in str(caught.value)
 
 
 def test_edges_that_name_a_node_without_a_site_are_refused():
     with pytest.raises(fm.BadInput, match="3"):
-        fm.train(problem(3), fm.Edges(((0, 1), (1, 2), (2, 3))), fm.DSGD(), 1)
+        fm.train(problem(3), fm.topologies.Edges(((0, 1), (1, 2), (2, 3))), fm.DSGD(), 1)
 
 
 def test_no_site_at_all_is_refused():
@@ -69,7 +69,7 @@ def test_an_empty_site_is_refused_by_its_number_and_name(empty):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("wrap", [tuple, lambda pair: fm.Samples(*pair), lambda pair: TensorDataset(*pair)])
+@pytest.mark.parametrize("wrap", [tuple, lambda pair: fm.data.Samples(*pair), lambda pair: TensorDataset(*pair)])
 def test_a_non_finite_input_is_refused_with_site_and_sample(value, wrap):
     bad = wrap((spoiled(INPUTS, 7, value), LABELS))
     refused("site 2", "Lyon", "inputs of sample 7", "not finite", "clean", sites=with_bad_site(bad))

@@ -156,7 +156,7 @@ def test_a_model_file_as_checkpoint_is_refused(folder):
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
-        ("topology.name is 'complete' here but 'ring' there", {"topology": fm.Complete()}),
+        ("topology.name is 'complete' here but 'ring' there", {"topology": fm.topologies.Complete()}),
         ("seeds is [1] here but [0] there", {"seeds": (1,)}),
         ("placements", {"placements": [(2, 1, 0)]}),
         ("dtype is 'float64' here but 'float32' there", {"dtype": "float64"}),

@@ -58,11 +58,11 @@ def test_a_field_of_tracked_ad_gda_out_of_range_is_refused_with_the_range(fields
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: fm.ShadowPrice(loss_ema=1.0), ["loss_ema", r"\[0, 1\)"]),
-        (lambda: fm.ShadowPrice(step=2.0), ["step of the price", r"\(0, 1\]", "2.0"]),
-        (lambda: fm.ExactMaximum(loss_ema=-0.1), ["loss_ema", r"\[0, 1\)"]),
-        (lambda: fm.ProjectedAscent(step=-1.0), ["step size", ">= 0"]),
-        (lambda: fm.ProjectedAscent(compressor="zip"), ["compressor", "zip"]),
+        (lambda: fm.weighting.ShadowPrice(loss_ema=1.0), ["loss_ema", r"\[0, 1\)"]),
+        (lambda: fm.weighting.ShadowPrice(step=2.0), ["step of the price", r"\(0, 1\]", "2.0"]),
+        (lambda: fm.weighting.ExactMaximum(loss_ema=-0.1), ["loss_ema", r"\[0, 1\)"]),
+        (lambda: fm.weighting.ProjectedAscent(step=-1.0), ["step size", ">= 0"]),
+        (lambda: fm.weighting.ProjectedAscent(compressor="zip"), ["compressor", "zip"]),
     ],
 )
 def test_a_way_to_weigh_out_of_range_is_refused_with_the_range(make, words):
@@ -73,12 +73,20 @@ def test_a_way_to_weigh_out_of_range_is_refused_with_the_range(make, words):
 @pytest.mark.parametrize(
     ("weighting", "regularizer", "words"),
     [
-        (fm.ShadowPrice(), fm.NoRegularizer(), ["NoRegularizer", "ChiSquare or KullbackLeibler", "ProjectedAscent"]),
-        (fm.ShadowPrice(), fm.OwnCoordinate(1.0), ["OwnCoordinate", "ProjectedAscent"]),
-        (fm.ShadowPrice(), fm.Capped(0.5, fm.NoRegularizer()), ["NoRegularizer", "ProjectedAscent"]),
-        (fm.ShadowPrice(), REGULARIZERS["custom"], ["Custom", "ProjectedAscent"]),
-        (fm.ExactMaximum(), REGULARIZERS["custom"], ["custom", "use a ProjectedAscent"]),
-        (fm.ProjectedAscent(9.0), fm.ChiSquare(0.5), ["weighting.step 9", "at most 2", "smaller strength"]),
+        (
+            fm.weighting.ShadowPrice(),
+            fm.regularizers.NoRegularizer(),
+            ["NoRegularizer", "ChiSquare or KullbackLeibler", "ProjectedAscent"],
+        ),
+        (fm.weighting.ShadowPrice(), fm.regularizers.OwnCoordinate(1.0), ["OwnCoordinate", "ProjectedAscent"]),
+        (
+            fm.weighting.ShadowPrice(),
+            fm.regularizers.Capped(0.5, fm.regularizers.NoRegularizer()),
+            ["NoRegularizer", "ProjectedAscent"],
+        ),
+        (fm.weighting.ShadowPrice(), REGULARIZERS["custom"], ["Custom", "ProjectedAscent"]),
+        (fm.weighting.ExactMaximum(), REGULARIZERS["custom"], ["custom", "use a ProjectedAscent"]),
+        (fm.weighting.ProjectedAscent(9.0), fm.ChiSquare(0.5), ["weighting.step 9", "at most 2", "smaller strength"]),
     ],
 )
 def test_a_way_to_weigh_that_cannot_serve_its_regularizer_says_which_can(weighting, regularizer, words):
@@ -92,7 +100,9 @@ def test_a_rate_of_one_is_allowed():
     assert fm.ADGDA(consensus_step=1.0).consensus_step == 1.0
 
 
-@pytest.mark.parametrize(("regularizer", "bound"), [(fm.ChiSquare(0.5), 0.5), (fm.KullbackLeibler(0.5), 1.0)])
+@pytest.mark.parametrize(
+    ("regularizer", "bound"), [(fm.ChiSquare(0.5), 0.5), (fm.regularizers.KullbackLeibler(0.5), 1.0)]
+)
 def test_a_dual_step_beyond_its_stable_range_is_refused_with_the_bound(regularizer, bound):
     made = problem(4, sites=sites(4, sizes=(10, 10, 10, 10)))  # p / alpha = 0.25 / 0.5
     with refused("dual_step", "stable range", f"at most {bound:g}", "smaller strength"):

@@ -23,19 +23,22 @@ ROUNDS = 30
 NAMES = [f"site-{i}" for i in range(8)]
 CASES = {
     **{
-        f"algorithm {name}": (fm.Circulant((1, 2)), algorithm)
+        f"algorithm {name}": (fm.topologies.Circulant((1, 2)), algorithm)
         for name, algorithm in toys.ALGORITHMS.items()
         if not algorithm.needs_server
     },
     **{
-        f"compressor {name}": (fm.Circulant((1, 2)), fm.ADGDA(0.3, 0.02, 0.2, compressor))
+        f"compressor {name}": (fm.topologies.Circulant((1, 2)), fm.ADGDA(0.3, 0.02, 0.2, compressor))
         for name, compressor in toys.COMPRESSORS.items()
     },
     "changing graph": (
-        fm.Changing((fm.Ring(), fm.Circulant((2,)), fm.Circulant((1, 2)))),
+        fm.topologies.Changing((fm.Ring(), fm.topologies.Circulant((2,)), fm.topologies.Circulant((1, 2)))),
         toys.ALGORITHMS["ad-gda"],
     ),
-    "changing graph, nothing followed": (fm.Changing((fm.Ring(), fm.Circulant((2,)))), toys.ALGORITHMS["dsgd"]),
+    "changing graph, nothing followed": (
+        fm.topologies.Changing((fm.Ring(), fm.topologies.Circulant((2,)))),
+        toys.ALGORITHMS["dsgd"],
+    ),
 }
 EXPERIMENT = """
 rounds = 30

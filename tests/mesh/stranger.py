@@ -1,12 +1,13 @@
-"""Somebody at the door of a node: streams and handshakes as no honest neighbour makes them, each in a process of its
-own, so that the one that forks the nodes never has gRPC running."""
+"""Somebody at the door of a node: streams and handshakes as no honest neighbour makes them, written without the
+package's own connections. Some are made in a process of their own, so that a node can be measured beside them."""
 
+import asyncio
 import json
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -64,51 +65,54 @@ def hello_of(home: Path, **changes: Any) -> dict[str, Any]:
 
 
 def spoken(credentials: Path, name: str, address: str, whom: str, say: Frames, streams: int = 1) -> dict[str, Any]:
-    """Opens a stream with a certificate, or several and speaks on the last: how it ended, and what came."""
-    from fairmesh.mesh.wire.channels import METHOD, grpc
-
-    files = ("authority.pem", f"{name}.key", f"{name}.pem")
-    given = grpc.ssl_channel_credentials(*((credentials / file).read_bytes() for file in files))
-    came: list[bytes] = []
-    with ExitStack() as opened:
-
-        def stream(requests) -> Any:
-            options = [("grpc.ssl_target_name_override", whom), ("grpc.max_send_message_length", -1)]
-            options.append(("grpc.use_local_subchannel_pool", 1))
-            channel = opened.enter_context(grpc.secure_channel(address, given, options=options))
-            return channel.stream_stream(METHOD)(requests, timeout=15)
-
-        silent = [stream(_silent()) for _ in range(streams - 1)]
-        for one in silent:
-            next(one)
-
-        def requests():
-            while not came:
-                time.sleep(0.005)
-            yield from say(frames.read_hello(came[0])["holds"][1])
-            yield from _silent()
-
-        try:
-            for frame in stream(requests()):
-                came.append(frame)  # noqa: PERF402  (requests() looks at it)
-        except grpc.RpcError as error:
-            told = [frames.read_frame(frame).reason() for frame in came[1:] if frame[0] == frames.Kind.REFUSED]
-            return {"code": error.code().name, "details": error.details(), "told": told, "frames": len(came)}
-    return {"code": "OK", "details": "", "told": [], "frames": len(came)}
+    """Opens a stream with a certificate, or several and speaks on the last: the reasons for which it was refused, and
+    how many frames came."""
+    context = ssl.create_default_context(cafile=credentials / "authority.pem")
+    context.load_cert_chain(credentials / f"{name}.pem", credentials / f"{name}.key")
+    return asyncio.run(asyncio.wait_for(_spoken(context, host_and_port(address, "it"), whom, say, streams), 15))
 
 
-def _silent():
-    while True:
-        time.sleep(0.05)
-        if False:
-            yield b""
+async def _spoken(context: ssl.SSLContext, where: tuple[str, int], whom: str, say: Frames, streams: int) -> dict:
+    opened = []
+    for _ in range(streams):
+        opened.append(await asyncio.open_connection(*where, ssl=context, server_hostname=whom))
+        if len(opened) < streams:
+            await _frame(opened[-1][0])
+    reader, writer = opened[-1]
+    came, sending = [], None
+    while frame := await _frame(reader):
+        came.append(frame)
+        if sending is None and frame[0] == frames.Kind.HELLO:
+            said = say(frames.read_hello(frame)["holds"][1])
+            sending = asyncio.create_task(_send(writer, said))
+    for _, one in opened:
+        one.transport.abort()
+    if sending:
+        await asyncio.gather(sending, return_exceptions=True)
+    told = [frames.read_frame(frame).reason() for frame in came if frame[0] == frames.Kind.REFUSED]
+    return {"told": told, "frames": len(came)}
+
+
+async def _send(writer: asyncio.StreamWriter, said: Sequence[bytes]) -> None:
+    for frame in said:
+        writer.write(struct.pack("<I", len(frame)) + frame)
+        await writer.drain()
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes:
+    """The next frame that is not a heartbeat; nothing at the end."""
+    try:
+        while (length := struct.unpack("<I", await reader.readexactly(4))[0]) == 0xFFFFFFFF:
+            pass
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return b""
 
 
 def handshaken(address: str, credentials: Path | None = None, name: str = "", tls_1_2: bool = False) -> bytes:
     """What a server says after a handshake of TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
     if credentials:
         context.load_cert_chain(credentials / f"{name}.pem", credentials / f"{name}.key")
     if tls_1_2:

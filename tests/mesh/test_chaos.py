@@ -16,7 +16,7 @@ RECORDED = ROOT / "benchmarks" / "results" / "chaos-cpu.json"
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
-    """The short form, in a process of its own: nodes are forked, which one that has used gRPC must not be."""
+    """The short form, in a process of its own: nodes are forked, which one that has many threads must not be."""
     figures = tmp_path_factory.mktemp("chaos") / "figures.json"
     command = [sys.executable, "-m", "tests.mesh.chaos", "--short", "--write", str(figures)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SECURITY = HERE.parents[1] / "docs" / "security.md"
-NAMED = re.findall(r"`((?:\.\./codec/)?test_\w+\.py)(?:::(test_\w+))?`", SECURITY.read_text(encoding="utf-8"))
+NAMED = re.findall(r"`((?:\.\./compression/)?test_\w+\.py)(?:::(test_\w+))?`", SECURITY.read_text(encoding="utf-8"))
 
 
 def test_every_protection_names_tests_that_exist():

@@ -183,10 +183,16 @@ def _stacked(states):
 
 
 @pytest.mark.parametrize(
-    "weighting", [fm.ProjectedAscent(compressor=fm.Threshold(1e-3)), fm.ExactMaximum(), fm.ShadowPrice()], ids=str
+    "weighting",
+    [
+        fm.weighting.ProjectedAscent(compressor=fm.compressors.Threshold(1e-3)),
+        fm.weighting.ExactMaximum(),
+        fm.weighting.ShadowPrice(),
+    ],
+    ids=str,
 )
 def test_what_sums_to_zero_over_all_begins_anew_and_the_rest_of_a_tracked_state_stays(weighting):
-    state = _Tracked(weighting).after(None, fm.Circulant((1, 2)).build(6), range(6), range(8))
+    state = _Tracked(weighting).after(None, fm.topologies.Circulant((1, 2)).build(6), range(6), range(8))
     slots, prior = [0, 1, 2, 4, 5], torch.ones(5, dtype=torch.float64) / 5
     mine = _rows(state, 0)
     before, after = flatten_state(mine), flatten_state(leaving.without(mine, [GONE], slots, prior))
@@ -210,7 +216,7 @@ def test_what_sums_to_zero_over_all_begins_anew_and_the_rest_of_a_tracked_state_
 
 def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
     """Balances sum to zero over the five, weights to one, and they agree again."""
-    tracked, whole = _Tracked(fm.ShadowPrice()), fm.Circulant((1, 2)).build(6)
+    tracked, whole = _Tracked(fm.weighting.ShadowPrice()), fm.topologies.Circulant((1, 2)).build(6)
     state = tracked.after(None, whole, range(6), range(10))
     kept = [0, 1, 2, 3, 4]
     graph = {i: [j for j in range(6) if j != i and whole[0].matrix.toarray()[i, j]] for i in kept}
@@ -228,10 +234,12 @@ def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
             for i, name in enumerate(NAMES)
         ),
     )
-    end = tracked.after(reduced, leaving.cycle_of(fm.Circulant((1, 2)), mesh.without(DEAD)), kept, range(10, 150))
+    end = tracked.after(
+        reduced, leaving.cycle_of(fm.topologies.Circulant((1, 2)), mesh.without(DEAD)), kept, range(10, 150)
+    )
     assert float(end.balances.sum(dim=-2).abs().max()) < 1e-12
     assert float(end.weighting.balances.sum(dim=-2).abs().max()) < 1e-12
-    assert float(end.weights.mean()) == pytest.approx(1, abs=0.05)
+    assert float(end.weighting.weights.mean()) == pytest.approx(1, abs=0.05)
     trackers = end.momenta + end.balances
     assert float(trackers.std(dim=-2).mean()) < float(end.momenta.std(dim=-2).mean())
 

@@ -190,7 +190,7 @@ def test_what_cannot_run_without_a_server_in_one_run_is_refused(cli, tmp_path, o
 def test_every_algorithm_without_a_server_may_be_deployed():
     from tests.toys import ALGORITHMS
 
-    trial = fm.Experiment(fm.Digits(), fm.Ring(), fm.DSGD(), rounds=3)
+    trial = fm.Experiment(fm.data.Digits(), fm.Ring(), fm.DSGD(), rounds=3)
     for algorithm in ALGORITHMS.values():
         if algorithm.needs_server:
             with pytest.raises(BadInput, match="needs a server"):
@@ -431,7 +431,7 @@ def test_the_agreed_fields_do_not_depend_on_where_files_lie_but_on_what_they_hol
         ({"rounds": 31}, "rounds: 30 here, 31 there"),
         ({"seeds": (1,)}, "seeds: [0] here, [1] there"),
         ({"clip_norm": 1.0}, "clip_norm: nothing here, 1.0 there"),
-        ({"topology": fm.Star()}, 'topology.name: "ring" here, "star" there'),
+        ({"topology": fm.topologies.Star()}, 'topology.name: "ring" here, "star" there'),
         ({"options": fm.Options(dtype="float64")}, 'options.dtype: "float32" here, "float64" there'),
         ({"options": fm.Options(measure_every=7)}, "options.measure_every: 50 here, 7 there"),
         ({"sampling": fm.Sampling(batch=5)}, "sampling.batch: 50 here, 5 there"),
@@ -448,7 +448,7 @@ def test_a_field_in_which_two_sites_differ_is_named(cli, changed, field):
 def test_a_sites_data_device_and_memory_are_its_own_affair(cli):
     here = fm.load_experiment("trial.toml")
     own = fm.Options(device="cuda", memory_gib=3.0, data_on="host", checkpoint_every=5)
-    assert digest_of(agreed(replace(here, data=fm.MNIST(), options=own))) == digest_of(agreed(here))
+    assert digest_of(agreed(replace(here, data=fm.data.MNIST(), options=own))) == digest_of(agreed(here))
 
 
 def test_the_python_files_that_an_experiment_names_go_with_it(cli, tmp_path):

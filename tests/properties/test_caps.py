@@ -37,7 +37,7 @@ def test_the_projection_is_feasible_and_no_vertex_of_the_capped_simplex_lies_in_
     # p is the projection of x iff <x - p, v - p> <= 0 for every vertex v; the largest <x - p, v> is a greedy filling
     _, prior = case(seed)
     rows = rows_of(seed, prior.shape[-1])
-    found, caps = fm.Capped(level).project(rows, prior), prior / level
+    found, caps = fm.regularizers.Capped(level).project(rows, prior), prior / level
     assert found.shape == rows.shape
     assert (found >= 0).all()
     assert (found <= caps).all()
@@ -51,7 +51,7 @@ def test_the_projection_is_feasible_and_no_vertex_of_the_capped_simplex_lies_in_
 def test_the_projection_is_the_one_found_by_looking_at_each_threshold(seed, level):
     _, prior = case(seed)
     rows = rows_of(seed, prior.shape[-1])[:2]
-    found = fm.Capped(level).project(rows, prior)
+    found = fm.regularizers.Capped(level).project(rows, prior)
     for row, one in zip(rows.flatten(0, 1).numpy(), found.flatten(0, 1).numpy()):
         np.testing.assert_allclose(one, projected_under_caps(row, (prior / level).numpy().ravel()), atol=1e-11)
 
@@ -63,7 +63,7 @@ def test_an_entry_beyond_all_others_leaves_the_rest_to_be_projected_as_if_alone(
     rows = rows_of(seed, n)[0].clamp(-1, 1).float()
     far = rows.clone()
     far[:, 0] = 1e9  # float32: one unit of it is 64
-    found = fm.Capped(level).project(far, prior.float()).double()
+    found = fm.regularizers.Capped(level).project(far, prior.float()).double()
     cap = min(1.0, float(prior[0, 0]) / level)
     assert found[:, 0].tolist() == pytest.approx([cap] * 2, abs=1e-6)
     if cap < 1 - 1e-3:
@@ -75,7 +75,7 @@ def test_an_entry_beyond_all_others_leaves_the_rest_to_be_projected_as_if_alone(
 @given(seed=SEEDS)
 def test_a_row_of_a_batch_is_projected_as_it_is_alone_and_nothing_is_changed(seed):
     _, prior = case(seed)
-    rows, member = rows_of(seed, prior.shape[-1]), fm.Capped(0.6)
+    rows, member = rows_of(seed, prior.shape[-1]), fm.regularizers.Capped(0.6)
     before, together = rows.clone(), member.project(rows, prior)
     assert torch.equal(rows, before)
     for k, i in itertools.product(range(3), range(2)):
@@ -87,7 +87,7 @@ def test_a_row_of_a_batch_is_projected_as_it_is_alone_and_nothing_is_changed(see
 @settings(max_examples=20)
 def test_level_1_leaves_only_the_prior(inner, seed):
     losses, prior = case(seed)
-    member = fm.Capped(1.0, inner)
+    member = fm.regularizers.Capped(1.0, inner)
     for found in (member.project(rows_of(seed, prior.shape[-1]), prior), member.maximiser(losses, prior)):
         torch.testing.assert_close(found, prior.expand_as(found), rtol=0, atol=1e-14)
 
@@ -97,7 +97,7 @@ def test_level_1_leaves_only_the_prior(inner, seed):
 @settings(max_examples=20)
 def test_a_level_below_every_prior_caps_nothing(inner, seed):
     losses, prior = case(seed)
-    member, rows = fm.Capped(float(prior.min()) * 0.99, inner), rows_of(seed, prior.shape[-1])
+    member, rows = fm.regularizers.Capped(float(prior.min()) * 0.99, inner), rows_of(seed, prior.shape[-1])
     torch.testing.assert_close(member.project(rows, prior), inner.project(rows, prior), rtol=0, atol=1e-12)
     torch.testing.assert_close(member.maximiser(losses, prior), inner.maximiser(losses, prior), rtol=0, atol=1e-11)
 
@@ -107,7 +107,11 @@ def test_with_no_regularizer_the_worst_case_is_the_conditional_value_at_risk(see
     # Rockafellar and Uryasev: the least over t of t + E[(f - t)+] / level, attained at one of the losses
     losses, prior = case(seed)
     n = losses.shape[-1]
-    found = (fm.Capped(level, fm.NoRegularizer()).maximiser(losses, prior) * losses).sum(dim=-1).flatten()
+    found = (
+        (fm.regularizers.Capped(level, fm.regularizers.NoRegularizer()).maximiser(losses, prior) * losses)
+        .sum(dim=-1)
+        .flatten()
+    )
     for value, f in zip(found.tolist(), losses.reshape(-1, n)):
         bounds = [float(t + (prior[0] * (f - t).clamp(min=0)).sum() / level) for t in f]
         assert value == pytest.approx(min(bounds), rel=1e-12)
@@ -142,7 +146,7 @@ def test_squares_under_a_cap_have_the_maximum_that_a_search_over_all_splits_find
     inner = toys.of_strength(INNER[name], strength)
     curvature = 2 * strength / p if name == "chi-square" else np.full(n, strength / n)
     expected = by_trying_every_split(losses.numpy().ravel() / n, curvature, p, p / level)
-    found = fm.Capped(level, inner).maximiser(losses, prior)
+    found = fm.regularizers.Capped(level, inner).maximiser(losses, prior)
     np.testing.assert_allclose(found.numpy().ravel(), expected, atol=1e-8)
 
 
@@ -156,14 +160,14 @@ def test_kl_under_a_cap_is_the_tilted_prior_cut_off_and_scaled_until_it_sums_to_
         with np.errstate(over="ignore"):
             weights = np.minimum(p * np.exp(scores - middle), p / level)
         low, high = (middle, high) if weights.sum() > 1 else (low, middle)
-    found = fm.Capped(level, fm.KullbackLeibler(strength)).maximiser(losses, prior)
+    found = fm.regularizers.Capped(level, fm.regularizers.KullbackLeibler(strength)).maximiser(losses, prior)
     np.testing.assert_allclose(found.numpy().ravel(), weights, atol=1e-9)
 
 
 @EVERY
 def test_levels_that_differ_by_replica_act_on_their_own_replica(inner):
     losses, prior = case(5, replicas=2)
-    members = [fm.Capped(0.3, inner), fm.Capped(0.9, inner)]
+    members = [fm.regularizers.Capped(0.3, inner), fm.regularizers.Capped(0.9, inner)]
     both: Any = stacked(members, torch.float64, torch.device("cpu"))  # type: ignore[arg-type]
     rows = rows_of(5, prior.shape[-1])[:2]
     for k, alone in enumerate(members):
@@ -176,7 +180,7 @@ def test_a_cap_leaves_value_slope_and_stable_steps_as_they_are(inner):
     _, prior = case(3)
     n = prior.shape[-1]
     weights, own = rows_of(3, n)[0].softmax(dim=-1), torch.eye(n, dtype=torch.float64)[:2]
-    member = fm.Capped(0.5, inner)
+    member = fm.regularizers.Capped(0.5, inner)
     assert torch.equal(member.value(weights, prior), inner.value(weights, prior))
     assert torch.equal(member.gradient(weights, prior, own), inner.gradient(weights, prior, own))
     assert member.max_stable_dual_step(prior) == inner.max_stable_dual_step(prior)
@@ -184,19 +188,19 @@ def test_a_cap_leaves_value_slope_and_stable_steps_as_they_are(inner):
 
 def test_a_step_too_long_for_what_is_capped_is_refused_by_its_name():
     with pytest.raises(fm.BadInput, match=r"stable range of Capped\(level=0.5, inner=ChiSquare\(strength=0.5\)\)"):
-        check_dual_step(0.3, fm.Capped(0.5, fm.ChiSquare(0.5)), torch.tensor([0.1, 0.9]))
+        check_dual_step(0.3, fm.regularizers.Capped(0.5, fm.ChiSquare(0.5)), torch.tensor([0.1, 0.9]))
 
 
 @pytest.mark.parametrize("level", [0.0, -0.1, 1.01, math.nan])
 def test_a_level_outside_zero_to_one_is_refused(level):
     with pytest.raises(fm.BadInput, match=r"level, .* is in \(0, 1\], got"):
-        fm.Capped(level)
+        fm.regularizers.Capped(level)
 
 
-@pytest.mark.parametrize("inner", [toys.REGULARIZERS["custom"], fm.Capped(0.5)], ids=["custom", "capped"])
+@pytest.mark.parametrize("inner", [toys.REGULARIZERS["custom"], fm.regularizers.Capped(0.5)], ids=["custom", "capped"])
 def test_what_has_no_known_maximum_under_a_cap_is_refused(inner):
     with pytest.raises(fm.BadInput, match=r"cannot be capped, .* give inner = ChiSquare, KullbackLeibler"):
-        fm.Capped(0.5, inner)
+        fm.regularizers.Capped(0.5, inner)
 
 
 # Clipped losses.

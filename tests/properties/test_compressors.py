@@ -19,9 +19,9 @@ COMPRESSORS = {
     "quantize 8 bits": fm.Quantize(bits=8),
     "quantize one by one": fm.Quantize(bits=2, block=1),
     "top-1": fm.TopK(1e-6),
-    "random all": fm.RandomK(1.0),
+    "random all": fm.compressors.RandomK(1.0),
     "sign pairs": fm.Sign(block=2),
-    "top-k-quantize 1 bit": fm.TopKQuantize(0.7, bits=1),
+    "top-k-quantize 1 bit": fm.compressors.TopKQuantize(0.7, bits=1),
 }
 EVERY = pytest.mark.parametrize("name", COMPRESSORS)
 NO_DELTA = {"quantize ceil", "half", "threshold", "top-k half"}  # ceil rounding, and those that know an absolute size
@@ -32,7 +32,9 @@ def uniforms(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.f
     return random_streams.uniform(key, shape[-1], dtype).view(shape)
 
 
-def compressed(compressor: fm.Compressor, rows: torch.Tensor, draws: torch.Tensor | None = None) -> torch.Tensor:
+def compressed(
+    compressor: fm.compressors.Compressor, rows: torch.Tensor, draws: torch.Tensor | None = None
+) -> torch.Tensor:
     draws = uniforms(tuple(rows.shape), dtype=rows.dtype) if draws is None else draws
     return compressor.compress(rows, toys.Given(draws)).decode()
 
@@ -52,10 +54,10 @@ def rows(draw, least: int = 1, most: int = 40) -> torch.Tensor:
     return torch.tensor([values], dtype=torch.float64)
 
 
-def expected_error(compressor: fm.Compressor, row: torch.Tensor) -> tuple[float, float]:
+def expected_error(compressor: fm.compressors.Compressor, row: torch.Tensor) -> tuple[float, float]:
     """E ||Q(x) - x||^2 and how far from exact that number can be."""
     dim = row.shape[-1]
-    if isinstance(compressor, fm.RandomK):  # only the order of the uniforms matters: all orders
+    if isinstance(compressor, fm.compressors.RandomK):  # only the order of the uniforms matters: all orders
         draws = torch.tensor(list(itertools.permutations(range(dim))), dtype=torch.float64) / dim
         error = (compressed(compressor, row.expand(len(draws), dim), draws) - row).square().sum(dim=-1).mean()
         return float(error), 1e-12 * float(row.square().sum())
@@ -70,7 +72,7 @@ def expected_error(compressor: fm.Compressor, row: torch.Tensor) -> tuple[float,
 
 
 def test_the_toys_hold_every_registered_compressor():
-    assert toys.covers(fm.Compressor, toys.COMPRESSORS)
+    assert toys.covers(fm.compressors.Compressor, toys.COMPRESSORS)
 
 
 @EVERY
@@ -78,7 +80,7 @@ def test_the_toys_hold_every_registered_compressor():
 @settings(max_examples=30)
 def test_the_expected_squared_error_is_at_most_1_minus_delta_of_the_squared_norm(name, data):
     compressor = COMPRESSORS[name]
-    row = data.draw(rows(most=6 if isinstance(compressor, fm.RandomK) else 40))
+    row = data.draw(rows(most=6 if isinstance(compressor, fm.compressors.RandomK) else 40))
     delta = compressor.delta(row.shape[-1])
     assert (delta is None) == (name in NO_DELTA)
     if delta is None:
@@ -91,7 +93,7 @@ def test_the_expected_squared_error_is_at_most_1_minus_delta_of_the_squared_norm
 @given(row=rows(most=6), fraction=st.floats(0.05, 1))
 @settings(max_examples=30)
 def test_random_k_loses_exactly_1_minus_k_over_d_in_expectation(row, fraction):
-    compressor = fm.RandomK(fraction)
+    compressor = fm.compressors.RandomK(fraction)
     error, margin = expected_error(compressor, row)
     kept = max(1, round(fraction * row.shape[-1])) / row.shape[-1]
     assert compressor.delta(row.shape[-1]) == kept
@@ -180,7 +182,7 @@ def test_top_k_keeps_the_k_largest_unchanged_and_breaks_ties_by_lowest_index(dat
 @given(dim=st.integers(1, 60), fraction=st.floats(0.01, 1), seed=st.integers(0, 10**6))
 def test_random_k_keeps_exactly_k_coordinates_unchanged(dtype, dim, fraction, seed):
     x = torch.randn(4, dim, generator=torch.Generator().manual_seed(seed), dtype=dtype) + 10
-    kept = compressed(fm.RandomK(fraction), x, uniforms((4, dim), seed, dtype))
+    kept = compressed(fm.compressors.RandomK(fraction), x, uniforms((4, dim), seed, dtype))
     assert ((kept != 0).sum(dim=-1) == min(dim, max(1, round(fraction * dim)))).all()
     assert torch.equal(kept, torch.where(kept != 0, x, 0.0))
 
@@ -188,12 +190,12 @@ def test_random_k_keeps_exactly_k_coordinates_unchanged(dtype, dim, fraction, se
 @pytest.mark.parametrize("draw", [0.0, 0.5, 1 - 2.0**-24])
 def test_random_k_keeps_exactly_k_even_when_all_uniforms_agree(draw):
     x = torch.ones(1, 10)
-    assert compressed(fm.RandomK(0.3), x, torch.full((1, 10), draw)).tolist() == [[1.0] * 3 + [0.0] * 7]
+    assert compressed(fm.compressors.RandomK(0.3), x, torch.full((1, 10), draw)).tolist() == [[1.0] * 3 + [0.0] * 7]
 
 
 def test_random_k_takes_every_coordinate_equally_often():
     dim, count, trials = 10, 3, 20_000
-    kept = compressed(fm.RandomK(0.3), torch.ones(trials, dim), uniforms((trials, dim), 7, torch.float32))
+    kept = compressed(fm.compressors.RandomK(0.3), torch.ones(trials, dim), uniforms((trials, dim), 7, torch.float32))
     spread = math.sqrt(trials * 0.3 * 0.7)
     assert ((kept.sum(dim=0) - trials * count / dim).abs() < 5 * spread).all()
 
@@ -232,7 +234,7 @@ def test_sign_codes_hold_a_sign_for_every_coordinate():
 
 
 def test_sparse_codes_hold_zeros_for_what_does_not_travel():
-    for compressor in (fm.TopK(0.3), fm.RandomK(0.3)):
+    for compressor in (fm.TopK(0.3), fm.compressors.RandomK(0.3)):
         code = compressor.compress(torch.randn(2, 10) + 5, toys.Given(uniforms((2, 10), dtype=torch.float32)))
         assert isinstance(code, Sparse)
         assert ((code.values != 0).sum(dim=-1) == 3).all()
@@ -241,7 +243,7 @@ def test_sparse_codes_hold_zeros_for_what_does_not_travel():
 # The paper's formulas, by hand.
 
 
-def exactly(compressor: fm.Compressor, row: list[float], draws: list[float], expected: list[float]) -> None:
+def exactly(compressor: fm.compressors.Compressor, row: list[float], draws: list[float], expected: list[float]) -> None:
     found = compressed(compressor, torch.tensor([row], dtype=torch.float64), torch.tensor([draws], dtype=torch.float64))
     assert found.tolist() == [pytest.approx(expected, rel=1e-14, abs=0)]
 
@@ -282,7 +284,7 @@ def test_blocks_of_two_have_a_norm_and_tau_of_their_own():
 
 def test_top_k_then_quantize_takes_norm_and_tau_of_what_is_kept():
     # keeps (3, -4): norm 5; K = 2, b = 1: tau = 1 + min(2/4, sqrt 2/2) = 1.5; floor(1.2 + 0.9), floor(-1.6 + 0.7)
-    exactly(fm.TopKQuantize(0.5, 1), [3, -4, 1, 0.5], [0.9, 0.7, 0.99, 0.99], [5 / 3 * 2, -5 / 3, 0, 0])
+    exactly(fm.compressors.TopKQuantize(0.5, 1), [3, -4, 1, 0.5], [0.9, 0.7, 0.99, 0.99], [5 / 3 * 2, -5 / 3, 0, 0])
 
 
 def test_sign_is_the_mean_magnitude_with_each_sign_and_zero_counts_as_positive():
@@ -293,13 +295,13 @@ def test_sign_is_the_mean_magnitude_with_each_sign_and_zero_counts_as_positive()
 
 def test_identity_changes_nothing():
     row = torch.randn(2, 9)
-    assert torch.equal(compressed(fm.Identity(), row), row)
+    assert torch.equal(compressed(fm.compressors.Identity(), row), row)
 
 
 @pytest.mark.parametrize(
     ("compressor", "dim", "delta"),
     [
-        (fm.Identity(), 7, 1.0),
+        (fm.compressors.Identity(), 7, 1.0),
         (fm.Quantize(4), 256, 1 / 2),  # min(256/256, 16/16)
         (fm.Quantize(4), 64, 1 / 1.25),  # min(64/256, 8/16)
         (fm.Quantize(4), 1024, 1 / 3),  # min(1024/256, 32/16)
@@ -307,11 +309,11 @@ def test_identity_changes_nothing():
         (fm.Quantize(4, block=64), 16, 1 / (1 + 1 / 16)),
         (fm.Quantize(4, rounding="ceil"), 256, None),
         (fm.TopK(0.25), 8, 0.25),
-        (fm.RandomK(0.25), 8, 0.25),
+        (fm.compressors.RandomK(0.25), 8, 0.25),
         (fm.TopK(0.01), 8, 1 / 8),
         (fm.Sign(), 10, 0.1),
         (fm.Sign(block=4), 10, 0.25),
-        (fm.TopKQuantize(0.25, 4), 256, 0.25 / 1.25),
+        (fm.compressors.TopKQuantize(0.25, 4), 256, 0.25 / 1.25),
     ],
     ids=str,
 )
@@ -322,14 +324,14 @@ def test_delta_is_the_papers(compressor, dim, delta):
 @pytest.mark.parametrize(
     ("compressor", "bits"),
     [
-        (fm.Identity(), 3200),
+        (fm.compressors.Identity(), 3200),
         (fm.Quantize(4), 400),
         (fm.Quantize(3, block=7), 300),
         (fm.TopK(0.25), 800),
-        (fm.RandomK(0.1), 320),
+        (fm.compressors.RandomK(0.1), 320),
         (fm.Sign(), 100),
         (fm.Sign(block=8), 100),
-        (fm.TopKQuantize(0.25, 4), 100),
+        (fm.compressors.TopKQuantize(0.25, 4), 100),
     ],
     ids=str,
 )
@@ -360,14 +362,14 @@ def test_in_float32_scaling_a_row_by_a_power_of_two_scales_its_code_but_for_the_
 
 
 @pytest.mark.parametrize("bits", [0, -1, 17])
-@pytest.mark.parametrize("member", [lambda b: fm.Quantize(b), lambda b: fm.TopKQuantize(0.5, b)])
+@pytest.mark.parametrize("member", [lambda b: fm.Quantize(b), lambda b: fm.compressors.TopKQuantize(0.5, b)])
 def test_bits_outside_1_to_16_are_refused(member, bits):
     with pytest.raises(fm.BadInput, match=rf"bits must lie in 1\.\.16, got {bits}$"):
         member(bits)
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.01, math.nan])
-@pytest.mark.parametrize("member", [fm.TopK, fm.RandomK, fm.TopKQuantize])
+@pytest.mark.parametrize("member", [fm.TopK, fm.compressors.RandomK, fm.compressors.TopKQuantize])
 def test_a_fraction_outside_0_1_is_refused(member, fraction):
     with pytest.raises(fm.BadInput, match=rf"fraction, K / d, must lie in \(0, 1\], got {fraction}$"):
         member(fraction)

@@ -48,11 +48,11 @@ REGULARIZERS = {
     **toys.REGULARIZERS,
     "weak chi-square": fm.ChiSquare(1e-3),
     "strong chi-square": fm.ChiSquare(5.0),
-    "weak kl": fm.KullbackLeibler(5e-3, floor=1e-6),
-    "strong kl": fm.KullbackLeibler(3.0),
-    "custom entropy": fm.Custom(entropy, 0.05),
-    "custom barrier": fm.Custom(barrier, 0.2),
-    "custom quartic": fm.Custom(quartic, 0.7),
+    "weak kl": fm.regularizers.KullbackLeibler(5e-3, floor=1e-6),
+    "strong kl": fm.regularizers.KullbackLeibler(3.0),
+    "custom entropy": fm.regularizers.Custom(entropy, 0.05),
+    "custom barrier": fm.regularizers.Custom(barrier, 0.2),
+    "custom quartic": fm.regularizers.Custom(quartic, 0.7),
 }
 EVERY = pytest.mark.parametrize("name", REGULARIZERS)
 
@@ -84,7 +84,7 @@ def gradient_of_value(regularizer, weights, prior) -> torch.Tensor:
 
 
 def test_the_toys_hold_every_registered_regularizer():
-    assert toys.covers(fm.Regularizer, toys.REGULARIZERS)
+    assert toys.covers(fm.regularizers.Regularizer, toys.REGULARIZERS)
 
 
 @pytest.mark.parametrize("name", [name for name in REGULARIZERS if "own-coordinate" not in name])
@@ -106,12 +106,12 @@ def test_values_are_the_papers_formulas_by_hand():
     prior = torch.tensor([[0.25, 0.25, 0.5]], dtype=torch.float64)
     # chi-square: 0.25^2/0.25 + 0.25^2/0.25 + 0.5^2/0.5 = 1; KL: 2 * 0.5 log 2 + 0 log 0; squares: 0.375
     assert fm.ChiSquare(0.3).value(weights, prior).item() == pytest.approx(-0.3)
-    assert fm.KullbackLeibler(0.3).value(weights, prior).item() == pytest.approx(-0.3 * math.log(2))
-    assert fm.OwnCoordinate(0.3).value(weights, prior).item() == pytest.approx(-0.3 / 6 * 0.375)
+    assert fm.regularizers.KullbackLeibler(0.3).value(weights, prior).item() == pytest.approx(-0.3 * math.log(2))
+    assert fm.regularizers.OwnCoordinate(0.3).value(weights, prior).item() == pytest.approx(-0.3 / 6 * 0.375)
 
 
 def test_below_its_floor_the_slope_of_kl_stays_where_it_is_at_the_floor():
-    kl = fm.KullbackLeibler(0.1, floor=1e-2)
+    kl = fm.regularizers.KullbackLeibler(0.1, floor=1e-2)
     prior = torch.full((1, 4), 0.25, dtype=torch.float64)
     weights = torch.tensor([[0.0, 1e-9, 0.0025, 0.9975]], dtype=torch.float64)
     slope = kl.gradient(weights, prior, torch.ones_like(prior)).squeeze()
@@ -121,7 +121,7 @@ def test_below_its_floor_the_slope_of_kl_stays_where_it_is_at_the_floor():
 
 @given(seed=st.integers(0, 10**6), strength=st.floats(0.01, 10))
 def test_own_coordinate_moves_only_its_own_and_on_average_along_the_gradient_of_the_value(seed, strength):
-    regularizer = fm.OwnCoordinate(strength)
+    regularizer = fm.regularizers.OwnCoordinate(strength)
     _, prior = case(seed)
     n = prior.shape[-1]
     own = torch.eye(n, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_for_a_uniform_prior_own_coordinate_is_chi_square_of_strength_mu_over_2_
     losses, _ = case(seed)
     m = losses.shape[-1]
     prior = torch.full((1, m), 1 / m, dtype=torch.float64)
-    own, chi = fm.OwnCoordinate(mu), fm.ChiSquare(mu / (2 * m**2))
+    own, chi = fm.regularizers.OwnCoordinate(mu), fm.ChiSquare(mu / (2 * m**2))
     weights = simplex_points(seed, 3, m)
     torch.testing.assert_close(own.value(weights, prior), chi.value(weights, prior), rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(own.maximiser(losses, prior), chi.maximiser(losses, prior), rtol=0, atol=1e-10)
@@ -201,7 +201,7 @@ def test_the_maximiser_under_kl_is_the_prior_tilted_by_exp_of_the_losses(seed, s
     exponent = losses / (losses.shape[-1] * strength)
     tilted = prior * (exponent - exponent.amax(dim=-1, keepdim=True)).exp()
     expected = tilted / tilted.sum(dim=-1, keepdim=True)
-    found = fm.KullbackLeibler(strength).maximiser(losses, prior)
+    found = fm.regularizers.KullbackLeibler(strength).maximiser(losses, prior)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-15)
 
 
@@ -234,8 +234,11 @@ def test_the_maximiser_under_chi_square_is_the_one_a_search_over_all_supports_fi
 def test_without_a_regularizer_the_worst_node_takes_all():
     losses = torch.tensor([[[0.1, 3.0, 2.0]], [[5.0, 0.0, 1.0]]], dtype=torch.float64)
     prior = torch.full((1, 3), 1 / 3, dtype=torch.float64)
-    assert fm.NoRegularizer().maximiser(losses, prior).tolist() == [[[0, 1, 0]], [[1, 0, 0]]]
-    assert worst_case(fm.NoRegularizer(), losses, prior).flatten().tolist() == [1.0, 5 / 3]  # with the 1/m of g
+    assert fm.regularizers.NoRegularizer().maximiser(losses, prior).tolist() == [[[0, 1, 0]], [[1, 0, 0]]]
+    assert worst_case(fm.regularizers.NoRegularizer(), losses, prior).flatten().tolist() == [
+        1.0,
+        5 / 3,
+    ]  # with the 1/m of g
 
 
 @pytest.mark.parametrize("name", [name for name in REGULARIZERS if name != "custom barrier"])
@@ -307,7 +310,7 @@ def test_chi_square_ascent_converges_under_the_bound_of_the_smallest_of_unequal_
 @settings(max_examples=10)
 def test_kl_ascent_near_the_prior_converges_just_under_2_p_over_alpha_and_not_just_over(n, strength):
     prior = torch.full((1, n), 1 / n, dtype=torch.float64)
-    regularizer = fm.KullbackLeibler(strength)
+    regularizer = fm.regularizers.KullbackLeibler(strength)
     bound = regularizer.max_stable_dual_step(prior)
     assert bound == pytest.approx(2 / (n * strength))
     assert ascended(regularizer, prior, 0.97 * bound, 300, 1e-3 / n) < 1e-6 / n
@@ -316,21 +319,21 @@ def test_kl_ascent_near_the_prior_converges_just_under_2_p_over_alpha_and_not_ju
 
 @pytest.mark.parametrize(
     ("regularizer", "bound"),
-    [(fm.ChiSquare(0.5), 0.2), (fm.KullbackLeibler(0.5), 0.4), (fm.OwnCoordinate(0.5), 4.0)],
+    [(fm.ChiSquare(0.5), 0.2), (fm.regularizers.KullbackLeibler(0.5), 0.4), (fm.regularizers.OwnCoordinate(0.5), 4.0)],
     ids=lambda value: type(value).__name__,
 )
 def test_a_dual_step_beyond_the_bound_is_refused_with_the_bound(regularizer, bound):
     prior = torch.tensor([0.1, 0.4, 0.5], dtype=torch.float64)
     check_dual_step(bound * 0.999, regularizer, prior)
-    check_dual_step(fm.Geometric(bound * 0.999, 0.5), regularizer, prior)
-    for step in (bound * 1.01, fm.Geometric(bound * 1.01, 0.5), fm.Constant(bound * 1.01)):
+    check_dual_step(fm.schedules.Geometric(bound * 0.999, 0.5), regularizer, prior)
+    for step in (bound * 1.01, fm.schedules.Geometric(bound * 1.01, 0.5), fm.schedules.Constant(bound * 1.01)):
         with pytest.raises(fm.BadInput, match=rf"dual_step .* beyond the stable range of .*use at most {bound:.3g},"):
             check_dual_step(step, regularizer, prior)
 
 
 def test_without_curvature_any_dual_step_is_accepted():
     prior = torch.full((4,), 0.25)
-    check_dual_step(1e6, fm.NoRegularizer(), prior)
+    check_dual_step(1e6, fm.regularizers.NoRegularizer(), prior)
     check_dual_step(1e6, toys.REGULARIZERS["custom"], prior)
 
 
@@ -341,7 +344,7 @@ PRIOR = torch.tensor([0.2, 0.5, 0.3])
 
 @pytest.mark.parametrize("function", [entropy, chi_square, barrier, quartic], ids=lambda f: f.__name__)
 def test_a_concave_function_is_accepted(function):
-    fm.Custom(function, 0.1).check(PRIOR)
+    fm.regularizers.Custom(function, 0.1).check(PRIOR)
 
 
 @pytest.mark.parametrize(
@@ -354,21 +357,23 @@ def test_a_concave_function_is_accepted(function):
 )
 def test_a_function_that_is_convex_or_no_scalar_is_refused_when_the_run_is_checked(function, reason):
     with pytest.raises(fm.BadInput, match=reason):
-        check_dual_step(0.01, fm.Custom(function, 0.1), PRIOR)
+        check_dual_step(0.01, fm.regularizers.Custom(function, 0.1), PRIOR)
 
 
-@pytest.mark.parametrize(("function", "member"), [(chi_square, fm.ChiSquare), (entropy, fm.KullbackLeibler)])
+@pytest.mark.parametrize(
+    ("function", "member"), [(chi_square, fm.ChiSquare), (entropy, fm.regularizers.KullbackLeibler)]
+)
 @given(seed=st.integers(0, 10**6), strength=st.floats(0.02, 5))
 @settings(max_examples=5)
 def test_a_users_copy_of_a_known_regularizer_gives_what_that_gives(function, member, seed, strength):
     losses, prior = case(seed)
-    mine, known = fm.Custom(function, strength), member(strength)
+    mine, known = fm.regularizers.Custom(function, strength), member(strength)
     torch.testing.assert_close(mine.maximiser(losses, prior), known.maximiser(losses, prior), rtol=0, atol=1e-7)
     phi = worst_case(known, losses, prior)
     torch.testing.assert_close(worst_case(mine, losses, prior), phi, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("member", [fm.ChiSquare, fm.KullbackLeibler, fm.OwnCoordinate])
+@pytest.mark.parametrize("member", [fm.ChiSquare, fm.regularizers.KullbackLeibler, fm.regularizers.OwnCoordinate])
 @pytest.mark.parametrize("strength", [0.0, -1.0, math.nan, math.inf])
 def test_a_strength_that_is_not_positive_and_finite_is_refused(member, strength):
     with pytest.raises(fm.BadInput, match=r"strength, alpha, must be a finite number > 0, got .*NoRegularizer"):
@@ -378,4 +383,4 @@ def test_a_strength_that_is_not_positive_and_finite_is_refused(member, strength)
 @pytest.mark.parametrize("floor", [0.0, 1.0, -0.5])
 def test_a_floor_of_kl_outside_0_1_is_refused(floor):
     with pytest.raises(fm.BadInput, match=r"floor, the least lambda_i / p_i in the slope, lies in \(0, 1\)"):
-        fm.KullbackLeibler(0.1, floor)
+        fm.regularizers.KullbackLeibler(0.1, floor)

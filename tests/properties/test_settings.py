@@ -24,52 +24,52 @@ from fairmesh.problems.models import Model
 from tests import toys
 
 FAMILIES = {
-    fm.Compressor: toys.COMPRESSORS,
-    fm.Topology: toys.TOPOLOGIES,
-    fm.Regularizer: toys.REGULARIZERS,
+    fm.compressors.Compressor: toys.COMPRESSORS,
+    fm.topologies.Topology: toys.TOPOLOGIES,
+    fm.regularizers.Regularizer: toys.REGULARIZERS,
     Algorithm: toys.ALGORITHMS,
-    fm.Weighting: toys.WEIGHINGS,
-    fm.Schedule: {
-        "constant": fm.Constant(0.1),
-        "geometric": fm.Geometric(2.0, 0.998),
-        "linear": fm.Linear(0.5),
-        "linear with an end": fm.Linear(0.5, 5000),
-        "polynomial": fm.Polynomial(0.5, power=1.5),
-        "staircase": fm.Staircase(1.0, 0.5, 100),
-        "theorem 1": fm.Theorem1(1000),
-        "theorem 2 dual": fm.Theorem2Dual(3.0, 1000),
-        "theorem 2 primal": fm.Theorem2Primal(3.0, 2.5, 1000),
+    fm.weighting.Weighting: toys.WEIGHINGS,
+    fm.schedules.Schedule: {
+        "constant": fm.schedules.Constant(0.1),
+        "geometric": fm.schedules.Geometric(2.0, 0.998),
+        "linear": fm.schedules.Linear(0.5),
+        "linear with an end": fm.schedules.Linear(0.5, 5000),
+        "polynomial": fm.schedules.Polynomial(0.5, power=1.5),
+        "staircase": fm.schedules.Staircase(1.0, 0.5, 100),
+        "theorem 1": fm.schedules.Theorem1(1000),
+        "theorem 2 dual": fm.schedules.Theorem2Dual(3.0, 1000),
+        "theorem 2 primal": fm.schedules.Theorem2Primal(3.0, 2.5, 1000),
     },
     Data: {
-        "digits": fm.Digits(),
-        "digits by class": fm.Digits(nodes=20, split="class", seed=3, test_share=0.5),
-        "fashion-mnist": fm.FashionMNIST(fm.OneClass(20), folder="somewhere"),
-        "mnist": fm.MNIST(fm.Even(20, seed=3)),
-        "cifar-10": fm.CIFAR10(fm.Contrast(8, (0.5, 2.0), tests="share", transform="formula")),
-        "coos7": fm.COOS7(fm.BySite((3, 1)), per_node=50),
-        "image-folder": fm.ImageFolder("scans", size=(32, 32)),
-        "table": fm.Table("patients.csv", "outcome", site="hospital", inputs=("age", "weight"), predict="numbers"),
-        "npz": fm.Npz("arrays.npz", fm.Dirichlet(5, 0.1), test_share=0.5),
-        "held-out": fm.HeldOut(fm.FashionMNIST(), share=0.1),
-        "fewer": fm.Fewer(fm.Digits(), train=20, test=10),
-        "corrupted": fm.Corrupted(fm.FashionMNIST(fm.Dirichlet(20)), (3, 7), how="inputs", seed=2),
-        "import": fm.ImportedData("tests.toys:sites", {"n": 4, "sizes": [3, 4, 5, 6]}),
+        "digits": fm.data.Digits(),
+        "digits by class": fm.data.Digits(nodes=20, split="class", seed=3, test_share=0.5),
+        "fashion-mnist": fm.data.FashionMNIST(fm.data.OneClass(20), folder="somewhere"),
+        "mnist": fm.data.MNIST(fm.data.Even(20, seed=3)),
+        "cifar-10": fm.data.CIFAR10(fm.data.Contrast(8, (0.5, 2.0), tests="share", transform="formula")),
+        "coos7": fm.data.COOS7(fm.data.BySite((3, 1)), per_node=50),
+        "image-folder": fm.data.ImageFolder("scans", size=(32, 32)),
+        "table": fm.data.Table("patients.csv", "outcome", site="hospital", inputs=("age", "weight"), predict="numbers"),
+        "npz": fm.data.Npz("arrays.npz", fm.data.Dirichlet(5, 0.1), test_share=0.5),
+        "held-out": fm.data.HeldOut(fm.data.FashionMNIST(), share=0.1),
+        "fewer": fm.data.Fewer(fm.data.Digits(), train=20, test=10),
+        "corrupted": fm.data.Corrupted(fm.data.FashionMNIST(fm.data.Dirichlet(20)), (3, 7), how="inputs", seed=2),
+        "import": fm.data.ImportedData("tests.toys:sites", {"n": 4, "sizes": [3, 4, 5, 6]}),
     },
-    fm.Partition: {
-        "one-class": fm.OneClass(20),
-        "contrast": fm.Contrast(),
-        "instrument": fm.Instrument(4, 1, "camera", "share"),
-        "by-site": fm.BySite((8, 2)),
-        "dirichlet": fm.Dirichlet(7, 0.3, seed=1),
-        "shards": fm.Shards(5, 3),
-        "quantity": fm.Quantity(5, 2.0),
-        "even": fm.Even(3),
+    fm.data.Partition: {
+        "one-class": fm.data.OneClass(20),
+        "contrast": fm.data.Contrast(),
+        "instrument": fm.data.Instrument(4, 1, "camera", "share"),
+        "by-site": fm.data.BySite((8, 2)),
+        "dirichlet": fm.data.Dirichlet(7, 0.3, seed=1),
+        "shards": fm.data.Shards(5, 3),
+        "quantity": fm.data.Quantity(5, 2.0),
+        "even": fm.data.Even(3),
     },
     Model: {
-        "logistic": fm.Logistic(),
-        "fc": fm.FullyConnected(7),
-        "paper-cnn": fm.PaperCNN(),
-        "import": fm.ImportedModel("tests.toys:small_model"),
+        "logistic": fm.models.Logistic(),
+        "fc": fm.models.FullyConnected(7),
+        "paper-cnn": fm.models.PaperCNN(),
+        "import": fm.models.ImportedModel("tests.toys:small_model"),
     },
 }
 EVERY_MEMBER = pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_members_with_no_required_fields_can_be_written_as_their_bare_name(role)
         assert from_table(role, name) == default
         assert registered_name(default) == name
         tried += 1
-    assert tried or role is fm.Schedule
+    assert tried or role is fm.schedules.Schedule
 
 
 @given(
@@ -126,15 +126,19 @@ def test_members_with_no_required_fields_can_be_written_as_their_bare_name(role)
 def test_numbers_of_any_size_none_and_nested_members_survive_a_round_trip(
     start, ratio, every, bits, block, offsets, edges
 ):
-    quantize, staircase = fm.Quantize(bits, block), fm.Staircase(start, ratio, every)
-    graphs = fm.Changing(
-        (fm.Circulant(tuple(offsets)), fm.Changing((fm.Edges(tuple(edges)), fm.Star("max-degree")))), 3
+    quantize, staircase = fm.Quantize(bits, block), fm.schedules.Staircase(start, ratio, every)
+    graphs = fm.topologies.Changing(
+        (
+            fm.topologies.Circulant(tuple(offsets)),
+            fm.topologies.Changing((fm.topologies.Edges(tuple(edges)), fm.topologies.Star("max-degree"))),
+        ),
+        3,
     )
     algorithm = fm.ADGDA(primal_step=staircase, dual_step=start, compressor=quantize)
     for role, thing in (
-        (fm.Compressor, quantize),
-        (fm.Schedule, staircase),
-        (fm.Topology, graphs),
+        (fm.compressors.Compressor, quantize),
+        (fm.schedules.Schedule, staircase),
+        (fm.topologies.Topology, graphs),
         (Algorithm, algorithm),
     ):
         assert through_a_file(role, thing) == thing
@@ -143,7 +147,7 @@ def test_numbers_of_any_size_none_and_nested_members_survive_a_round_trip(
 def test_a_table_holds_the_name_and_the_fields_and_leaves_out_none():
     assert to_table(fm.Sign()) == {"name": "sign"}
     assert to_table(fm.Sign(block=3)) == {"name": "sign", "block": 3}
-    assert to_table(fm.Changing((fm.Ring(), fm.Torus(2, 3)))) == {
+    assert to_table(fm.topologies.Changing((fm.Ring(), fm.topologies.Torus(2, 3)))) == {
         "name": "changing",
         "topologies": [
             {"name": "ring", "mixing": "metropolis"},
@@ -155,14 +159,14 @@ def test_a_table_holds_the_name_and_the_fields_and_leaves_out_none():
 
 
 def test_a_bare_number_is_a_constant_step_where_a_schedule_is_expected():
-    assert from_table(fm.Schedule, 2) == fm.Constant(2.0)
-    assert from_table(fm.Schedule | float, 0.5) == fm.Constant(0.5)
+    assert from_table(fm.schedules.Schedule, 2) == fm.schedules.Constant(2.0)
+    assert from_table(fm.schedules.Schedule | float, 0.5) == fm.schedules.Constant(0.5)
     assert from_table(Algorithm, {"name": "ad-gda", "dual_step": 0.03}) == fm.ADGDA(dual_step=0.03)
 
 
 def test_objects_already_made_are_taken_as_they_are():
     ring = fm.Ring()
-    assert from_table(fm.Topology, ring) is ring
+    assert from_table(fm.topologies.Topology, ring) is ring
     assert from_table(Algorithm, {"name": "ad-gda", "compressor": fm.Sign()}) == fm.ADGDA(compressor=fm.Sign())
 
 
@@ -188,15 +192,15 @@ class Sheet:
     function: Callable[..., Any] | None = None
     anything: Any = None
     inner: Inner = field(default_factory=Inner)
-    compressor: fm.Compressor = field(default_factory=fm.Identity)
-    step: fm.Schedule | float = 1.0
+    compressor: fm.compressors.Compressor = field(default_factory=fm.compressors.Identity)
+    step: fm.schedules.Schedule | float = 1.0
 
 
 def test_a_sheet_with_every_kind_of_field_survives_a_round_trip():
     sheet = Sheet(
         whole=3, number=0.1, flag=True, word="ü\n\"", choice="right", numbers=(1.0, 2.5), pairs=((1, 2), (3,)),
         limits={"a": 1, "b c": 2}, maybe=4, function=torch.relu, anything=[1, "x", {"y": 2.0}], inner=Inner(5),
-        compressor=fm.TopKQuantize(0.5, 3), step=fm.Theorem1(9),
+        compressor=fm.compressors.TopKQuantize(0.5, 3), step=fm.schedules.Theorem1(9),
     )  # fmt: skip
     table = to_table(sheet)
     assert from_table(Sheet, tomllib.loads(tomli_w.dumps({**table, "function": "torch:relu"}))) == sheet
@@ -265,7 +269,7 @@ def test_missing_fields_are_named():
     with pytest.raises(fm.BadInput, match=r"^whole: missing$"):
         from_table(Sheet, {})
     with pytest.raises(fm.BadInput, match=r"^graph\.rows: missing$"):
-        from_table(fm.Topology, {"name": "torus", "columns": 3}, "graph")
+        from_table(fm.topologies.Topology, {"name": "torus", "columns": 3}, "graph")
 
 
 @EVERY_MEMBER
@@ -350,7 +354,7 @@ def test_a_users_file_never_takes_the_place_of_pythons_own_module(users_folder):
 def test_a_function_from_a_users_file_is_written_as_the_path_it_came_from(users_folder):
     for path in ("types.py:mine", "sub/types.py:mine"):
         table = {"name": "custom", "function": path, "strength": 0.5}
-        assert to_table(from_table(fm.Regularizer, table, "regularizer")) == table
+        assert to_table(from_table(fm.regularizers.Regularizer, table, "regularizer")) == table
 
 
 def test_a_module_in_the_users_current_folder_is_found(users_folder):

@@ -17,14 +17,14 @@ from tests.equivalence.stack import NoData
 DIM = 53
 
 
-def _network(topology: fm.Topology, n: int) -> MemoryNetwork:
+def _network(topology: fm.topologies.Topology, n: int) -> MemoryNetwork:
     return MemoryNetwork(topology.build(n), count_bytes=False)
 
 
 @pytest.mark.parametrize("dim", [1, 7, 5000])
 def test_what_travels_whole_contracts_at_once_and_gossips_at_rate_one(dim):
-    assert steady_contraction(fm.Identity(), dim) == 1
-    assert steady_consensus_step(fm.Identity(), dim, _network(fm.Ring(), 8)) == 1
+    assert steady_contraction(fm.compressors.Identity(), dim) == 1
+    assert steady_consensus_step(fm.compressors.Identity(), dim, _network(fm.Ring(), 8)) == 1
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
@@ -58,7 +58,7 @@ def test_a_contraction_is_what_a_loop_over_rounds_finds():
     "finer",
     [
         [fm.TopK(share) for share in (0.9, 0.5, 0.25, 0.1, 0.02)],
-        [fm.RandomK(share) for share in (0.9, 0.5, 0.25, 0.1)],
+        [fm.compressors.RandomK(share) for share in (0.9, 0.5, 0.25, 0.1)],
         [fm.Quantize(bits) for bits in (16, 8, 4, 2, 1)],
         [fm.Quantize(4, block=block) for block in (16, 128, 1024)],
         [fm.Sign(block=block) for block in (1, 8, 64)],
@@ -76,12 +76,12 @@ def test_the_more_is_lost_the_smaller_the_rate(finer):
     [(fm.Sign(block=64), 0.68, 0.78), (fm.Quantize(4, block=512), 0.6, 0.85), (fm.Quantize(8, block=512), 0.95, 1.0)],
 )
 def test_rates_by_hand_on_the_paper_s_graph(compressor, lowest, highest):
-    assert lowest < steady_consensus_step(compressor, 7850, _network(fm.Circulant((1, 2)), 10)) <= highest
+    assert lowest < steady_consensus_step(compressor, 7850, _network(fm.topologies.Circulant((1, 2)), 10)) <= highest
 
 
 def test_the_rate_scales_with_how_far_a_graph_moves_its_nodes():
     """||I - W|| of two nodes that swap half is 1, of a lazier pair half that."""
-    swap, lazy = (fm.Matrix(((1 - w, w), (w, 1 - w))) for w in (0.5, 0.25))
+    swap, lazy = (fm.topologies.Matrix(((1 - w, w), (w, 1 - w))) for w in (0.5, 0.25))
     compressor = fm.Quantize(4)
     rates = [steady_consensus_step(compressor, 10_000, _network(topology, 2)) for topology in (swap, lazy)]
     assert rates[1] == pytest.approx(2 * rates[0], abs=1.5e-3)  # they are rounded
@@ -110,14 +110,16 @@ def test_random_k_stays_below_the_pull_at_which_its_second_moments_grow(share):
 
     bound = 2 * share / (2 - share)
     assert radius(0.99 * bound) < 1 < radius(1.01 * bound)
-    pull = steady_consensus_step(fm.RandomK(share), 2000, _network(fm.Complete(), 50))
+    pull = steady_consensus_step(fm.compressors.RandomK(share), 2000, _network(fm.topologies.Complete(), 50))
     assert 0.4 * bound < pull < 0.9 * bound
 
 
 # Gossip at this rate -------------------------------------------------------------------------------------------------
 
 
-def _gossiped(compressor: fm.Compressor, topology: fm.Topology, n: int, dim: int, rounds: int) -> list[float]:
+def _gossiped(
+    compressor: fm.compressors.Compressor, topology: fm.topologies.Topology, n: int, dim: int, rounds: int
+) -> list[float]:
     """How far nodes are apart after each round of nothing but gossip, in units of how far they were."""
     network = _network(topology, n)
     rows = torch.randn(1, n, dim, generator=torch.Generator().manual_seed(1))
@@ -149,10 +151,10 @@ PAPER = {
 }
 GRAPHS = {
     "ring of 10": (fm.Ring(), 10),
-    "circulant of 10": (fm.Circulant((1, 2)), 10),
-    "circulant of 50": (fm.Circulant((1, 2)), 50),
-    "complete of 10": (fm.Complete(), 10),
-    "torus of 50": (fm.Torus(5, 10), 50),
+    "circulant of 10": (fm.topologies.Circulant((1, 2)), 10),
+    "circulant of 50": (fm.topologies.Circulant((1, 2)), 50),
+    "complete of 10": (fm.topologies.Complete(), 10),
+    "torus of 50": (fm.topologies.Torus(5, 10), 50),
 }
 
 

@@ -35,7 +35,7 @@ def second_modulus(matrix: np.ndarray) -> float:
 
 
 def test_the_toys_hold_every_registered_topology():
-    assert toys.covers(fm.Topology, toys.TOPOLOGIES)
+    assert toys.covers(fm.topologies.Topology, toys.TOPOLOGIES)
 
 
 @EVERY
@@ -64,7 +64,7 @@ def test_the_gap_is_positive_exactly_when_the_graph_is_connected(rule, graph):
     assert mixing.degrees.tolist() == [degree for _, degree in sorted(graph.degree)]
     linked = {(i, j) for i, j in np.argwhere(matrix > 0).tolist() if i < j}
     assert linked == {(min(edge), max(edge)) for edge in graph.edges}
-    edges = fm.Edges(tuple(graph.edges), mixing=rule)
+    edges = fm.topologies.Edges(tuple(graph.edges), mixing=rule)
     if networkx.is_connected(graph):
         assert np.array_equal(edges.build(n)[0].matrix.toarray(), matrix)
     else:
@@ -89,7 +89,7 @@ def test_maximum_degree_weights_are_all_1_over_1_plus_the_largest_degree(graph):
 
 @pytest.mark.parametrize("rule", ["metropolis", "uniform", "max-degree"])
 def test_where_all_degrees_agree_all_rules_agree(rule):
-    matrix = fm.Circulant((1, 2), mixing=rule).build(9)[0].matrix.toarray()
+    matrix = fm.topologies.Circulant((1, 2), mixing=rule).build(9)[0].matrix.toarray()
     expected = [0.2 if (i - j) % 9 in (0, 1, 2, 7, 8) else 0.0 for i in range(9) for j in range(9)]
     np.testing.assert_allclose(matrix.ravel(), expected, atol=1e-15)
 
@@ -98,15 +98,15 @@ def test_where_all_degrees_agree_all_rules_agree(rule):
     ("kind", "n", "neighbours_of_0"),
     [
         (fm.Ring(), 6, {1, 5}),
-        (fm.Torus(3, 4), 12, {1, 3, 4, 8}),
-        (fm.Torus(1, 4), 4, {1, 3}),
-        (fm.Circulant((1, 2)), 8, {1, 2, 6, 7}),
-        (fm.Circulant((1, 4)), 8, {1, 4, 7}),
-        (fm.Complete(), 5, {1, 2, 3, 4}),
-        (fm.Star(), 5, {1, 2, 3, 4}),
-        (fm.Hypercube(), 8, {1, 2, 4}),
-        (fm.Exponential(), 10, {1, 2, 4, 8, 9, 6}),
-        (fm.Edges(((0, 2), (2, 1), (0, 0))), 3, {2}),
+        (fm.topologies.Torus(3, 4), 12, {1, 3, 4, 8}),
+        (fm.topologies.Torus(1, 4), 4, {1, 3}),
+        (fm.topologies.Circulant((1, 2)), 8, {1, 2, 6, 7}),
+        (fm.topologies.Circulant((1, 4)), 8, {1, 4, 7}),
+        (fm.topologies.Complete(), 5, {1, 2, 3, 4}),
+        (fm.topologies.Star(), 5, {1, 2, 3, 4}),
+        (fm.topologies.Hypercube(), 8, {1, 2, 4}),
+        (fm.topologies.Exponential(), 10, {1, 2, 4, 8, 9, 6}),
+        (fm.topologies.Edges(((0, 2), (2, 1), (0, 0))), 3, {2}),
     ],
     ids=str,
 )
@@ -117,14 +117,16 @@ def test_node_0_has_the_neighbours_that_the_graph_says(kind, n, neighbours_of_0)
 
 
 def test_a_random_regular_graph_has_its_degree_everywhere_and_its_seed_decides_it():
-    first, again, other = (fm.RandomRegular(4, seed=seed).build(20)[0].matrix.toarray() for seed in (1, 1, 2))
+    first, again, other = (
+        fm.topologies.RandomRegular(4, seed=seed).build(20)[0].matrix.toarray() for seed in (1, 1, 2)
+    )
     assert ((first > 0).sum(axis=1) == 5).all()
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
 def test_an_erdos_renyi_graph_has_about_its_share_of_edges_and_its_seed_decides_it():
-    first, again, other = (fm.ErdosRenyi(0.3, seed=seed).build(60)[0] for seed in (1, 1, 2))
+    first, again, other = (fm.topologies.ErdosRenyi(0.3, seed=seed).build(60)[0] for seed in (1, 1, 2))
     assert first.degrees.sum() / (60 * 59) == pytest.approx(0.3, abs=0.05)
     assert np.array_equal(first.matrix.toarray(), again.matrix.toarray())
     assert not np.array_equal(first.matrix.toarray(), other.matrix.toarray())
@@ -140,7 +142,7 @@ def test_rho_and_beta_are_those_of_the_dense_eigenvalues(name):
 
 def test_the_gap_counts_an_eigenvalue_near_minus_one():
     # a ring of four with 0.1 on the diagonal: eigenvalues 1, 0.1, 0.1 and -0.8
-    swapping = fm.Matrix(0.1 * np.eye(4) + 0.45 * (lazy_ring(4) * 3 - np.eye(4))).build(4)[0]
+    swapping = fm.topologies.Matrix(0.1 * np.eye(4) + 0.45 * (lazy_ring(4) * 3 - np.eye(4))).build(4)[0]
     assert swapping.gap == pytest.approx(0.2)
     assert swapping.beta == pytest.approx(1.8)
 
@@ -151,15 +153,15 @@ def test_the_gap_counts_an_eigenvalue_near_minus_one():
         (fm.Ring(), 60),
         (fm.Ring(), 61),
         (fm.Ring(), 700),  # crowded eigenvalues: the plain iteration gives up
-        (fm.Torus(6, 8), 48),
-        (fm.Star(), 50),
-        (fm.Complete(), 40),
-        (fm.ErdosRenyi(0.2, seed=1), 60),
-        (fm.RandomRegular(3, seed=1), 64),
-        (fm.Edges(tuple((i, i + 1) for i in range(399))), 400),
-        (fm.Circulant((1, 2)), 500),
-        (fm.Edges(tuple((i, i + 1) for i in range(59) if i != 30)), 60),  # two pieces: gap 0
-        (fm.Matrix((np.eye(40)[::-1] * 0.98 + np.full((40, 40), 0.02 / 40)).tolist()), 40),  # near -1
+        (fm.topologies.Torus(6, 8), 48),
+        (fm.topologies.Star(), 50),
+        (fm.topologies.Complete(), 40),
+        (fm.topologies.ErdosRenyi(0.2, seed=1), 60),
+        (fm.topologies.RandomRegular(3, seed=1), 64),
+        (fm.topologies.Edges(tuple((i, i + 1) for i in range(399))), 400),
+        (fm.topologies.Circulant((1, 2)), 500),
+        (fm.topologies.Edges(tuple((i, i + 1) for i in range(59) if i != 30)), 60),  # two pieces: gap 0
+        (fm.topologies.Matrix((np.eye(40)[::-1] * 0.98 + np.full((40, 40), 0.02 / 40)).tolist()), 40),  # near -1
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -185,7 +187,7 @@ def test_the_consensus_rate_is_the_theorems_gamma(graph, delta):
 
 def test_the_consensus_rate_of_a_complete_graph_is_delta_over_23_minus_8_delta():
     # W = 11'/n: rho = 1, beta = 1, so gamma = delta / (16 + 1 + 4 + 2 - 8 delta)
-    assert fm.Complete().build(5)[0].consensus_step_of_theorem(0.5) == pytest.approx(0.5 / 19)
+    assert fm.topologies.Complete().build(5)[0].consensus_step_of_theorem(0.5) == pytest.approx(0.5 / 19)
 
 
 @pytest.mark.parametrize("delta", [0.0, -0.1, 1.5, math.nan])
@@ -197,11 +199,18 @@ def test_a_delta_outside_0_1_is_refused(delta):
 @pytest.mark.parametrize(
     "kind",
     [
-        fm.Ring(), fm.Ring("uniform"), fm.Circulant(), fm.Complete(), fm.Star(), fm.Hypercube(), fm.Exponential(),
-        fm.ErdosRenyi(0.9), fm.Changing((fm.Ring(), fm.Star())),
+        fm.Ring(),
+        fm.Ring("uniform"),
+        fm.topologies.Circulant(),
+        fm.topologies.Complete(),
+        fm.topologies.Star(),
+        fm.topologies.Hypercube(),
+        fm.topologies.Exponential(),
+        fm.topologies.ErdosRenyi(0.9),
+        fm.topologies.Changing((fm.Ring(), fm.topologies.Star())),
     ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("n", [1, 2])
 def test_networks_of_one_and_two_nodes_work(kind, n):
     mixing = kind.build(n)[0]
@@ -212,25 +221,25 @@ def test_networks_of_one_and_two_nodes_work(kind, n):
 
 
 def test_a_single_node_works_as_a_torus_as_edges_and_as_a_matrix():
-    for kind in (fm.Torus(1, 1), fm.Edges(()), fm.Matrix(((1.0,),))):
+    for kind in (fm.topologies.Torus(1, 1), fm.topologies.Edges(()), fm.topologies.Matrix(((1.0,),))):
         assert kind.build(1)[0].matrix.toarray().tolist() == [[1.0]]
 
 
 def test_edges_of_a_networkx_graph_are_its_edges_with_nodes_numbered_in_order():
     graph = networkx.Graph([("a", "b"), ("b", "c"), ("c", "d"), ("d", "a"), ("a", "a")])
     graph.edges["a", "b"]["weight"] = 7.0
-    kind = fm.Edges.of(graph, mixing="max-degree")
+    kind = fm.topologies.Edges.of(graph, mixing="max-degree")
     assert kind.mixing == "max-degree"
     assert np.array_equal(kind.build(4)[0].matrix.toarray(), fm.Ring().build(4)[0].matrix.toarray())
     with pytest.raises(fm.BadInput, match="the graph is directed"):
-        fm.Edges.of(networkx.DiGraph([(0, 1)]))
+        fm.topologies.Edges.of(networkx.DiGraph([(0, 1)]))
 
 
 @given(graph=graphs())
 @settings(max_examples=20)
 def test_edges_of_any_networkx_graph_have_its_mixing_matrix(graph):
     matrix = mixing_matrix(graph, "metropolis").matrix.toarray()
-    built = fm.Edges.of(graph).graphs(graph.number_of_nodes())[0].matrix.toarray()
+    built = fm.topologies.Edges.of(graph).graphs(graph.number_of_nodes())[0].matrix.toarray()
     assert np.array_equal(built, matrix)
 
 
@@ -248,11 +257,11 @@ def test_a_ring_of_5000_nodes_keeps_w_sparse_and_is_built_and_measured_in_second
 
 # Graphs that change.
 
-HALVES = (fm.Edges(((0, 1), (2, 3))), fm.Edges(((1, 2),)))
+HALVES = (fm.topologies.Edges(((0, 1), (2, 3))), fm.topologies.Edges(((1, 2),)))
 
 
 def test_disconnected_graphs_whose_union_is_connected_are_accepted_in_turn():
-    cycle = fm.Changing(HALVES, every=2).build(4)
+    cycle = fm.topologies.Changing(HALVES, every=2).build(4)
     assert len(cycle) == 4
     assert [mixing.degrees.tolist() for mixing in cycle] == [[1, 1, 1, 1]] * 2 + [[0, 1, 1, 0]] * 2
     assert all(mixing.gap == pytest.approx(0, abs=1e-12) for mixing in cycle)
@@ -263,14 +272,14 @@ def test_disconnected_graphs_whose_union_is_connected_are_accepted_in_turn():
 
 def test_graphs_whose_union_is_disconnected_are_refused():
     with pytest.raises(fm.BadInput, match=r"the graph is disconnected: 2 pieces, \{0, 1\} and \{2, 3\}"):
-        fm.Changing((HALVES[0], HALVES[0])).build(4)
+        fm.topologies.Changing((HALVES[0], HALVES[0])).build(4)
 
 
 # What is refused.
 
 
-def matrix(rows) -> fm.Matrix:
-    return fm.Matrix(rows)
+def matrix(rows) -> fm.topologies.Matrix:
+    return fm.topologies.Matrix(rows)
 
 
 def lazy_ring(n: int) -> np.ndarray:
@@ -288,12 +297,16 @@ NOT_FINITE = lazy_ring(4) * np.array([[1, 1, 1, math.nan]] * 4)
     ("kind", "n", "reason"),
     [
         (
-            fm.Edges(((0, 1), (2, 3))),
+            fm.topologies.Edges(((0, 1), (2, 3))),
             5,
             r"the graph is disconnected: 3 pieces, \{0, 1\} and \{2, 3\} and \{4\}; add edges between them",
         ),
-        (fm.Circulant((2,)), 20, r"2 pieces, \{0, 2, 4, 6, 8, 10, \.\.\.\} and \{1, 3, 5, 7, 9, 11, \.\.\.\}"),
-        (fm.Edges(()), 7, r"7 pieces, \{0\} and \{1\} and \{2\} and \{3\} and more"),
+        (
+            fm.topologies.Circulant((2,)),
+            20,
+            r"2 pieces, \{0, 2, 4, 6, 8, 10, \.\.\.\} and \{1, 3, 5, 7, 9, 11, \.\.\.\}",
+        ),
+        (fm.topologies.Edges(()), 7, r"7 pieces, \{0\} and \{1\} and \{2\} and \{3\} and more"),
         (matrix(ASYMMETRIC), 6, r"not symmetric: W\[2, 3\] = 0\.433333, W\[3, 2\] = 0\.333333"),
         (matrix(NEGATIVE), 4, r"negative weight: W\[(0, 1|1, 0)\] = -0\.166667"),
         (matrix(DOUBLED), 4, r"not stochastic: row 2 sums to 1\.5, not 1"),
@@ -303,19 +316,31 @@ NOT_FINITE = lazy_ring(4) * np.array([[1, 1, 1, math.nan]] * 4)
         (matrix([[0.0, 1.0], [1.0, 0.0]]), 2, "spectral gap 0: an eigenvalue of -1 .* positive weight on themselves"),
         (matrix((lazy_ring(6) - np.eye(6) / 3) * 1.5), 6, "an eigenvalue of -1"),
         (matrix(lazy_ring(4)), 5, "the topology has 4 nodes but there are 5 sites with data"),
-        (fm.Torus(3, 4), 10, "a 3 x 4 torus has 12 nodes, not 10"),
-        (fm.Hypercube(), 6, "a hypercube needs a power of two as the number of nodes, got 6"),
-        (fm.Star("uniform"), 5, "uniform weights need equal degrees, but node 1 has 1 neighbours and node 0 has 4"),
-        (fm.Edges(((0, 5),)), 4, r"edge \[0, 5\] names a node outside 0\.\.3"),
-        (fm.Edges(((0, -1),)), 4, r"edge \[0, -1\] names a node outside 0\.\.3"),
+        (fm.topologies.Torus(3, 4), 10, "a 3 x 4 torus has 12 nodes, not 10"),
+        (fm.topologies.Hypercube(), 6, "a hypercube needs a power of two as the number of nodes, got 6"),
         (
-            fm.RandomRegular(3),
+            fm.topologies.Star("uniform"),
+            5,
+            "uniform weights need equal degrees, but node 1 has 1 neighbours and node 0 has 4",
+        ),
+        (fm.topologies.Edges(((0, 5),)), 4, r"edge \[0, 5\] names a node outside 0\.\.3"),
+        (fm.topologies.Edges(((0, -1),)), 4, r"edge \[0, -1\] names a node outside 0\.\.3"),
+        (
+            fm.topologies.RandomRegular(3),
             5,
             r"no graph of 5 nodes has degree 3 everywhere: need 1 <= degree < n, degree \* n even",
         ),
-        (fm.RandomRegular(5), 4, "no graph of 4 nodes has degree 5 everywhere"),
-        (fm.RandomRegular(1), 40, "100 random graphs of 40 nodes with degree 1 were all disconnected; use degree >= 3"),
-        (fm.ErdosRenyi(0.001), 50, r"100 Erdos-Renyi graphs .* use a probability above ln\(n\) / n = 0\.078"),
+        (fm.topologies.RandomRegular(5), 4, "no graph of 4 nodes has degree 5 everywhere"),
+        (
+            fm.topologies.RandomRegular(1),
+            40,
+            "100 random graphs of 40 nodes with degree 1 were all disconnected; use degree >= 3",
+        ),
+        (
+            fm.topologies.ErdosRenyi(0.001),
+            50,
+            r"100 Erdos-Renyi graphs .* use a probability above ln\(n\) / n = 0\.078",
+        ),
         (fm.Ring(), 0, "a network needs at least one node, got 0"),
     ],
     ids=lambda value: str(value)[:40],
@@ -326,28 +351,28 @@ def test_a_graph_that_cannot_work_is_refused_with_the_reason(kind, n, reason):
 
 
 def test_a_ring_of_odd_length_without_weights_on_themselves_mixes_and_is_accepted():
-    odd = fm.Matrix((lazy_ring(7) - np.eye(7) / 3) * 1.5)
+    odd = fm.topologies.Matrix((lazy_ring(7) - np.eye(7) / 3) * 1.5)
     assert odd.build(7)[0].gap > 0.05
 
 
 def test_weights_too_small_to_matter_do_not_connect():
     tiny = np.array([[1 - 1e-15, 1e-15], [1e-15, 1 - 1e-15]])
     with pytest.raises(fm.BadInput, match="the graph is disconnected"):
-        fm.Matrix(tiny).build(2)
+        fm.topologies.Matrix(tiny).build(2)
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda: fm.Ring("metropolitan"), "'metropolitan' is not one of 'metropolis', 'uniform', 'max-degree'"),
-        (lambda: fm.Torus(0, 4), "a torus needs rows and columns >= 1, got 0 x 4"),
-        (lambda: fm.Circulant((0, 1)), r"offsets are whole numbers >= 1, got \[0, 1\]"),
-        (lambda: fm.Circulant(()), r"offsets are whole numbers >= 1, got \[\]"),
-        (lambda: fm.ErdosRenyi(0.0), r"probability lies in \(0, 1\], got 0\.0"),
-        (lambda: fm.ErdosRenyi(1.1), r"probability lies in \(0, 1\], got 1\.1"),
-        (lambda: fm.Edges(((0, 1, 2),)), r"an edge joins two nodes, got \[0, 1, 2\]"),
-        (lambda: fm.Changing(()), "a schedule of graphs needs at least one topology"),
-        (lambda: fm.Changing((fm.Ring(),), every=0), "every is a number of rounds >= 1, got 0"),
+        (lambda: fm.topologies.Torus(0, 4), "a torus needs rows and columns >= 1, got 0 x 4"),
+        (lambda: fm.topologies.Circulant((0, 1)), r"offsets are whole numbers >= 1, got \[0, 1\]"),
+        (lambda: fm.topologies.Circulant(()), r"offsets are whole numbers >= 1, got \[\]"),
+        (lambda: fm.topologies.ErdosRenyi(0.0), r"probability lies in \(0, 1\], got 0\.0"),
+        (lambda: fm.topologies.ErdosRenyi(1.1), r"probability lies in \(0, 1\], got 1\.1"),
+        (lambda: fm.topologies.Edges(((0, 1, 2),)), r"an edge joins two nodes, got \[0, 1, 2\]"),
+        (lambda: fm.topologies.Changing(()), "a schedule of graphs needs at least one topology"),
+        (lambda: fm.topologies.Changing((fm.Ring(),), every=0), "every is a number of rounds >= 1, got 0"),
         (lambda: Mixing(scipy.sparse.csr_array(np.ones((1, 2)))), "a mixing matrix is square, got 1 x 2"),
     ],
 )
@@ -359,4 +384,4 @@ def test_settings_that_no_graph_has_are_refused_at_construction(make, reason):
 def test_a_matrix_may_be_lists_numpy_or_scipy():
     dense = lazy_ring(5)
     for form in (dense.tolist(), dense, scipy.sparse.csr_array(dense)):
-        assert np.array_equal(fm.Matrix(form).build(5)[0].matrix.toarray(), dense)
+        assert np.array_equal(fm.topologies.Matrix(form).build(5)[0].matrix.toarray(), dense)

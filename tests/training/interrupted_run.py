@@ -25,17 +25,20 @@ def train(folder: Path, rounds: int = ROUNDS, **options: Any) -> fm.Result:
     given = [fm.Site(site.train, test=site.test, validation=site.test) for site in sites(3)]
     problem = fm.Problem(model, given, sampling=fm.Sampling(batch=5))
     algorithm = fm.ADGDA(
-        primal_step=fm.Geometric(3.0, 0.98), dual_step=0.1, consensus_step=0.3, compressor=fm.TopKQuantize(0.5, bits=4)
+        primal_step=fm.schedules.Geometric(3.0, 0.98),
+        dual_step=0.1,
+        consensus_step=0.3,
+        compressor=fm.compressors.TopKQuantize(0.5, bits=4),
     )
     keep: dict[str, Any] = {"keep_best": True, "keep_iterate": True, "own_models": True}
     return fm.train(problem, fm.Ring(), algorithm, rounds, seeds=(0, 1), out=folder, measure_every=3, **keep, **options)
 
 
-def rest(done: int, fresh: list) -> None:
+def rest(done: int, state) -> None:
     print(done, flush=True)
     time.sleep(0.05)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[2]))
-    train(Path(sys.argv[1]), checkpoint_every=int(sys.argv[3]), watch=rest)
+    train(Path(sys.argv[1]), checkpoint_every=int(sys.argv[3]), observers=[rest], handle_signals=True)

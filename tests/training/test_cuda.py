@@ -57,7 +57,10 @@ def test_a_captured_round_gives_the_same_bits_as_one_operation_at_a_time(name):
 
 
 def test_a_captured_round_follows_a_schedule_of_graphs():
-    algorithm, changing = toys.ALGORITHMS["ad-gda"], fm.Changing((fm.Ring(), fm.Star(), fm.Complete()))
+    algorithm, changing = (
+        toys.ALGORITHMS["ad-gda"],
+        fm.topologies.Changing((fm.Ring(), fm.topologies.Star(), fm.topologies.Complete())),
+    )
     eager, captured = (_rounds(algorithm, changing, captured=c) for c in (False, True))
     for part in eager:
         assert torch.equal(eager[part], captured[part]), part
@@ -187,7 +190,7 @@ def test_a_rerun_of_a_cnn_on_a_gpu_is_bit_identical_metrics_included():
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.rand(60, 3, 16, 16, generator=generator), torch.randint(0, 4, (60,), generator=generator)
     sites = [fm.Site((images[i::6], labels[i::6]), test=(images, labels)) for i in range(6)]
-    problem = fm.Problem(partial(fm.PaperCNN().build, images.shape[1:], 4), sites, sampling=fm.Sampling(batch=8))
+    problem = fm.Problem(partial(fm.models.PaperCNN().build, images.shape[1:], 4), sites, sampling=fm.Sampling(batch=8))
     runs = [fm.train(problem, fm.Ring(), fm.ADGDA(0.5, 0.01), 40, device="cuda", seeds=range(3)) for _ in range(2)]
     assert torch.equal(runs[0].row(), runs[1].row())
     assert runs[0].records == runs[1].records

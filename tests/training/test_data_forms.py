@@ -32,7 +32,7 @@ FORMS = {
     "Dataset": Items,
     "TensorDataset": TensorDataset,
     "numpy arrays": lambda inputs, labels: (inputs.numpy(), labels.numpy()),
-    "Samples": fm.Samples,
+    "Samples": fm.data.Samples,
     "int32 labels": lambda inputs, labels: (inputs, labels.int()),
     "uint8 labels": lambda inputs, labels: (inputs.numpy(), labels.numpy().astype(np.uint8)),
 }
@@ -157,18 +157,20 @@ def test_fashion_mnist_is_read_from_its_files_one_class_to_a_site(tmp_path):
     for split, count in (("train", 100), ("t10k", 40)):
         write_idx(tmp_path, f"{split}-images-idx3", generator.integers(0, 256, (count, 28, 28)))
         write_idx(tmp_path, f"{split}-labels-idx1", np.arange(count) % 10)
-    made = fm.FashionMNIST(fm.OneClass(20), folder=str(tmp_path)).sites()
+    made = fm.data.FashionMNIST(fm.data.OneClass(20), folder=str(tmp_path)).sites()
     assert [len(site.train[0]) for site in made] == [5] * 20
     assert all(set(site.train[1].tolist()) == {i % 10} == set(site.test[1].tolist()) for i, site in enumerate(made))
     assert made[3].test is made[13].test
     assert made[0].train[0].dtype == torch.uint8
-    result = fm.train(fm.Problem(lambda: fm.Logistic().build(torch.Size((28, 28)), 10), made), fm.Ring(), fm.DSGD(), 2)
+    result = fm.train(
+        fm.Problem(lambda: fm.models.Logistic().build(torch.Size((28, 28)), 10), made), fm.Ring(), fm.DSGD(), 2
+    )
     assert len(result.final[0]["accuracy"]["sites"]) == 20
 
 
 def test_fashion_mnist_says_where_it_looked_and_which_file_is_damaged(tmp_path):
     with pytest.raises(fm.BadInput, match=r"Fashion-MNIST is not in .*: put its 4 files"):
-        fm.FashionMNIST(folder=str(tmp_path)).sites()
+        fm.data.FashionMNIST(folder=str(tmp_path)).sites()
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"no gzip")
     with pytest.raises(fm.BadInput, match=r"train-images-idx3-ubyte\.gz is missing or damaged"):
-        fm.FashionMNIST(folder=str(tmp_path)).sites()
+        fm.data.FashionMNIST(folder=str(tmp_path)).sites()

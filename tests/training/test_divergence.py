@@ -65,7 +65,9 @@ def test_a_run_without_a_folder_diverges_with_the_same_words_and_no_checkpoint()
 def test_it_stops_early_though_measurements_are_rare():
     seen = []
     with pytest.raises(fm.Diverged, match="between rounds 0 and 50"):
-        fm.train(REGRESSION, fm.Ring(), HUGE, 5000, measure_every=5000, watch=lambda done, fresh: seen.append(done))
+        fm.train(
+            REGRESSION, fm.Ring(), HUGE, 5000, measure_every=5000, observers=[lambda done, state: seen.append(done)]
+        )
     assert max(seen) == 49
 
 
@@ -81,7 +83,7 @@ def test_compressed_algorithms_are_told_to_lower_the_rate_with_their_delta():
         fm.train(REGRESSION, fm.Ring(), algorithm, 100)
     message = str(caught.value)
     assert "lower primal_step (starts at 10000) or dual_step (starts at 0.01)" in message
-    assert f"or rate (0.7): the compressor guarantees delta = {compressor.delta(7):.3g}" in message
+    assert f"or consensus_step (0.7): the compressor guarantees delta = {compressor.delta(7):.3g}" in message
 
 
 def test_the_diverged_replica_is_named_by_number_and_seed():

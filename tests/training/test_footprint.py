@@ -15,6 +15,7 @@ from fairmesh.training.memory_estimate import (
     free_bytes,
     replicas_that_fit,
 )
+from fairmesh.training.observers import Watch
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
@@ -30,14 +31,18 @@ def _problems() -> dict[str, fm.Problem]:
         return [fm.Site((torch.rand(6, *shape, generator=generator), torch.arange(6) % 3)) for _ in range(nodes)]
 
     return {
-        "wide": fm.Problem(fm.FullyConnected(1500).build(torch.Size([50]), 3), sites(8, 50), sampling=fm.Sampling(5)),
+        "wide": fm.Problem(
+            fm.models.FullyConnected(1500).build(torch.Size([50]), 3), sites(8, 50), sampling=fm.Sampling(5)
+        ),
         "large batches": fm.Problem(
-            fm.Logistic().build(torch.Size([300]), 3), sites(8, 300), sampling=fm.Sampling(4000)
+            fm.models.Logistic().build(torch.Size([300]), 3), sites(8, 300), sampling=fm.Sampling(4000)
         ),
         "images": fm.Problem(
-            fm.PaperCNN().build(torch.Size([1, 12, 12]), 3), sites(6, 1, 12, 12), sampling=fm.Sampling(400)
+            fm.models.PaperCNN().build(torch.Size([1, 12, 12]), 3), sites(6, 1, 12, 12), sampling=fm.Sampling(400)
         ),
-        "many nodes": fm.Problem(fm.Logistic().build(torch.Size([4]), 3), sites(1500, 4), sampling=fm.Sampling(2)),
+        "many nodes": fm.Problem(
+            fm.models.Logistic().build(torch.Size([4]), 3), sites(1500, 4), sampling=fm.Sampling(2)
+        ),
     }
 
 
@@ -92,7 +97,7 @@ def test_replicas_in_portions_give_what_they_give_at_once(two_at_once, tmp_path)
     said, seen = [], []
     split = fm.train(
         problem, fm.Ring(), algorithm, 12, out=tmp_path / "split", memory_gib=two_at_once, announce=said.append,
-        watch=lambda done, records: seen.append(done), **settings,
+        observers=[Watch(lambda done, records: seen.append(done))], **settings,
     )  # fmt: skip
     assert "5 replicas run 2 at a time" in said[0]
     assert seen == sorted(seen)
@@ -139,7 +144,7 @@ def test_what_is_refused_does_not_hang_on_how_many_fit_at_once(two_at_once):
             with pytest.raises(fm.BadInput, match=reason):
                 fm.train(
                     problem, fm.Ring(), algorithms, 4, seeds=range(3), memory_gib=room,
-                    watch=lambda done, records: seen.append(done),
+                    observers=[Watch(lambda done, records: seen.append(done))],
                 )  # fmt: skip
     assert not seen
 
@@ -148,7 +153,9 @@ def test_numbers_of_replicas_are_the_whole_runs(two_at_once):
     problem, seen = toys.problem(), []
     algorithm = toys.ALGORITHMS["ad-gda"]
     settings = {"memory_gib": two_at_once, "dtype": "float64", "seeds": range(5)}
-    fm.train(problem, fm.Ring(), algorithm, 2, watch=lambda done, records: seen.extend(records), **settings)
+    fm.train(
+        problem, fm.Ring(), algorithm, 2, observers=[Watch(lambda done, records: seen.extend(records))], **settings
+    )
     assert {record["replica"] for record in seen} == set(range(5))
     runs = [fm.ChocoSGD(step) for step in (0.1, 0.1001, 0.1002, 0.1003, 1e30)]
     with pytest.raises(fm.Diverged, match=r"replica 4 \(seed 0\)"):

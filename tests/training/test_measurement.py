@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import fairmesh as fm
 from fairmesh.training.loop import Training
+from fairmesh.training.observers import Watch
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests.toys import CLASSES, problem, sites, small_model
@@ -22,12 +23,12 @@ def outputs_of(made: fm.Problem, row: torch.Tensor, inputs: torch.Tensor) -> tor
 
 
 def accuracy_of(made: fm.Problem, row: torch.Tensor, samples) -> float:
-    samples = fm.Samples.of(samples, "samples")
+    samples = fm.data.Samples.of(samples, "samples")
     return float((outputs_of(made, row, samples.inputs).argmax(dim=1) == samples.targets).double().mean())
 
 
 def loss_of(made: fm.Problem, row: torch.Tensor, samples) -> float:
-    samples = fm.Samples.of(samples, "samples")
+    samples = fm.data.Samples.of(samples, "samples")
     return float(F.cross_entropy(outputs_of(made, row, samples.inputs), samples.targets).detach())
 
 
@@ -195,7 +196,12 @@ def test_random_placements_are_permutations_the_same_in_every_experiment():
 
 @pytest.mark.parametrize(
     "regularizer",
-    [fm.ChiSquare(0.05), fm.KullbackLeibler(0.05), fm.NoRegularizer(), fm.OwnCoordinate(0.5)],
+    [
+        fm.ChiSquare(0.05),
+        fm.regularizers.KullbackLeibler(0.05),
+        fm.regularizers.NoRegularizer(),
+        fm.regularizers.OwnCoordinate(0.5),
+    ],
     ids=lambda r: type(r).__name__,
 )
 def test_phi_is_the_maximum_over_a_fine_grid_of_the_simplex(regularizer):
@@ -248,8 +254,8 @@ def test_lambda_is_the_network_average_of_the_duals():
 DIM = 6 * 5 + 5 + 5 * 3 + 3
 NOMINAL = {  # bits a round of the busiest node or server, and of all, on eight nodes
     "ad-gda, ring": (ALGORITHM, fm.Ring(), 2 * (4 * DIM + 32 * 8), 16 * (4 * DIM + 32 * 8)),
-    "choco, star": (fm.ChocoSGD(compressor=fm.Quantize(bits=4)), fm.Star(), 7 * 4 * DIM, 14 * 4 * DIM),
-    "dsgd, complete": (fm.DSGD(), fm.Complete(), 7 * 32 * DIM, 56 * 32 * DIM),
+    "choco, star": (fm.ChocoSGD(compressor=fm.Quantize(bits=4)), fm.topologies.Star(), 7 * 4 * DIM, 14 * 4 * DIM),
+    "dsgd, complete": (fm.DSGD(), fm.topologies.Complete(), 7 * 32 * DIM, 56 * 32 * DIM),
     "afl": (fm.AFL(), fm.Ring(), 8 * 32 * DIM, 8 * 32 * DIM + 8 * (32 * DIM + 32)),
 }
 
@@ -302,7 +308,9 @@ def test_the_kept_iterate_is_one_of_the_network_averages_before_the_last_drawn_e
 def test_the_best_round_by_the_worst_sites_validation_is_kept():
     given = [fm.Site(s.train, test=s.test, validation=s.test) for s in sites(4)]
     made = problem(4, sites=given)
-    algorithm = fm.DSGD(primal_step=fm.Geometric(8.0, 0.9))  # large first steps, so that accuracy comes and goes
+    algorithm = fm.DSGD(
+        primal_step=fm.schedules.Geometric(8.0, 0.9)
+    )  # large first steps, so that accuracy comes and goes
     result = fm.train(made, fm.Ring(), algorithm, 12, measure_every=2, keep_best=True, dtype="float64", seeds=(0, 1))
     models = Training(made, fm.Ring(), result.replicas, Options(dtype="float64"))
     averages = {done: s.algorithm.models.mean(dim=-2) for done, s in models.states(models.initial(), 0, 12)}
@@ -323,7 +331,9 @@ def test_where_only_loss_is_measured_the_best_round_has_the_least_worst_loss():
     made = fm.Problem(
         torch.nn.Linear(2, 1), [fm.Site((inputs, targets))] * 2, loss=F.mse_loss, validation=(inputs, targets)
     )
-    result = fm.train(made, fm.Ring(), fm.DSGD(primal_step=fm.Geometric(4.0, 0.8)), 10, measure_every=1, keep_best=True)
+    result = fm.train(
+        made, fm.Ring(), fm.DSGD(primal_step=fm.schedules.Geometric(4.0, 0.8)), 10, measure_every=1, keep_best=True
+    )
     losses = [record["validation"]["loss"]["worst"] for record in result.records]
     assert int(result.state.best.round) == losses.index(min(losses))
     assert -float(result.state.best.score) == pytest.approx(min(losses))
@@ -345,7 +355,12 @@ def test_a_batch_of_seeds_and_placements_gives_what_each_gives_alone():
 def test_the_watcher_is_told_of_every_round_and_every_record():
     told = []
     result = fm.train(
-        problem(3), fm.Ring(), ALGORITHM, 4, measure_every=2, watch=lambda done, fresh: told.append((done, fresh))
+        problem(3),
+        fm.Ring(),
+        ALGORITHM,
+        4,
+        measure_every=2,
+        observers=[Watch(lambda done, fresh: told.append((done, fresh)))],
     )
     assert [done for done, _ in told] == [0, 1, 2, 3, 4]
     assert [record for _, fresh in told for record in fresh] == result.records

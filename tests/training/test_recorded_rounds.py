@@ -21,7 +21,9 @@ from tests import toys
 CPU = torch.device("cpu")
 
 
-def _training(algorithm: fm.Algorithm, topology: fm.Topology, problem: fm.Problem | None = None) -> Training:
+def _training(
+    algorithm: fm.algorithms.Algorithm, topology: fm.topologies.Topology, problem: fm.Problem | None = None
+) -> Training:
     problem = problem or toys.problem()
     replicas = replicas_of([algorithm], [3, 4], None, problem.n)
     return Training(problem, topology, replicas, Options(dtype="float64", keep_iterate=True))
@@ -53,14 +55,17 @@ def test_every_algorithm_is_replayed_as_it_is_written(name):
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
 def test_every_compressor_is_replayed_as_it_is_written_and_as_many_bytes_are_counted(name):
     algorithm = fm.ADGDA(0.5, 0.05, consensus_step=0.2, compressor=toys.COMPRESSORS[name])
-    assert _apart(_training(algorithm, fm.Star()), recorded_at=0, start=1, rounds=5) < 1e-12
+    assert _apart(_training(algorithm, fm.topologies.Star()), recorded_at=0, start=1, rounds=5) < 1e-12
 
 
 def test_schedules_of_steps_and_of_graphs_follow_the_tensor_that_holds_the_rounds_number():
     algorithm = fm.ADGDA(
-        fm.Staircase(0.5, 0.5, 3), fm.Geometric(0.05, 0.9), consensus_step=0.2, compressor=fm.Quantize(4)
+        fm.schedules.Staircase(0.5, 0.5, 3),
+        fm.schedules.Geometric(0.05, 0.9),
+        consensus_step=0.2,
+        compressor=fm.Quantize(4),
     )
-    changing = fm.Changing((fm.Ring(), fm.Star(), fm.Complete()))
+    changing = fm.topologies.Changing((fm.Ring(), fm.topologies.Star(), fm.topologies.Complete()))
     assert _apart(_training(algorithm, changing), recorded_at=0, start=4, rounds=9) < 1e-12
     for sampling in (
         fm.Sampling(order="cyclic", batch=3),
@@ -243,7 +248,7 @@ def test_constants_keep_the_strides_of_what_they_are_like():
     assert recorded._replays[next(iter(recorded._replays))] is not function
 
 
-@pytest.mark.parametrize("schedule", [fm.Geometric(0.5, 0.998), fm.Staircase(0.5, 0.9, 3)], ids=str)
+@pytest.mark.parametrize("schedule", [fm.schedules.Geometric(0.5, 0.998), fm.schedules.Staircase(0.5, 0.9, 3)], ids=str)
 def test_a_step_size_is_the_same_bits_wherever_a_run_is_taken_up(schedule):
     def steps(rounds: torch.Tensor) -> torch.Tensor:
         return schedule.at(rounds[:, None, None, None])

@@ -119,12 +119,12 @@ class Stop(Exception):
 def stop_after(folder: Path, done: int, **options) -> None:
     """A run that breaks off after some rounds, with a checkpoint at every one."""
 
-    def watch(now: int, fresh: list) -> None:
+    def watch(now: int, state) -> None:
         if now == done:
             raise Stop
 
     with pytest.raises(Stop):
-        train(folder, checkpoint_every=1, watch=watch, **options)
+        train(folder, checkpoint_every=1, observers=[watch], **options)
 
 
 @pytest.mark.parametrize("done", [0, 9, ROUNDS - 1])
@@ -168,34 +168,34 @@ def test_checkpoints_and_measurements_do_not_change_the_trajectory(tmp_path):
 
 def test_the_handlers_of_signals_are_put_back(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    train(tmp_path / "run", rounds=2)
+    train(tmp_path / "run", rounds=2, handle_signals=True)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    def impatient(now: int, fresh: list) -> None:
+    def impatient(now: int, state) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "run", watch=impatient)
+        train(tmp_path / "run", observers=[impatient], handle_signals=True)
 
 
 def test_a_request_to_stop_in_the_last_round_lets_the_run_finish(tmp_path):
-    def late(now: int, fresh: list) -> None:
+    def late(now: int, state) -> None:
         if now == 4:
             signal.raise_signal(signal.SIGTERM)
 
-    assert train(tmp_path / "run", rounds=4, watch=late).rounds == 4
+    assert train(tmp_path / "run", rounds=4, observers=[late], handle_signals=True).rounds == 4
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_run_without_a_folder_leaves_ctrl_c_alone():
-    def watch(now: int, fresh: list) -> None:
+def test_a_run_leaves_ctrl_c_alone_unless_told_to_handle_it():
+    def watch(now: int, state) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(None, watch=watch)  # type: ignore[arg-type]
+        train(None, observers=[watch])  # type: ignore[arg-type]
 
 
 def test_the_checkpoint_of_a_stopped_run_is_refused_for_other_settings(tmp_path):

@@ -11,7 +11,7 @@ def test_a_thousand_nodes_of_the_fc_model_run_on_a_ring_with_four_bits():
     labels = torch.randint(0, 10, (1000, 5), generator=generator)
     shared = (torch.rand(50, 784, generator=generator), torch.randint(0, 10, (50,), generator=generator))
     made = fm.Problem(
-        model=lambda: fm.FullyConnected(hidden=25).build(torch.Size([784]), 10),
+        model=lambda: fm.models.FullyConnected(hidden=25).build(torch.Size([784]), 10),
         sites=[fm.Site((x, y)) for x, y in zip(inputs, labels)],
         sampling=fm.Sampling(batch=5),
         test=shared,

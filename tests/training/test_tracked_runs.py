@@ -24,9 +24,9 @@ def problem() -> fm.Problem:
 def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
     open_ended, ending = (
         fm.TrackedADGDA(
-            fm.Linear(0.3, rounds),
+            fm.schedules.Linear(0.3, rounds),
             compressor=fm.Quantize(6),
-            weighting=fm.ShadowPrice(strength_annealing=fm.Polynomial(3.0, rounds)),
+            weighting=fm.weighting.ShadowPrice(strength_annealing=fm.schedules.Polynomial(3.0, rounds)),
         )
         for rounds in (None, 30)
     )
@@ -38,7 +38,7 @@ def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
 
 
 def test_a_run_whose_steps_end_with_it_is_not_extended_and_says_which_steps(problem, tmp_path):
-    algorithm = fm.TrackedADGDA(fm.Linear(0.3))
+    algorithm = fm.TrackedADGDA(fm.schedules.Linear(0.3))
     fm.train(problem, fm.Ring(), algorithm, 6, out=tmp_path)
     with pytest.raises(fm.CheckpointError, match=r"primal_step\.rounds is 12 here but 6 there"):
         fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path, resume=True)
@@ -52,7 +52,7 @@ def test_each_node_s_own_weight_is_recorded_as_lambda_by_site(problem, placement
     assert [sum(record["lambda"]) for record in result.records] == pytest.approx([1.0] * 3)
     assert result.records[0]["lambda"] == pytest.approx(problem.prior_of_sites[list(range(8))].tolist(), rel=0.2)
     weights = result.weights()
-    own = result.state.algorithm.weights[0, :, 0]
+    own = result.state.algorithm.weighting.weights[0, :, 0]
     assert weights[0].tolist() == pytest.approx((own / own.sum()).tolist())
     assert [result.final[0]["lambda"][site] for site in placement] == pytest.approx(weights[0].tolist())
     assert "consensus_duals" not in result.final[0]
@@ -60,13 +60,15 @@ def test_each_node_s_own_weight_is_recorded_as_lambda_by_site(problem, placement
 
 
 def test_where_nothing_is_weighed_no_weights_are_recorded(problem):
-    result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(0.2, weighting=fm.PriorWeights()), 3)
+    result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(0.2, weighting=fm.weighting.PriorWeights()), 3)
     assert "lambda" not in result.final[0]
     assert result.weights() is None
 
 
 @pytest.mark.parametrize(
-    "weighting", [fm.ShadowPrice(), fm.ExactMaximum(), fm.ProjectedAscent()], ids=["price", "maximum", "ascent"]
+    "weighting",
+    [fm.weighting.ShadowPrice(), fm.weighting.ExactMaximum(), fm.weighting.ProjectedAscent()],
+    ids=["price", "maximum", "ascent"],
 )
 def test_the_worst_case_is_that_of_the_paper_s_objective_with_alpha_over_m(problem, weighting):
     made = toys.problem(sites=[fm.Site(site.train) for site in toys.sites()])

@@ -1,20 +1,16 @@
-"""AD-GDA and its rivals, each written once over a stack of nodes."""
+"""[algorithm] Training algorithms, each written once over a stack of nodes. Public as `fm.algorithms`.
+
+The ways to weigh nodes are in `fm.weighting`, the step size schedules in `fm.schedules`.
+"""
 
 from fairmesh.algorithms.ad_gda import ADGDA
 from fairmesh.algorithms.afl import AFL
-from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.choco_sgd import ChocoSGD
 from fairmesh.algorithms.dr_dsgd import DRDSGD
 from fairmesh.algorithms.drfa import DRFA
 from fairmesh.algorithms.dsgd import DSGD
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
-from fairmesh.algorithms.weighting import (
-    ExactMaximum,
-    PriorWeights,
-    ProjectedAscent,
-    ShadowPrice,
-    Weighting,
-)
 from fairmesh.config.tables import register
 
 register(
@@ -38,10 +34,6 @@ __all__ = [
     "DSGD",
     "Algorithm",
     "ChocoSGD",
-    "ExactMaximum",
-    "PriorWeights",
-    "ProjectedAscent",
-    "ShadowPrice",
+    "Round",
     "TrackedADGDA",
-    "Weighting",
 ]

@@ -6,12 +6,13 @@ Algorithm 1.
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor
 
 from fairmesh.algorithms.base import (
     Algorithm,
+    GossipSettings,
     Round,
     capped,
     check_consensus_step,
@@ -30,36 +31,69 @@ from fairmesh.algorithms.gossip import (
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import OVER_NODES, Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
 
 
 class ADGDAState(NamedTuple):
-    models: Tensor  # theta_i (..., nodes, dim)
-    duals: Tensor  # lambda_i (..., nodes, n)
+    models: Models  # theta_i (..., nodes, dim)
+    duals: Duals  # lambda_i (..., nodes, n)
     copies: PublicCopies
-    dual_copies: PublicCopies | None  # where duals travel compressed
+    dual_copies: Annotated[PublicCopies | None, OVER_NODES]  # where duals travel compressed
 
 
 @dataclass(frozen=True)
 class ADGDA(Algorithm):
-    """Every node descends its own loss weighted by its own lambda_i[i], ascends in lambda, and gossips both.
+    """AD-GDA: agnostic decentralized gradient descent/ascent with compressed communication.
 
-    `dual_order = "dual-first"` weighs the descent by the lambda just projected, as the published runs did. With a
-    `dual_compressor`, duals too are gossiped as compressed differences to public copies, and put back into the
-    regularizer's set by each receiver; without one they travel as they are, as in the paper."""
+    Solves min_theta max_lambda (1/n) sum_i lambda_i f_i(theta) + alpha r(lambda) without a server. In every round each
+    node descends its own loss, weighted by its own lambda_i[i], ascends in its estimate lambda_i of all weights, and
+    gossips both:
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))  # eta_theta
-    dual_step: Schedule | float = 0.01  # eta_lambda
-    consensus_step: float = 1.0  # gamma, the consensus step size
-    compressor: Compressor = field(default_factory=Identity)  # Q
-    regularizer: Regularizer = field(default_factory=ChiSquare)  # alpha r
+        theta_i  <- theta_i - eta_theta lambda_i[i] grad f_i(theta_i) + gamma (sum_j w_ij x_hat_j - x_hat_i)
+        x_hat_i  <- x_hat_i + Q(theta_i - x_hat_i)                                   sent to the neighbours
+        lambda_i <- sum_j w_ij P(lambda_j + eta_lambda (f_j(theta_j) e_j + alpha grad r(lambda_j)))
+
+    where the x_hat are public copies of the models and P projects onto the regularizer's ambiguity set.
+
+    Args:
+        primal_step: eta_theta, a number >= 0 or a schedule: the learning rate of the weighted gradient. lambda_i[i] is
+            about 1 / n, so it is about n times the learning rate of SGD. Default: Geometric(1.0, 0.998).
+        dual_step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a node's weight per round. At
+            0 the weights stay at the prior. Steps that the regularizer makes unstable are refused. Default: 0.01.
+        consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
+            round. Strong compression needs less than 1. Default: 1.0.
+        compressor: Q, what a node sends of its model. Default: Identity(), no compression.
+        regularizer: alpha r, how far the weights may move from the prior. Default: ChiSquare(), with alpha 0.01.
+        dual_compressor: What a node sends of its weights, as compressed differences to public copies; None to send them
+            uncompressed, as in the paper. Default: None.
+        dual_order: Which weights the descent uses: "simultaneous" those before this round's ascent, "dual-first" those
+            after it, as in the published runs. Default: "simultaneous".
+        loss_cap: Largest loss, > 0, that the ascent sees of a node, which limits what a broken site attracts; None for
+            no limit. Default: None.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.ADGDA(primal_step=2.0, consensus_step=0.5, compressor=fm.Quantize(bits=4))
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4, odd=1), fm.Ring(), algorithm, rounds=10)
+        >>> fm.run(experiment).weights().shape
+        torch.Size([1, 4])
+
+    References:
+        Zecchin, Kountouris, Gesbert: Communication-Efficient Distributionally Robust Decentralized Learning, TMLR 2022,
+        Algorithm 1.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))
+    dual_step: Schedule | float = 0.01
+    consensus_step: float = 1.0
+    compressor: Compressor = field(default_factory=Identity)
+    regularizer: Regularizer = field(default_factory=ChiSquare)
     dual_compressor: Compressor | None = None
     dual_order: Literal["simultaneous", "dual-first"] = "simultaneous"
-    loss_cap: float | None = None  # what the ascent sees of a node's loss is at most this
-
-    needs_server: ClassVar[bool] = False
+    loss_cap: float | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
@@ -70,11 +104,14 @@ class ADGDA(Algorithm):
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)
 
-    def oracle_calls(self) -> int:
-        return 1
+    def robust_regularizer(self) -> Regularizer:
+        return self.regularizer
 
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step, "dual_step": self.dual_step}
+    def keeps_node_rows(self) -> bool:
+        return True
+
+    def gossip_settings(self) -> GossipSettings:
+        return GossipSettings(self.compressor, self.consensus_step)
 
     def init(self, oracle: Oracle, network: Network) -> ADGDAState:
         models = oracle.initial_models()

@@ -1,4 +1,4 @@
-"""AFL: agnostic federated learning, by way of a server.
+"""AFL: agnostic federated learning, with a server.
 
 Mohri, Sivek, Suresh: Agnostic Federated Learning, ICML 2019 (stochastic-AFL with the gradient of every client).
 """
@@ -7,41 +7,56 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 
 class AFLState(NamedTuple):
-    models: Tensor  # the server's w (..., 1, dim)
-    duals: Tensor  # the server's lambda (..., 1, n)
+    models: Models  # the server's w (..., 1, dim)
+    duals: Duals  # the server's lambda (..., 1, n)
 
 
 @dataclass(frozen=True)
 class AFL(Algorithm):
-    """w <- w - eta sum_i lambda_i grad f_i(w);  lambda <- projection of lambda + eta_lambda f(w), every step."""
+    """AFL: agnostic federated learning, with a server.
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta_w
-    dual_step: Schedule | float = 0.01  # eta_lambda
+    Minimises max_lambda sum_i lambda_i f_i(w) over the simplex. In every round all nodes send their gradient and loss
+    to the server, which updates the model and the weights:
+
+        w      <- w - eta sum_i lambda_i grad f_i(w)
+        lambda <- P(lambda + eta_lambda f(w))
+
+    The topology is not used.
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule: the learning rate of the weighted gradient. Default:
+            Geometric(0.1, 0.998).
+        dual_step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a weight per round. Default:
+            0.01.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.AFL(dual_step=0.05), rounds=5)
+        >>> fm.run(experiment).rounds
+        5
+
+    References:
+        Mohri, Sivek, Suresh: Agnostic Federated Learning, ICML 2019; stochastic AFL with the gradient of every client.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
+    dual_step: Schedule | float = 0.01
 
     needs_server: ClassVar[bool] = True
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
-
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
-    def oracle_calls(self) -> int:
-        return 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step, "dual_step": self.dual_step}
 
     def init(self, oracle: Oracle, network: Network) -> AFLState:
         return AFLState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())

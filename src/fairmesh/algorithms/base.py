@@ -1,16 +1,17 @@
-"""What every algorithm is: a configured object that turns one round's state into the next one's."""
+"""The base class of algorithms: configured objects that turn the state of one round into that of the next."""
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairmesh.algorithms.schedules import Schedule, as_schedule
 from fairmesh.compression.codes import Dense
-from fairmesh.compression.compressors import FLOAT_BITS
+from fairmesh.compression.compressors import FLOAT_BITS, Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.numerics import random_streams
@@ -24,79 +25,137 @@ EXACT = {"exact": True}  # metadata of a number that replicas stack in float64, 
 STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend: equal in all replicas of a run
 
 
+class GossipSettings(NamedTuple):
+    """The compressor and the consensus step of an algorithm, for messages about what to lower."""
+
+    compressor: Compressor
+    consensus_step: float | None  # None: found by the run
+
+
 class Algorithm(ABC):
-    """`init` gives the state before round 0, `step` that after a round; neither changes anything else.
+    """A training algorithm, written once over a stack of nodes.
 
-    A state is a NamedTuple of tensors. `models` is (..., nodes, dim), or (..., 1, dim) where a server holds the model;
-    an algorithm that weighs nodes also has `duals`, (..., nodes, n) or (..., 1, n), or where nobody knows all of lambda
-    each node's own `weights`, m lambda_i (..., nodes, 1)."""
+    A minimal algorithm is a frozen dataclass with `init` and `step`. `init` returns the state before round 0, `step`
+    returns the state after a round; neither changes anything else. A state is a NamedTuple of tensors with a field
+    `models`, (..., nodes, dim), or (..., 1, dim) where a server holds the model. Other fields declare what they are by
+    the annotations of `fairmesh.networks.roles`. The remaining methods have defaults that suit most algorithms.
 
-    needs_server: ClassVar[bool]
-    alpha_of_sum: ClassVar[bool] = False  # alpha is that of sum_i lambda_i f_i + alpha r, m times the paper's objective
-    copies_at_peak: ClassVar[int] = 12  # of all models in a round (tests/contracts/test_memory.py holds this)
+    Attributes:
+        needs_server: Nodes send to a server instead of to their neighbours. Default: False.
+        alpha_of_sum: The regularizer's strength is that of sum_i lambda_i f_i + alpha r, n times the paper's. Default:
+            False.
+        copies_at_peak: How many copies of all models a round holds at most, for the memory estimate. Default: 12.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.DSGD(primal_step=0.1).steps()
+        {'primal_step': Constant(value=0.1)}
+
+        `docs/extending.md` writes an algorithm from scratch.
+    """
+
+    needs_server: ClassVar[bool] = False
+    alpha_of_sum: ClassVar[bool] = False
+    copies_at_peak: ClassVar[int] = 12  # tests/contracts/test_memory.py checks it for the built-in algorithms
 
     @abstractmethod
     def init(self, oracle: Oracle, network: Network) -> Any:
-        """The state before the first round."""
+        """Returns the state before the first round.
+
+        Args:
+            oracle: Losses, gradients and initial models of the hosted nodes.
+            network: The graph and its hosted nodes.
+        """
 
     @abstractmethod
     def step(self, state: Any, ctx: "Round") -> Any:
-        """The state after one more round."""
+        """Returns the state after one more round.
 
-    @abstractmethod
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Refuses settings that cannot work for nodes with this prior (n,) and models of this size."""
+        Args:
+            state: The state before the round.
+            ctx: The round: the nodes' data, random numbers and neighbours.
+        """
 
-    @abstractmethod
+    def check(self, prior: Tensor, dim: int) -> None:  # noqa: B027
+        """Raises BadInput for settings that cannot work for nodes with this prior (n,) and models of this size."""
+
     def oracle_calls(self) -> int:
-        """How many batches a node looks at in a round."""
+        """Returns how many different batches a node looks at per round. Default: 1."""
+        return 1
 
-    @abstractmethod
     def steps(self) -> dict[str, Schedule | float]:
-        """The step sizes by their field names, for messages about what to lower."""
+        """Returns the step sizes by their field names, for messages about what to lower. Default: every schedule
+        among the fields of the dataclass."""
+        fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        values = {field.name: getattr(self, field.name) for field in fields}
+        return {name: value for name, value in values.items() if isinstance(value, Schedule)}
+
+    def robust_regularizer(self) -> Regularizer | None:
+        """Returns alpha r of the robust objective, if the algorithm has one. Default: None."""
+        return None
+
+    def keeps_node_rows(self) -> bool:
+        """Returns whether every node holds a number for every node, for the memory estimate. Default: False."""
+        return False
+
+    def gossip_settings(self) -> GossipSettings | None:
+        """Returns the compressor and the consensus step, if the algorithm gossips compressed differences. A step of
+        None is found by the run and shown by the state. Default: None."""
+        return None
 
 
 class Round:
-    """One round as an algorithm sees it: its number, the local data, the random streams, and the way to the others."""
+    """One round as an algorithm sees it: its number, the local data, the random streams, and the neighbours.
 
-    def __init__(self, index: Tensor, oracle: Oracle, network: Network, ahead: RoundCache | None = None):
+    An algorithm gets it as the argument `ctx` of `step`, and never makes one. `ctx.losses_and_gradients(models)`
+    evaluates the nodes' losses, `ctx.step_size(schedule)` is a step size in this round, `ctx.draws(purpose)` gives
+    random numbers, and `ctx.exchange(name=part)` sends one message to each neighbour. `ctx.index` is the round t,
+    `ctx.n` the number of nodes, `ctx.prior` is p (..., 1, n), and `ctx.own` (nodes, n) is 1 at each hosted node's own
+    coordinate.
+    """
+
+    def __init__(self, index: Tensor, oracle: Oracle, network: Network, round_cache: RoundCache | None = None):
         self.index = index  # t, a scalar tensor
-        self._oracle, self._network, self._ahead = oracle, network, ahead or RoundCache()
+        self._oracle, self._network, self._round_cache = oracle, network, round_cache or RoundCache()
         self.prior = oracle.prior  # p (..., 1, n)
         self.own = network.own  # (nodes, n) each hosted node's own coordinate
-        self.n = network.n  # m
+        self.n = network.n
         self.by_identity = network.by_identity  # (n,) so that a server draws nodes by who they are
         self.sent: list[Traffic] = []
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
-        """f_i and its gradient at each node's row on its batch: (..., nodes, 1) and (..., nodes, dim). A round that
-        asks more than once numbers its calls, and each gets another batch."""
+        """Returns each node's loss and gradient on its batch: (..., nodes, 1) and (..., nodes, dim).
+
+        Args:
+            models: Where to evaluate, one row per hosted node: (..., nodes, dim).
+            call: Which batch of the round to use, from 0 to `oracle_calls()` - 1.
+        """
         return self._oracle.losses_and_gradients(models, self.index, call)
 
     def losses(self, models: Tensor, call: int = 0) -> Tensor:
-        """f_i at each node's row on its batch: (..., nodes, 1)."""
+        """Returns each node's loss on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
         return self._oracle.losses(models, self.index, call)
 
     def errors(self, models: Tensor, call: int = 0) -> Tensor:
-        """The 0-1 error at each node's row on its batch: (..., nodes, 1)."""
+        """Returns each node's 0-1 error on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
         return self._oracle.errors(models, self.index, call)
 
     def step_size(self, schedule: Schedule | float) -> Tensor:
-        """The schedule's value in this round, in the models' dtype: a scalar, or (replicas, 1, 1)."""
+        """Returns the schedule's value in this round, in the models' dtype: a scalar, or (replicas, 1, 1)."""
         what = id(schedule) if isinstance(schedule, Schedule) else float(schedule)
         schedule = as_schedule(schedule)
 
         def steps(rounds: Tensor) -> Tensor:
             return schedule.at(rounds[:, None, None, None]).to(dtype=self.own.dtype, device=self.own.device)
 
-        return self._ahead.at(("step", what), steps, self.index, schedule)
+        return self._round_cache.at(("step", what), steps, self.index, schedule)
 
     def draws(self, purpose: str) -> Draw:
-        """Uniforms of each hosted node, for one purpose."""
+        """Returns the random numbers of each hosted node for one purpose: `.uniforms(count)` is (..., nodes, count)."""
         return self._draw("nodes", purpose, self._network.identities)
 
     def server_draws(self, purpose: str) -> Draw:
-        """A server's uniforms (..., 1, count), for one purpose."""
+        """Returns a server's random numbers for one purpose: `.uniforms(count)` is (..., 1, count)."""
         return self._draw("server", purpose, torch.full((1,), SERVER, device=self.own.device))
 
     def _draw(self, whose: str, purpose: str, identities: Tensor) -> Draw:
@@ -105,30 +164,34 @@ class Round:
 
         def ahead(count: int) -> Tensor:
             bits = partial(random_streams.sixteen_bits, count=count)
-            return self._ahead.at((whose, purpose, count), lambda rounds: bits(keys(rounds)), self.index)
+            return self._round_cache.at((whose, purpose, count), lambda rounds: bits(keys(rounds)), self.index)
 
-        return Draw(self._ahead.at((whose, purpose), keys, self.index), self.own.dtype, ahead)
+        return Draw(self._round_cache.at((whose, purpose), keys, self.index), self.own.dtype, ahead)
 
     def exchange(self, **parts: Part) -> Delivery:
-        """One message from each node to each of its neighbours."""
+        """Sends one message, made of these parts, from each node to each of its neighbours; returns the delivery."""
         delivery = self._network.exchange(parts, self.index)
         self.sent.append(delivery.sent)
         return delivery
 
     def hosted(self, row: Tensor) -> Tensor:
-        """The hosted nodes' entries (..., nodes) of a row over all nodes (..., 1, n)."""
+        """Returns the hosted nodes' entries (..., nodes) of a row over all nodes (..., 1, n)."""
         return row.squeeze(-2).index_select(-1, self._network.hosted)
 
     def mixed_copies(self, kept: Tensor) -> Tensor:
+        """Returns s_i = sum_j w_ij x_hat_j from what each node keeps of its neighbours' copies: (..., nodes, dim)."""
         return self._network.mixed_copies(kept, self.index)
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> Tensor:
+        """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""
         return self._counted(self._network.broadcast(row, receivers))
 
     def average(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Returns sum_i weights[i] rows[i] at the server: (..., 1, dim). A node of weight zero sends nothing."""
         return self._counted(self._network.average(rows, weights))
 
     def report(self, values: Tensor, senders: Tensor) -> Tensor:
+        """Returns one number per node (..., 1, n) at the server; it is sent where `senders` (..., nodes) is true."""
         return self._counted(self._network.report(values, senders))
 
     def _counted(self, result: tuple[Tensor, Traffic]) -> Tensor:
@@ -138,22 +201,22 @@ class Round:
 
 
 def plain(rows: Tensor) -> Part:
-    """Rows sent as they are, billed at 32 bits an entry."""
+    """Returns rows to be sent as they are, with 32 nominal bits per entry."""
     return Part(Dense(rows), FLOAT_BITS * rows.shape[-1])
 
 
 def prior_rows(oracle: Oracle, network: Network) -> Tensor:
-    """p at every hosted node, lambda before the first round: (..., nodes, n)."""
+    """Returns p at every hosted node, lambda before the first round: (..., nodes, n)."""
     return oracle.prior.expand(-1, len(network.hosted), -1).clone()
 
 
 def prior_weights(ctx: Round) -> Tensor:
-    """m p_i of each hosted node, (..., nodes, 1): 1 where all sites are of equal size."""
+    """Returns n p_i of each hosted node, (..., nodes, 1): 1 if all sites have equal size."""
     return (ctx.n * ctx.hosted(ctx.prior)).unsqueeze(-1)
 
 
 def capped(losses: Tensor, cap: float | None) -> Tensor:
-    """What an ascent sees of losses: at most the cap, where there is one; what is not a finite number counts as it."""
+    """Returns losses clipped at the cap, if there is one; a loss that is not finite counts as the cap."""
     return losses if cap is None else torch.where(losses.isfinite() & (losses < cap), losses, cap)
 
 
@@ -184,7 +247,7 @@ def check_consensus_step(consensus_step: float) -> None:
 def check_dual_step(
     dual_step: Schedule | float, regularizer: Regularizer, prior: Tensor, name: str = "dual_step", times: int = 1
 ) -> None:
-    """Refuses a dual step that overshoots for ever, with the bound; alpha is so many times that of the objective."""
+    """Raises BadInput if the dual step is too long to be stable; alpha is `times` that of the objective."""
     if isinstance(regularizer, Custom):
         regularizer.check(prior)
     first = float(as_schedule(dual_step).at(torch.zeros((), dtype=torch.int64)))

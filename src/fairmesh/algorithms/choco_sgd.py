@@ -5,11 +5,9 @@ ICML 2019.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from torch import Tensor
-
-from fairmesh.algorithms.base import Algorithm, Round, check_consensus_step, prior_weights
+from fairmesh.algorithms.base import Algorithm, GossipSettings, Round, check_consensus_step, prior_weights
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,
@@ -20,37 +18,55 @@ from fairmesh.algorithms.gossip import (
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
 
 
 class ChocoState(NamedTuple):
-    models: Tensor  # (..., nodes, dim)
+    models: Models  # (..., nodes, dim)
     copies: PublicCopies
 
 
 @dataclass(frozen=True)
 class ChocoSGD(Algorithm):
-    """Minimises sum_i p_i f_i: node i's gradient is weighted by m p_i, which is 1 for nodes of equal size. AD-GDA with
-    dual step 0 is this at a primal step m times larger."""
+    """CHOCO-SGD: decentralized SGD with compressed gossip; not robust.
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta
-    consensus_step: float = 1.0  # gamma, the consensus step size
-    compressor: Compressor = field(default_factory=Identity)  # Q
+    Minimises sum_i p_i f_i(theta):
 
-    needs_server: ClassVar[bool] = False
+        theta_i <- theta_i - eta n p_i grad f_i(theta_i) + gamma (sum_j w_ij x_hat_j - x_hat_i)
+        x_hat_i <- x_hat_i + Q(theta_i - x_hat_i)                                   sent to the neighbours
+
+    where the x_hat are public copies of the models. n p_i is 1 for sites of equal size. AD-GDA with dual step 0 is
+    CHOCO-SGD with a primal step n times larger.
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Geometric(0.1, 0.998).
+        consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
+            round. Strong compression needs less than 1. Default: 1.0.
+        compressor: Q, what a node sends of its model. Default: Identity(), no compression.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.ChocoSGD(primal_step=0.5, consensus_step=0.3, compressor=fm.TopK(0.1))
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)
+        >>> fm.run(experiment).weights() is None
+        True
+
+    References:
+        Koloskova, Stich, Jaggi: Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
+        Communication, ICML 2019.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
+    consensus_step: float = 1.0
+    compressor: Compressor = field(default_factory=Identity)
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         check_consensus_step(self.consensus_step)
 
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
-    def oracle_calls(self) -> int:
-        return 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step}
+    def gossip_settings(self) -> GossipSettings:
+        return GossipSettings(self.compressor, self.consensus_step)
 
     def init(self, oracle: Oracle, network: Network) -> ChocoState:
         models = oracle.initial_models()

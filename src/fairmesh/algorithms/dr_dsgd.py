@@ -1,47 +1,56 @@
-"""DR-DSGD: distributionally robust decentralized SGD with a KL regularizer, whose inner maximum is solved exactly.
+"""DR-DSGD: distributionally robust decentralized SGD with a KL regularizer and its exact inner maximum.
 
 Ben Issaid, Elgabli, Bennis: DR-DSGD: A Distributionally Robust Decentralized Learning Algorithm over Graphs, TMLR 2022.
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
-
-from torch import Tensor
+from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
 
 
 class DRDSGDState(NamedTuple):
-    models: Tensor  # (..., nodes, dim)
+    models: Models  # (..., nodes, dim)
 
 
 @dataclass(frozen=True)
 class DRDSGD(Algorithm):
-    """x_i <- sum_j w_ij (x_j - eta m p_j exp(f_j / mu) / mu * grad f_j(x_j))."""
+    """DR-DSGD: distributionally robust decentralized SGD with a KL regularizer; uncompressed.
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))  # eta
-    temperature: float = 6.0  # mu, which is m alpha in the objective's own scale
+    The inner maximum over the weights is solved exactly, which scales each gradient by an exponential of the loss:
 
-    needs_server: ClassVar[bool] = False
+        x_i <- sum_j w_ij (x_j - eta n p_j exp(f_j(x_j) / mu) / mu * grad f_j(x_j))
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule: the learning rate of the scaled gradient. Default:
+            Geometric(1.0, 0.998).
+        temperature: mu > 0, in units of the loss. The smaller it is, the more weight large losses get. It is n times
+            the strength alpha of AD-GDA's objective. Default: 6.0.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.DRDSGD(temperature=3.0), rounds=5)
+        >>> fm.run(experiment).rounds
+        5
+
+    References:
+        Ben Issaid, Elgabli, Bennis: DR-DSGD: A Distributionally Robust Decentralized Learning Algorithm over Graphs,
+        TMLR 2022.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))
+    temperature: float = 6.0
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise BadInput(f"temperature must be a finite number > 0, got {self.temperature}")
-
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
-    def oracle_calls(self) -> int:
-        return 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step}
 
     def init(self, oracle: Oracle, network: Network) -> DRDSGDState:
         return DRDSGDState(oracle.initial_models())

@@ -1,4 +1,4 @@
-"""DRFA: distributionally robust federated averaging, by way of a server.
+"""DRFA: distributionally robust federated averaging, with a server.
 
 Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
 """
@@ -13,33 +13,62 @@ from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 
 class DRFAState(NamedTuple):
-    models: Tensor  # the server's w (..., 1, dim)
-    duals: Tensor  # the server's lambda (..., 1, n)
+    models: Models  # the server's w (..., 1, dim)
+    duals: Duals  # the server's lambda (..., 1, n)
 
 
 @dataclass(frozen=True)
 class DRFA(Algorithm):
-    """A round: clients drawn by lambda take local steps from the server's model and return it with a snapshot taken at
-    a random step; both are averaged; the averaged snapshot is probed at clients drawn uniformly, and lambda ascends
-    their losses. One round is `local_steps` iterations of the decentralized algorithms.
+    """DRFA: distributionally robust federated averaging, with a server.
 
-    The AD-GDA paper's published runs ascended the 0-1 error (`ascends = "error"`), probed everyone (`probed =
-    "everyone"`) and let no weight fall below 1e-5 (`floor`). With `repeats = False` a client is drawn at most once a
-    ctx: then the worst clients, few among many drawn, count little."""
+    In a round, clients drawn by the weights lambda take local SGD steps from the server's model. They return their
+    model and a snapshot of it at a random step, and the server averages both. Clients drawn uniformly then evaluate
+    the averaged snapshot, and lambda ascends their losses:
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.02, 0.998))  # eta
-    dual_step: Schedule | float = 8e-3  # gamma in the paper, per local step
-    participation: float = field(default=0.5, metadata=STRUCTURAL)  # the share of clients drawn, twice a round
-    local_steps: int = 10  # tau
-    ascends: Literal["loss", "error"] = "loss"  # what is probed
+        lambda <- P(lambda + eta_lambda tau f(snapshot))
+
+    One round is `local_steps` iterations of the decentralized algorithms. The topology is not used. The published runs
+    of the AD-GDA paper used `ascends = "error"`, `probed = "everyone"` and `floor = 1e-5`.
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule by rounds: the learning rate of the local steps. Default:
+            Geometric(0.02, 0.998).
+        dual_step: eta_lambda, a number >= 0 or a schedule by rounds, per local step; the DRFA paper calls it gamma.
+            Default: 0.008.
+        participation: The share of the clients that is drawn, in (0, 1], for the local steps and for the evaluation;
+            at least one client is. Default: 0.5.
+        local_steps: tau, local steps per round, >= 1. Default: 10.
+        ascends: What lambda ascends: the "loss" or the 0-1 "error". Default: "loss".
+        probed: Who evaluates the snapshot: the clients "drawn" for it, or "everyone". Default: "drawn".
+        floor: Smallest weight of a client, in [0, 1), before all are scaled to sum to one. Default: 0.0.
+        repeats: Whether a client may be drawn several times per round, and count as often. Without repeats, the few
+            worst clients among many drawn count little. Default: True.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.DRFA(participation=0.5, local_steps=2)
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)
+        >>> fm.run(experiment).rounds
+        5
+
+    References:
+        Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.02, 0.998))
+    dual_step: Schedule | float = 8e-3
+    participation: float = field(default=0.5, metadata=STRUCTURAL)
+    local_steps: int = 10
+    ascends: Literal["loss", "error"] = "loss"
     probed: Literal["drawn", "everyone"] = "drawn"
-    floor: float = 0.0  # of every weight, before all are scaled to sum to one
-    repeats: bool = True  # a client may be drawn several times, each counting
+    floor: float = 0.0
+    repeats: bool = True
 
     needs_server: ClassVar[bool] = True
 
@@ -53,14 +82,8 @@ class DRFA(Algorithm):
         if not 0 <= self.floor < 1:
             raise BadInput(f"floor, the least weight of a client, lies in [0, 1), got {self.floor}")
 
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
     def oracle_calls(self) -> int:
         return self.local_steps + 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step, "dual_step": self.dual_step}
 
     def init(self, oracle: Oracle, network: Network) -> DRFAState:
         return DRFAState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())
@@ -97,12 +120,12 @@ class DRFA(Algorithm):
 
 
 def _by_position(row: Tensor, order: Tensor) -> Tensor:
-    """A row over nodes in the order of their identities, put in the order of their positions."""
+    """Returns a row over nodes, given in the order of their identities, in the order of their positions."""
     return torch.empty_like(row).index_copy_(-1, order, row)
 
 
 def _drawn_by(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """How often each entry comes up when drawn by its weight, with replacement: (..., 1, n)."""
+    """Returns how often each entry is drawn, by its weight, with replacement: (..., 1, n)."""
     cumulative = weights.cumsum(dim=-1)
     cumulative = cumulative / cumulative[..., -1:]
     drawn = torch.searchsorted(cumulative.contiguous(), uniforms.contiguous(), right=True)
@@ -111,13 +134,14 @@ def _drawn_by(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _drawn_once_by(weights: Tensor, uniforms: Tensor, count: int) -> Tensor:
-    """1 at `count` entries drawn one after another by weight, none twice: those whose exponential clocks, which run at
-    the speed of their weights, ring first."""
+    """Returns 1 at `count` entries drawn one after another by weight, without replacement, and 0 elsewhere.
+
+    Each entry has an exponential clock whose rate is its weight; those that ring first are drawn."""
     clocks = -uniforms.clamp(min=1e-12).log() / weights.clamp(min=1e-30)
     return torch.zeros_like(weights).scatter(-1, clocks.argsort(dim=-1, stable=True)[..., :count], 1.0)
 
 
 def _without_replacement(uniforms: Tensor, count: int) -> Tensor:
-    """1 at `count` entries drawn uniformly, 0 elsewhere."""
+    """Returns 1 at `count` entries drawn uniformly, and 0 elsewhere."""
     chosen = uniforms.argsort(dim=-1, stable=True)[..., :count]
     return torch.zeros_like(uniforms).scatter(-1, chosen, 1.0)

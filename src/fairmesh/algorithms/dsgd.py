@@ -4,39 +4,48 @@ Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform C
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
-
-from torch import Tensor
+from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
 
 
 class DSGDState(NamedTuple):
-    models: Tensor  # (..., nodes, dim)
+    models: Models  # (..., nodes, dim)
 
 
 @dataclass(frozen=True)
 class DSGD(Algorithm):
-    """x_i <- sum_j w_ij x_j - eta m p_i grad f_i(x_i)."""
+    """DSGD: decentralized SGD, uncompressed; not robust.
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))  # eta
+    Minimises sum_i p_i f_i(x):
 
-    needs_server: ClassVar[bool] = False
+        x_i <- sum_j w_ij x_j - eta n p_i grad f_i(x_i)
+
+    n p_i is 1 for sites of equal size.
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Geometric(0.1, 0.998).
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.DSGD(primal_step=fm.schedules.Linear(0.5))
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)
+        >>> fm.run(experiment).rounds
+        5
+
+    References:
+        Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform Centralized Algorithms?, NIPS
+        2017.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-
-    def check(self, prior: Tensor, dim: int) -> None:
-        """Nothing depends on the nodes."""
-
-    def oracle_calls(self) -> int:
-        return 1
-
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step}
 
     def init(self, oracle: Oracle, network: Network) -> DSGDState:
         return DSGDState(oracle.initial_models())

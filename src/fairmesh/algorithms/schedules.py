@@ -1,4 +1,4 @@
-"""Step sizes as functions of the round, and those that Theorems 1 and 2 of the AD-GDA paper prescribe."""
+"""Step sizes as functions of the round, also those of the AD-GDA paper's theorems. Public as `fm.schedules`."""
 
 import dataclasses
 import math
@@ -12,17 +12,48 @@ from torch import Tensor
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 
+__all__ = [
+    "Constant",
+    "Geometric",
+    "Linear",
+    "Polynomial",
+    "Schedule",
+    "Staircase",
+    "Theorem1",
+    "Theorem2Dual",
+    "Theorem2Primal",
+]
+
 
 class Schedule(ABC):
-    """A step size for every round. Fields may hold one value per replica, shaped (replicas, 1, 1)."""
+    """Base class of schedules: a step size for every round t = 0, 1, ...
+
+    Within a run, fields may hold one value per replica, shaped (replicas, 1, 1).
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> class Harmonic(fm.schedules.Schedule):
+        ...     def at(self, round_index):
+        ...         return 1 / (1.0 + round_index.double())
+        >>> Harmonic().at(torch.tensor([0, 1, 3])).tolist()
+        [1.0, 0.5, 0.25]
+    """
 
     @abstractmethod
     def at(self, round_index: Tensor) -> Tensor:
-        """The step sizes of rounds in a tensor of any shape, in float64."""
+        """Returns the step sizes of rounds.
+
+        Args:
+            round_index: Rounds t >= 0, in an integer tensor of any shape.
+
+        Returns:
+            A float64 tensor of the same shape, or one that it broadcasts to.
+        """
 
     @staticmethod
     def shorthand(value: float) -> "Schedule":
-        """A bare number is a constant step."""
+        """Returns the schedule that a bare number stands for: a constant step."""
         return Constant(float(value))
 
 
@@ -31,7 +62,7 @@ def as_schedule(value: "Schedule | float") -> "Schedule":
 
 
 def with_run_length(thing: Any, rounds: int) -> Any:
-    """The same settings with every schedule that has no end of its own ending after so many rounds."""
+    """Returns the same settings, with every schedule that has no end of its own ending after `rounds`."""
     if isinstance(thing, Linear) and thing.rounds is None:
         return dataclasses.replace(thing, rounds=rounds)
     if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
@@ -52,7 +83,19 @@ def _check_start(start: float, what: str = "step size") -> None:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same step size in every round."""
+    """The same step size in every round: eta_t = value.
+
+    Wherever a schedule is expected, a bare number means the same.
+
+    Args:
+        value: The step size, >= 0.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.schedules.Constant(0.1).at(torch.tensor([0, 5])).tolist()
+        [0.1, 0.1]
+    """
 
     value: float
 
@@ -65,7 +108,20 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Geometric(Schedule):
-    """start * ratio^t: the paper's schedule (its r^-t is a misprint: steps shrink)."""
+    """Geometric decay: eta_t = start * ratio^t.
+
+    This is the schedule of the AD-GDA paper, which prints ratio^-t by mistake.
+
+    Args:
+        start: The step size of round 0, >= 0.
+        ratio: The factor per round, in (0, 1].
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.schedules.Geometric(1.0, 0.5).at(torch.tensor([0, 1, 2])).tolist()
+        [1.0, 0.5, 0.25]
+    """
 
     start: float
     ratio: float
@@ -80,7 +136,18 @@ class Geometric(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """start * (1 - t / rounds): to zero at the end of the run, which `rounds` is where it is not given."""
+    """Linear decay to zero: eta_t = start * (1 - t / rounds), and 0 afterwards.
+
+    Args:
+        start: The step size of round 0, >= 0.
+        rounds: The number of rounds until the step is 0, >= 1; None for the length of the run. Default: None.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.schedules.Linear(1.0, rounds=4).at(torch.arange(5)).tolist()
+        [1.0, 0.75, 0.5, 0.25, 0.0]
+    """
 
     start: float
     rounds: int | None = None
@@ -96,7 +163,7 @@ class Linear(Schedule):
         return self.start * self._left(round_index)
 
     def _left(self, round_index: Tensor) -> Tensor:
-        """The share of the run that is left."""
+        """Returns the share of the run that is left."""
         if self.rounds is None:
             return torch.ones_like(round_index, dtype=torch.float64)
         return (1.0 - round_index.double() / self.rounds).clamp(min=0.0)
@@ -104,7 +171,19 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Linear):
-    """start * (1 - t / rounds)^power: to zero at the end of the run as well, with more rounds at small steps."""
+    """Polynomial decay to zero: eta_t = start * (1 - t / rounds)^power, and 0 afterwards.
+
+    Args:
+        start: The step size of round 0, >= 0.
+        rounds: The number of rounds until the step is 0, >= 1; None for the length of the run. Default: None.
+        power: The exponent, > 0; 1 is linear decay, more spends more rounds at small steps. Default: 2.0.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.schedules.Polynomial(1.0, rounds=4, power=2.0).at(torch.arange(5)).tolist()
+        [1.0, 0.5625, 0.25, 0.0625, 0.0]
+    """
 
     power: float = 2.0
 
@@ -119,7 +198,19 @@ class Polynomial(Linear):
 
 @dataclass(frozen=True)
 class Staircase(Schedule):
-    """start * ratio^floor(t / every)."""
+    """Step decay: eta_t = start * ratio^floor(t / every).
+
+    Args:
+        start: The step size of round 0, >= 0.
+        ratio: The factor per stair, in (0, 1].
+        every: Rounds per stair, >= 1.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.schedules.Staircase(1.0, 0.5, every=10).at(torch.tensor([0, 9, 10, 25])).tolist()
+        [1.0, 1.0, 0.5, 0.25]
+    """
 
     start: float
     ratio: float
@@ -136,9 +227,19 @@ class Staircase(Schedule):
 
 @dataclass(frozen=True)
 class Theorem1(Schedule):
-    """1 / sqrt(T), Theorem 1's step for models and duals alike (convex losses)."""
+    """The step size of Theorem 1 of the AD-GDA paper, for convex losses: eta = 1 / sqrt(T), primal and dual.
 
-    rounds: int  # T
+    Args:
+        rounds: T, the number of rounds of the run, >= 1.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.schedules.Theorem1(rounds=100).at(torch.tensor(0)).item()
+        0.1
+    """
+
+    rounds: int
 
     def __post_init__(self):
         _check(self.rounds >= 1, f"rounds must be >= 1, got {self.rounds}")
@@ -149,10 +250,21 @@ class Theorem1(Schedule):
 
 @dataclass(frozen=True)
 class Theorem2Dual(Schedule):
-    """1 / (2 L sqrt(T)), Theorem 2's dual step (non-convex losses)."""
+    """The dual step size of Theorem 2 of the AD-GDA paper, for non-convex losses: eta = 1 / (2 L sqrt(T)).
 
-    smoothness: float  # L
-    rounds: int  # T
+    Args:
+        smoothness: L, the Lipschitz constant of the gradients, > 0.
+        rounds: T, the number of rounds of the run, >= 1.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.schedules.Theorem2Dual(smoothness=2.0, rounds=100).at(torch.tensor(0)).item()
+        0.025
+    """
+
+    smoothness: float
+    rounds: int
 
     def __post_init__(self):
         _check(self.smoothness > 0, f"smoothness L must be > 0, got {self.smoothness}")
@@ -164,11 +276,23 @@ class Theorem2Dual(Schedule):
 
 @dataclass(frozen=True)
 class Theorem2Primal(Schedule):
-    """The dual step of Theorem 2 over 16 (kappa + 1)^2: models move slower than the weights that judge them."""
+    """The primal step size of Theorem 2 of the AD-GDA paper: eta = 1 / (2 L sqrt(T)) / (16 (kappa + 1)^2).
 
-    smoothness: float  # L
-    condition: float  # kappa = L / mu
-    rounds: int  # T
+    Args:
+        smoothness: L, the Lipschitz constant of the gradients, > 0.
+        condition: kappa = L / mu, the condition number of the inner maximum, >= 1.
+        rounds: T, the number of rounds of the run, >= 1.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.schedules.Theorem2Primal(smoothness=2.0, condition=1.0, rounds=100).at(torch.tensor(0)).item()
+        0.000390625
+    """
+
+    smoothness: float
+    condition: float
+    rounds: int
 
     def __post_init__(self):
         Theorem2Dual(self.smoothness, self.rounds)

@@ -1,8 +1,7 @@
 """Tracked AD-GDA: robust decentralized training in which every node follows the whole network's weighted gradient.
 
-Compressed gradient tracking with momentum (Zhao et al.: BEER, NeurIPS 2022; Islamov et al.: MoTEF, 2024) for the
-objective and the gossip of AD-GDA (Zecchin, Kountouris, Gesbert, TMLR 2022), with steps scaled as Adam's (Kingma, Ba,
-ICLR 2015). docs/frontier.md tells what each of these is worth.
+It combines compressed gradient tracking with momentum (BEER, MoTEF), the objective and the gossip of AD-GDA, and steps
+scaled as in Adam. docs/frontier.md measures what each of these contributes.
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from fairmesh.algorithms.base import (
     EXACT,
     STRUCTURAL,
     Algorithm,
+    GossipSettings,
     Round,
     capped,
     check_beta,
@@ -38,6 +38,7 @@ from fairmesh.algorithms.weighting import ShadowPrice, Weighting
 from fairmesh.compression.compressors import Compressor, Sign
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import ConsensusSteps, Models, SumsToZero
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
@@ -48,59 +49,85 @@ _TINY = 1e-8  # beside the root of the squares: a coordinate without a gradient 
 class TrackedState(NamedTuple):
     """`trackers` are momenta + balances: their average is the momenta's, whatever gossip does."""
 
-    models: Tensor  # theta_i (..., nodes, dim)
+    models: Models  # theta_i (..., nodes, dim)
     momenta: Tensor  # of the node's own weighted gradient (..., nodes, dim)
-    balances: Tensor | None  # what gossip added to the momenta: sums to zero over all nodes (..., nodes, dim)
+    balances: SumsToZero | None  # what gossip added to the momenta: sums to zero over all nodes (..., nodes, dim)
     squares: Tensor | None  # mean squares of the tracker (..., nodes, dim)
     copies: PublicCopies  # of the models
     tracker_copies: PublicCopies | None
-    consensus_steps: Tensor  # gamma (..., nodes, 1)
+    consensus_steps: ConsensusSteps  # gamma (..., nodes, 1)
     weighting: Any
-
-    @property
-    def duals(self) -> Tensor | None:
-        return getattr(self.weighting, "duals", None)
-
-    @property
-    def weights(self) -> Tensor | None:
-        return getattr(self.weighting, "weights", None)
 
 
 @dataclass(frozen=True)
 class TrackedADGDA(Algorithm):
-    """Descends along an estimate of the network's lambda-weighted gradient; models and trackers are gossiped as
-    compressed differences to public copies.
+    """Tracked AD-GDA: every node descends along an estimate of the whole network's lambda-weighted gradient.
 
-    In units that do not depend on the number of nodes: a node's gradient weighs m lambda_i, one on average, so that
-    `primal_step` is a step along the network's gradient, and alpha is m times AD-GDA's. Every ingredient can be left
-    out: `beta1 = 0`, `tracking = False`, `beta2 = 0`, `gradient_at_average = 0`, `local_steps = 1`,
-    `warm_start = False` and a `ProjectedAscent` give AD-GDA with m times the step; `PriorWeights` with tracking give
-    BEER, and with momentum MoTEF.
+    Solves min_theta max_lambda sum_i lambda_i f_i(theta) + alpha r(lambda) without a server. In every round node i
+    finds its weight lambda_i by the `weighting`, averages its weighted gradient over time, tracks the network's average
+    of these, and takes a scaled step along it:
 
-    A node's own model tends to be better at its own samples than the network's is, so the loss that it finds there is
-    too small. With `gradient_at_average` the gradient is taken part of the way to the average of the public copies
-    around it.
+        g_i <- beta1 g_i + (1 - beta1) n lambda_i grad f_i       momentum of its own weighted gradient
+        b_i <- b_i + gamma (sum_j w_ij y_hat_j - y_hat_i)        what gossip adds; sums to zero over all nodes
+        y_i <- g_i + b_i                                         tracker, near the network's average gradient
+        v_i <- beta2 v_i + (1 - beta2) y_i^2                     mean squares, as in Adam
+        theta_i <- theta_i - eta y_i / sqrt(dim v_i) + gamma (sum_j w_ij x_hat_j - x_hat_i)
 
-    A scaled step is as long for a small model as for a large one: about `primal_step`, in the Euclidean norm."""
+    x_hat and y_hat are public copies of models and trackers; their differences travel compressed. A scaled step has a
+    Euclidean norm of about `primal_step`, for small and large models alike. The defaults need no tuning to the number
+    of nodes, since the weights n lambda_i are 1 on average.
 
-    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))  # eta_theta
-    beta1: float = field(default=0.9, metadata=EXACT)  # memory of the node's own weighted gradient; 0: no momentum
+    Every ingredient can be switched off. `beta1 = 0`, `tracking = False`, `beta2 = 0`, `gradient_at_average = 0`,
+    `local_steps = 1`, `warm_start = False` and `weighting = ProjectedAscent()` give AD-GDA with n times the step and n
+    times the strength. `PriorWeights` with tracking gives BEER, and with momentum MoTEF.
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule: the length of a step in the Euclidean norm, or the learning rate
+            if `beta2 = 0`. Default: Polynomial(0.7, power=3.0), which falls to 0 at the end of the run.
+        beta1: Memory of the momentum, in [0, 1), as in Adam; 0 for no momentum. Default: 0.9.
+        tracking: Whether nodes track the network's average gradient; without it each follows its own. Doubles the
+            traffic. Default: True.
+        beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
+            Default: 0.99.
+        gradient_at_average: Where losses and gradients are taken, in [0, 1]: 0 at the node's own model, 1 at the
+            average of the public copies around it. A node's own model fits its own samples better than the network's
+            does, so its loss there is too small. Default: 1.0.
+        local_steps: Steps between two exchanges, >= 1, on the same batch and corrected by the tracker. Default: 1.
+        consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
+            round; None to choose it from the compressor and the graph. Default: None.
+        compressor: Q, what a node sends of its model and of its tracker. Default: Sign(block=64).
+        weighting: How the weights lambda are found. Default: ShadowPrice().
+        regularizer: alpha r, how far the weights may move from the prior. alpha is n times that of AD-GDA. Default:
+            ChiSquare(0.05).
+        loss_cap: Largest loss, > 0, that the weighting sees of a node, which limits what a broken site attracts; None
+            for no limit. Default: None.
+        warm_start: Whether public copies start at the initial model, which all nodes share, instead of at zero.
+            Default: True.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4, odd=1), fm.Ring(), fm.TrackedADGDA(), rounds=10)
+        >>> fm.run(experiment).weights().shape
+        torch.Size([1, 4])
+
+    References:
+        Zecchin, Kountouris, Gesbert: Communication-Efficient Distributionally Robust Decentralized Learning, TMLR 2022.
+        Zhao, Li, Li, Richtarik, Chi: BEER, NeurIPS 2022. Islamov, Gao, Stich: MoTEF, 2024. Kingma, Ba: Adam, ICLR 2015.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
+    beta1: float = field(default=0.9, metadata=EXACT)
     tracking: bool = field(default=True, metadata=STRUCTURAL)
-    beta2: float = field(default=0.99, metadata=STRUCTURAL)  # memory of the squares steps are divided by; 0: none are
-    gradient_at_average: float = (
-        1.0  # losses and gradients are taken at a node's own model (0), at the average around it (1)
-    )
-    local_steps: int = field(default=1, metadata=STRUCTURAL)  # between exchanges, corrected by the tracker
-    consensus_step: float | None = (
-        None  # gamma, the consensus step size; from the compressor and the graph where not given
-    )
-    compressor: Compressor = field(default_factory=lambda: Sign(block=64))  # Q, of models and of trackers
+    beta2: float = field(default=0.99, metadata=STRUCTURAL)
+    gradient_at_average: float = 1.0
+    local_steps: int = field(default=1, metadata=STRUCTURAL)
+    consensus_step: float | None = None
+    compressor: Compressor = field(default_factory=lambda: Sign(block=64))
     weighting: Weighting = field(default_factory=ShadowPrice)
-    regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.05))  # alpha r
-    loss_cap: float | None = None  # what the weighting sees of a loss at most
-    warm_start: bool = field(default=True, metadata=STRUCTURAL)  # public copies begin at the model that all begin with
+    regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.05))
+    loss_cap: float | None = None
+    warm_start: bool = field(default=True, metadata=STRUCTURAL)
 
-    needs_server: ClassVar[bool] = False
     alpha_of_sum: ClassVar[bool] = True
     copies_at_peak: ClassVar[int] = 22  # two states of eight, and what a compressor takes
 
@@ -121,11 +148,14 @@ class TrackedADGDA(Algorithm):
     def check(self, prior: Tensor, dim: int) -> None:
         self.weighting.check(self.regularizer, prior)
 
-    def oracle_calls(self) -> int:
-        return 1  # local steps look at the round's batch again
+    def robust_regularizer(self) -> Regularizer:
+        return self.regularizer
 
-    def steps(self) -> dict[str, Schedule | float]:
-        return {"primal_step": self.primal_step}
+    def keeps_node_rows(self) -> bool:
+        return self.weighting.keeps_rows
+
+    def gossip_settings(self) -> GossipSettings:
+        return GossipSettings(self.compressor, self.consensus_step)
 
     def init(self, oracle: Oracle, network: Network) -> TrackedState:
         models = oracle.initial_models()

@@ -1,14 +1,14 @@
-"""Who weighs how much in a robust run: ways to find lambda with one message a round, and one that leaves it alone.
+"""Ways to find the nodes' weights lambda with one message per round. Public as `fm.weighting`.
 
-All work in the units of g(theta, lambda) = sum_i lambda_i f_i(theta) + alpha r(lambda), m times the paper's objective:
-there neither a good alpha nor a good step depends on how many nodes there are.
+All work in the units of g(theta, lambda) = sum_i lambda_i f_i(theta) + alpha r(lambda), n times the paper's objective.
+In these units neither a good alpha nor a good step depends on the number of nodes.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,57 +30,108 @@ from fairmesh.compression.compressors import Compressor
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part
+from fairmesh.networks.roles import OVER_NODES, Duals, OwnWeights, SumsToZero
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.custom import Custom
 from fairmesh.regularizers.members import check_priced, ratio_at
 
+__all__ = ["ExactMaximum", "PriorWeights", "ProjectedAscent", "ShadowPrice", "Weighed", "Weighting"]
+
 
 class Weighed(NamedTuple):
-    """What a node's loss weighs in this round's descent, and what there is to tell the neighbours of it."""
+    """What `Weighting.weigh` returns: the weights of a round, and what to tell the neighbours.
 
-    weights: Tensor  # m lambda_i (..., nodes, 1), one on average
+    Args:
+        weights: n lambda_i of each hosted node, (..., nodes, 1), 1 on average.
+        parts: What goes into the message to the neighbours, by name.
+        settled: A function of the delivery, which returns the weighting's state after the exchange.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.weighting.Weighed(torch.ones(1, 4, 1), {}, lambda delivery: None).parts
+        {}
+    """
+
+    weights: Tensor
     parts: dict[str, Part]
-    settled: Callable[[Delivery], Any]  # the state after the exchange
+    settled: Callable[[Delivery], Any]
 
 
 class Weighting(ABC):
-    """`init` gives the state before round 0, `weigh` this round's weights from the hosted nodes' losses (..., nodes,
-    1). A state that holds lambda calls it `duals`, (..., nodes, n)."""
+    """Base class of the ways in which `TrackedADGDA` finds the nodes' weights lambda.
+
+    `init` returns the state before round 0. `weigh` returns the weights of a round. A state that holds lambda calls it
+    `duals`, (..., nodes, n).
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.TrackedADGDA(weighting=fm.weighting.PriorWeights()).weighting
+        PriorWeights()
+    """
 
     keeps_rows: ClassVar[bool]  # every node holds a number for every node
 
     @abstractmethod
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
-        """Refuses a regularizer that this way cannot serve."""
+        """Raises BadInput if the regularizer cannot be used with this weighting."""
 
     @abstractmethod
     def init(self, oracle: Oracle, network: Network) -> Any:
-        """The state before the first round."""
+        """Returns the state before the first round."""
 
     @abstractmethod
     def weigh(self, state: Any, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
-        """This round's weights."""
+        """Returns the weights of a round, what to send, and how the state follows from the delivery.
+
+        Args:
+            state: The weighting's own state.
+            losses: The hosted nodes' losses (..., nodes, 1).
+            regularizer: The regularizer of the run.
+            ctx: The round.
+        """
 
 
 class Rows(NamedTuple):
-    """Rows with a coordinate for every node, each node's estimate of all."""
+    """Each node's estimate of all weights: a row with one coordinate per node."""
 
-    duals: Tensor  # lambda_i (..., nodes, n)
-    dual_copies: PublicCopies | None  # where rows travel compressed
+    duals: Duals  # lambda_i (..., nodes, n)
+    dual_copies: Annotated[PublicCopies | None, OVER_NODES]  # where rows travel compressed
 
 
 def _of_own(rows: Tensor, ctx: Round) -> Tensor:
-    """m times each hosted node's own entry: (..., nodes, 1)."""
+    """Returns n times each hosted node's own entry: (..., nodes, 1)."""
     return ctx.n * (rows * ctx.own).sum(dim=-1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class ProjectedAscent(Weighting):
-    """AD-GDA's: every node raises its own coordinate of lambda by its loss, projects, and gossips the row."""
+    """The weighting of AD-GDA: every node ascends its own loss, projects its row of weights, and gossips the row.
 
-    step: Schedule | float = 0.01  # eta_lambda
-    compressor: Compressor | None = None  # of the rows; without one they travel as they are
+        lambda_i <- sum_j w_ij P(lambda_j + eta_lambda (f_j e_j + (alpha / n) grad r(lambda_j)))
+
+    A message holds one number per node of the network.
+
+    Args:
+        step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a node's weight per round.
+            Default: 0.01.
+        compressor: What a node sends of its row, as compressed differences to public copies; None to send it as it is.
+            Default: None.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.TrackedADGDA(weighting=fm.weighting.ProjectedAscent(step=0.05))
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4, odd=1), fm.Ring(), algorithm, rounds=5)
+        >>> fm.run(experiment).weights().shape
+        torch.Size([1, 4])
+
+    References:
+        Zecchin, Kountouris, Gesbert: Communication-Efficient Distributionally Robust Decentralized Learning, TMLR 2022.
+    """
+
+    step: Schedule | float = 0.01
+    compressor: Compressor | None = None
 
     keeps_rows: ClassVar[bool] = True
 
@@ -105,23 +156,44 @@ class ProjectedAscent(Weighting):
 class Tables(NamedTuple):
     """What a node knows of all nodes' losses."""
 
-    duals: Tensor  # lambda_i (..., nodes, n)
+    duals: Duals  # lambda_i (..., nodes, n)
     losses: Tensor  # f_i as remembered (..., nodes, 1)
-    dual_balances: Tensor  # what gossip added to m f_i at the node's own coordinate: sums to zero over all nodes
-    dual_copies: PublicCopies | None
+    dual_balances: Annotated[
+        SumsToZero, OVER_NODES
+    ]  # what gossip added to m f_i at the node's own coordinate: sums to zero over all nodes
+    dual_copies: Annotated[PublicCopies | None, OVER_NODES]
 
 
-_LARGE = 10  # times the usual share of the data: a site beyond that would make the price swing, so its step is shorter
-_NO_LOSS = 1e-6  # where all losses are zero their mean counts as this
+_LARGE = 10  # times the mean share of the data; a larger site would make the price oscillate, so its step is shorter
+_NO_LOSS = 1e-6  # the mean of all losses counts as at least this
 
 
 @dataclass(frozen=True)
 class ExactMaximum(Weighting):
-    """The exact inner maximum for losses that all nodes gossip: node i puts m f_i at its own coordinate of a row, so
-    that the rows' average is the table of losses, which each node then follows as its loss changes."""
+    """Every node knows all losses by gossip and computes the exact inner maximum from them.
 
-    loss_ema: float = field(default=0.9, metadata=EXACT)  # memory of the loss that a node remembers; 0: none
-    compressor: Compressor | None = None  # of the rows; without one they travel as they are
+        lambda_i = argmax over the ambiguity set of sum_j lambda_j f_j + alpha r(lambda)
+
+    Node i puts n f_i at its own coordinate of a row, so that the rows' average over the nodes is the table of all
+    losses. Gossip tracks that average while the losses change. A message holds one number per node of the network.
+    `Custom` regularizers are refused, since their inner maximum takes too long for every round.
+
+    Args:
+        loss_ema: Memory of the moving average of a node's loss, in [0, 1); 0 uses the loss of this round alone.
+            Default: 0.9.
+        compressor: What a node sends of its row, as compressed differences to public copies; None to send it as it is.
+            Default: None.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.TrackedADGDA(weighting=fm.weighting.ExactMaximum(loss_ema=0.8))
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4, odd=1), fm.Ring(), algorithm, rounds=5)
+        >>> fm.run(experiment).weights().shape
+        torch.Size([1, 4])
+    """
+
+    loss_ema: float = field(default=0.9, metadata=EXACT)
+    compressor: Compressor | None = None
 
     keeps_rows: ClassVar[bool] = True
 
@@ -143,7 +215,7 @@ class ExactMaximum(Weighting):
         losses = torch.lerp(state.losses, losses, fresh_share(self.loss_ema, losses.dtype))
         injected = ctx.n * losses * ctx.own
         rows = state.dual_balances + injected
-        known = torch.where(ctx.own > 0, losses, rows)  # its own loss a node knows better
+        known = torch.where(ctx.own > 0, losses, rows)  # a node knows its own loss exactly
         duals = regularizer.maximiser(ctx.n * known, ctx.prior)
         parts, arrived = gossiped_rows(rows, state.dual_copies, self.compressor, ctx)
 
@@ -155,36 +227,56 @@ class ExactMaximum(Weighting):
 
 
 class Prices(NamedTuple):
-    """A few numbers a node."""
+    """A few numbers per node."""
 
     losses: Tensor  # f_i as remembered (..., nodes, 1)
     prices: Tensor  # in units of the regularizer's softness (..., nodes, 1)
-    balances: Tensor  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
-    weights: Tensor  # m lambda_i of the last round (..., nodes, 1)
-    mean_balances: Tensor | None  # f_i and this are the mean of all losses: sums to zero (..., nodes, 1)
+    balances: SumsToZero  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
+    weights: OwnWeights  # n lambda_i of the last round (..., nodes, 1)
+    mean_balances: SumsToZero | None  # f_i and this are the mean of all losses: sums to zero (..., nodes, 1)
 
 
 @dataclass(frozen=True)
 class ShadowPrice(Weighting):
-    """The inner maximum by its shadow price: lambda_i follows from f_i and the price of sum_i lambda_i = 1, which all
-    nodes gossip and which rises where weights exceed their share. One number a message, however many nodes.
+    """Finds the exact inner maximum by its shadow price, with one or two numbers per message for any number of nodes.
 
-    Gossip alone would leave every node with a price of its neighbourhood. So what it added last is added again, which
-    makes the one price of all nodes the only one that stays (exact diffusion: Yuan et al., IEEE TSP 2019).
+    With ChiSquare or KullbackLeibler, lambda_i follows from node i's loss and from one number that is common to all
+    nodes: the price of the constraint sum_i lambda_i = 1. Each node raises its price while its weight exceeds its
+    prior, and gossips it:
 
-    `relative` counts losses in units of their mean over all nodes, a second number that is gossiped: alpha then means
-    the same whether losses are large, as at the start, or small. It needs losses that are not negative.
+        lambda_i = p_i ratio(f_i / softness - price_i)
+        price_i <- gossip of (price_i + step (n lambda_i - n p_i))
 
-    `strength_annealing`, a schedule of its own, makes alpha larger while steps are long: losses respond to weights only
-    rounds later, so sharp weights and long steps together make the model oscillate between the sites' needs."""
+    Gossip alone would settle at a different price in every neighbourhood. Adding the last gossip correction again makes
+    the common price the only fixed point (exact diffusion).
 
-    loss_ema: float = field(default=0.9, metadata=EXACT)  # memory of the loss that a node remembers; 0: none
-    step: float = 0.1  # of the price, in units in which 1 corrects a lone node's weight at once; under KullbackLeibler
-    # too long where a node weighs more than 2 / step times its prior
+    Args:
+        loss_ema: Memory of the moving average of a node's loss, in [0, 1); 0 uses the loss of this round alone.
+            Default: 0.9.
+        step: Step size of the price, in (0, 1]; at 1, a single node corrects its weight at once. Under KullbackLeibler
+            it is too long for nodes that weigh more than 2 / step times their prior. Default: 0.1.
+        relative: Whether losses count in units of their mean over all nodes, which is gossiped as a second number. Then
+            alpha means the same for large losses, early in training, and for small ones. Losses must not be negative.
+            Default: True.
+        strength_annealing: a_t, a number >= 0 or a schedule: in round t, alpha is multiplied by 1 + a_t. Losses follow
+            the weights only some rounds later, so sharp weights together with long steps make the model oscillate
+            between sites. Default: Polynomial(30.0, power=3.0), which falls to 0 at the end of the run.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.TrackedADGDA(weighting=fm.weighting.ShadowPrice(loss_ema=0.95))
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4, odd=1), fm.Ring(), algorithm, rounds=5)
+        >>> fm.run(experiment).weights().shape
+        torch.Size([1, 4])
+
+    References:
+        Yuan, Ying, Zhao, Sayed: Exact Diffusion for Distributed Optimization and Learning, IEEE TSP 2019.
+    """
+
+    loss_ema: float = field(default=0.9, metadata=EXACT)
+    step: float = 0.1
     relative: bool = field(default=True, metadata=STRUCTURAL)
-    strength_annealing: Schedule | float = field(
-        default_factory=lambda: Polynomial(30.0, power=3.0)
-    )  # alpha times 1 + this
+    strength_annealing: Schedule | float = field(default_factory=lambda: Polynomial(30.0, power=3.0))
 
     keeps_rows: ClassVar[bool] = False
 
@@ -205,9 +297,9 @@ class ShadowPrice(Weighting):
 
     def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
         losses = torch.lerp(state.losses, losses, fresh_share(self.loss_ema, losses.dtype))
-        prior = prior_weights(ctx)  # m p_i
+        prior = prior_weights(ctx)  # n p_i
         means = None if state.mean_balances is None else losses + state.mean_balances
-        # The mean of m losses is no less than a share 1 / m of each: a node is not fooled while gossip lags behind.
+        # The mean of n losses is at least 1 / n of each one; this bounds a node's estimate while gossip lags behind.
         units = losses if means is None else losses / torch.maximum(means, losses / ctx.n + _NO_LOSS)
         weights = prior * ratio_at(regularizer, units / (1.0 + ctx.step_size(self.strength_annealing)), state.prices)
         step = self.step / (ctx.n * ctx.prior.amax(dim=-1, keepdim=True) / _LARGE).clamp(min=1.0)
@@ -225,7 +317,15 @@ class ShadowPrice(Weighting):
 
 @dataclass(frozen=True)
 class PriorWeights(Weighting):
-    """Every node weighs what the prior gives it: not robust."""
+    """Every node keeps the weight of the prior: not robust.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.TrackedADGDA(weighting=fm.weighting.PriorWeights())
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=5)
+        >>> fm.run(experiment).weights() is None
+        True
+    """
 
     keeps_rows: ClassVar[bool] = False
 

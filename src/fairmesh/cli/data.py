@@ -10,6 +10,7 @@ import typer
 
 from fairmesh.cli.terminal import (
     Json,
+    draw,
     print_json,
     say,
     show_table,
@@ -137,16 +138,19 @@ def show(
     chosen = _chosen(name, partition, nodes, set_, folder)
     sites = chosen.sites()
     kind = getattr(chosen, "partition", None)
-    path = plot or Path("-".join([name, *([registered_name(kind)] if kind else [])]) + ".png")
-    picture(sites, path, " ".join([name, *([f"· {registered_name(kind)}"] if kind else []), f"· {len(sites)} nodes"]))
+    names = [name, *([registered_name(kind)] if kind else [])]
+    title = " · ".join([*names, f"{len(sites)} nodes"])
+    path = draw(lambda path: picture(sites, path, title), plot, Path("-".join(names) + ".png"))
     rows = site_summaries(sites)
     if json_:
-        print_json({"data": name, "nodes": len(rows), "sites": [asdict(row) for row in rows], "plot": str(path)})
+        drawn = str(path) if path else None
+        print_json({"data": name, "nodes": len(rows), "sites": [asdict(row) for row in rows], "plot": drawn})
         return
     table = [["site", "group", "train", "test", "classes"]]
     table += [[r.name, r.group, f"{r.train:,}", f"{r.test:,}", _classes(r.classes)] for r in rows]
     show_table(table)
-    say(f"picture: {path}")
+    if path:
+        say(f"picture: {path}")
 
 
 def _classes(counts: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """The main job in one command: ten sites, two of them with another scanner, with and without robustness."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,17 @@ from fairmesh.algorithms import ADGDA, Algorithm, ChocoSGD
 from fairmesh.algorithms.schedules import Geometric
 from fairmesh.compression.compressors import Quantize
 from fairmesh.data.datasets import Digits
+from fairmesh.errors import MissingPackage
 from fairmesh.experiment import Experiment, run
 from fairmesh.problems.problem import Sampling
 from fairmesh.regularizers.members import ChiSquare
 from fairmesh.report.html import page
+from fairmesh.report.plots import bars, curves
 from fairmesh.report.runs import Run
+from fairmesh.report.style import save_figure
 from fairmesh.topology.graphs import Ring
+from fairmesh.training.observers import Watch, Watching
 from fairmesh.training.options import Options
-from fairmesh.training.train import Watch
 
 ROUNDS = 600
 _NODES = 10
@@ -55,8 +58,12 @@ def experiments(seed: int) -> dict[str, Experiment]:
 
 @dataclass(frozen=True)
 class Outcome:
+    """What the demo trained and wrote."""
+
     runs: list[Run]
     sentence: str
+    report: Path | None = None  # the page, where one was written
+    without_plots: str = ""  # why there is no page although a folder was given
 
     def as_json(self) -> dict[str, Any]:
         """Accuracies as fractions, by algorithm."""
@@ -74,21 +81,30 @@ class Outcome:
         }
 
 
-def demo(seed: int, out: Path | None, watch: Callable[[str], Watch | None] | None = None) -> Outcome:
-    """Trains both, writes their folders, the plots and report.html under `out`."""
+def demo(seed: int, out: Path | None, watch: Callable[[str], Watching | None] | None = None) -> Outcome:
+    """Trains both; writes their folders and, with matplotlib, the plots and report.html under `out`."""
     runs = []
     for name, experiment in experiments(seed).items():
-        result = run(experiment, out=None if out is None else out / name, watch=watch(name) if watch else None)
+        watching = watch(name) if watch else None
+        observers = [Watch(watching)] if watching else []
+        result = run(experiment, out=None if out is None else out / name, observers=observers)
         runs.append(Run.from_result(result, name))
     outcome = Outcome(runs, _in_one_sentence(*runs))
-    if out is not None:
-        from fairmesh.report.plots import bars, curves
+    if out is None:
+        return outcome
+    try:
+        return replace(outcome, report=_write_report(outcome, out))
+    except MissingPackage as missing:
+        return replace(outcome, without_plots=str(missing))
 
-        curves(runs).savefig(out / "curves.png", dpi=150)
-        bars(runs).savefig(out / "sites.png", dpi=150)
-        title = "Ten sites, two scanners: who is left behind?"
-        (out / "report.html").write_text(page(runs, title, outcome.sentence), encoding="utf-8")
-    return outcome
+
+def _write_report(outcome: Outcome, out: Path) -> Path:
+    save_figure(curves(outcome.runs), out / "curves.png")
+    save_figure(bars(outcome.runs), out / "sites.png")
+    path = out / "report.html"
+    title = "Ten sites, two scanners: who is left behind?"
+    path.write_text(page(outcome.runs, title, outcome.sentence), encoding="utf-8")
+    return path
 
 
 def _in_one_sentence(plain: Run, robust: Run) -> str:

@@ -15,6 +15,7 @@ app = typer.Typer(
     help="One model that works for every site: robust decentralized learning with compressed messages, no server.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # plain help: formatting it with rich imports a Markdown parser and doubles the start-up
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

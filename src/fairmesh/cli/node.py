@@ -36,13 +36,11 @@ def node(
     json_: Json = False,
 ) -> None:
     """Runs a site's node to the end of the mesh's run, unattended; started again, it continues where it was."""
-    from fairmesh.mesh.node.handshakes import sifted
     from fairmesh.mesh.node.running import run_node
     from fairmesh.report.runs import Run, rows_of
 
     waits = None if patience is None else seconds_of(patience, "--patience")
-    with sifted() as handshakes:
-        folder = run_node(site, patience_s=waits, monitor_port=prometheus, handshakes=handshakes)
+    folder = run_node(site, patience_s=waits, monitor_port=prometheus)
     finished = Run.from_folder(folder)
     if json_:
         print_json(finished.summary | {"folder": str(folder)})

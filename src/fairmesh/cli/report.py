@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from fairmesh.cli.terminal import Json, print_json, say, show_rows, show_table
+from fairmesh.cli.terminal import Json, draw, print_json, say, show_rows, show_table
 
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
-    plot: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("compare.png"),
+    plot: Annotated[Path | None, typer.Option(help="Where the picture goes; compare.png by default.")] = None,
     json_: Json = False,
 ) -> None:
     """One table and one plot of several runs: worst-site accuracy against rounds and against traffic."""
-    from fairmesh.report.plots import plot as draw
+    from fairmesh.report.plots import plot as plot_runs
     from fairmesh.report.runs import Run, check_comparable, rows_of
 
     names = [folder.resolve().name for folder in folders]
@@ -24,12 +24,13 @@ def compare(
     loaded = loaded if clear else [replace(run, label=str(folder)) for run, folder in zip(loaded, folders)]
     runs = [variant for run in loaded for variant in run.variants()]
     check_comparable(runs)
-    draw(runs, plot)
+    path = draw(lambda path: plot_runs(runs, path), plot, Path("compare.png"))
     if json_:
-        print_json({"runs": {run.label: run.summary for run in runs}, "plot": str(plot)})
+        print_json({"runs": {run.label: run.summary for run in runs}, "plot": str(path) if path else None})
         return
     show_rows(rows_of(runs))
-    say(f"picture: {plot}")
+    if path:
+        say(f"picture: {path}")
 
 
 def report(
@@ -78,10 +79,10 @@ def topology(
         "delta": delta,
         "gamma": mixing.consensus_step_of_theorem(delta),
     }
-    path = plot or Path(f"{name}-{nodes}.png")
-    draw_graph(mixing, f"{name}, {nodes} nodes, ρ = {mixing.gap:.3g}", path)
+    title = f"{name}, {nodes} nodes, ρ = {mixing.gap:.3g}"
+    path = draw(lambda path: draw_graph(mixing, title, path), plot, Path(f"{name}-{nodes}.png"))
     if json_:
-        print_json(facts | {"plot": str(path)})
+        print_json(facts | {"plot": str(path) if path else None})
         return
     if len(cycle) > 1:
         say(f"a schedule of {len(cycle)} graphs; the numbers are those of their mean")
@@ -89,4 +90,5 @@ def topology(
         [["", name]]
         + [[key, f"{value:.4g}" if isinstance(value, float) else str(value)] for key, value in facts.items()]
     )
-    say(f"picture: {path}")
+    if path:
+        say(f"picture: {path}")

@@ -1,6 +1,7 @@
 """`fairmesh demo` and `fairmesh run`: train, and show what came out."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -27,20 +28,26 @@ def demo(
     folder = _fresh(out)
     if not json_:
         console().print(
-            "Ten sites hold scikit-learn's digits; sites 8 and 9 use a scanner that stores images mirrored.\n"
+            "Ten sites hold handwritten digits; sites 8 and 9 use a scanner that stores images mirrored.\n"
             "They train one logistic model over a ring with 4-bit messages, first for the average (CHOCO-SGD),\n"
             "then for the worst mixture of sites (AD-GDA).\n"
         )
     with progress(json_) as watcher:
         outcome = run_demo(seed, folder, lambda name: watcher(name, ROUNDS))
     if json_:
-        print_json(outcome.as_json() | {"folder": str(folder)})
+        report = str(outcome.report) if outcome.report else None
+        print_json(outcome.as_json() | {"folder": str(folder), "report": report})
         return
     sites = site_table(outcome.runs)
     show_table(sites, "Accuracy site by site", worst_sites(outcome.runs))
     rows = rows_of(outcome.runs)
     show_table([list(rows[0])[1:], *(list(row.values())[1:] for row in rows)], "Overall")
-    console().print(f"\n{outcome.sentence}\n\nPlots and the full page: {folder / 'report.html'}")
+    written = (
+        f"Plots and the full page: {outcome.report}"
+        if outcome.report
+        else f"The runs are in {folder}. There are no plots and no report.html, since {outcome.without_plots}"
+    )
+    console().print(f"\n{outcome.sentence}\n\n{written}", markup=False)
 
 
 def _fresh(out: Path) -> Path:
@@ -69,7 +76,9 @@ def run(
     """Trains an experiment file; its folder holds metrics, summary, model and checkpoint."""
     from fairmesh.experiment import load_experiment
     from fairmesh.experiment import run as run_experiment
+    from fairmesh.numerics import malloc
     from fairmesh.report.runs import Run, rows_of
+    from fairmesh.training.observers import Watch
 
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds must be >= 1, got {seeds}")
@@ -81,13 +90,19 @@ def run(
         silent = process_group is not None and not process_group.is_leader
         with progress(json_ or silent) as watcher:
             watch = watcher(experiment.stem, loaded.rounds)
-            announce = None if json_ or silent else say
-            result = run_experiment(
-                loaded, out=folder, resume=resume, watch=watch, announce=announce, process_group=process_group
-            )
+            with malloc.reused() if loaded.options.device == "cpu" else nullcontext():  # the process is this run's
+                result = run_experiment(
+                    loaded,
+                    out=folder,
+                    resume=resume,
+                    observers=[Watch(watch)] if watch else [],
+                    announce=None if json_ or silent else say,
+                    handle_signals=True,
+                    process_group=process_group,
+                )
     if silent:
         return
-    summary = Run.from_folder(folder)
+    summary = Run.from_result(result, folder.resolve().name)
     if json_:
         print_json(summary.summary | {"folder": str(folder)})
         return

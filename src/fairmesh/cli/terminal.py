@@ -1,9 +1,13 @@
 """What every command says to a person or a machine: lines, tables, JSON."""
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from fairmesh.errors import MissingPackage
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -43,3 +47,22 @@ def show_table(rows: list[list[str]], title: str | None = None, marked: set[int]
     for i, row in enumerate(rows[1:]):
         table.add_row(*row, style="bold red" if i in marked else None)
     console().print(table)
+
+
+def draw(picture: Callable[[Path], None], asked: Path | None, default: Path) -> Path | None:
+    """Draws the picture of a command that shows a table as well.
+
+    Returns:
+        The picture's path; None where matplotlib is missing, which is then said on stderr.
+
+    Raises:
+        MissingPackage: where matplotlib is missing and the picture was asked for by its path."""
+    path = asked or default
+    try:
+        picture(path)
+    except MissingPackage as missing:
+        if asked:
+            raise
+        say(f"no picture: {missing}")
+        return None
+    return path

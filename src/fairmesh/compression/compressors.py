@@ -1,4 +1,7 @@
-"""Compressors: the lossy arithmetic on what a node sends. Every cast, rounding and tie-break happens here."""
+"""Compressors: the lossy arithmetic on what a node sends. Public as `fm.compressors`.
+
+Every cast, rounding and tie-break happens here, never in the codec.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,12 +17,28 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics.random_streams import DITHER, Draw
 from fairmesh.numerics.tracing import values_readable
 
+__all__ = [
+    "Compressor",
+    "Dense",
+    "Half",
+    "Identity",
+    "Levels",
+    "Quantize",
+    "RandomK",
+    "Sign",
+    "Signs",
+    "Sparse",
+    "Threshold",
+    "TopK",
+    "TopKQuantize",
+]
+
 _SMALL, _LARGE = 1e-15, 1e15  # norms between which squares of float32 neither vanish nor overflow in a way that counts
 FLOAT_BITS = 32  # what the paper bills for a number sent as it is
 
 
 def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
-    """The norm of each block as float32: (..., blocks)."""
+    """Returns the norm of each block as float32: (..., blocks)."""
 
     def in_doubles(blocks: Tensor) -> Tensor:  # in which the square of no float32 overflows or vanishes
         return torch.linalg.vector_norm(blocks, ord=order, dim=-1, dtype=torch.float64).float()
@@ -41,24 +60,61 @@ def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
 
 
 class Compressor(ABC):
-    """Q with E ||Q(x) - x||^2 <= (1 - delta) ||x||^2 and Q(0) = 0, for each row of a stack on its own."""
+    """Base class of compressors: a map Q with Q(0) = 0 that keeps part of the energy of each row.
+
+        E ||Q(x) - x||^2 <= (1 - delta) ||x||^2,   0 < delta <= 1
+
+    The algorithms compress differences to public copies, so what a message leaves out is sent later.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> isinstance(fm.Quantize(bits=4), fm.compressors.Compressor)
+        True
+    """
 
     @abstractmethod
     def compress(self, rows: Tensor, draw: Draw) -> Code:
-        """The code of each row of (..., nodes, dim); `draw` gives its random numbers."""
+        """Returns the code of rows (..., nodes, dim), each row compressed by itself.
+
+        Args:
+            rows: What is to be sent, one row per node.
+            draw: The random numbers of each node: `draw.uniforms(count)` gives uniforms in [0, 1).
+        """
 
     @abstractmethod
     def delta(self, dim: int) -> float | None:
-        """The guaranteed delta for rows of this length, or None where there is none."""
+        """Returns the guaranteed delta, or None if there is no guarantee.
+
+        Args:
+            dim: The length of a row.
+        """
+
+    def stable_gossip_multiple(self) -> float:
+        """Returns the c for which gossip at consensus step c delta / ||I - W|| is stable. Default: 0.8, for compressors
+        that leave whole coordinates out: what these lack grows until they are sent (c = 2 / (2 - delta) for random-K on
+        a complete graph). Compressors that send every coordinate, rounded without a bias away from zero, allow 2."""
+        return 0.8
 
     @abstractmethod
     def nominal_bits(self, dim: int) -> float:
-        """What the paper bills for one row: no sign, norm, index or header."""
+        """Returns the nominal size of one row in bits, as papers count it: without signs, norms, indices and header.
+
+        The real bytes of every message are counted separately.
+
+        Args:
+            dim: The length of a row.
+        """
 
 
 @dataclass(frozen=True)
 class Identity(Compressor):
-    """No compression."""
+    """No compression: every value travels as it is. delta = 1; 32 nominal bits per parameter.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.compressors.Identity().nominal_bits(dim=1000)
+        32000
+    """
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         return Dense(rows)
@@ -66,19 +122,33 @@ class Identity(Compressor):
     def delta(self, dim: int) -> float:
         return 1.0
 
+    def stable_gossip_multiple(self) -> float:
+        return 2.0
+
     def nominal_bits(self, dim: int) -> float:
         return FLOAT_BITS * dim
 
 
 @dataclass(frozen=True)
 class Half(Compressor):
-    """Every value rounded to float16; beyond 65,504 to that. No delta is guaranteed below its smallest number."""
+    """Rounds every value to float16, and values beyond 65,504 to that. 16 nominal bits per parameter.
+
+    No delta is guaranteed, since float16 rounds the smallest values to zero.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.compressors.Half().nominal_bits(dim=1000)
+        16000
+    """
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
         return Dense(_as_half(rows), rows.dtype)
 
     def delta(self, dim: int) -> None:
         return None
+
+    def stable_gossip_multiple(self) -> float:
+        return 2.0
 
     def nominal_bits(self, dim: int) -> float:
         return 16 * dim
@@ -91,8 +161,20 @@ def _as_half(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Threshold(Compressor):
-    """The entries whose magnitude is above `level`; what stays behind is sent once it has grown enough, since a
-    difference to a public copy is compressed. Meant for weights, of which few move. No delta is guaranteed."""
+    """Sends the entries whose magnitude is above a level.
+
+    Smaller differences accumulate and are sent once they exceed the level. It is meant for the sites' weights, of which
+    only few change in a round. No delta is guaranteed.
+
+    Args:
+        level: The largest magnitude that is not sent, >= 0, in the units of the entries. Default: 0.001.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.compressors.Threshold(0.5).compress(torch.tensor([[0.2, -0.7, 0.5]]), draw=None).decode()
+        tensor([[ 0.0000, -0.7000,  0.0000]])
+    """
 
     level: float = 1e-3
 
@@ -105,6 +187,9 @@ class Threshold(Compressor):
 
     def delta(self, dim: int) -> None:
         return None
+
+    def stable_gossip_multiple(self) -> float:
+        return 2.0
 
     def nominal_bits(self, dim: int) -> float:
         return FLOAT_BITS * dim  # what is sent depends on the data; billed as if all were
@@ -121,20 +206,39 @@ def _check_block(block: int | None) -> None:
 
 
 def _variance_factor(length: int, bits: int) -> float:
-    """tau = 1 + min(d / 2^(2b), sqrt(d) / 2^b), the paper's."""
+    """Returns tau = 1 + min(d / 2^(2b), sqrt(d) / 2^b), as in the paper."""
     return 1.0 + min(length / 4.0**bits, math.sqrt(length) / 2.0**bits)
 
 
 @dataclass(frozen=True)
 class Quantize(Compressor):
-    """Random quantization: sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi), xi uniform in [0, 1), the floor
-    drawn, with the same law, as that of 2^b x / ||x|| + xi. xi lies in the middles of 2^16 parts: less than 2^-17 of a
-    level is never sent.
+    """Random quantization to about 2^b levels per sign.
 
-    `block` gives every so many coordinates a norm of their own. `rounding = "ceil"` is what the published runs did: in
-    effect a sign compressor, with no guaranteed delta."""
+        Q(x) = sign(x) ||x|| / (2^b tau) * floor(2^b |x| / ||x|| + xi),   xi uniform in [0, 1)
+        tau = 1 + min(d / 2^(2b), sqrt(d) / 2^b),   delta = 1 / tau
 
-    bits: int = 4  # b
+    where d is the number of coordinates that share a norm. The dither xi has 16 bits, so less than 2^-17 of a level is
+    never sent. The levels are entropy-coded, which takes far less than b bits per parameter when most are zero.
+
+    Args:
+        bits: b, the nominal bits per parameter, 1 to 16. Default: 4.
+        block: Coordinates that share a norm, >= 1; None for one norm per row. Smaller blocks are more accurate at the
+            cost of one norm each. Default: None.
+        rounding: "floor" as above, or "ceil" as in the published runs of AD-GDA. Ceiling sends at least one level for
+            every coordinate, which makes it a sign compressor in effect; no delta is guaranteed. Default: "floor".
+        norms: How the norms travel: "float32" or "float16". Default: "float32".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> round(fm.Quantize(bits=4).delta(dim=100), 3)
+        0.719
+
+    References:
+        Alistarh, Grubic, Li, Tomioka, Vojnovic: QSGD, NIPS 2017. Koloskova, Stich, Jaggi: Decentralized Stochastic
+        Optimization and Gossip Algorithms with Compressed Communication, ICML 2019.
+    """
+
+    bits: int = 4
     block: int | None = None
     rounding: Literal["floor", "ceil"] = "floor"
     norms: Literal["float32", "float16"] = "float32"
@@ -156,24 +260,27 @@ class Quantize(Compressor):
     def delta(self, dim: int) -> float | None:
         return None if self.rounding == "ceil" else 1.0 / _variance_factor(self._length(dim), self.bits)
 
+    def stable_gossip_multiple(self) -> float:
+        return 0.8 if self.rounding == "ceil" else 2.0
+
     def nominal_bits(self, dim: int) -> float:
         return self.bits * dim
 
 
 def _ordinary(norms: Tensor) -> bool:
-    """Whether it is known that all norms are float32 of ordinary size: then no |x| exceeds its norm but by rounding."""
+    """Returns whether all norms are known to be float32 of ordinary size; |x| exceeds those only by rounding."""
     known = values_readable(norms) and norms.dtype == torch.float32
     return known and norms.numpy().min() > _SMALL and norms.numpy().max() < _LARGE
 
 
 def _factors(norms: Tensor, levels: float, dtype: torch.dtype) -> Tensor:
-    """levels / norm, zero where there is no norm, and a finite number even where that is subnormal."""
+    """Returns levels / norm: zero where the norm is zero, and finite even where it is subnormal."""
     divisors = torch.where(norms > 0, norms, torch.inf).to(dtype)
     return (levels / divisors).clamp_(max=torch.finfo(dtype).max)
 
 
 def _quantized(rows: Tensor, draw: Draw, norms: Tensor, bits: int, block: int, nonzeros: int, rounding: str) -> Levels:
-    """Levels of each block, at most `nonzeros` of whose coordinates are not zero."""
+    """Returns the levels of each block, of which at most `nonzeros` coordinates are not zero."""
     dim = rows.shape[-1]
     ordinary = _ordinary(norms)
     factors = 2.0**bits / norms.to(rows.dtype) if ordinary else _factors(norms, 2.0**bits, rows.dtype)
@@ -191,7 +298,7 @@ def _quantized(rows: Tensor, draw: Draw, norms: Tensor, bits: int, block: int, n
 
 
 def _kept(fraction: float, dim: int) -> int:
-    """K, at least one coordinate."""
+    """Returns K, at least one coordinate."""
     return min(dim, max(1, round(fraction * dim)))
 
 
@@ -201,7 +308,7 @@ def _check_fraction(fraction: float) -> None:
 
 
 def _largest(rows: Tensor, count: int) -> Tensor:
-    """The `count` entries of largest magnitude of each row, ties by lowest index, zero elsewhere."""
+    """Returns the `count` entries of largest magnitude of each row, zero elsewhere. Ties go to the lowest index."""
     magnitudes = rows.abs()
     smallest_kept = magnitudes.topk(count, dim=-1, sorted=True).values[..., -1:].clone()  # not a view: frees the rest
     above = magnitudes > smallest_kept
@@ -211,14 +318,25 @@ def _largest(rows: Tensor, count: int) -> Tensor:
 
 
 def _only(kept: Tensor, rows: Tensor) -> Tensor:
-    """The entries that are kept, 0.0 elsewhere and for -0.0: a code has one form."""
+    """Returns the entries that are kept, and 0.0 elsewhere. -0.0 becomes 0.0, so that a code has one form."""
     return torch.where(kept, rows, 0.0).add_(0.0)
 
 
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """The K = fraction * d coordinates of largest magnitude; delta = K / d. Their values can travel as float16, for
-    which, as below its smallest number, no delta is guaranteed."""
+    """Sends the K = fraction * d coordinates of largest magnitude. delta = K / d.
+
+    Args:
+        fraction: K / d, the share of the coordinates that is sent, in (0, 1]; at least one is. Default: 0.1.
+        values: How the values travel: "full", in the dtype of the run, or "float16", for which no delta is guaranteed.
+            Default: "full".
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.TopK(0.5).compress(torch.tensor([[3.0, -1.0, 0.5, -4.0]]), draw=None).decode()
+        tensor([[ 3.,  0.,  0., -4.]])
+    """
 
     fraction: float = 0.1
     values: Literal["full", "float16"] = "full"
@@ -239,7 +357,16 @@ class TopK(Compressor):
 
 @dataclass(frozen=True)
 class RandomK(Compressor):
-    """K = fraction * d coordinates drawn uniformly, unscaled; delta = K / d, exactly."""
+    """Sends K = fraction * d coordinates drawn uniformly at random, unscaled. delta = K / d, with equality.
+
+    Args:
+        fraction: K / d, the share of the coordinates that is sent, in (0, 1]; at least one is. Default: 0.1.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.compressors.RandomK(0.25).delta(dim=100)
+        0.25
+    """
 
     fraction: float = 0.1
 
@@ -261,7 +388,24 @@ class RandomK(Compressor):
 
 @dataclass(frozen=True)
 class Sign(Compressor):
-    """mean|x| * sign(x) with sign(0) = 1, one mean for all or one per block: one bit a coordinate; delta = 1 / d."""
+    """Sends one sign per coordinate and one mean magnitude per block: Q(x) = mean|x| * sign(x), with sign(0) = 1.
+
+    delta = 1 / d, where d is the number of coordinates per block; one nominal bit per parameter.
+
+    Args:
+        block: Coordinates that share a mean, >= 1; None for one mean per row. Smaller blocks are more accurate at the
+            cost of one float32 each. Default: None.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.Sign().compress(torch.tensor([[3.0, -1.0]]), draw=None).decode()
+        tensor([[ 2., -2.]])
+
+    References:
+        Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML
+        2019.
+    """
 
     block: int | None = None
 
@@ -279,13 +423,26 @@ class Sign(Compressor):
     def delta(self, dim: int) -> float:
         return 1.0 / min(self.block or dim, dim)
 
+    def stable_gossip_multiple(self) -> float:
+        return 2.0
+
     def nominal_bits(self, dim: int) -> float:
         return dim
 
 
 @dataclass(frozen=True)
 class TopKQuantize(Compressor):
-    """Top-K, then random quantization of what is kept; delta = K / (d tau)."""
+    """Keeps the K coordinates of largest magnitude and quantizes them at random. delta = K / (d tau), tau that of K.
+
+    Args:
+        fraction: K / d, the share of the coordinates that is sent, in (0, 1]; at least one is. Default: 0.25.
+        bits: Nominal bits per sent coordinate, 1 to 16, as in `Quantize`. Default: 4.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.compressors.TopKQuantize(0.25, bits=4).nominal_bits(dim=1000)
+        1000
+    """
 
     fraction: float = 0.25
     bits: int = 4

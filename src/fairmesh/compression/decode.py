@@ -1,4 +1,4 @@
-"""Bytes of a message as codes: checked before anything is allocated, and refused with the reason."""
+"""Decodes the bytes of a message. Everything is checked before it is allocated, and refused with the reason."""
 
 import math
 import struct
@@ -38,11 +38,11 @@ from fairmesh.errors import FairmeshError
 
 
 class DecodeError(FairmeshError):
-    """Bytes that are not a message this receiver can take; the text says why."""
+    """The bytes are not a message that this receiver can decode; the text says why."""
 
 
 class _Reader:
-    """Takes bytes from the front and never more than there are."""
+    """Reads bytes from the front, and never more than there are."""
 
     def __init__(self, data: bytes):
         self._data, self._at = memoryview(data), 0
@@ -65,9 +65,17 @@ class _Reader:
 def decode(
     data: bytes, templates: Mapping[str, Code], round_index: int | None = None, on_simplex: Container[str] = ()
 ) -> dict[str, Code]:
-    """The codes of a message, or DecodeError with the reason. `templates` are the receiver's own codes of a zero row:
-    they fix every format, dimension and limit. With a round, any other is refused. Parts named in `on_simplex` must be
-    weights: none below zero, their sum one."""
+    """Returns the codes of a message.
+
+    Args:
+        data: The bytes of the message.
+        templates: The receiver's own codes of a zero row, by part. They fix every format, dimension and limit.
+        round_index: The round that the message must be of; None for any.
+        on_simplex: Parts that must be weights: not negative, with a sum of one.
+
+    Raises:
+        DecodeError: The message is damaged, or not one that this receiver expects.
+    """
     reader = _Reader(data)
     magic, version, parts, round_sent, length, checksum = reader.unpack(HEADER, "header")
     if magic != MAGIC:
@@ -152,7 +160,7 @@ def _refuse_if(condition: bool, reason: str) -> None:
 
 
 def _floats(reader: _Reader, like: Tensor, count: int, name: str, least: float = -math.inf) -> Tensor:
-    """`count` finite numbers of the template's dtype: (1, count)."""
+    """Reads `count` finite numbers of the template's dtype: (1, count)."""
     form = np.dtype(NUMPY[like.dtype])
     values = np.frombuffer(reader.take(count * form.itemsize, f"part {name}"), form)
     _refuse_if(not np.isfinite(values).all(), f"part {name} has a number that is not finite")
@@ -171,7 +179,7 @@ def _unpacked(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
 
 
 def _decode_stream(reader: _Reader, count: int, width: int, name: str) -> np.ndarray:
-    """`count` symbols below `width`, as int32."""
+    """Reads `count` symbols below `width`, as int32."""
     lowest, span, words = reader.unpack(TABLE, f"table of part {name}")
     _refuse_if(lowest + span > width, f"part {name} has symbols up to {lowest + span - 1} of {width}")
     _refuse_if((span == 0) != (count == 0), f"part {name} has a table of {span} symbols for {count} entries")
@@ -187,7 +195,7 @@ def _decode_stream(reader: _Reader, count: int, width: int, name: str) -> np.nda
 
 
 def _decode_positions(reader: _Reader, dim: int, name: str) -> np.ndarray:
-    """Where the entries that are not zero lie, in order."""
+    """Reads the positions of the entries that are not zero, in order."""
     (count,) = reader.unpack(COUNT, f"part {name}")
     _refuse_if(count > dim, f"part {name} has {count} entries in {dim} places")
     buckets = _decode_stream(reader, count, GAP_BUCKETS, name).astype(np.int64)

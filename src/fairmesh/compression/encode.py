@@ -1,4 +1,4 @@
-"""The codes of one node's message as bytes."""
+"""Encodes the codes of one node's message as bytes."""
 
 import zlib
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ from fairmesh.compression.formats import (
 
 
 def _bits_of(values: np.ndarray, widths: np.ndarray) -> bytes:
-    """Whole numbers as their low bits, as many as each one's width, least significant first, one after the other."""
+    """Returns the low bits of whole numbers, as many as each one's width, least significant first, concatenated."""
     total = int(widths.sum())
     owner = np.repeat(np.arange(len(values)), widths)
     position = np.arange(total) - np.repeat(np.cumsum(widths) - widths, widths)
@@ -60,7 +60,7 @@ def _histogram(symbols: np.ndarray, width: int) -> np.ndarray:
 
 
 class _RowGaps(NamedTuple):
-    """The gaps of one row, to be written."""
+    """The gaps between the nonzero entries of one row, to be written."""
 
     buckets: np.ndarray  # int32
     distances: np.ndarray
@@ -81,7 +81,7 @@ class _RowGaps(NamedTuple):
 
 
 def encode_part(code: Code) -> bytes:
-    """One row's code, each tensor of one row, as bytes."""
+    """Returns the bytes of one row's code, whose tensors have one row each."""
     if isinstance(code, Dense):
         return PART.pack(RAW, code.values.shape[-1]) + _raw(_array(code.values))
     if isinstance(code, Signs):
@@ -125,7 +125,12 @@ def _packed(levels: np.ndarray) -> bytes:
 
 
 def encode(codes: Mapping[str, Code], round_index: int) -> bytes:
-    """A message of one node: its parts in order, each with tensors of one row."""
+    """Returns the bytes of one node's message.
+
+    Args:
+        codes: The parts in order; the tensors of each have one row.
+        round_index: The round that the message belongs to.
+    """
     body = b"".join(encode_part(code) for code in codes.values())
     bare = HEADER.pack(MAGIC, VERSION, len(codes), round_index, len(body), 0)
     checksum = zlib.crc32(body, zlib.crc32(bare))

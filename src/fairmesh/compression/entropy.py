@@ -1,8 +1,9 @@
-"""Entropy coding of whole numbers: a byte of weight per symbol, an ANS coder, and lengths known without coding.
+"""Entropy coding of whole numbers: one byte of weight per symbol, an ANS coder, and lengths known without coding.
 
-A message carries its own histogram, each count rounded to a byte: an 8-bit float of 4 + 4 bits, exact in integers. From
-histogram and bytes follows, again in integers, a bound on what the coder emits; every payload is padded to that bound.
-So the length of a payload is a sum over its histogram, the same number on every device, whether or not anyone encodes.
+A message carries its own histogram, with each count rounded to a byte: an 8-bit float of 4 + 4 bits, exact in integers.
+The histogram and these bytes give, again in integers, a bound on what the coder emits, and every payload is padded to
+that bound. So the length of a payload is a sum over its histogram. It is the same number on every device, and nothing
+has to be encoded to know it.
 """
 
 import itertools
@@ -18,9 +19,9 @@ from fairmesh.numerics.tracing import values_readable
 
 Array = Tensor | np.ndarray
 
-WIDEST = 4096  # symbols; a wider alphabet is not worth its table
+WIDEST = 4096  # symbols; the table of a larger alphabet costs more than it saves
 
-_LANES = 4  # counters of a symbol, taken in turn
+_LANES = 4  # counters per symbol, used in turn
 _ONE = 1 << 16  # fixed point of code lengths, in bits
 _TOP = 30 << 15  # the largest weight
 _PRECISION = 24  # bits of the coder's probabilities
@@ -35,14 +36,16 @@ _STARTUP = 33 * _ONE  # bits that the coder may lose before its state is full
 
 @cache
 def _weights() -> tuple[int, ...]:
-    """The weight that each byte stands for; 0 is a symbol that does not occur."""
+    """Returns the weight that each byte stands for; 0 is a symbol that does not occur."""
     return (0, *((16 + (k & 15)) << (k >> 4) for k in range(255)))
 
 
 @cache
 def _tables(device: torch.device | None) -> tuple[Any, ...]:
-    """As tensors on a device or as numpy arrays: the weights; their log2 rounded down, in fixed point; twice the middle
-    between neighbouring weights; and the largest whole number whose log2 is at most k / 2^12."""
+    """Returns lookup tables, as tensors on a device or as numpy arrays.
+
+    They are the weights; their log2 rounded down, in fixed point; twice the midpoints between neighbouring weights; and
+    the largest whole number whose log2 is at most k / 2^12."""
     weights = _weights()
     log_weights = [0, *(math.floor(_ONE * math.log2(w) - 1e-6) for w in weights[1:])]
     middles = [a + b for a, b in itertools.pairwise(weights[1:])]
@@ -56,31 +59,31 @@ def _tables(device: torch.device | None) -> tuple[Any, ...]:
 def _kernels() -> Any:
     try:
         from fairmesh.compression import triton_counts
-    except ImportError:  # a build of torch without Triton: torch's own operations do, if more slowly
+    except ImportError:  # a build of torch without Triton; torch's own operations give the same, more slowly
         return None
     return triton_counts
 
 
 def gpu_kernels(values: Tensor) -> Any:
-    """The kernels of triton_counts where these values can be counted by them, else None."""
+    """Returns the kernels of triton_counts if they can count these values, else None."""
     return _kernels() if values.is_cuda else None
 
 
 def level_histograms(levels: Tensor, largest: int) -> Tensor:
-    """How often each of -largest .. largest occurs in every row of (rows, count)."""
+    """Returns how often each of -largest .. largest occurs in every row of (rows, count)."""
     rows, width = levels.shape[0], 2 * largest + 1
     if (kernels := gpu_kernels(levels)) is not None:
         return kernels.level_histograms(levels, largest).long()
     if not values_readable(levels):
         return histograms(levels.to(torch.int64).add_(largest).clamp_(0, width - 1), width)
-    # On a CPU one pass over small integers, in which every row has symbols of its own, and neighbours in a row too: a
-    # counter that is the same many times in a row (most levels are zero) would wait for itself.
+    # On a CPU this is one pass over small integers. Every row has counters of its own, and neighbours in a row use
+    # different ones: most levels are zero, and incrementing one counter many times in a row would stall.
     counters = rows * width * _LANES
     kind = torch.int16 if counters < 1 << 15 else torch.int32
     first = _first_counters(rows, levels.shape[-1], largest, kind)
     symbols = levels.to(kind).add_(first)
     try:
-        counts = torch.bincount(symbols.view(-1), minlength=counters).numpy()  # few: numpy makes less ado of them
+        counts = torch.bincount(symbols.view(-1), minlength=counters).numpy()  # numpy is faster on few numbers
     except RuntimeError:  # a diverged node's levels are not numbers
         symbols = levels.nan_to_num(0.0).to(kind).add_(first)
         counts = torch.bincount(symbols.view(-1), minlength=counters).numpy()
@@ -90,7 +93,7 @@ def level_histograms(levels: Tensor, largest: int) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _first_counters(rows: int, count: int, largest: int, kind: torch.dtype) -> Tensor:
-    """The number of the counter of level zero, for every coordinate of every row."""
+    """Returns the number of the counter of level zero, for every coordinate of every row."""
     width = 2 * largest + 1
     lanes = torch.arange(count).remainder_(_LANES).mul_(width)
     return (lanes + (torch.arange(rows) * (width * _LANES) + largest).unsqueeze(-1)).to(kind)
@@ -101,7 +104,7 @@ def _first_counters(rows: int, count: int, largest: int, kind: torch.dtype) -> T
 
 
 def library(array: Array) -> Any:
-    """The module, torch or numpy, whose functions an array goes with."""
+    """Returns the module, torch or numpy, that an array belongs to."""
     return torch if isinstance(array, Tensor) else np
 
 
@@ -118,7 +121,7 @@ def _tables_for(array: Array) -> tuple[Any, ...]:
 
 
 def histograms(symbols: Tensor, width: int, mask: Tensor | None = None) -> Tensor:
-    """How often each of 0 .. width - 1 occurs in every row of int64 (rows, count), where the mask is true."""
+    """Returns how often each of 0 .. width - 1 occurs in every row of int64 (rows, count), where the mask is true."""
     rows = symbols.shape[0]
     one = torch.ones((), dtype=torch.int32, device=symbols.device)
     counts = torch.zeros(rows, width, dtype=torch.int32, device=symbols.device)
@@ -126,7 +129,7 @@ def histograms(symbols: Tensor, width: int, mask: Tensor | None = None) -> Tenso
 
 
 def weight_bytes(counts: Array) -> Any:
-    """The byte of each symbol of a histogram (rows, width): its count relative to the largest, rounded to nearest."""
+    """Returns the byte of each symbol of a histogram (rows, width): its count relative to the largest, rounded."""
     xp = library(counts)
     _, _, middles, _ = _tables_for(counts)
     largest = xp.clip(xp.amax(counts, axis=-1, keepdims=True), 1, None)
@@ -135,8 +138,10 @@ def weight_bytes(counts: Array) -> Any:
 
 
 def _steps(total: Any, totals: Any) -> Any:
-    """The first step of the table `totals` at or above each total. On a GPU, where a binary search waits for memory 17
-    times, it is guessed by a logarithm, which may be off by one, and set right by the table."""
+    """Returns the first step of the table `totals` at or above each total.
+
+    A binary search on a GPU would wait for memory 17 times. There the step is guessed by a logarithm, which may be off
+    by one, and corrected by the table."""
     if not isinstance(total, Tensor) or not total.is_cuda:
         return library(total).searchsorted(totals, total)
     guess = (total.clamp(min=1).double().log2() * (1 << _FINENESS)).ceil().long()
@@ -145,7 +150,7 @@ def _steps(total: Any, totals: Any) -> Any:
 
 
 def words(counts: Array, table: Array) -> Any:
-    """How many 32-bit words a payload with this histogram (rows, width) is padded to; none where one symbol is alone.
+    """Returns the 32-bit words that a payload with this histogram (rows, width) is padded to; 0 for a single symbol.
 
     With b bits of information the coder ends with k words behind a state of 32 to 64 bits, 32 k + 32 <= b, and writes
     k + 2 words: at most b / 32 + 1."""
@@ -165,7 +170,7 @@ def _model(table: np.ndarray):
 
 
 def coded(symbols: np.ndarray, table: np.ndarray, length: int) -> bytes:
-    """Symbols (int32) as `length` 32-bit words, the last of them padding."""
+    """Returns symbols (int32) encoded as `length` 32-bit words, the last of them padding."""
     if length == 0:
         return b""
     import constriction
@@ -179,7 +184,7 @@ def coded(symbols: np.ndarray, table: np.ndarray, length: int) -> bytes:
 
 
 def decoded(payload: bytes, table: np.ndarray, count: int) -> np.ndarray | None:
-    """`count` symbols, or None where the payload is not one that `coded` makes."""
+    """Returns `count` symbols, or None if `coded` would not make this payload."""
     present = np.flatnonzero(table)
     if len(payload) == 0:
         return np.full(count, present[0], dtype=np.int32) if len(present) == 1 else None

@@ -1,4 +1,4 @@
-"""The parts of a message: their formats, and how long each is, known without encoding."""
+"""The formats of a message's parts, and their lengths, which are known without encoding."""
 
 import functools
 import struct
@@ -24,8 +24,8 @@ VERSION = 1
 MAGIC = b"fm"
 HEADER = struct.Struct("<2sBBIII")  # magic, version, parts, round, length of the parts, CRC-32 of all before and after
 PART = struct.Struct("<BI")  # format, dimension
-PACK = struct.Struct("<iB")  # lowest level, bits of each
-TABLE = struct.Struct("<HHI")  # lowest symbol, how many from there to the highest, words of payload
+PACK = struct.Struct("<iB")  # lowest level, bits per level
+TABLE = struct.Struct("<HHI")  # lowest symbol, number of symbols up to the highest, words of payload
 COUNT = struct.Struct("<I")
 HEADER_BYTES = HEADER.size
 CODED_HEADER_BYTES = HEADER.size + PART.size + TABLE.size  # of a message with one entropy-coded part
@@ -33,13 +33,13 @@ CODED_HEADER_BYTES = HEADER.size + PART.size + TABLE.size  # of a message with o
 RAW, PACKED, CODED, RUNS, SPARSE, SIGNS = range(6)
 
 GAP_BUCKETS = 128
-RARE = 32  # fewer than one in so many
+RARE = 32  # entries are rare if fewer than one in this many is not zero
 _GAPS_AT_ONCE = 1 << 24  # coordinates, on a GPU
 NUMPY = {torch.float16: "<f2", torch.float32: "<f4", torch.float64: "<f8"}
 
 
 def bucket_of(gaps: Tensor) -> tuple[Tensor, Tensor]:
-    """Bucket and number of extra bits of gaps >= 1: exact up to 7, then four buckets to every doubling."""
+    """Returns the bucket and the number of extra bits of gaps >= 1: exact up to 7, then four buckets per doubling."""
     exponent = torch.frexp(gaps.double()).exponent.to(torch.int64) - 1  # floor(log2), exact
     extra = (exponent - 2).clamp(min=0)
     fine = 7 + (exponent - 3) * 4 + ((gaps >> extra) & 3)
@@ -47,25 +47,27 @@ def bucket_of(gaps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Gaps(NamedTuple):
-    """What the distances between a row's entries that are not zero cost."""
+    """The cost of the distances between a row's nonzero entries."""
 
     entries: Any  # (rows,)
     buckets: "Stream"
     extra_bits: Any  # that complete the buckets, (rows,)
 
     def size(self) -> Any:
-        """Bytes of the number of entries, their buckets and the extra bits."""
+        """Returns the bytes of the number of entries, their buckets and the extra bits."""
         return COUNT.size + self.buckets.size() + whole_bytes(self.extra_bits)
 
 
 def gaps(values: Tensor, nonzero: Tensor | None = None) -> Gaps:
-    """Of every row of (rows, dim); the first gap counts from just before the row. Where it is given how many entries a
-    row has, only rows in which they are rare matter, and a GPU leaves out the others."""
+    """Returns the gaps of every row of (rows, dim); the first gap counts from just before the row.
+
+    If the number of nonzero entries per row is given, only rows in which they are rare matter, and a GPU skips the
+    others."""
     if (kernels := entropy.gpu_kernels(values)) is not None:
         known = values.new_empty(0, dtype=torch.int64) if nonzero is None else nonzero
         counts, extra = kernels.gap_histograms(values, known, 0 if nonzero is None else RARE, GAP_BUCKETS)
         return Gaps(counts.sum(dim=-1) if nonzero is None else nonzero, Stream.of(counts.long()), extra)
-    # A part of the rows at a time: the whole numbers in between take ten times the room of the values.
+    # Some rows at a time, since the intermediate integers take ten times the memory of the values.
     at_once = _GAPS_AT_ONCE // values.shape[-1] if values.is_cuda else len(values) // 16
     parts = [gap_counts(rows) for rows in values.split(max(1, at_once))]
     counts, extra = (torch.cat(column) for column in zip(*parts))
@@ -73,7 +75,7 @@ def gaps(values: Tensor, nonzero: Tensor | None = None) -> Gaps:
 
 
 def gap_counts(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The histogram of the buckets and the extra bits of every row."""
+    """Returns the histogram of the buckets and the extra bits of every row."""
     present = values != 0
     at = torch.arange(values.shape[-1], device=values.device)
     last = torch.where(present, at, -1).cummax(dim=-1).values
@@ -88,15 +90,15 @@ def whole_bytes(bits: Any) -> Any:
 
 
 def symbols_of(counts: Array) -> Any:
-    """The numbers 0 .. width - 1 of a histogram's symbols."""
+    """Returns the symbols 0 .. width - 1 of a histogram."""
     width = counts.shape[-1]
     return torch.arange(width, device=counts.device) if isinstance(counts, Tensor) else np.arange(width)
 
 
 def symbol_range(counts: Array) -> tuple[Any, Any]:
-    """The first and the last symbol that occurs; the last lies just before the first where none does."""
+    """Returns the first and the last symbol that occurs; if none does, the last is the first minus one."""
     width = counts.shape[-1]
-    if isinstance(counts, np.ndarray):  # whose argmax is the first of equals
+    if isinstance(counts, np.ndarray):  # its argmax returns the first of equal entries
         last = width - 1 - np.argmax(counts[:, ::-1] > 0, axis=-1)
         return np.argmax(counts > 0, axis=-1), np.where(np.any(counts > 0, axis=-1), last, -1)
     at, occurs = symbols_of(counts), counts > 0
@@ -106,10 +108,10 @@ def symbol_range(counts: Array) -> tuple[Any, Any]:
 
 
 class Stream(NamedTuple):
-    """An entropy-coded stream in each row: a head, a table from the first to the last symbol that occurs, and a padded
+    """The entropy-coded stream of each row: a head, a table from the first to the last symbol that occurs, and a padded
     payload. All of it follows from the histogram."""
 
-    lowest: Any  # (rows,), torch for a stack of rows, numpy for the one row that is encoded
+    lowest: Any  # (rows,), torch for a stack of rows, numpy for the row that is encoded
     highest: Any
     table: Any  # (rows, width)
     words: Any
@@ -120,11 +122,11 @@ class Stream(NamedTuple):
         return Stream(*symbol_range(counts), table, entropy.words(counts, table))
 
     def size(self) -> Any:
-        """Bytes of each row's stream."""
+        """Returns the bytes of each row's stream."""
         return TABLE.size + (self.highest - self.lowest + 1) + 4 * self.words
 
     def encoded(self, symbols: np.ndarray) -> bytes:
-        """The one row's stream of these symbols (int32)."""
+        """Returns the stream of these symbols (int32) of a single row."""
         lowest, highest, words = int(self.lowest[0]), int(self.highest[0]), int(self.words[0])
         if highest < lowest:
             return TABLE.pack(0, 0, 0)
@@ -134,13 +136,13 @@ class Stream(NamedTuple):
 
 
 def least(sizes: Mapping[int, Any]) -> Any:
-    """The bytes of each row in its shortest format."""
+    """Returns the bytes of each row in its shortest format."""
     first, *others = sizes.values()
     return functools.reduce(entropy.library(first).minimum, others, first)
 
 
 def shortest(sizes: Mapping[int, np.ndarray]) -> int:
-    """The shortest format of the one row; of equals the first."""
+    """Returns the shortest format of a single row, the first of equally short ones."""
     return min(sizes, key=lambda form: int(sizes[form][0]))
 
 
@@ -149,12 +151,14 @@ def sparse_sizes(dim: int, itemsize: int, gaps: Gaps) -> dict[int, Any]:
 
 
 def is_rare(nonzero: Any, dim: int) -> Any:
-    """Where runs of zeros pay: almost all is zero."""
+    """Returns whether almost all entries are zero, so that coding runs of zeros may be shorter."""
     return nonzero * RARE < dim
 
 
 def level_sizes(dim: int, levels: Stream, runs: tuple[Gaps, Stream] | None) -> dict[int, Any]:
-    """From the stream of all levels and, where some row's entries are rare, from gaps and the stream of the entries."""
+    """Returns the bytes of each row by format, from the stream of all levels.
+
+    `runs` are the gaps and the stream of the nonzero entries, given if they are rare in some row."""
     sizes = {PACKED: packed_size(dim, levels.lowest, levels.highest), CODED: levels.size()}
     if runs is not None:
         gaps, entries = runs
@@ -165,7 +169,7 @@ def level_sizes(dim: int, levels: Stream, runs: tuple[Gaps, Stream] | None) -> d
 
 
 def without_zero(counts: Array, zero: int) -> Any:
-    """A histogram with the level zero left out."""
+    """Returns a histogram without the level zero."""
     at = symbols_of(counts)
     return counts * (at != zero)
 
@@ -183,14 +187,14 @@ SizedByShape = Dense | Signs
 
 
 def size_by_shape(code: SizedByShape) -> int:
-    """The bytes of a row's part that is as long whatever it holds."""
+    """Returns the bytes of a row's part whose length does not depend on its values."""
     if isinstance(code, Dense):
         return PART.size + code.values.shape[-1] * code.values.element_size()
     return PART.size + code.means.shape[-1] * code.means.element_size() + whole_bytes(code.signs.shape[-1])
 
 
 def sizes_of_rows(code: Sparse | Levels) -> Tensor:
-    """The exact bytes of the part of each row of (rows, dim)."""
+    """Returns the exact bytes of the part of each row of (rows, dim)."""
     if isinstance(code, Sparse):
         sizes = sparse_sizes(code.values.shape[-1], code.values.element_size(), gaps(code.values))
         return PART.size + least(sizes)
@@ -207,7 +211,7 @@ def sizes_of_rows(code: Sparse | Levels) -> Tensor:
 
 
 def part_sizes(code: Code) -> Tensor | int:
-    """The exact bytes of each row's part, (..., nodes); one number where it follows from the shape."""
+    """Returns the exact bytes of each row's part, (..., nodes), or one number if it follows from the shape."""
     if isinstance(code, SizedByShape):
         return size_by_shape(code)
     tensors = {name: t for name, t in code._asdict().items() if isinstance(t, Tensor)}
@@ -216,5 +220,5 @@ def part_sizes(code: Code) -> Tensor | int:
 
 
 def plain_size(rows: Tensor) -> int:
-    """The bytes of a message that holds one row as it is."""
+    """Returns the bytes of a message that holds one uncompressed row."""
     return HEADER_BYTES + PART.size + rows.shape[-1] * rows.element_size()

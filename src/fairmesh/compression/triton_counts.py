@@ -1,5 +1,5 @@
-"""What lengths of messages follow from, counted on a GPU in one pass each: histograms of levels, and of the gaps
-between entries that are not zero. The same integers as codec/sizes.py and entropy.py find with torch's operations."""
+"""GPU kernels for the lengths of messages, one pass each: histograms of levels, and of the gaps between entries that
+are not zero. They give the same integers as the torch operations in formats.py and entropy.py."""
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -63,7 +63,7 @@ def _larger(a, b):
 
 @torch.library.custom_op("fairmesh::level_histograms", mutates_args=())
 def level_histograms(levels: Tensor, largest: int) -> Tensor:
-    """How often each of -largest .. largest occurs in every row of (rows, dim): int32 (rows, 2 largest + 1)."""
+    """Returns how often each of -largest .. largest occurs in every row of (rows, dim): int32 (rows, 2 largest + 1)."""
     levels = levels.contiguous()
     (rows, dim), width = levels.shape, 2 * largest + 1
     counts = torch.zeros(rows, width, dtype=torch.int32, device=levels.device)
@@ -81,8 +81,9 @@ def _(levels: Tensor, largest: int) -> Tensor:
 
 @torch.library.custom_op("fairmesh::gap_histograms", mutates_args=())
 def gap_histograms(values: Tensor, nonzero: Tensor, rare: int, buckets: int) -> tuple[Tensor, Tensor]:
-    """The histogram of gaps (rows, buckets) and the extra bits (rows,) of every row; with rare > 0, zeros for rows of
-    whose coordinates one in `rare` or more is not zero."""
+    """Returns the histogram of gaps (rows, buckets) and the extra bits (rows,) of every row.
+
+    With rare > 0 they are zero for rows in which one coordinate in `rare` or more is not zero."""
     values = values.contiguous()
     rows, dim = values.shape
     counts = torch.zeros(rows, buckets, dtype=torch.int32, device=values.device)

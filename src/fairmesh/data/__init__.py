@@ -1,1 +1,59 @@
-"""[data] What each site holds."""
+"""[data] What each site holds: datasets, files of your own, and how samples are dealt to sites. Public as `fm.data`."""
+
+from fairmesh.data.datasets import (
+    CIFAR10,
+    COOS7,
+    MNIST,
+    Corrupted,
+    Data,
+    Digits,
+    FashionMNIST,
+    Fewer,
+    HeldOut,
+    ImageFolder,
+    ImportedData,
+    Npz,
+    Table,
+)
+from fairmesh.data.partitions import (
+    BySite,
+    Contrast,
+    Dirichlet,
+    Even,
+    Instrument,
+    OneClass,
+    Partition,
+    Pool,
+    Quantity,
+    Shards,
+)
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+
+__all__ = [
+    "CIFAR10",
+    "COOS7",
+    "MNIST",
+    "BySite",
+    "Contrast",
+    "Corrupted",
+    "Data",
+    "Digits",
+    "Dirichlet",
+    "Even",
+    "FashionMNIST",
+    "Fewer",
+    "HeldOut",
+    "ImageFolder",
+    "ImportedData",
+    "Instrument",
+    "Npz",
+    "OneClass",
+    "Partition",
+    "Pool",
+    "Quantity",
+    "Samples",
+    "Shards",
+    "Site",
+    "Table",
+]

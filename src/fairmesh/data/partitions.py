@@ -1,4 +1,4 @@
-"""Who holds what: a pool of samples dealt to sites."""
+"""Partitions: how a pool of samples is dealt to sites."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,11 +20,26 @@ Pair = tuple[Tensor, Tensor]  # inputs (samples, ...), targets (samples, ...)
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples of a dataset before they are dealt; where each comes from, if that is known."""
+    """All samples of a dataset before they are dealt to sites.
+
+    Args:
+        train: Inputs (samples, ...) and targets (samples, ...) to train on.
+        test: Inputs and targets to test on.
+        sites: Where each training sample was taken, (samples,), as an index into `site_names`. Default: None.
+        test_sites: The same for the test samples. Default: None.
+        site_names: The names of the sites. Default: ().
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> inputs, labels = torch.zeros(40, 2), torch.arange(40) % 4
+        >>> fm.data.Pool(train=(inputs, labels), test=(inputs, labels)).classes
+        4
+    """
 
     train: Pair
     test: Pair
-    sites: Tensor | None = None  # (training samples,) where each was taken, as an index into site_names
+    sites: Tensor | None = None
     test_sites: Tensor | None = None
     site_names: tuple[str, ...] = ()
 
@@ -36,7 +51,7 @@ class Pool:
 
     @property
     def classes(self) -> int:
-        """How many classes the labels name."""
+        """The number of classes: the largest label plus one."""
         targets = self.train[1]
         if targets.is_floating_point() or targets.ndim != 1:
             raise BadInput(
@@ -46,11 +61,24 @@ class Pool:
 
 
 class Partition(ABC):
-    """Deals a pool to sites."""
+    """Base class of partitions: deals the samples of a pool to sites.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> samples = torch.zeros(40, 2), torch.arange(40) % 4
+        >>> partition = fm.data.Dirichlet(nodes=4, concentration=0.3)
+        >>> [len(site.train[0]) for site in partition.sites(fm.data.Pool(samples, samples))]
+        [7, 7, 14, 12]
+    """
 
     @abstractmethod
     def sites(self, pool: Pool) -> list[Site]:
-        """One site per node, in the order of the nodes."""
+        """Returns one site per node, in the order of the nodes.
+
+        Args:
+            pool: All samples of the dataset.
+        """
 
 
 def _check_nodes(nodes: int, seed: int = 0) -> None:
@@ -61,7 +89,7 @@ def _check_nodes(nodes: int, seed: int = 0) -> None:
 
 
 def dealt(samples: Pair, hands: int, least: int = 2) -> list[Pair]:
-    """Equal shares of the samples, in order; what does not go round is left."""
+    """Returns equal shares of the samples, in order; a remainder is left out."""
     each = len(samples[0]) // hands
     if each < least:
         raise BadInput(f"{len(samples[0])} samples do not go round {hands} sites; use fewer nodes")
@@ -73,7 +101,9 @@ def _chosen(samples: Pair, which: Tensor) -> Pair:
 
 
 def by_class(pool: Pool, nodes: int, noun: str) -> list[Site]:
-    """Site i holds a share of class i modulo the number of classes, judged by all test samples of that class."""
+    """Returns sites of which site i holds a share of class i modulo the number of classes.
+
+    Each is judged by all test samples of its class."""
     classes, parts = pool.classes, {}
     for c in range(min(classes, nodes)):
         mine, judge = (_chosen(samples, samples[1] == c) for samples in (pool.train, pool.test))
@@ -87,7 +117,21 @@ def by_class(pool: Pool, nodes: int, noun: str) -> list[Site]:
 
 @dataclass(frozen=True)
 class OneClass(Partition):
-    """Site i holds an equal share of class i modulo the number of classes, and is judged by all test samples of it."""
+    """Every site holds a single class: site i an equal share of class i modulo the number of classes.
+
+    It is judged by all test samples of its class.
+
+    Args:
+        nodes: The number of sites, >= 1. Default: 10.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> samples = torch.zeros(40, 2), torch.arange(40) % 4
+        >>> sites = fm.data.OneClass(nodes=4).sites(fm.data.Pool(samples, samples))
+        >>> sites[1].train[1].unique().tolist()
+        [1]
+    """
 
     nodes: int = 10
 
@@ -102,8 +146,10 @@ Tests = Literal["kind", "share"]
 
 
 def _altered(pool: Pool, kinds: Sequence[str], views: Sequence, tests: Tests) -> list[Site]:
-    """Equal shares in order, each seen through its node's view (a function of images; None leaves them), and judged by
-    the whole test set seen so, one object for each view, or by an equal share of it."""
+    """Returns sites with equal shares of the samples, in order, each seen through its node's view.
+
+    A view is a function of images, or None to leave them unchanged. A site is judged by the whole test set seen through
+    its view, one object per view, or by an equal share of it."""
     nodes, judges = len(kinds), {}
     shares = dealt(pool.test, nodes, least=1) if tests == "share" else None
     made = []
@@ -126,10 +172,26 @@ class _AtContrast:
 
 @dataclass(frozen=True)
 class Contrast(Partition):
-    """Samples dealt equally in their order; node i sees them at contrast `factors[i]`, the nodes after those at 1.
+    """Samples dealt equally, in their order, with the images of some sites at another contrast.
 
-    The two readings of the transform are in `shifts.contrast_table`. `tests = "kind"`: a node is judged by the
-    whole test set at its own contrast; "share": by an equal share of it."""
+    Args:
+        nodes: The number of sites, >= 1. Default: 20.
+        factors: The contrast of site 0, 1, ..., > 0; the sites after these have contrast 1. Default:
+            (0.5, 0.5, 1.5, 1.5).
+        tests: What a site is judged by: "kind", the whole test set at its contrast, or "share", an equal share of it.
+            Default: "kind".
+        transform: How a byte P changes at contrast c: "published" as the authors of AD-GDA computed it, which leaves
+            c = 1 unchanged, or "formula", clip(round((128 + c (P - 128))^1.1)), as their paper prints it. Default:
+            "published".
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> samples = torch.full((40, 4, 4), 200, dtype=torch.uint8), torch.arange(40) % 4
+        >>> sites = fm.data.Contrast(nodes=4, factors=[0.5, 1.5]).sites(fm.data.Pool(samples, samples))
+        >>> [site.group for site in sites]
+        ['low contrast', 'high contrast', 'original contrast', 'original contrast']
+    """
 
     nodes: int = 20
     factors: tuple[float, ...] = (0.5, 0.5, 1.5, 1.5)
@@ -154,8 +216,24 @@ class Contrast(Partition):
 
 @dataclass(frozen=True)
 class Instrument(Partition):
-    """Samples dealt equally in their order; the last `odd` nodes see them through a second instrument: a "mirror", or a
-    "camera" with its own focus, colours and contrast."""
+    """Samples dealt equally, in their order, with the images of the last sites taken by a second instrument.
+
+    Args:
+        nodes: The number of sites, >= 1. Default: 10.
+        odd: The number of sites that use the second instrument, 0 to `nodes`. Default: 2.
+        transform: The second instrument: a "mirror", or a "camera" with its own focus, colours and contrast. Default:
+            "mirror".
+        tests: What a site is judged by: "kind", the whole test set seen through its instrument, or "share", an equal
+            share of it. Default: "kind".
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> samples = torch.zeros(40, 4, 4, dtype=torch.uint8), torch.arange(40) % 4
+        >>> sites = fm.data.Instrument(nodes=3, odd=1).sites(fm.data.Pool(samples, samples))
+        >>> [site.group for site in sites]
+        ['first instrument', 'first instrument', 'second instrument']
+    """
 
     nodes: int = 10
     odd: int = 2
@@ -176,8 +254,20 @@ class Instrument(Partition):
 
 @dataclass(frozen=True)
 class BySite(Partition):
-    """One node for each site that the data name, judged by all test samples of it; with `nodes = (8, 2)`, the first
-    site's samples are shared equally by 8 nodes and the second's by 2."""
+    """One node per site that the data name, judged by all test samples of that site.
+
+    Args:
+        nodes: The number of nodes that share each site's samples equally, one number per site; empty for one node
+            each. With (8, 2), the first site's samples are shared by 8 nodes and the second's by 2. Default: ().
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> samples, place = (torch.zeros(40, 2), torch.arange(40) % 4), torch.arange(40) // 20
+        >>> pool = fm.data.Pool(samples, samples, place, place, ("Lyon", "Nice"))
+        >>> [site.name for site in fm.data.BySite().sites(pool)]
+        ['Lyon', 'Nice']
+    """
 
     nodes: tuple[int, ...] = ()
 
@@ -206,7 +296,7 @@ class BySite(Partition):
 
 
 def _sites_of(pool: Pool, train: Sequence[np.ndarray], test: Sequence[np.ndarray] | None = None) -> list[Site]:
-    """A site for each list of training samples, judged by its own list of test samples or by all of them."""
+    """Returns a site per list of training samples, judged by its own list of test samples or by all of them."""
     pairs = [_chosen(pool.train, torch.from_numpy(part)) for part in train]
     judges = [_chosen(pool.test, torch.from_numpy(part)) for part in test] if test else [pool.test] * len(pairs)
     return [Site(pair, judge, name=f"site {i}") for i, (pair, judge) in enumerate(zip(pairs, judges))]
@@ -214,14 +304,29 @@ def _sites_of(pool: Pool, train: Sequence[np.ndarray], test: Sequence[np.ndarray
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Label skew: the samples of each class, training and test, are dealt in proportions drawn from a symmetric
-    Dirichlet distribution; the smaller its `concentration`, the more a class sits at few nodes. A node left with less
-    than two training samples or no test sample is given some of the class that most of its own are of, or of any, by
-    whoever has most."""
+    """Label skew: each class is dealt in proportions drawn from a symmetric Dirichlet distribution.
+
+    Training and test samples of a class have the same proportions. A site with fewer than two training samples or no
+    test sample gets some from the site that has most of the class it holds most of.
+
+    Args:
+        nodes: The number of sites, >= 1. Default: 10.
+        concentration: Parameter of the distribution, >= 0.001. The smaller it is, the fewer sites hold most of a class.
+            Default: 0.5.
+        seed: Seed of the deal, not of training, >= 0. Default: 0.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> samples = torch.zeros(40, 2), torch.arange(40) % 4
+        >>> sites = fm.data.Dirichlet(nodes=4, concentration=0.1).sites(fm.data.Pool(samples, samples))
+        >>> sites[0].train[1].bincount(minlength=4).tolist()
+        [1, 0, 0, 9]
+    """
 
     nodes: int = 10
     concentration: float = 0.5
-    seed: int = 0  # of the deal, not of training
+    seed: int = 0
 
     def __post_init__(self):
         _check_nodes(self.nodes, self.seed)
@@ -255,7 +360,7 @@ def _by_proportions(labels: np.ndarray, proportions: np.ndarray, generator: np.r
 def _even_out(
     hands: list[np.ndarray], labels: np.ndarray, least: int, own: list[np.ndarray], own_labels: np.ndarray
 ) -> None:
-    """Moves samples, in place, to the nodes with less than `least`."""
+    """Moves samples, in place, to the nodes with fewer than `least`."""
     if len(labels) < least * len(hands):
         raise BadInput(f"{len(labels)} samples do not go round {len(hands)} sites; use fewer nodes")
     for i in range(len(hands)):
@@ -271,12 +376,31 @@ def _even_out(
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Training samples sorted by label and cut into equal shards, of which each node is dealt `per_node` at random; it
-    is judged by the test samples of the same shards: of each class, the same stretch."""
+    """Samples sorted by label and cut into equal shards, of which each site is dealt a few at random.
+
+    A site is judged by the test samples at the same places of the sorted test set.
+
+    Args:
+        nodes: The number of sites, >= 1. Default: 10.
+        per_node: Shards per site, >= 1. Default: 2.
+        seed: Seed of the deal, not of training, >= 0. Default: 0.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> samples = torch.zeros(40, 2), torch.arange(40) % 4
+        >>> sites = fm.data.Shards(nodes=4, per_node=2).sites(fm.data.Pool(samples, samples))
+        >>> len(sites[0].train[0])
+        10
+
+    References:
+        McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from
+        Decentralized Data, AISTATS 2017.
+    """
 
     nodes: int = 10
     per_node: int = 2
-    seed: int = 0  # of the deal, not of training
+    seed: int = 0
 
     def __post_init__(self):
         _check_nodes(self.nodes, self.seed)
@@ -302,19 +426,35 @@ class Shards(Partition):
 
 
 def _sorted(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The samples in the order of their labels, and where each class begins; the last ends there."""
+    """Returns the order that sorts the samples by label, and where each class begins, with the end of the last."""
     ends = np.cumsum(np.bincount(labels, minlength=classes))
     return np.argsort(labels, kind="stable"), np.concatenate([[0], ends])
 
 
 @dataclass(frozen=True)
 class Quantity(Partition):
-    """Sizes skewed, labels not: samples dealt at random in proportions drawn from a symmetric Dirichlet distribution,
-    at least two to a node; every node is judged by the whole test set."""
+    """Size skew: samples dealt at random, in proportions drawn from a symmetric Dirichlet distribution.
+
+    Every site gets at least two samples, of all classes alike, and is judged by the whole test set.
+
+    Args:
+        nodes: The number of sites, >= 1. Default: 10.
+        concentration: Parameter of the distribution, >= 0.001. The smaller it is, the more the sizes differ. Default:
+            0.5.
+        seed: Seed of the deal, not of training, >= 0. Default: 0.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> samples = torch.zeros(40, 2), torch.arange(40) % 4
+        >>> sites = fm.data.Quantity(nodes=3, concentration=0.5).sites(fm.data.Pool(samples, samples))
+        >>> sum(len(site.train[0]) for site in sites)
+        40
+    """
 
     nodes: int = 10
     concentration: float = 0.5
-    seed: int = 0  # of the deal, not of training
+    seed: int = 0
 
     def __post_init__(self):
         _check_nodes(self.nodes, self.seed)
@@ -332,10 +472,23 @@ class Quantity(Partition):
 
 @dataclass(frozen=True)
 class Even(Partition):
-    """Samples dealt equally at random; every node is judged by the whole test set."""
+    """Samples dealt equally at random. Every site is judged by the whole test set.
+
+    Args:
+        nodes: The number of sites, >= 1. Default: 10.
+        seed: Seed of the deal, not of training, >= 0. Default: 0.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> samples = torch.zeros(40, 2), torch.arange(40) % 4
+        >>> sites = fm.data.Even(nodes=4).sites(fm.data.Pool(samples, samples))
+        >>> [len(site.train[0]) for site in sites]
+        [10, 10, 10, 10]
+    """
 
     nodes: int = 10
-    seed: int = 0  # of the deal, not of training
+    seed: int = 0
 
     def __post_init__(self):
         _check_nodes(self.nodes, self.seed)

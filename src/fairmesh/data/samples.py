@@ -1,4 +1,4 @@
-"""What a site holds, as two tensors: read once, checked at once."""
+"""The samples of a site as two tensors, read once and checked on reading."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,31 +12,54 @@ from fairmesh.errors import BadInput
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs (samples, ...) and their targets, on the host; of what another host holds only their number and form."""
+    """Inputs and targets of a set of samples, in host memory.
+
+    Of samples that another process holds, only the number, shape and dtype are known.
+
+    Args:
+        inputs: Inputs (samples, ...).
+        targets: Their targets (samples, ...): labels as int64, or floats.
+
+    Example:
+        >>> import numpy as np
+        >>> import fairmesh as fm
+        >>> samples = fm.data.Samples.of((np.zeros((5, 3)), np.arange(5)), "my samples")
+        >>> len(samples), samples.targets.dtype
+        (5, torch.int64)
+    """
 
     inputs: Tensor
     targets: Tensor
 
     @staticmethod
     def elsewhere(count: int, like: "Samples") -> "Samples":
-        """So many samples of the form of others, held by another host."""
+        """Returns a stand-in for `count` samples that another process holds, shaped like the given ones."""
         return Samples(
             *(torch.empty(count, *t.shape[1:], dtype=t.dtype, device="meta") for t in (like.inputs, like.targets))
         )
 
     @property
     def here(self) -> bool:
+        """Whether this process holds the samples."""
         return self.inputs.device.type != "meta"
 
     def alone(self) -> "Samples":
-        """The same samples in memory of their own, so that what they were cut out of can be freed."""
+        """Returns the same samples in memory of their own, so that the tensors they were cut from can be freed."""
         return Samples(
             *(t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for t in (self.inputs, self.targets))
         )
 
     @staticmethod
     def of(source: Any, what: str) -> "Samples":
-        """From Samples, a pair of tensors or arrays, or a torch Dataset of (input, target) items."""
+        """Reads a set of samples.
+
+        Args:
+            source: Samples, a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs.
+            what: What the samples are, for error messages.
+
+        Raises:
+            BadInput: The samples are empty, inconsistent, sparse or not finite.
+        """
         if isinstance(source, Samples):
             if not source.here:
                 return source
@@ -74,7 +97,7 @@ class Samples:
 
 
 def _collated(dataset: Dataset, what: str) -> Any:
-    """Every item of a Dataset, stacked. Items are read once, so a transform that draws anew each time is refused."""
+    """Returns every item of a Dataset, stacked. Each item is read once, so random transforms are refused."""
     if isinstance(dataset, IterableDataset):
         raise BadInput(f"{what} is an IterableDataset; give a Dataset with a length and items by index")
     items = [dataset[i] for i in range(len(dataset))]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What an instrument does to an image: contrast, a mirror, a second camera."""
+"""How an instrument changes an image: its contrast, a mirror, a second camera."""
 
 from typing import Literal
 
@@ -16,11 +16,11 @@ _BLACK, _GAIN = 0.1, 0.5
 
 
 def contrast_table(c: float, transform: Transform) -> np.ndarray:
-    """What becomes of each byte 0..255 at contrast c.
+    """Returns the value of each byte P in 0..255 at contrast c.
 
-    "formula", as the paper prints it: clip(round((128 + c(P - 128))^1.1)), also for c = 1; what is below zero counts as
-    zero before the power. "published", as its authors' program does it: clip before the power, truncate after it, and
-    leave c = 1 alone."""
+    "formula" is what the paper prints: clip(round((128 + c (P - 128))^1.1)), also for c = 1, with negative values set
+    to zero before the power. "published" is what its authors' program does: clip before the power, truncate after it,
+    and leave c = 1 unchanged."""
     level = np.arange(256, dtype=np.float64)
     if transform == "published" and c == 1:
         return level.astype(np.uint8)
@@ -31,21 +31,23 @@ def contrast_table(c: float, transform: Transform) -> np.ndarray:
 
 
 def with_contrast(images: Tensor, c: float, transform: Transform) -> Tensor:
-    """Images of bytes at contrast c."""
+    """Returns images of bytes at contrast c."""
     if images.dtype != torch.uint8:
         raise BadInput(f"contrast is defined on bytes 0 to 255, but the images are {images.dtype}; store them as uint8")
     return torch.from_numpy(contrast_table(c, transform)[images.numpy()])
 
 
 def mirrored(images: Tensor) -> Tensor:
-    """Images flipped left to right."""
+    """Returns images flipped left to right."""
     _check_images(images)
     return images.flip(-1)
 
 
 def through_second_camera(images: Tensor) -> Tensor:
-    """Images as a fixed other camera would store them: out of focus (a 3 x 3 box), its three colours mixed otherwise,
-    half the contrast over a raised black level. Bytes stay bytes; floats are taken to lie in [0, 1]."""
+    """Returns images as a fixed second camera would store them.
+
+    It is out of focus (a 3 x 3 box filter), mixes the three colours differently, and has half the contrast over a
+    raised black level. Bytes stay bytes; floats must lie in [0, 1]."""
     _check_images(images)
     top = 255.0 if images.dtype == torch.uint8 else 1.0
     if images.is_floating_point() and images.numel() and not 0 <= float(images.min()) <= float(images.max()) <= top:

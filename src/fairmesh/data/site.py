@@ -6,11 +6,30 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What one node holds. `train`, `test` and `validation` are (inputs, targets) or a torch Dataset; sites that share
-    a test set are given the same object."""
+    """The data of one site, which one node holds.
+
+    A set of samples is a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs. Sites that
+    share a test set should be given the same object, so that it is kept once.
+
+    Args:
+        train: Training samples.
+        test: Test samples that the site is judged by; None for those of the Problem. Default: None.
+        validation: Samples that `keep_best` chooses the round by; None for those of the Problem. Default: None.
+        group: What the site has in common with others, such as its instrument. Results are also averaged by group.
+            None for a group of its own. Default: None.
+        name: The site's name in reports; None for "node 0", "node 1", ... Default: None.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> inputs, labels = torch.randn(20, 3), torch.arange(20) % 2
+        >>> site = fm.Site((inputs, labels), test=(inputs, labels), group="scanner A", name="Lyon")
+        >>> site.name
+        'Lyon'
+    """
 
     train: Any
     test: Any = None
     validation: Any = None
-    group: str | None = None  # class, contrast, instrument, hospital; its own name where not given
+    group: str | None = None
     name: str | None = None

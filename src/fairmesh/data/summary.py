@@ -1,4 +1,4 @@
-"""Who holds what: the sites of a partition as a table and as a picture."""
+"""What each site holds, in numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fairmesh.errors import BadInput
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """What one site holds."""
+    """The number of samples that one site holds."""
 
     name: str
     group: str
@@ -20,7 +20,7 @@ class SiteSummary:
 
 
 def site_summaries(sites: Sequence[Site]) -> list[SiteSummary]:
-    """What each site holds, in the order of the nodes."""
+    """Returns what each site holds, in the order of the nodes."""
     if not sites:
         raise BadInput("no site to show")
     read = [Samples.of(site.train, f"site {i}") for i, site in enumerate(sites)]

@@ -23,7 +23,16 @@ from fairmesh.mesh.wire.frames import Refused
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes
 
-_OF_ONE_SITE = {"device", "data_on", "memory_gib", "fuse", "checkpoint_every", "count_bytes"}  # options
+_OF_ONE_SITE = {
+    "device",
+    "data_on",
+    "memory_gib",
+    "fuse",
+    "trace",
+    "tune_malloc",
+    "checkpoint_every",
+    "count_bytes",
+}  # options
 _IN_A_FILE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[\w.]+)")
 _QUOTED = re.compile(r"""(?P<quote>["'])(?P<file>[^"'\n:]+\.py):(?P<name>[\w.]+)(?P=quote)""")
 

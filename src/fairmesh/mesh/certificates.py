@@ -8,19 +8,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, optional
 from fairmesh.mesh.members import Mesh, check_label
 from fairmesh.storage.files import read_bytes, write_atomically
 
-try:
+with optional("mesh"):
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ImportError as error:
-    raise BadInput("certificates need the package cryptography: pip install 'fairmesh[peers]'") from error
 
 AUTHORITY = "authority.pem"  # the authority's certificate, at every site
 AUTHORITY_KEY = "authority.key"  # its private key, with whoever signs

@@ -164,7 +164,6 @@ def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
     """Whether who listens there shows this site's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # compared below, with the very certificate
-    context.set_alpn_protocols(["h2"])
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         own = ssl.PEM_cert_to_DER_cert(site_file.certificate.read_text())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairmesh.compression.codes import Code
 from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.networks.roles import HeldByAll, PerNode
 from fairmesh.topology.mixing import Mixing
 
 
@@ -33,10 +34,10 @@ class Part:
 class Traffic(NamedTuple):
     """What was sent: by the paper's nominal billing, and as bytes of the codec's messages, headers included."""
 
-    node_bits: Tensor  # nominal (..., nodes)
-    server_bits: Tensor  # nominal (...)
-    node_bytes: Tensor  # (..., nodes)
-    server_bytes: Tensor  # (...)
+    node_bits: PerNode  # nominal (..., nodes)
+    server_bits: HeldByAll  # nominal (...)
+    node_bytes: PerNode  # (..., nodes)
+    server_bytes: HeldByAll  # (...)
 
     def plus(self, more: "Sequence[Traffic]") -> "Traffic":
         """With what was sent since."""

@@ -1,1 +1,1 @@
-"""What is trained on what: models as flat rows, each site's data, the losses and gradients of all nodes at once."""
+"""[model] The model, the loss and each site's data; losses and gradients of all nodes at once."""

@@ -1,7 +1,8 @@
-"""Convolutions of many small models at once on a GPU. vmap makes one grouped convolution of them, which cuDNN does well
-for layers with several channels, and badly for a first layer with one to three. The rule was measured
-(docs/performance.md): such a layer becomes a product of patches and weights where there are many models, and gets
-channels of zeros up to four where there are few."""
+"""Convolutions of many small models at once on a GPU.
+
+vmap turns them into one grouped convolution. cuDNN is fast for layers with several input channels, and slow for a first
+layer with one to three. Such a layer becomes a product of patches and weights if there are many models, and is padded
+with channels of zeros to four if there are few. The rule was measured (docs/performance.md)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ _PADDED_TO = 4  # channels
 
 
 class _FewChannels(TorchFunctionMode):
-    """While it is on, 2-D convolutions with few input channels are done in the way that is best for so many models."""
+    """Computes 2-D convolutions with few input channels in the way that is fastest for this number of models."""
 
     def __init__(self, models: int):
         super().__init__()
@@ -30,7 +31,7 @@ class _FewChannels(TorchFunctionMode):
 
 
 def of_many(function: Callable[..., Tensor], models: int, device: torch.device) -> Callable[..., Tensor]:
-    """The same function, to be run by vmap for so many models."""
+    """Returns the same function, to be run by vmap for this number of models."""
     if device.type != "cuda":
         return function
 
@@ -50,7 +51,7 @@ def _plain(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:  # fmt: skip
-    """Padded inputs (batch, channels, height, width), weights and bias of a convolution that can be a product."""
+    """Returns padded inputs (batch, channels, height, width), weights and bias, or None if it cannot be a product."""
 
     def pair(value: Any) -> tuple[int, int]:
         return (value, value) if isinstance(value, int) else tuple(value)
@@ -64,7 +65,7 @@ def _plain(
 
 
 def by_product(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A convolution without padding, of stride 1, as one product of weights and all patches of all images."""
+    """Returns a convolution of stride 1 without padding, as one product of weights and all patches of all images."""
     batch, channels, height, width = images.shape
     outputs, _, kernel_height, kernel_width = weight.shape
     high, wide = height - kernel_height + 1, width - kernel_width + 1

@@ -1,7 +1,7 @@
-"""Accuracy, loss and the user's metrics of many rows on every site's held-out data."""
+"""Accuracy, loss and the user's metrics of many models on every site's held-out data."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from fairmesh.errors import BadInput
 from fairmesh.problems.losses import as_floats, per_sample
-from fairmesh.problems.problem import Metric, Problem
+from fairmesh.problems.problem import Problem
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 
@@ -47,15 +47,17 @@ class Evaluator:
         return list(dict.fromkeys([*self._problem.metrics, *built_in]))
 
     def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
-        """Each metric of rows (replicas, dim) at every site: (replicas, sites), float64 on the CPU; NaN at sites that
-        another host holds."""
+        """Returns each metric of rows (replicas, dim) at every site: (replicas, sites), float64 on the CPU.
+
+        It is NaN at sites that another process holds."""
         per_set = self._on_sets(rows, 0, len(self._sizes))
         there = (self._of_site < 0).expand(len(rows), -1)
         return {name: values[:, self._of_site].masked_fill(there, torch.nan) for name, values in per_set.items()}
 
     def of_own_models(self, models: Tensor, placements: Tensor) -> dict[str, Tensor]:
-        """Each metric of every hosted node's own row (replicas, nodes, dim) on the data of the site that `placements`
-        (replicas, nodes) says it holds: (replicas, nodes)."""
+        """Returns each metric of every hosted node's own row on its own site's data: (replicas, nodes).
+
+        `models` is (replicas, nodes, dim), and `placements` (replicas, nodes) is the site that each node holds."""
         which = self._of_site[placements.cpu()]
         result = {name: torch.zeros(models.shape[:2], dtype=torch.float64) for name in self.names}
         for k in range(len(self._sizes)):
@@ -67,7 +69,7 @@ class Evaluator:
 
     @torch.no_grad()
     def _on_sets(self, rows: Tensor, first: int, last: int) -> dict[str, Tensor]:
-        """Each metric of rows (k, dim) on the sets from `first` to before `last`: (k, sets)."""
+        """Returns each metric of rows (k, dim) on the sets from `first` to `last` - 1: (k, sets)."""
         problem, sizes = self._problem, self._sizes[first:last]
         begin, count = sum(self._sizes[:first]), sum(sizes)
         chunk = max(1, _FLOATS_AT_ONCE // (len(rows) * max(1, self._inputs[0].numel())))
@@ -99,7 +101,7 @@ class Evaluator:
         return {name: found[name] for name in self.names}
 
 
-def _score(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+def _score(name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor) -> float:
     try:
         return float(metric(outputs, targets))
     except Exception as error:  # whatever a user's function raises
@@ -123,6 +125,6 @@ def spread(values: Tensor, higher_is_better: bool, skip_nan: bool = False) -> di
 
 
 def group_means(values: Tensor, groups: Sequence[str], skip_nan: bool = False) -> dict[str, Tensor]:
-    """The mean over the sites of each group, those without a number left out."""
+    """Returns the mean over the sites of each group, leaving out sites without a number."""
     members = {g: [i for i, name in enumerate(groups) if name == g] for g in dict.fromkeys(groups)}
     return {g: spread(values[..., sites], True, skip_nan)["mean"] for g, sites in members.items()}

@@ -1,4 +1,4 @@
-"""A module as a flat row: any `nn.Module`, evaluated for many rows at once by vmap."""
+"""A module as a flat row of parameters: any `nn.Module`, evaluated for many rows at once by vmap."""
 
 import copy
 import math
@@ -40,7 +40,7 @@ class _StreamDropout(nn.Module):
 
 
 class FlatModel:
-    """The trainable parameters of a module as one row; frozen parameters and buffers stay out of it."""
+    """The trainable parameters of a module as one row; frozen parameters and buffers are not part of it."""
 
     def __init__(self, module: nn.Module):
         _refuse_unsuitable(module)
@@ -60,7 +60,7 @@ class FlatModel:
         self._fixed = {name: t.detach() for name, t in held.items() if name not in trainable}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "FlatModel":
-        """The same model with frozen parameters and buffers placed."""
+        """Returns the same model with frozen parameters and buffers on a device, in a dtype."""
         placed = copy.copy(self)
         placed._fixed = {
             name: t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
@@ -69,17 +69,19 @@ class FlatModel:
         return placed
 
     def row_of(self, module: nn.Module) -> Tensor:
-        """The trainable parameters of a module of the same architecture, as one row."""
+        """Returns the trainable parameters of a module of the same architecture, as one row."""
         parameters = dict(module.named_parameters())
         return torch.cat([parameters[name].detach().flatten() for name in self._names])
 
     def parameters_of(self, row: Tensor) -> dict[str, Tensor]:
-        """A row as named parameters."""
+        """Returns a row as named parameters."""
         pieces = row.split(self._sizes, dim=-1)
         return {name: piece.reshape(shape) for name, piece, shape in zip(self._names, pieces, self._shapes)}
 
     def __call__(self, row: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
-        """Outputs of the model with this row's parameters; with a key, in training mode with dropout drawn from it."""
+        """Returns the outputs of the model with this row's parameters.
+
+        With a key, the model is in training mode and draws its dropout masks from the key."""
         tensors = self._fixed | self.parameters_of(row)
         if key is None:
             return functional_call(self._evaluation, tensors, (inputs,))
@@ -89,11 +91,11 @@ class FlatModel:
         return functional_call(self._training, tensors, (inputs,))
 
     def fixed(self) -> list[Tensor]:
-        """Frozen parameters and buffers, in the order of their names."""
+        """Returns frozen parameters and buffers, in the order of their names."""
         return [self._fixed[name] for name in sorted(self._fixed)]
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """A plain state_dict for the user's own module."""
+        """Returns a row as a state_dict of the user's module."""
         parameters = self.parameters_of(row.detach().cpu())
         alias = {id(p): name for name, p in self._original.named_parameters()}
         result = {}
@@ -126,7 +128,7 @@ def _refuse_unsuitable(module: nn.Module) -> None:
 
 
 def _replace_dropouts(module: nn.Module) -> dict[str, _StreamDropout]:
-    """Puts stream dropouts where torch's are; these by the names of their keys."""
+    """Replaces torch's dropout layers by stream dropouts, and returns these by the names of their keys."""
     named, replacements = {}, {}
     for path, layer in list(module.named_modules(remove_duplicate=False)):  # one layer may stand in several places
         if isinstance(layer, _DropoutNd) and type(layer) in _DROPOUTS and layer.p > 0 and layer.training:

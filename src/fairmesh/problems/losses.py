@@ -1,4 +1,4 @@
-"""The loss of one row on one batch, as vmap runs it for all nodes, and the checks that a user's loss can be run so."""
+"""The loss of one row on one batch, as vmap runs it for all nodes, and the check of a user's loss."""
 
 import itertools
 import warnings
@@ -17,7 +17,7 @@ Augmentation = Callable[[Tensor, Callable[..., Tensor]], Tensor]  # (a batch, dr
 
 
 def as_floats(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Data as the model sees it: floats in the run's dtype, bytes scaled to [0, 1], whole numbers as they are."""
+    """Returns data as the model sees it: floats in the run's dtype, bytes scaled to [0, 1], whole numbers unchanged."""
     if values.dtype == torch.uint8:
         return values.to(dtype).mul_(1.0 / 255.0)  # a division takes a CPU twice as long
     return values.to(dtype) if values.is_floating_point() else values
@@ -37,13 +37,12 @@ def _augmented(augment: Augmentation | None, inputs: Tensor, key: Tensor) -> Ten
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """nn.functional.cross_entropy of class labels, which were checked to be classes: under vmap a third of its
-    operations."""
+    """Returns nn.functional.cross_entropy of valid class labels, with a third of its operations under vmap."""
     return -outputs.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).mean()
 
 
 def batch_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
-    """(row, inputs, targets, key) -> loss in training mode."""
+    """Returns a function (row, inputs, targets, key) -> loss in training mode."""
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor) -> Tensor:
         outputs = model(row, _augmented(augment, inputs, key), key)
@@ -54,7 +53,7 @@ def batch_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Ca
 
 
 def batch_error(model: FlatModel, augment: Augmentation | None) -> Callable[..., Tensor]:
-    """(row, inputs, targets, key, ...) -> the share of samples given another class than their own, in training mode."""
+    """Returns a function (row, inputs, targets, key, ...) -> share of misclassified samples, in training mode."""
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, *weights: Tensor) -> Tensor:
         wrong = (model(row, _augmented(augment, inputs, key), key).argmax(dim=-1) != targets).to(row.dtype)
@@ -64,12 +63,12 @@ def batch_error(model: FlatModel, augment: Augmentation | None) -> Callable[...,
 
 
 def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of every sample on its own: (samples,)."""
+    """Returns the loss of every single sample: (samples,)."""
     return vmap(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)))(outputs, targets)
 
 
 def weighted_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
-    """(row, inputs, targets, key, weights) -> loss in training mode, where padding has weight zero."""
+    """Returns a function (row, inputs, targets, key, weights) -> loss in training mode; padding has weight zero."""
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, weights: Tensor) -> Tensor:
         outputs = model(row, _augmented(augment, inputs, key), key)
@@ -81,8 +80,9 @@ def weighted_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) ->
 def check_loss(
     model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tensor, Tensor]
 ) -> None:
-    """One gradient on a small batch, as training computes it: refuses a loss that is not a scalar mean over samples,
-    and a model that draws random numbers of its own."""
+    """Computes one gradient on a small batch, as training does.
+
+    Raises BadInput if the loss is not a scalar mean over samples, or if the model draws random numbers of its own."""
     inputs, targets = batch
     arguments = [t.unsqueeze(0) for t in (row, inputs, targets, torch.zeros((), dtype=torch.int64))]
     function = batch_loss(model, loss, augment)

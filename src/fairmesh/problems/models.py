@@ -1,4 +1,4 @@
-"""The paper's models, and a user's own by import path."""
+"""Models that experiment files can name: the paper's, and a user's own by import path. Public as `fm.models`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,18 +12,40 @@ from fairmesh.config.imports import called
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 
+__all__ = ["FullyConnected", "ImportedModel", "Logistic", "Model", "PaperCNN"]
+
 
 class Model(ABC):
-    """Makes a module for data of a given shape and number of classes."""
+    """Base class of models: makes a module for data of a given shape and number of classes.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.models.FullyConnected(hidden=8).build(torch.Size([3]), classes=2)[1]
+        Linear(in_features=3, out_features=8, bias=True)
+    """
 
     @abstractmethod
     def build(self, shape: torch.Size, classes: int) -> nn.Module:
-        """A new module, its weights drawn from torch's current generator."""
+        """Returns a new module, its weights drawn from torch's global generator.
+
+        Args:
+            shape: The shape of one input.
+            classes: The number of classes, or of numbers to predict.
+        """
 
 
 @dataclass(frozen=True)
 class Logistic(Model):
-    """Multinomial logistic regression, starting from zero."""
+    """Multinomial logistic regression on the flattened input, with all weights starting at zero.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> module = fm.models.Logistic().build(torch.Size([8, 8]), classes=10)
+        >>> sum(p.numel() for p in module.parameters())
+        650
+    """
 
     def build(self, shape: torch.Size, classes: int) -> nn.Module:
         layer = nn.Linear(shape.numel(), classes)
@@ -41,7 +63,18 @@ def _dense(inputs: int, outputs: int) -> nn.Linear:
 
 @dataclass(frozen=True)
 class FullyConnected(Model):
-    """One hidden layer of rectified units, Glorot uniform; 25 in the paper."""
+    """A network with one hidden layer of ReLU units, initialised by Glorot's uniform rule.
+
+    Args:
+        hidden: Units of the hidden layer, >= 1; the AD-GDA paper uses 25. Default: 25.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> module = fm.models.FullyConnected(hidden=25).build(torch.Size([28, 28]), classes=10)
+        >>> sum(p.numel() for p in module.parameters())
+        19885
+    """
 
     hidden: int = 25
 
@@ -55,8 +88,18 @@ class FullyConnected(Model):
 
 @dataclass(frozen=True)
 class PaperCNN(Model):
-    """conv16 - pool - conv32 - pool - 64 - 32 - classes, 3 x 3 convolutions without padding: 81,290 parameters on
-    CIFAR-10, 408,727 on COOS7."""
+    """The convolutional network of the AD-GDA paper: conv 16, pool, conv 32, pool, dense 64, dense 32, classes.
+
+    Convolutions are 3 x 3 without padding and pooling averages 2 x 2 pixels. It has 81,290 parameters on CIFAR-10 and
+    408,727 on COOS7. Images must be (channels, height, width) of at least 10 x 10 pixels.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> module = fm.models.PaperCNN().build(torch.Size([3, 32, 32]), classes=10)
+        >>> sum(p.numel() for p in module.parameters())
+        81290
+    """
 
     def build(self, shape: torch.Size, classes: int) -> nn.Module:
         if len(shape) != 3 or min(shape[1:]) < 10:
@@ -77,7 +120,20 @@ class PaperCNN(Model):
 
 @dataclass(frozen=True)
 class ImportedModel(Model):
-    """A module class, or a function that returns a module, at 'package.module:name' or 'file.py:name'."""
+    """A model of your own, which experiment files name by its import path.
+
+    Args:
+        path: Where it is: "package.module:name" or "file.py:name" of a module class, or of a function that returns a
+            module.
+        arguments: Keyword arguments for the class or function. Default: {}.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> model = fm.models.ImportedModel("torch.nn:Linear", {"in_features": 3, "out_features": 2})
+        >>> model.build(torch.Size([3]), classes=2)
+        Linear(in_features=3, out_features=2, bias=True)
+    """
 
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -14,12 +14,13 @@ from fairmesh.problems import convolutions
 from fairmesh.problems.losses import as_floats, batch_error, batch_loss, weighted_loss
 from fairmesh.problems.problem import Problem
 
-AS_FLOATS_UP_TO = 1 << 28  # bytes: so much data a CPU holds as the model sees it, and need not convert in every round
+AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
 
 
 class Oracle:
-    """Answers f_i and its gradient at each hosted node's row. A replica has a seed and a placement: node i holds the
-    data of site placement[i]."""
+    """Computes f_i and its gradient at each hosted node's row.
+
+    A replica has a seed and a placement: node i holds the data of site placement[i]."""
 
     def __init__(
         self,
@@ -32,12 +33,13 @@ class Oracle:
         calls_per_round: int = 1,
         dtype: torch.dtype = torch.float32,
         data_device: torch.device | None = None,
-        ahead: RoundCache | None = None,
+        round_cache: RoundCache | None = None,
+        trace: bool = True,  # record model and loss once and replay their operations, on a CPU
     ):
         device = hosted.device
         self.problem, self.dtype = problem, dtype
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
-        self._identities, self._calls, self._ahead = identities, calls_per_round, ahead or RoundCache()
+        self._identities, self._calls, self._round_cache = identities, calls_per_round, round_cache or RoundCache()
         self._data_device = data_device or device
         everywhere = torch.arange(problem.n).expand(len(self.seeds), -1)
         placements = (everywhere if placements is None else placements).to(device)
@@ -65,14 +67,15 @@ class Oracle:
         loss = convolutions.of_many(loss, draw_shape[0] * draw_shape[1], device)
         self._values = vmap(loss)
         self._errors = vmap(batch_error(self.model, problem.augment))
-        self._gradients = Traced(vmap(grad_and_value(loss)))
+        gradients = vmap(grad_and_value(loss))
+        self._gradients = Traced(gradients) if trace else gradients
 
     def initial_models(self) -> Tensor:
-        """The same row at every node of a replica: (replicas, nodes, dim)."""
+        """Returns the initial models, the same row at every node of a replica: (replicas, nodes, dim)."""
         return self.initial_rows.unsqueeze(1).expand(self._shape).clone()
 
     def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
-        """(replicas, nodes, 1) and (replicas, nodes, dim)."""
+        """Returns losses (replicas, nodes, 1) and gradients (replicas, nodes, dim)."""
         rows = models.reshape(-1, models.shape[-1])
         gradients, losses = self._over_batches(self._gradients, rows, round_index, call)
         gradients = gradients.view(self._shape)
@@ -84,11 +87,11 @@ class Oracle:
         return losses.view(*self._shape[:-1], 1), gradients
 
     def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """(replicas, nodes, 1)."""
+        """Returns losses (replicas, nodes, 1)."""
         return self._measured(self._values, models, round_index, call)
 
     def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
-        """The share of each node's batch that its row puts in a wrong class: (replicas, nodes, 1)."""
+        """Returns the share of each node's batch that its row misclassifies: (replicas, nodes, 1)."""
         if self.problem.classes is None:
             raise BadInput("the 0-1 error needs class labels; the targets of this problem are not; ascend the loss")
         return self._measured(self._errors, models, round_index, call)
@@ -100,7 +103,7 @@ class Oracle:
         return values.view(*self._shape[:-1], 1)
 
     def _over_batches(self, function: Callable, rows: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, ...]:
-        """The mean over the step's batches of what `function` returns for one."""
+        """Returns the mean of `function` over the batches of a step."""
         repeats = 1 if self.problem.sampling.order == "full" else self.problem.sampling.batches_per_step
         total = function(rows, *self._batch(round_index, call * repeats, self._calls * repeats))
         for k in range(1, repeats):
@@ -109,7 +112,7 @@ class Oracle:
         return total if repeats == 1 else tuple(a / repeats for a in total)
 
     def _indices(self, rounds: Tensor, call: int, calls: int) -> Tensor:
-        """Which of all sites' samples each hosted node looks at: (rounds, replicas, nodes, batch)."""
+        """Returns the index, among all sites' samples, of each sample in a batch: (rounds, replicas, nodes, batch)."""
         sampling, device = self.problem.sampling, self.seeds.device
         if sampling.order == "full":
             steps = torch.arange(self._largest, device=device).expand(len(rounds), 1, 1, -1)
@@ -122,7 +125,7 @@ class Oracle:
         return self._starts + random_streams.integers(key, sampling.batch, self._sizes)
 
     def _batch(self, round_index: Tensor, call: int, calls: int) -> tuple[Tensor, ...]:
-        """Inputs, targets, the key of what else is drawn, and the weights of samples in a padded full batch."""
+        """Returns inputs, targets, the key of the model's random numbers, and sample weights of a padded full batch."""
         device = self.seeds.device
 
         def indices(rounds: Tensor) -> Tensor:
@@ -131,11 +134,11 @@ class Oracle:
         def keys(rounds: Tensor) -> Tensor:
             return random_streams.keys(self.seeds, f"model {call}", rounds.unsqueeze(-1), self._identities).flatten(1)
 
-        chosen = self._ahead.at(("batch", call), indices, round_index)
+        chosen = self._round_cache.at(("batch", call), indices, round_index)
         shape = (self._shape[0] * self._shape[1], -1)
         inputs = self._inputs.index_select(0, chosen).to(device, non_blocking=True)
         targets = self._targets.index_select(0, chosen).to(device, non_blocking=True)
-        key = self._ahead.at(("model", call), keys, round_index)
+        key = self._round_cache.at(("model", call), keys, round_index)
         floats = targets.to(self.dtype) if targets.is_floating_point() else targets
         batch = (as_floats(inputs, self.dtype).unflatten(0, shape), floats.unflatten(0, shape), key)
         if self.problem.sampling.order == "full" and not self._even:

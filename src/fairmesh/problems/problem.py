@@ -1,4 +1,4 @@
-"""A learning problem over sites: the model, the loss, and what each node holds, checked before anything runs."""
+"""A learning problem over sites: the model, the loss and each site's data, checked before anything runs."""
 
 import copy
 import dataclasses
@@ -25,17 +25,53 @@ _RESERVED = {
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
 }  # fmt: skip
 
-Metric = Callable[[Tensor, Tensor], Any]  # (outputs, targets) of a whole test set -> a number, higher is better
+
+@dataclass(frozen=True)
+class Metric:
+    """A measure of a model on a site's whole test set.
+
+    A plain function given as a metric counts as one where higher is better.
+
+    Args:
+        function: Maps (outputs, targets) of a whole test set to a number. NaN means that it is not defined there.
+        higher_is_better: Whether a larger number is better, so which site is the worst. Default: True.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> error = fm.Metric(lambda outputs, targets: (outputs - targets).abs().mean(), higher_is_better=False)
+        >>> float(error(torch.ones(3), torch.zeros(3)))
+        1.0
+    """
+
+    function: Callable[[Tensor, Tensor], Any]
+    higher_is_better: bool = True
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
+        return self.function(outputs, targets)
 
 
 @checked
 @dataclass(frozen=True)
 class Sampling:
-    """Which samples a node looks at in one step."""
+    """Which samples a node uses for one gradient.
 
-    batch: int = 50  # samples, ignored for order = "full"
-    order: Literal["random", "cyclic", "full"] = "random"  # random draws with replacement, or in order, or all
-    batches_per_step: int = 1  # averaged, the paper's oracle averaging
+    Args:
+        batch: Samples per batch, >= 1; not used by `order = "full"`. Default: 50.
+        order: "random" draws with replacement, "cyclic" takes the samples in their order, "full" takes all samples of
+            the node. Default: "random".
+        batches_per_step: Batches per gradient, >= 1, whose gradients are averaged (the AD-GDA paper's oracle
+            averaging). Default: 1.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.Sampling(batch=32, order="cyclic")
+        Sampling(batch=32, order='cyclic', batches_per_step=1)
+    """
+
+    batch: int = 50
+    order: Literal["random", "cyclic", "full"] = "random"
+    batches_per_step: int = 1
 
     def __post_init__(self):
         if self.batch < 1:
@@ -46,22 +82,54 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Train `model` on the sites' data under `loss(outputs, targets) -> scalar mean`.
+    """A model to train on the data of several sites, one site per node.
 
-    `model` is a module, whose weights every run starts from, or a function that makes one, called anew for each seed.
-    `test` and `validation` are for sites without their own."""
+    Site i contributes the loss f_i(theta), the mean over its samples. Data, model and loss are checked together when
+    the problem is made: they are run once on a few samples, as training will run them.
+
+    Args:
+        model: A module, whose weights every run starts from, or a function without arguments that makes one, called
+            for each seed. Layers with batch statistics are refused; use `nn.GroupNorm`. Dropout draws from fairmesh's
+            random streams.
+        sites: One `Site` per node, or just its training samples.
+        loss: (outputs, targets) -> scalar tensor, the mean over the samples. Default:
+            torch.nn.functional.cross_entropy.
+        sampling: Which samples a node uses for a gradient. Default: Sampling().
+        prior: p, one number > 0 per site, scaled to sum to one; None for each site's share of all training samples.
+            Default: None.
+        test: Test samples of the sites without their own. Default: None.
+        validation: Validation samples of the sites without their own. Default: None.
+        weight_decay: Multiple of the model that is added to each gradient, >= 0. Default: 0.0.
+        clip_norm: Largest Euclidean norm of each node's gradient, > 0; None for no clipping. Default: None.
+        augment: (batch of inputs, draw) -> batch of inputs, where draw(*shape) returns uniforms in [0, 1). Default:
+            None.
+        metrics: Additional metrics by name: (outputs, targets) of a whole test set -> number, higher is better.
+            Accuracy, if targets are labels, and loss are always measured. Default: {}.
+
+    Raises:
+        BadInput: The sites' data do not fit each other, the model or the loss.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> labels = torch.arange(20) % 2
+        >>> sites = [fm.Site((torch.randn(20, 3) + labels[:, None], labels)) for _ in range(4)]
+        >>> problem = fm.Problem(torch.nn.Linear(3, 2), sites, test=sites[0].train)
+        >>> problem.n, problem.classes, problem.flat_model.dim
+        (4, 2, 8)
+    """
 
     model: nn.Module | Callable[[], nn.Module]
     sites: Sequence[Site]
     loss: Loss = nn.functional.cross_entropy
     sampling: Sampling = field(default_factory=Sampling)
-    prior: Sequence[float] | None = None  # p; each site's share of the samples where not given
+    prior: Sequence[float] | None = None
     test: Any = None
     validation: Any = None
     weight_decay: float = 0.0
-    clip_norm: float | None = None  # of each node's gradient
+    clip_norm: float | None = None
     augment: Augmentation | None = None
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
 
     def __post_init__(self):
         if not self.sites:
@@ -92,7 +160,7 @@ class Problem:
         self._probe()
 
     def _read(self, i: int, site: Site) -> Site:
-        """The site with a name, a group, and every set as Samples; a set given to several sites is read once."""
+        """Returns the site with a name, a group, and every set as Samples; a set that sites share is read once."""
         name = site.name or f"node {i}"
         sets = {"train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")}
         for split, shared in (("test", self.test), ("validation", self.validation)):
@@ -110,15 +178,18 @@ class Problem:
 
     @property
     def n(self) -> int:
+        """The number of nodes."""
         return len(self.sites)
 
     @cached_property
     def here(self) -> list[int]:
-        """The sites whose data this host holds: all of them in a simulation."""
+        """The sites whose data this process holds: all of them in a simulation."""
         return [i for i, site in enumerate(self.sites) if site.train.here]
 
     def keeping(self, sites: Collection[int]) -> "Problem":
-        """The same problem on a host that holds only these sites' data; of the others it knows how many samples."""
+        """Returns the same problem at a process that holds only these sites' data.
+
+        Of the other sites it knows the number of samples."""
 
         def kept(i: int, site: Site, split: str) -> Samples | None:
             samples = getattr(site, split)
@@ -136,7 +207,7 @@ class Problem:
 
     @cached_property
     def prior_of_sites(self) -> Tensor:
-        """p (n,), float64, sums to one."""
+        """The prior p (n,), float64; sums to one."""
         sizes = [len(site.train) for site in self.sites]
         try:
             given = torch.as_tensor(sizes if self.prior is None else self.prior, dtype=torch.float64)
@@ -152,6 +223,7 @@ class Problem:
 
     @cached_property
     def flat_model(self) -> FlatModel:
+        """The model as one row of its trainable parameters."""
         return FlatModel(self._module(0))
 
     def _module(self, seed: int) -> nn.Module:
@@ -165,12 +237,12 @@ class Problem:
         return made.cpu()
 
     def initial_row(self, seed: int) -> Tensor:
-        """The model every node of a replica starts from."""
+        """Returns the model that every node of a replica starts from, as a row (dim,) in float64."""
         return self.flat_model.row_of(self._module(seed)).double()
 
     @cached_property
     def classes(self) -> int | None:
-        """How many classes the model tells apart, or None where targets are not labels."""
+        """The number of classes that the model tells apart, or None if targets are not labels."""
         targets = self.sites[0].train.targets  # its form is the same at all sites
         if targets.is_floating_point() or targets.ndim != 1:
             return None
@@ -188,12 +260,18 @@ class Problem:
 
     @property
     def primary(self) -> str:
-        """The metric by which the worst site is named."""
+        """The metric that sites are compared by: "accuracy" if targets are labels, else "loss"."""
         return "accuracy" if self.classes or "accuracy" in self.metrics else "loss"
 
+    def higher_is_better(self, metric: str) -> bool:
+        """Returns whether a larger value of a metric is better."""
+        chosen = self.metrics.get(metric)
+        return chosen.higher_is_better if isinstance(chosen, Metric) else metric != "loss"
+
     def held_out(self, split: Literal["test", "validation", "train"]) -> tuple[list[Samples], list[int]]:
-        """The different sets of a split that are here, and which of them each site is judged by; -1 where another host
-        holds it."""
+        """Returns the distinct sets of a split that are here, and the index of the one that judges each site.
+
+        The index is -1 if another process holds the set."""
         found: dict[int, int] = {}
         sets: list[Samples] = []
         of_site = []
@@ -235,7 +313,7 @@ class Problem:
         return samples
 
     def _probe(self) -> None:
-        """Runs model and loss once as training will, so that what cannot work is refused now."""
+        """Runs model and loss once as training will, so that an unsuitable problem is refused now."""
         self.prior_of_sites.sum()  # refuses what cannot be a prior
         model = self.flat_model.to(torch.device("cpu"), torch.float32)  # refuses what cannot be a row
         try:
@@ -257,12 +335,13 @@ class Problem:
         check_loss(model, self.initial_row(0).float(), self.loss, self.augment, batch)
 
     def digests_here(self) -> dict[int, str]:
-        """A fingerprint of the training data of every site that is here."""
+        """Returns a fingerprint of the training data of every site that is here."""
         return {i: _fingerprint(self.sites[i].train) for i in self.here}
 
     def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
-        """A fingerprint of data and model, so that a checkpoint is not continued on others; of the sites that are here,
-        or of those whose fingerprints are given."""
+        """Returns a fingerprint of data and model, so that a checkpoint is not continued with others.
+
+        It covers the sites that are here, or those whose fingerprints are given."""
         hasher = hashlib.sha256()
         hasher.update(repr(sorted((self.digests_here() if of_sites is None else of_sites).items())).encode())
         hasher.update(self.prior_of_sites.numpy().tobytes())
@@ -283,7 +362,7 @@ def _fingerprint(samples: Samples) -> str:
 
 
 def _named(function: Any) -> str:
-    """A function's name, or what a module prints: the same in every process."""
+    """Returns a function's name, or the text of a module: the same in every process."""
     if isinstance(function, functools.partial):
         return f"{_named(function.func)} {function.args} {function.keywords}"
     if isinstance(function, nn.Module):

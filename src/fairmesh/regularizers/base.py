@@ -1,4 +1,4 @@
-"""What a regularizer is."""
+"""The base classes of regularizers."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,49 +9,96 @@ from fairmesh.errors import BadInput
 
 
 class Regularizer(ABC):
-    """alpha r(lambda). `duals` are rows (..., nodes, n) on the simplex, `prior` is (..., 1, n), `own` marks (nodes, n)
-    each hosted node's own coordinate."""
+    """Base class of regularizers: alpha r(lambda), with r concave, and the set of weights that are allowed.
+
+        g(theta, lambda) = (1/n) sum_i lambda_i f_i(theta) + alpha r(lambda)
+
+    The larger the strength alpha, the nearer the weights lambda stay to the prior p. In all methods `duals` are rows
+    (..., nodes, n) on the simplex, `prior` is p (..., 1, n), and `own` (nodes, n) is 1 at each hosted node's own
+    coordinate.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> prior = torch.tensor([[0.5, 0.5]])
+        >>> fm.ChiSquare(0.5).maximiser(torch.tensor([[1.0, 2.0]]), prior)
+        tensor([[0.3750, 0.6250]])
+    """
 
     @abstractmethod
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
-        """alpha r(lambda) of each row: (..., nodes, 1)."""
+        """Returns alpha r(lambda) of each row: (..., nodes, 1)."""
 
     @abstractmethod
     def gradient(self, duals: Tensor, prior: Tensor, own: Tensor) -> Tensor:
-        """alpha times the gradient of r that a node's ascent adds: (..., nodes, n)."""
+        """Returns alpha times the gradient of r that a node adds to its ascent direction: (..., nodes, n)."""
 
     @abstractmethod
     def project(self, rows: Tensor, prior: Tensor) -> Tensor:
-        """Euclidean projection of each row onto the ambiguity set, the weights that the adversary may choose."""
+        """Returns the Euclidean projection of each row onto the ambiguity set, the weights that are allowed."""
 
     @abstractmethod
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
-        """lambda*, the exact argmax over the ambiguity set of (1/m) <lambda, losses> + alpha r(lambda): (..., 1, n)."""
+        """Returns lambda*, the exact argmax of (1/n) <lambda, losses> + alpha r(lambda) over the ambiguity set.
+
+        Args:
+            losses: The losses of all nodes, (..., 1, n).
+            prior: p (..., 1, n).
+
+        Returns:
+            The weights (..., 1, n).
+        """
 
     @abstractmethod
     def max_stable_dual_step(self, prior: Tensor) -> float:
-        """The dual step size at which ascent stops being stable; infinite where there is no such bound."""
+        """Returns the dual step size above which gradient ascent oscillates; infinite if there is no such bound."""
 
 
 class Cappable(Regularizer, ABC):
-    """A regularizer over the whole simplex whose inner maximum is also known where every weight has a cap."""
+    """Base class of regularizers over the whole simplex that `Capped` can restrict.
+
+    Their inner maximum is also known when every weight has an upper bound.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> isinstance(fm.regularizers.NoRegularizer(), fm.regularizers.Cappable)
+        True
+    """
 
     @abstractmethod
     def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
-        """The argmax over the weights lambda_i <= caps_i, caps a multiple of the prior: (..., 1, n)."""
+        """Returns the argmax as `maximiser` does, subject to lambda_i <= caps_i: (..., 1, n).
+
+        Args:
+            losses: The losses of all nodes, (..., 1, n).
+            prior: p (..., 1, n).
+            caps: The upper bounds, a multiple >= 1 of the prior.
+        """
 
 
 class Priced(Cappable, ABC):
-    """A regularizer under which lambda_i / p_i is a function of x_i = f_i / softness - price alone, one at x_i = 0."""
+    """Base class of regularizers that `fm.weighting.ShadowPrice` can use.
+
+    At the inner maximum, lambda_i / p_i is a function of x_i = f_i / softness - price alone, where one price, common to
+    all nodes, makes the weights sum to one. The ratio is 1 at x_i = 0.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.ChiSquare(0.05).ratio(torch.tensor([-2.0, 0.0, 0.5]))
+        tensor([0.0000, 1.0000, 1.5000])
+    """
 
     @abstractmethod
     def softness(self) -> float | Tensor:
-        """By how much losses must differ for weights to differ by their size, in the units of sum_i lambda_i f_i +
-        alpha r(lambda)."""
+        """Returns the difference in loss that changes lambda_i / p_i by about one.
+
+        In the units of sum_i lambda_i f_i + alpha r(lambda), n times the objective above.
+        """
 
     @abstractmethod
     def ratio(self, x: Tensor) -> Tensor:
-        """lambda_i / p_i."""
+        """Returns lambda_i / p_i for x_i = f_i / softness - price."""
 
 
 def check_strength(strength: float, positive: bool = True) -> None:

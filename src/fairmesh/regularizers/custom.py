@@ -16,16 +16,33 @@ from fairmesh.regularizers.simplex import (
 
 @dataclass(frozen=True)
 class Custom(Regularizer):
-    """Any concave r given as a function (lambda (n,), prior (n,)) -> scalar, differentiable by torch."""
+    """Any concave r, given as a function.
+
+    Its inner maximum is found by an interior point method in float64.
+
+    Args:
+        function: r(lambda, prior) -> scalar tensor, for lambda and prior of shape (n,). It must be concave in lambda
+            and twice differentiable by torch.
+        strength: alpha, > 0. Default: 0.01.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> def minus_distance(weights, prior):
+        ...     return -(weights - prior).square().sum()
+        >>> regularizer = fm.regularizers.Custom(minus_distance, strength=2.0)
+        >>> regularizer.value(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
+        tensor([[-1.]])
+    """
 
     function: Callable[[Tensor, Tensor], Tensor]
-    strength: float = 0.01  # alpha
+    strength: float = 0.01
 
     def __post_init__(self):
         check_strength(self.strength)
 
     def check(self, prior: Tensor) -> None:
-        """Refuses a function that is not a scalar or that lies above itself between random points of the simplex."""
+        """Raises BadInput if the function is not scalar, or not concave between random points of the simplex."""
         prior = prior.flatten()[: prior.shape[-1]].double()
         generator = torch.Generator().manual_seed(0)
         ends = torch.rand(32, 2, len(prior), generator=generator, dtype=torch.float64).clamp(min=1e-9).log().neg()
@@ -58,8 +75,10 @@ class Custom(Regularizer):
         return project_onto_simplex(rows)
 
     def maximiser(self, losses: Tensor, prior: Tensor) -> Tensor:
-        """By a primal-dual interior point method in float64 (Boyd and Vandenberghe, Convex Optimization, 11.7): with
-        shadow prices z >= 0 of lambda >= 0, Newton steps on gradient + z = level, lambda z = target -> 0."""
+        """Returns lambda* by a primal-dual interior point method in float64.
+
+        With shadow prices z >= 0 of the constraints lambda >= 0 it takes Newton steps on gradient + z = level and
+        lambda z = target -> 0 (Boyd and Vandenberghe, Convex Optimization, 11.7)."""
         scores = losses.double() / losses.shape[-1]
         p = prior.double().expand_as(scores)
         strength = torch.as_tensor(self.strength, dtype=torch.float64, device=scores.device)[..., None]

@@ -1,8 +1,4 @@
-"""The adversary's side: weights on the simplex, the regularizers that hold them near the prior, the exact worst case.
-
-The objective is g(theta, lambda) = (1/m) sum_i lambda_i f_i(theta) + alpha r(lambda), r concave. (The paper prints
-chi-square and KL with the convex sign; r is their negative.)
-"""
+"""The built-in regularizers of g(theta, lambda) = (1/n) sum_i lambda_i f_i(theta) + alpha r(lambda)."""
 
 import math
 from dataclasses import dataclass, field
@@ -35,7 +31,7 @@ def check_priced(regularizer: "Regularizer") -> None:
 
 
 def ratio_at(regularizer: "Regularizer", losses: Tensor, prices: Tensor) -> Tensor:
-    """lambda_i / p_i of the inner maximum of sum_i lambda_i f_i + alpha r(lambda), given its price."""
+    """Returns lambda_i / p_i at the inner maximum of sum_i lambda_i f_i + alpha r(lambda), given its price."""
     if isinstance(regularizer, Capped):
         return ratio_at(regularizer.inner, losses, prices).clamp(max=1.0 / regularizer.level)
     if not isinstance(regularizer, Priced):
@@ -44,7 +40,7 @@ def ratio_at(regularizer: "Regularizer", losses: Tensor, prices: Tensor) -> Tens
 
 
 def worst_case(regularizer: Regularizer, losses: Tensor, prior: Tensor) -> Tensor:
-    """Phi: the value of the objective at the exact inner maximum, for losses (..., 1, n): (..., 1, 1)."""
+    """Returns Phi, the objective at the exact inner maximum, for losses (..., 1, n): (..., 1, 1)."""
     weights = regularizer.maximiser(losses, prior)
     mean = (weights * losses).sum(dim=-1, keepdim=True) / losses.shape[-1]
     return mean + regularizer.value(weights, prior)
@@ -52,9 +48,24 @@ def worst_case(regularizer: Regularizer, losses: Tensor, prior: Tensor) -> Tenso
 
 @dataclass(frozen=True)
 class ChiSquare(Priced):
-    """r = -sum_i (lambda_i - p_i)^2 / p_i."""
+    """Chi-square distance to the prior: r(lambda) = -sum_i (lambda_i - p_i)^2 / p_i.
 
-    strength: float = 0.01  # alpha
+    Args:
+        strength: alpha, > 0. The smaller it is, the more weight the worst sites get. AD-GDA uses it as in
+            (1/n) sum_i lambda_i f_i + alpha r(lambda); TrackedADGDA as in sum_i lambda_i f_i + alpha r(lambda), where
+            the same robustness takes n times the strength. Default: 0.01.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> prior, losses = torch.tensor([[0.25, 0.75]]), torch.tensor([[3.0, 1.0]])
+        >>> fm.ChiSquare(strength=1.0).maximiser(losses, prior)
+        tensor([[0.3438, 0.6562]])
+        >>> fm.ChiSquare(strength=0.01).maximiser(losses, prior)
+        tensor([[1., 0.]])
+    """
+
+    strength: float = 0.01
 
     def __post_init__(self):
         check_strength(self.strength)
@@ -89,10 +100,24 @@ class ChiSquare(Priced):
 
 @dataclass(frozen=True)
 class KullbackLeibler(Priced):
-    """r = -sum_i lambda_i log(lambda_i / p_i). Its slope is infinite at lambda_i = 0, where projection puts weights, so
-    lambda_i / p_i is taken as at least `floor` in the slope."""
+    """Kullback-Leibler divergence from the prior: r(lambda) = -sum_i lambda_i log(lambda_i / p_i).
 
-    strength: float = 0.01  # alpha
+    Its gradient is infinite at lambda_i = 0, where the projection of an ascent step may put a weight. The gradient
+    therefore takes lambda_i / p_i to be at least `floor`.
+
+    Args:
+        strength: alpha, > 0, as in `ChiSquare`. Default: 0.01.
+        floor: The smallest lambda_i / p_i in the gradient, in (0, 1). Default: 0.001.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> prior, losses = torch.tensor([[0.5, 0.5]]), torch.tensor([[3.0, 1.0]])
+        >>> fm.regularizers.KullbackLeibler(strength=1.0).maximiser(losses, prior)
+        tensor([[0.7311, 0.2689]])
+    """
+
+    strength: float = 0.01
     floor: float = 1e-3
 
     def __post_init__(self):
@@ -127,7 +152,15 @@ class KullbackLeibler(Priced):
 
 @dataclass(frozen=True)
 class NoRegularizer(Cappable):
-    """r = 0: the adversary may put all weight on one node."""
+    """r(lambda) = 0: all weight may go to one node, so training minimises the largest loss.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> prior, losses = torch.tensor([[0.5, 0.5]]), torch.tensor([[3.0, 1.0]])
+        >>> fm.regularizers.NoRegularizer().maximiser(losses, prior)
+        tensor([[1., 0.]])
+    """
 
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         return torch.zeros_like(duals[..., :1])
@@ -143,7 +176,7 @@ class NoRegularizer(Cappable):
         return torch.zeros_like(losses).scatter(-1, worst, 1.0)
 
     def capped_maximiser(self, losses: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
-        """The tail mean at the cap's level: CVaR."""
+        """Returns the weights of the worst losses, each at its cap: the conditional value at risk (CVaR)."""
         return cvar_weights(losses, caps)
 
     def max_stable_dual_step(self, prior: Tensor) -> float:
@@ -152,10 +185,23 @@ class NoRegularizer(Cappable):
 
 @dataclass(frozen=True)
 class OwnCoordinate(Cappable):
-    """What the published runs did: node i adds -mu (lambda_i - p_i) to its own coordinate only. After averaging this
-    is -(mu / 2m) sum_i (lambda_i - p_i)^2; for equal nodes, chi-square of strength mu / (2 m^2)."""
+    """The regularizer of AD-GDA's published runs: node i adds -mu (lambda_i - p_i) to its own coordinate only.
 
-    strength: float = 0.01  # mu, the tables' alpha
+    Averaged over the nodes, this is the gradient of -(mu / 2n) sum_i (lambda_i - p_i)^2. For sites of equal size it
+    equals `ChiSquare` with strength mu / (2 n^2).
+
+    Args:
+        strength: mu, > 0, which the paper's tables call alpha. Default: 0.01.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> prior, losses = torch.tensor([[0.5, 0.5]]), torch.tensor([[3.0, 1.0]])
+        >>> fm.regularizers.OwnCoordinate(strength=4.0).maximiser(losses, prior)
+        tensor([[0.7500, 0.2500]])
+    """
+
+    strength: float = 0.01
 
     def __post_init__(self):
         check_strength(self.strength)
@@ -182,8 +228,28 @@ class OwnCoordinate(Cappable):
 
 @dataclass(frozen=True)
 class Capped(Regularizer):
-    """Another regularizer over the weights with lambda_i <= p_i / level, the ambiguity set of CVaR: the adversary picks
-    a share `level` of the data, so no site, were it broken or lying, attracts more. At 1 only the prior is left."""
+    """Another regularizer, with every weight capped: lambda_i <= p_i / level, the ambiguity set of CVaR.
+
+    The adversary must spread its weight over at least a share `level` of the data. So a site that is broken, or lies
+    about its loss, cannot attract more than 1 / level times its prior weight.
+
+    Args:
+        level: The smallest share of the data that the weights spread over, in (0, 1]. At 1 only the prior is left.
+            Default: 0.5.
+        inner: The regularizer to cap: ChiSquare, KullbackLeibler, NoRegularizer or OwnCoordinate, with its own
+            strength. Default: ChiSquare().
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> prior, losses = torch.tensor([[0.25, 0.25, 0.5]]), torch.tensor([[3.0, 2.0, 1.0]])
+        >>> cvar = fm.regularizers.Capped(level=0.5, inner=fm.regularizers.NoRegularizer())
+        >>> cvar.maximiser(losses, prior)
+        tensor([[0.5000, 0.5000, 0.0000]])
+
+    References:
+        Rockafellar, Uryasev: Optimization of Conditional Value-at-Risk, Journal of Risk 2000.
+    """
 
     level: float = 0.5
     inner: Regularizer = field(default_factory=ChiSquare)

@@ -1,4 +1,4 @@
-"""Weights on the simplex, with or without a cap on each: the nearest point, and the thresholds of inner maxima."""
+"""Weights on the simplex, with or without caps: projections, and the thresholds of inner maxima."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,22 @@ _HALVINGS = {torch.float32: 26, torch.float64: 55}  # the interval ends below th
 
 
 def project_onto_simplex(rows: Tensor) -> Tensor:
-    """Euclidean projection of each row onto the simplex, exact for entries of any magnitude."""
+    """Returns the Euclidean projection of each row onto the probability simplex.
+
+    It is max(x - tau, 0), with tau such that each row sums to one, and exact for entries of any magnitude.
+
+    Args:
+        rows: Points (..., n), float32 or float64.
+
+    Returns:
+        The nearest points (..., n) with entries >= 0 that sum to one.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> fm.regularizers.project_onto_simplex(torch.tensor([0.5, 1.0, -2.0]))
+        tensor([0.2500, 0.7500, 0.0000])
+    """
     # The threshold is at least max - 1, so nothing below that matters: clamped, no magnitude can drown the sum.
     rows = (rows - rows.amax(dim=-1, keepdim=True)).clamp_(min=-1.0)
     threshold = _by_sorting(rows) if rows.shape[-1] <= _SORTED_UP_TO else _by_halving(rows)
@@ -16,20 +31,22 @@ def project_onto_simplex(rows: Tensor) -> Tensor:
 
 
 def normalized(weights: Tensor) -> Tensor:
-    """Each row of weights (..., n) scaled to sum to one; a row of zeros stays."""
+    """Returns each row of weights (..., n) scaled to sum to one; a row of zeros stays zero."""
     return weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
 def _by_sorting(rows: Tensor) -> Tensor:
-    """tau with sum max(x - tau, 0) = 1 for each row: (..., 1). It is the largest of (sum of the k largest - 1) / k."""
+    """Returns tau with sum max(x - tau, 0) = 1 for each row: (..., 1), the largest (sum of the k largest - 1) / k."""
     descending = rows.sort(dim=-1, descending=True).values
     counts = torch.arange(1, rows.shape[-1] + 1, dtype=rows.dtype, device=rows.device)
     return descending.cumsum(dim=-1).sub_(1.0).div_(counts).amax(dim=-1, keepdim=True)
 
 
 def _by_halving(rows: Tensor) -> Tensor:
-    """The same for long rows, whose entries lie in [-1, 0], without sorting them: the sum is convex and falls, so its
-    tangent at any point reaches 1 at or below tau, and exactly there once no entry lies between point and tau."""
+    """Returns the same for long rows with entries in [-1, 0], without sorting them.
+
+    The sum is convex and decreasing in tau. So its tangent at any point reaches 1 at or below tau, and exactly at tau
+    once no entry lies between the point and tau."""
     low, high = torch.full_like(rows[..., :1], -1.0), torch.zeros_like(rows[..., :1])
     for _ in range(_HALVINGS[rows.dtype]):
         middle = (low + high) / 2
@@ -43,7 +60,7 @@ def _by_halving(rows: Tensor) -> Tensor:
 
 
 def weighted_threshold(scores: Tensor, prior: Tensor) -> Tensor:
-    """prior * max(scores - tau, 0) with tau such that each row sums to one."""
+    """Returns prior * max(scores - tau, 0), with tau such that each row sums to one."""
     # tau is at least max - 1 / p of the largest, so nothing below max - 1 / min p matters (as in the projection).
     scores = torch.maximum(scores - scores.amax(dim=-1, keepdim=True), -1.0 / prior.amin(dim=-1, keepdim=True))
     scores, order = scores.sort(dim=-1, descending=True)
@@ -56,8 +73,10 @@ def weighted_threshold(scores: Tensor, prior: Tensor) -> Tensor:
 
 
 def capped_threshold(scores: Tensor, weights: Tensor, caps: Tensor) -> Tensor:
-    """clip(weights * (scores - tau), 0, caps) with tau such that each row sums to one; caps sum to at least one. With
-    weights of one it is the Euclidean projection onto the capped simplex, exact for entries of any magnitude."""
+    """Returns clip(weights * (scores - tau), 0, caps), with tau such that each row sums to one.
+
+    The caps must sum to at least one. With weights of one it is the Euclidean projection onto the capped simplex, exact
+    for entries of any magnitude."""
     kind, caps = scores.dtype, caps.clamp(max=1.0).double()
     shape = torch.broadcast_shapes(scores.shape, weights.shape, caps.shape)
     scores, order = scores.double().expand(shape).sort(dim=-1, descending=True)
@@ -81,7 +100,7 @@ def capped_threshold(scores: Tensor, weights: Tensor, caps: Tensor) -> Tensor:
 
 
 def cvar_weights(losses: Tensor, caps: Tensor) -> Tensor:
-    """The weights under which losses weigh most: each at its cap from the largest loss downwards, until one is full."""
+    """Returns the weights that maximise the mean loss: caps filled from the largest loss down, until the sum is one."""
     caps, order = caps.expand_as(losses), losses.argsort(dim=-1, descending=True, stable=True)
     sorted_caps = caps.gather(-1, order).double()
     before = sorted_caps.cumsum(dim=-1) - sorted_caps
@@ -90,7 +109,9 @@ def cvar_weights(losses: Tensor, caps: Tensor) -> Tensor:
 
 
 def capped_softmax(scores: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
-    """min(prior * exp(scores - tau), caps), caps a multiple of the prior, with tau such that each row sums to one."""
+    """Returns min(prior * exp(scores - tau), caps), with tau such that each row sums to one.
+
+    The caps must be a multiple of the prior."""
     kind, shape = scores.dtype, torch.broadcast_shapes(scores.shape, caps.shape)
     scores, order = scores.double().expand(shape).sort(dim=-1, descending=True)
     prior, caps = (t.double().expand(shape).gather(-1, order) for t in (prior, caps))

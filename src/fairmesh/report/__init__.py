@@ -1,1 +1,6 @@
-"""Runs as people look at them: tables, plots, pages."""
+"""Runs as people look at them: tables, plots, pages. Public as `fm.report`."""
+
+from fairmesh.report.plots import plot
+from fairmesh.report.site_pictures import picture
+
+__all__ = ["picture", "plot"]

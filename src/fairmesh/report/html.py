@@ -3,8 +3,9 @@
 import html
 from collections.abc import Sequence
 
-from fairmesh.report.plots import bars, curves, svg
+from fairmesh.report.plots import bars, curves
 from fairmesh.report.runs import Run, check_comparable, rows_of, site_table, worst_sites
+from fairmesh.report.style import svg
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:62rem;margin:2rem auto;padding:0 1rem}

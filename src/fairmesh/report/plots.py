@@ -1,12 +1,12 @@
 """Curves, bars and graphs, drawn by matplotlib."""
 
-import io
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.report.runs import Run
+from fairmesh.report.style import new_figure, save_figure
 from fairmesh.topology.mixing import Mixing
 from fairmesh.training.result import Result
 
@@ -20,21 +20,9 @@ _AXES = {
 _COLOURS = ("#9a3b3b", "#1f6f8b", "#7a8b1f", "#6b4c9a", "#c77c2b", "#3b3b3b", "#2b8a5f", "#a0527f")
 
 
-def new_figure(width: float, height: float, columns: int = 1) -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
-        figure, axes = pyplot.subplots(1, columns, figsize=(width, height), layout="constrained", squeeze=False)
-    pyplot.close(figure)
-    return figure, axes[0]
-
-
 def curves(runs: Sequence[Run]) -> Any:
     """Worst site (solid) and mean (dashed) against rounds, real bytes and nominal bits; a band spans the replicas."""
-    figure, axes = new_figure(12, 3.4, 3)
+    figure, axes = new_figure(12, 3.4, columns=3)
     metric = runs[0].metric
     scale = 1 if metric == "loss" else 100
     for axis, against in zip(axes, _AXES):
@@ -95,25 +83,25 @@ def draw_graph(mixing: Mixing, title: str, path: str | os.PathLike) -> None:
     save_figure(figure, path)
 
 
-def save_figure(figure: Any, path: str | os.PathLike) -> None:
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot write the picture {path}: {error}") from error
-
-
-def svg(figure: Any, salt: str) -> str:
-    import matplotlib
-
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
 def plot(results: Result | Sequence[Result | Run] | Run, path: str | os.PathLike) -> None:
-    """The curves of one or several results as a picture; the ending of the path gives the format."""
+    """Plots the worst site and the mean of sites against rounds and traffic, of one or several results.
+
+    Args:
+        results: One result or several, from `fm.train` or `fm.run`.
+        path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf.
+
+    Raises:
+        BadInput: There is no result, or the picture cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import fairmesh as fm
+        >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=5))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fm.plot(result, f"{folder}/curves.png")
+        ...     pathlib.Path(folder, "curves.png").exists()
+        True
+    """
     several = [results] if isinstance(results, Result | Run) else list(results)
     runs = [r if isinstance(r, Run) else Run.from_result(r) for r in several]
     if not runs:

@@ -25,7 +25,7 @@ class Run:
 
     @staticmethod
     def from_result(result: Result, label: str | None = None) -> "Run":
-        summary = summary_of(result, 0.0)
+        summary = summary_of(result)
         return Run(label or summary["algorithm"], summary, result.records)
 
     def variants(self) -> "list[Run]":

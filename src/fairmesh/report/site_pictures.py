@@ -8,7 +8,8 @@ import numpy as np
 
 from fairmesh.data.site import Site
 from fairmesh.data.summary import SiteSummary, site_summaries
-from fairmesh.errors import BadInput
+from fairmesh.errors import optional
+from fairmesh.report.style import new_figure, save_figure
 
 _COLOURS = (
     "#1f6f8b",
@@ -25,23 +26,35 @@ _COLOURS = (
 
 
 def picture(sites: Sequence[Site], path: str | os.PathLike, title: str = "") -> None:
-    """Nodes across, classes down; a dot's area, or of many nodes a cell's depth, is the number of samples, the bars
-    above are each node's size, colours the groups. The ending of the path gives the format."""
+    """Draws how many samples of each class every site holds.
+
+    Nodes run across and classes down. The area of a dot, or the shade of a cell if there are many nodes, is the number
+    of samples. The bars above show each node's number of samples, and colours the groups.
+
+    Args:
+        sites: The sites, such as `fm.data.Digits().sites()`.
+        path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf.
+        title: The title of the picture. Default: "".
+
+    Raises:
+        BadInput: There is no site, or the picture cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import fairmesh as fm
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fm.report.picture(fm.data.Digits(nodes=4).sites(), f"{folder}/sites.png")
+        ...     pathlib.Path(folder, "sites.png").exists()
+        True
+    """
     held = site_summaries(sites)
-    figure = _drawn(held, title)
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot write the picture {path}: {error}") from error
+    save_figure(_drawn(held, title), path, dpi=110)
 
 
 def _drawn(held: list[SiteSummary], title: str) -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.colors import to_rgba
-    from matplotlib.lines import Line2D
+    with optional("plot"):
+        from matplotlib.colors import to_rgba
+        from matplotlib.lines import Line2D
 
     n, kinds = len(held), len(held[0].classes)
     cell = min(0.34, max(0.11, 11.0 / n))  # inches
@@ -50,12 +63,9 @@ def _drawn(held: list[SiteSummary], title: str) -> Any:
     groups = list(dict.fromkeys(one.group for one in held))
     told = 1 < len(groups) <= len(_COLOURS) and len(groups) < n  # more would not be told apart
     colours = [_COLOURS[groups.index(one.group)] if told else _COLOURS[0] for one in held]
-    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 8}):
-        figure, (above, grid) = pyplot.subplots(
-            2, 1, figsize=(width, below + 1.9 + 0.2 * told), height_ratios=(0.8, below), sharex=True,
-            layout="constrained",
-        )  # fmt: skip
-    pyplot.close(figure)
+    figure, (above, grid) = new_figure(
+        width, below + 1.9 + 0.2 * told, rows=2, font=8, height_ratios=(0.8, below), sharex=True
+    )
     above.bar(range(n), [one.train for one in held], 0.8, color=colours)
     above.set_ylabel("samples")
     above.set_ylim(0)

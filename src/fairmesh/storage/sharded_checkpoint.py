@@ -3,20 +3,19 @@
 That file holds the first host's records and replaces the last one when all others' are on the disk, so that at any time
 one round is there whole. A run goes on from it on any number of processes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
 from fairmesh.networks.base import Network
+from fairmesh.networks.roles import Role
 from fairmesh.storage.checkpoint import Stored, read_stored, write_stored
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
-
-Holder = Literal["nodes", "host", "all"]  # whose a tensor is: a row each, a mean over a host's nodes, the same for all
 
 
 def _shard(path: Path, now: object, host: object) -> Path:
@@ -31,8 +30,8 @@ def is_shard(path: Path, name: str) -> bool:
 class Checkpoints:
     """Those of a run over this network, of which the newest is kept at `path`."""
 
-    def __init__(self, path: Path, network: Network, holder_of: Callable[[str], Holder], identity: Mapping[str, Any]):
-        self._path, self._network, self._identity, self._holder_of = path, network, identity, holder_of
+    def __init__(self, path: Path, network: Network, roles: Mapping[str, Role], identity: Mapping[str, Any]):
+        self._path, self._network, self._identity, self._roles = path, network, identity, roles
         self._nodes: list[int] = network.identities.tolist()
 
     def save(self, state: Any, now: int) -> None:
@@ -40,7 +39,7 @@ class Checkpoints:
         mine = {
             name: t
             for name, t in self._records(state).items()
-            if process_group.is_leader or self._holder_of(name) != "all"
+            if process_group.is_leader or self._roles[name].held_by != "all"
         }
         if process_group.world_size > 1:
             shard, fingerprint = _shard(self._path, now, process_group.rank), ""
@@ -60,20 +59,20 @@ class Checkpoints:
         tensors = flatten_state(state)
         if self._network.kept_of is None:
             return tensors
-        return {name: t[:, :, 0] if t.ndim == 4 else t for name, t in tensors.items()}
+        return {name: t[:, :, 0] if self._roles[name].per_neighbour else t for name, t in tensors.items()}
 
     def load(self, like: Any) -> tuple[Any, int]:
         """The state of this host's nodes, of the form of `like`, and its round; hosts do not meet."""
         first = read_stored(self._path, self._identity)
         pieces = _Pieces(self._path, self._identity, first)
         tensors: dict[str, Tensor] = {}
-        for name, wanted in flatten_state(like).items():
-            holder, kept_of = self._holder_of(name), self._network.kept_of
-            if holder == "nodes" and wanted.ndim == 4 and kept_of is not None:
+        for name in flatten_state(like):
+            role, kept_of = self._roles[name], self._network.kept_of
+            if role.per_neighbour and kept_of is not None:
                 tensors[name] = pieces.rows(name, kept_of.flatten().tolist()).unflatten(1, kept_of.shape)
-            elif holder == "nodes":
+            elif role.held_by == "node":
                 tensors[name] = pieces.rows(name, self._nodes)
-            elif holder == "host":
+            elif role.held_by == "process":
                 tensors[name] = pieces.mean(name, self._nodes)
             elif name in first.tensors:
                 tensors[name] = first.tensors[name]

@@ -24,14 +24,41 @@ _AS_ROWS_UP_TO = 200  # nodes; a larger sparse matrix is kept by its entries
 
 
 class Topology(ABC):
-    """A rule that gives, for n nodes, the mixing matrices to cycle through: one for a graph that stays."""
+    """Base class of topologies: a rule that gives the mixing matrices for any number of nodes n.
+
+    A topology of your own implements `graphs`. A fixed graph has one mixing matrix. A time-varying one has several,
+    which the rounds cycle through.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> class Path(fm.topologies.Topology):
+        ...     def graphs(self, n):
+        ...         return fm.topologies.Edges([(i, i + 1) for i in range(n - 1)]).graphs(n)
+        >>> [mixing] = Path().build(4)
+        >>> mixing.degrees.tolist()
+        [1, 2, 2, 1]
+    """
 
     @abstractmethod
     def graphs(self, n: int) -> list[Mixing]:
-        """The mixing matrices of rounds 0, 1, ..., repeated in this order; not yet checked to connect all nodes."""
+        """Returns the mixing matrices of rounds 0, 1, ..., repeated in this order.
+
+        They need not connect all nodes: `build` checks that.
+
+        Args:
+            n: The number of nodes, >= 1.
+        """
 
     def build(self, n: int) -> list[Mixing]:
-        """As `graphs`, refused with the reason where the nodes cannot agree over them."""
+        """Returns the mixing matrices of `graphs` after checking that the nodes can agree over them.
+
+        Args:
+            n: The number of nodes, >= 1.
+
+        Raises:
+            BadInput: The topology is not defined for n nodes, the graphs together do not connect all nodes, or they
+                never average the nodes' values.
+        """
         if n < 1:
             raise BadInput(f"a network needs at least one node, got {n}")
         cycle = self.graphs(n)
@@ -67,7 +94,24 @@ def _graph_of(n: int, edges) -> networkx.Graph:
 
 @dataclass(frozen=True)
 class Ring(Topology):
-    """Each node talks to the next and the previous one."""
+    """Each node talks to the next and the previous one.
+
+    Few messages per round, but slow agreement: the spectral gap falls as 1 / n^2.
+
+    Args:
+        mixing: How the weights of W follow from the graph. "metropolis": w_ij = 1 / (1 + max(degree_i, degree_j)).
+            "max-degree": w_ij = 1 / (1 + largest degree). "uniform": w_ij = 1 / (1 + degree), for graphs in which all
+            nodes have the same degree. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.Ring().build(4)
+        >>> mixing.matrix.toarray().round(2)
+        array([[0.33, 0.33, 0.  , 0.33],
+               [0.33, 0.33, 0.33, 0.  ],
+               [0.  , 0.33, 0.33, 0.33],
+               [0.33, 0.  , 0.33, 0.33]])
+    """
 
     mixing: Rule = "metropolis"
 
@@ -77,7 +121,19 @@ class Ring(Topology):
 
 @dataclass(frozen=True)
 class Torus(Topology):
-    """A grid of rows x columns wrapped around both ways."""
+    """A grid of rows x columns that wraps around in both directions: each node has four neighbours.
+
+    Args:
+        rows: Rows of the grid, >= 1.
+        columns: Columns of the grid, >= 1. The number of nodes must be rows * columns.
+        mixing: How the weights of W follow from the graph, as in `Ring`. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.Torus(3, 4).build(12)
+        >>> mixing.degrees.tolist()
+        [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]
+    """
 
     rows: int
     columns: int
@@ -98,7 +154,20 @@ class Torus(Topology):
 
 @dataclass(frozen=True)
 class Circulant(Topology):
-    """Node i talks to i + k and i - k for every offset k. Offsets 1, 2 are the paper's "2D torus"."""
+    """Node i talks to the nodes i + k and i - k (modulo n) for every offset k.
+
+    Offset 1 alone is a ring. Offsets 1 and 2 are what the AD-GDA paper calls a 2D torus.
+
+    Args:
+        offsets: Distances to the neighbours, whole numbers >= 1. Default: (1, 2).
+        mixing: How the weights of W follow from the graph, as in `Ring`. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.Circulant((1, 2)).build(10)
+        >>> round(mixing.gap, 3)
+        0.353
+    """
 
     offsets: tuple[int, ...] = (1, 2)
     mixing: Rule = "metropolis"
@@ -115,7 +184,19 @@ class Circulant(Topology):
 
 @dataclass(frozen=True)
 class Complete(Topology):
-    """Everyone talks to everyone (the paper's "mesh")."""
+    """Every node talks to every other node. The AD-GDA paper calls it a mesh.
+
+    One exchange of uncompressed models averages them exactly, at n (n - 1) messages per round.
+
+    Args:
+        mixing: How the weights of W follow from the graph, as in `Ring`. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.Complete().build(5)
+        >>> round(mixing.gap, 6)
+        1.0
+    """
 
     mixing: Rule = "metropolis"
 
@@ -125,7 +206,18 @@ class Complete(Topology):
 
 @dataclass(frozen=True)
 class Star(Topology):
-    """Node 0 talks to all others."""
+    """Node 0 talks to all other nodes, and they talk only to node 0.
+
+    Args:
+        mixing: How the weights of W follow from the graph, as in `Ring`; "uniform" is refused for more than two nodes,
+            whose degrees differ. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.Star().build(5)
+        >>> mixing.degrees.tolist()
+        [4, 1, 1, 1, 1]
+    """
 
     mixing: Rule = "metropolis"
 
@@ -135,7 +227,19 @@ class Star(Topology):
 
 @dataclass(frozen=True)
 class Hypercube(Topology):
-    """Nodes whose numbers differ in one bit talk; needs a power of two."""
+    """Nodes whose numbers differ in exactly one bit talk: log2(n) neighbours each.
+
+    The number of nodes must be a power of two.
+
+    Args:
+        mixing: How the weights of W follow from the graph, as in `Ring`. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.Hypercube().build(8)
+        >>> round(mixing.gap, 3)
+        0.5
+    """
 
     mixing: Rule = "metropolis"
 
@@ -148,7 +252,17 @@ class Hypercube(Topology):
 
 @dataclass(frozen=True)
 class Exponential(Topology):
-    """Node i talks to i + 2^k and i - 2^k: few edges, a large gap."""
+    """Node i talks to the nodes i + 2^k and i - 2^k (modulo n): few edges and a large spectral gap, for any n.
+
+    Args:
+        mixing: How the weights of W follow from the graph, as in `Ring`. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.Exponential().build(50)
+        >>> int(mixing.degrees.max()), round(mixing.gap, 2)
+        (12, 0.31)
+    """
 
     mixing: Rule = "metropolis"
 
@@ -159,7 +273,21 @@ class Exponential(Topology):
 
 @dataclass(frozen=True)
 class ErdosRenyi(Topology):
-    """Each pair of nodes is linked with this probability; drawn again, up to 100 times, until connected."""
+    """A random graph: each pair of nodes is linked with the same probability, independently.
+
+    The graph is drawn again, up to 100 times, until it is connected.
+
+    Args:
+        probability: Probability of each edge, in (0, 1]. Above ln(n) / n the graph is likely connected.
+        seed: Seed of the graph, not of training. Default: 0.
+        mixing: How the weights of W follow from the graph, as in `Ring`. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.ErdosRenyi(0.5, seed=1).build(10)
+        >>> mixing.n
+        10
+    """
 
     probability: float
     seed: int = 0
@@ -182,7 +310,21 @@ class ErdosRenyi(Topology):
 
 @dataclass(frozen=True)
 class RandomRegular(Topology):
-    """A random graph in which every node has `degree` neighbours; drawn again, up to 100 times, until connected."""
+    """A random graph in which every node has the same number of neighbours.
+
+    The graph is drawn again, up to 100 times, until it is connected.
+
+    Args:
+        degree: Neighbours of each node, 1 <= degree < n; degree * n must be even.
+        seed: Seed of the graph, not of training. Default: 0.
+        mixing: How the weights of W follow from the graph, as in `Ring`. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.RandomRegular(3).build(8)
+        >>> mixing.degrees.tolist()
+        [3, 3, 3, 3, 3, 3, 3, 3]
+    """
 
     degree: int
     seed: int = 0
@@ -204,7 +346,20 @@ class RandomRegular(Topology):
 
 @dataclass(frozen=True)
 class Edges(Topology):
-    """A list of edges between nodes numbered from 0; `Edges.of(graph)` takes any networkx graph."""
+    """A graph given by its edges. Messages travel both ways along each edge.
+
+    `Edges.of(graph)` takes any undirected networkx graph.
+
+    Args:
+        edges: Pairs [i, j] of nodes, which are numbered from 0.
+        mixing: How the weights of W follow from the graph, as in `Ring`. Default: "metropolis".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.Edges([(0, 1), (1, 2), (2, 3)]).build(4)
+        >>> mixing.degrees.tolist()
+        [1, 2, 2, 1]
+    """
 
     edges: tuple[tuple[int, ...], ...]
     mixing: Rule = "metropolis"
@@ -217,7 +372,12 @@ class Edges(Topology):
 
     @staticmethod
     def of(graph: networkx.Graph, mixing: Rule = "metropolis") -> "Edges":
-        """The edges of a networkx graph, its nodes numbered in their order."""
+        """Returns the edges of a networkx graph, with its nodes numbered in their order.
+
+        Args:
+            graph: An undirected graph.
+            mixing: As in `Edges`.
+        """
         if graph.is_directed():
             raise BadInput("the graph is directed; messages travel both ways, so give an undirected graph")
         number = {node: i for i, node in enumerate(graph.nodes)}
@@ -232,8 +392,19 @@ class Edges(Topology):
 
 @dataclass(frozen=True)
 class Matrix(Topology):
-    """A given mixing matrix, checked to be symmetric, stochastic and mixing: as rows, or as entries [i, j, weight].
-    `Matrix(w)` takes nested lists, an array or a scipy sparse matrix; a large sparse one becomes entries."""
+    """A given mixing matrix W, checked to be symmetric and doubly stochastic, and to average the nodes' values.
+
+    Args:
+        rows: W (n, n): nested lists, an array or a scipy sparse matrix. A sparse matrix of more than 200 nodes is kept
+            by its entries. In an experiment file, `rows = []` where the matrix is given by its entries.
+        entries: The entries of W that are not zero, as [i, j, weight] with nodes numbered from 0. Default: ().
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [mixing] = fm.topologies.Matrix([[0.75, 0.25], [0.25, 0.75]]).build(2)
+        >>> mixing.gap
+        0.5
+    """
 
     rows: Any = field(repr=False)
     entries: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
@@ -273,7 +444,20 @@ class Matrix(Topology):
 
 @dataclass(frozen=True)
 class Changing(Topology):
-    """Graphs taken in turn, each for `every` rounds; each may be disconnected, together they must connect everyone."""
+    """A time-varying graph: topologies taken in turn, each for a number of rounds.
+
+    A single topology may be disconnected; together they must connect all nodes.
+
+    Args:
+        topologies: The topologies, in the order in which they are used.
+        every: Rounds for which each one is used, >= 1. Default: 1.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> pairs = [fm.topologies.Edges([(0, 1), (2, 3)]), fm.topologies.Edges([(1, 2), (3, 0)])]
+        >>> len(fm.topologies.Changing(pairs).build(4))
+        2
+    """
 
     topologies: tuple[Topology, ...]
     every: int = 1

@@ -1,16 +1,18 @@
 """The round loop: it yields states; whoever watches measures and records."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Round
-from fairmesh.compression.compressors import Compressor, Identity
+from fairmesh.compression.compressors import Identity
 from fairmesh.config.tables import to_table
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, roles_of
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.oracle import Oracle
@@ -36,11 +38,11 @@ class TrainingState(NamedTuple):
     """Everything a run is after some rounds. Averages are over the nodes hosted here."""
 
     algorithm: Any
-    average_model: Tensor  # theta_o, the mean over time of the network averages (replicas, dim)
-    average_dual: Tensor | None  # lambda_o (replicas, n)
-    iterate: Tensor | None  # a network average drawn uniformly over time (replicas, dim), where asked for
+    average_model: PerProcess  # theta_o, the mean over time of the network averages (replicas, dim)
+    average_dual: Annotated[PerProcess | None, Role(over_nodes=True, on_simplex=True)]  # lambda_o (replicas, n)
+    iterate: PerProcess | None  # a network average drawn uniformly over time (replicas, dim), where asked for
     sent: Traffic
-    best: Best | None
+    best: Annotated[Best | None, HELD_BY_ALL]
 
 
 class Training:
@@ -63,7 +65,7 @@ class Training:
         )
         for replica in self.replicas:
             replica.algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
-        self._ahead = RoundCache()
+        self._round_cache = RoundCache()
         algorithms = [replica.algorithm for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
@@ -77,7 +79,8 @@ class Training:
             calls_per_round=self.algorithm.oracle_calls(),
             dtype=self.dtype,
             data_device=self.data_home,
-            ahead=self._ahead,
+            round_cache=self._round_cache,
+            trace=options.trace == "auto",
         )
 
     def identity(self) -> dict[str, Any]:
@@ -94,20 +97,22 @@ class Training:
             "keep_iterate": self.options.keep_iterate,
         }
 
-    def holder_of(self, name: str) -> Literal["nodes", "host", "all"]:
-        """Whose a tensor of the state is, by its path: each hosted node's, this host's mean over its nodes, or the same
-        at every host."""
-        if name.startswith("state.sent.node"):
-            return "nodes"
-        if self.algorithm.needs_server or name.startswith(("state.sent", "state.best")):
-            return "all"
-        return "nodes" if name.startswith("state.algorithm") else "host"
+    def roles(self, state: TrainingState) -> dict[str, Role]:
+        """Returns the role of every tensor of a state, by its path, with who holds it decided: a row per hosted node by
+        default, or the same at every process where a server holds the algorithm's state."""
+        at_server = self.algorithm.needs_server
+        found = {}
+        for path, role in roles_of(state).items():
+            holder = role.held_by if role.held_by == "node" or not at_server else "all"
+            found[path] = dataclasses.replace(role, held_by=holder or "node")
+        return found
 
     def initial(self) -> TrainingState:
         """The state before round 0."""
         state = self.algorithm.init(self.oracle, self.network)
-        count, dim = len(self.replicas), state.models.shape[-1]
-        duals = getattr(state, "duals", None)
+        self.view = StateView(state)
+        count, dim = len(self.replicas), self.view.models(state).shape[-1]
+        duals = self.view.duals(state)
         rows = torch.zeros(count, dim, dtype=self.dtype, device=self.device)
         of_nodes = torch.zeros(count, len(self.network.hosted), dtype=torch.float64, device=self.device)
         of_server = torch.zeros(count, dtype=torch.float64, device=self.device)
@@ -128,16 +133,16 @@ class Training:
 
     def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
         """The state after the round whose number a scalar tensor holds: operations on tensors alone."""
-        round = Round(index, self.oracle, self.network, self._ahead)
-        current = state.algorithm.models.mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
-        duals = getattr(state.algorithm, "duals", None)
-        share = self._ahead.at("share", self._shares, index)
+        ctx = Round(index, self.oracle, self.network, self._round_cache)
+        current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
+        duals = self.view.duals(state.algorithm)
+        share = self._round_cache.at("share", self._shares, index)
         return TrainingState(
-            algorithm=self.algorithm.step(state.algorithm, round),
+            algorithm=self.algorithm.step(state.algorithm, ctx),
             average_model=torch.lerp(state.average_model, current, share),
             average_dual=None if duals is None else torch.lerp(_tensor(state.average_dual), duals.mean(dim=-2), share),
             iterate=None if state.iterate is None else torch.where(self._drawn(index), current, state.iterate),
-            sent=state.sent.plus(round.sent),
+            sent=state.sent.plus(ctx.sent),
             best=state.best,
         )
 
@@ -175,7 +180,7 @@ class Training:
 
     def unsound(self, state: TrainingState) -> Tensor:
         """Where a node's model or dual is not finite or has exploded: (replicas, nodes)."""
-        models, duals = state.algorithm.models, getattr(state.algorithm, "duals", None)
+        models, duals = self.view.models(state.algorithm), self.view.duals(state.algorithm)
         start = torch.linalg.vector_norm(self.oracle.initial_rows, dim=-1, keepdim=True).clamp(min=1.0)
         bad = ~(torch.linalg.vector_norm(models, dim=-1) <= _EXPLODED * start)
         return bad if duals is None else bad | ~torch.isfinite(duals).all(dim=-1)
@@ -183,8 +188,8 @@ class Training:
     def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
         """Who diverged between two rounds, in which quantity, and what to lower."""
         replica, row = (int(i) for i in self.unsound(state).nonzero()[0])
-        norm = float(torch.linalg.vector_norm(state.algorithm.models[replica, row]))
-        duals = getattr(state.algorithm, "duals", None)
+        norm = float(torch.linalg.vector_norm(self.view.models(state.algorithm)[replica, row]))
+        duals = self.view.duals(state.algorithm)
         finite_duals = duals is None or bool(torch.isfinite(duals[replica, row]).all())
         node = int(self.network.hosted[row])
         what = (
@@ -199,13 +204,13 @@ class Training:
         now = torch.zeros((), dtype=torch.int64)
         steps = [f"{name} (starts at {float(_schedule_at(s, now)):g})" for name, s in algorithm.steps().items()]
         advice = f"lower {' or '.join(steps)}"
-        compressor = getattr(algorithm, "compressor", None)
-        if isinstance(compressor, Compressor) and not isinstance(compressor, Identity):
-            delta = compressor.delta(self.problem.flat_model.dim)
+        gossip = algorithm.gossip_settings()
+        if gossip is not None and not isinstance(gossip.compressor, Identity):
+            delta = gossip.compressor.delta(self.problem.flat_model.dim)
             known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
-            advice += (
-                f", or consensus_step ({_consensus_step_of(state.algorithm, algorithm):g}): the compressor {known}"
-            )
+            step, found = gossip.consensus_step, self.view.consensus_steps(state.algorithm)
+            step = float(found.flatten()[0]) if step is None and found is not None else step
+            advice += f", or consensus_step ({step:g}): the compressor {known}"
         site = self.problem.sites[self.replicas[replica].placement[node]].name
         who = "the server" if algorithm.needs_server else f"node {node} ({site})"
         which = (
@@ -214,12 +219,6 @@ class Training:
             else ""
         )
         return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
-
-
-def _consensus_step_of(state: Any, algorithm: Any) -> float:
-    """gamma, as given or as the run found it."""
-    rate = getattr(algorithm, "consensus_step", 1.0)
-    return float(state.consensus_steps.flatten()[0]) if rate is None else rate
 
 
 def _tensor(value: Tensor | None) -> Tensor:

@@ -41,7 +41,7 @@ def footprint(
     n = every if hosted is None else hosted
     batch, samples = _batch_bytes(problem, dtype)
     models = algorithm.copies_at_peak * n * dim * dtype.itemsize
-    duals = _DUAL_COPIES * n * every * dtype.itemsize if _holds_weights(algorithm) else 0
+    duals = _DUAL_COPIES * n * every * dtype.itemsize if algorithm.keeps_node_rows() else 0
     held = [problem.sites[i] for i in problem.here]
     data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in held) if data_counts else 0
     floats = sum(s.train.inputs.numel() for s in held) * dtype.itemsize
@@ -56,13 +56,6 @@ def footprint(
         description,
         _KEPT * (models + duals) // 12,
     )
-
-
-def _holds_weights(algorithm: Algorithm) -> bool:
-    """Whether every node holds a weight for every node."""
-    weighting = getattr(algorithm, "weighting", None)
-    keeps_rows = weighting is not None and weighting.keeps_rows
-    return keeps_rows or ("dual_step" in algorithm.steps() and not algorithm.needs_server)
 
 
 def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:

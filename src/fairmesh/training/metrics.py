@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.networks.base import Network, Traffic
+from fairmesh.networks.roles import StateView
 from fairmesh.problems.evaluation import Evaluator, group_means, spread
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.base import Regularizer
@@ -25,6 +26,7 @@ class Meter:
         device: torch.device,
         dtype: torch.dtype,
         network: Network,
+        view: StateView,
         *,
         at_server: bool = False,  # it holds the one model
         home: torch.device | None = None,  # of the held-out data
@@ -32,7 +34,7 @@ class Meter:
         regularizer: Regularizer | None = None,  # given where Phi is to be measured
         alpha_of_sum: bool = False,  # its alpha is m times the paper's
     ):
-        self._problem, self._network, self._at_server = problem, network, at_server
+        self._problem, self._network, self._view, self._at_server = problem, network, view, at_server
         self._node_of_site = placements.cpu().argsort(dim=-1)
         self._sites_here = placements.cpu()[:, network.hosted.cpu()]  # (replicas, nodes)
         held = [set(sites) for sites in network.process_group.all_gather_json(problem.here)]
@@ -81,18 +83,18 @@ class Meter:
         """The primary metric of the worst site on validation data, negated where lower is better: (replicas,)."""
         primary = self._problem.primary
         values = self.by_site(rows, "validation")[primary]
-        return values.amin(dim=-1) if primary != "loss" else -values.amax(dim=-1)
+        return values.amin(dim=-1) if self._problem.higher_is_better(primary) else -values.amax(dim=-1)
 
     def weights(self, state: Any) -> Tensor | None:
         """lambda by node (replicas, n): the network's average, or each node's own weight, scaled to sum to one."""
-        duals, own = (getattr(state, name, None) for name in ("duals", "weights"))
-        if duals is not None or own is None:
-            return None if duals is None else self.mean(duals)
-        return normalized(self._network.gather(own).squeeze(-1))
+        duals, own = self._view.duals(state), self._view.own_weights(state)
+        if duals is not None:
+            return self.mean(duals)
+        return None if own is None else normalized(self._network.gather(own).squeeze(-1))
 
     def records(self, round_index: int, state: Any, sent: Traffic) -> list[Record]:
         """One record per replica of the network-average model; `state` is an algorithm's, of the hosted nodes."""
-        models, duals, weights = state.models, getattr(state, "duals", None), self.weights(state)
+        models, duals, weights = self._view.models(state), self._view.duals(state), self.weights(state)
         average = self.mean(models)
         columns: list[dict[str, Any]] = [{"round": round_index, "replica": r} for r in range(len(average))]
         with_spread(columns, self.by_site(average, "test"), self._problem, None)
@@ -137,7 +139,7 @@ def with_spread(columns: list[Record], values: dict[str, Tensor], problem: Probl
     """Adds to each replica's record each metric's numbers by site, by group, and their worst, mean, best and gap."""
     names = [str(site.group) for site in problem.sites]
     for metric, by_site in values.items():
-        higher, own = metric != "loss", metric in problem.metrics
+        higher, own = problem.higher_is_better(metric), metric in problem.metrics
         numbers = spread(by_site, higher, own)
         groups = group_means(by_site, names, own)
         over_groups = spread(torch.stack(list(groups.values()), dim=-1), higher, own)

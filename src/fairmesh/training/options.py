@@ -13,21 +13,55 @@ from fairmesh.problems.problem import Problem
 @checked
 @dataclass(frozen=True)
 class Options:
-    """How a run is carried out; none of it changes the trajectory but `dtype` and, in its roundings, `fuse`."""
+    """How a run is measured and carried out.
+
+    Only `dtype` changes what a run computes; `fuse` and `trace` change rounding errors.
+
+    Args:
+        measure_every: Rounds between measurements, >= 1; the last round is always measured. Default: 50.
+        checkpoint_every: Rounds between checkpoints, >= 1; None for a tenth of the run. Only with `out`. Default: None.
+        device: "cpu", "cuda" or "cuda:1", ... Default: "cpu".
+        dtype: "float32" or "float64". Default: "float32".
+        data_on: Where training data is kept: on the "device", on the "host", or "auto", on the device if it takes less
+            than half of the free memory. Default: "auto".
+        own_models: Whether to measure each node's own model too, next to the network's average. Default: False.
+        measure_phi: Whether to measure Phi(theta), the exact worst case over lambda. Default: False.
+        keep_best: Whether to keep the model of the measured round with the best worst-site validation metric. Default:
+            False.
+        keep_iterate: Whether to keep an iterate drawn uniformly over time, the output of Theorem 2. Default: False.
+        on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
+        count_bytes: Whether to count the exact bytes of every message as encoded. Default: True.
+        memory_gib: Memory in GiB that the run may take, > 0; None for nine tenths of what is free. Replicas that do not
+            fit run one portion after another. Default: None.
+        tune_malloc: Whether to keep freed memory in the process while it trains, on a CPU with glibc. It is faster for
+            large models and changes a setting of the whole process meanwhile. Default: False.
+        trace: "auto" records model and loss once on a CPU and replays the operations, if the replay agrees with the
+            model itself (docs/performance.md); code that depends on Python state then sees it only once. "no" calls
+            the model every time. Default: "auto".
+        fuse: Whether to compile a round into few kernels on a GPU: "yes", "no", or "auto" for long runs. Default:
+            "auto".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.Options(measure_every=10, own_models=True).measure_every
+        10
+    """
 
     measure_every: int = 50
-    checkpoint_every: int | None = None  # rounds; where a folder is given, every tenth of the run by default
+    checkpoint_every: int | None = None
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
     data_on: Literal["auto", "device", "host"] = "auto"
-    own_models: bool = False  # measure each node's own model as well
-    measure_phi: bool = False  # measure Phi(theta), the exact worst case over lambda
-    keep_best: bool = False  # keep the best round by the worst site's validation metric
-    keep_iterate: bool = False  # keep an iterate drawn uniformly over time, Theorem 2's output
-    on_divergence: Literal["stop", "mark"] = "stop"  # "mark" lets the other replicas go on
-    count_bytes: bool = True  # of every message as the codec would encode it
-    memory_gib: float | None = None  # at most so much at once; nine tenths of what is free where not given
-    fuse: Literal["auto", "yes", "no"] = "auto"  # on a GPU: compile a round into few kernels, for long runs by default
+    own_models: bool = False
+    measure_phi: bool = False
+    keep_best: bool = False
+    keep_iterate: bool = False
+    on_divergence: Literal["stop", "mark"] = "stop"
+    count_bytes: bool = True
+    memory_gib: float | None = None
+    tune_malloc: bool = False
+    trace: Literal["auto", "no"] = "auto"
+    fuse: Literal["auto", "yes", "no"] = "auto"
 
     def __post_init__(self):
         if self.measure_every < 1:

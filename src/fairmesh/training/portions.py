@@ -1,6 +1,6 @@
 """Replicas that the memory does not hold at once, run in portions one after another, and their results as one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,6 @@ from fairmesh.training.options import (
 )
 from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result
-
-Watch = Callable[[int, list[Record]], None]  # after each round: how many are done, what was measured (often nothing)
 
 
 def that_fit(
@@ -43,16 +41,6 @@ class Portion(NamedTuple):
 
     def folder(self, path: Path) -> Path:
         return path / portion_name(self.first, self.first + len(self.replicas) - 1)
-
-    def watch(self, watch: Watch | None, rounds: int) -> Watch | None:
-        """Sees the whole run's progress, in rounds."""
-        if watch is None:
-            return None
-
-        def watched(done: int, records: list[Record]) -> None:
-            watch((self.first * rounds + len(self.replicas) * done) // self.all, _numbered(records, self.first))
-
-        return watched
 
 
 def portions(replicas: Sequence[Replica], at_once: int) -> Iterator[Portion]:

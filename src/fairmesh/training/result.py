@@ -11,6 +11,7 @@ from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
+from fairmesh.networks.roles import StateView
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
@@ -19,7 +20,7 @@ from fairmesh.training.replicas import Replica
 
 
 class Averages(NamedTuple):
-    """Of the last round, over all nodes."""
+    """Averages over all nodes, in the last round."""
 
     model: Tensor  # (replicas, dim)
     dual: Tensor | None  # (replicas, n)
@@ -27,7 +28,33 @@ class Averages(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run gave. `records` holds every measurement; rows of models are (replicas, dim)."""
+    """The outcome of a run: its measurements and its models.
+
+    A record is a dictionary with the round, replica and seed, and, for every metric, its "sites", "groups", "worst",
+    "mean", "best" and "gap"; further "lambda", the weights of the sites, "consensus_models", the nodes' mean squared
+    distance to their average, and the bytes sent. Models are those of the network's average, as rows (replicas, dim).
+
+    Args:
+        problem: The problem that was trained.
+        replicas: The seed, placement and algorithm of each replica.
+        rounds: Rounds that were trained.
+        records: Every measurement, one record per measured round and replica.
+        state: The state after the last round.
+        diverged: Replicas that diverged, with `on_divergence = "mark"`. Default: [].
+        judged_on: What was measured on: "test", or "train" if there are no test samples. Default: "test".
+        averages: The averages over all nodes, if this process hosts only some of them. Default: None.
+        stop_reason: Why an observer ended the run early. Default: None.
+        seconds: How long the run took. Default: 0.0.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20, seeds=(0, 1))
+        >>> result = fm.run(experiment)
+        >>> len(result.values("worst")), len(result.final[0]["accuracy"]["sites"])
+        (2, 4)
+        >>> list(result.state_dict(replica=1))
+        ['1.weight', '1.bias']
+    """
 
     problem: Problem
     replicas: list[Replica]
@@ -37,6 +64,8 @@ class Result:
     diverged: list[int] = field(default_factory=list)  # replicas, where told to go on without them
     judged_on: str = "test"
     averages: Averages | None = None  # where not all nodes are hosted here
+    stop_reason: str | None = None  # why an observer ended the run early
+    seconds: float = 0.0  # that the run took
 
     @property
     def final(self) -> list[Record]:
@@ -45,17 +74,30 @@ class Result:
         return [record for record in self.records if record["round"] == last]
 
     def values(self, what: str = "worst", metric: str | None = None) -> list[float]:
-        """worst, mean, best, gap or worst_group of each replica at the end."""
+        """Returns one number per replica, from the last measurement.
+
+        Args:
+            what: "worst", "mean" or "best" over the sites, "gap" between best and worst, or "worst_group".
+            metric: The metric, such as "loss"; None for the primary one.
+        """
         return [record[metric or self.problem.primary][what] for record in self.final]
 
     @property
     def worst(self) -> float:
-        """The worst site's primary metric at the end, averaged over replicas."""
+        """The primary metric at the worst site in the last measurement, averaged over replicas."""
         values = self.values("worst")
         return sum(values) / len(values)
 
     def row(self, which: Literal["last", "time-average", "iterate", "best"] = "last") -> Tensor:
-        """Network-average models (replicas, dim): of the last round, theta_o, a drawn iterate, or the best round's."""
+        """Returns models averaged over the network, as rows (replicas, dim).
+
+        Args:
+            which: "last" round; "time-average" over all rounds, the paper's theta_o; the "iterate" that `keep_iterate`
+                drew; or the "best" round that `keep_best` found.
+
+        Raises:
+            BadInput: The run did not keep it.
+        """
         rows = {
             "last": self._last.model,
             "time-average": self.state.average_model,
@@ -68,7 +110,11 @@ class Result:
         return found
 
     def weights(self, which: Literal["last", "time-average"] = "last") -> Tensor | None:
-        """lambda of each replica by node (replicas, n): the last network average, or lambda_o."""
+        """Returns the weights lambda (replicas, n) by node, or None if the algorithm has none.
+
+        Args:
+            which: "last" round, or "time-average" over all rounds, the paper's lambda_o.
+        """
         if which == "time-average":
             return self.state.average_dual
         return self._last.dual
@@ -77,17 +123,23 @@ class Result:
     def _last(self) -> Averages:
         if self.averages is not None:
             return self.averages
-        duals, own = (getattr(self.state.algorithm, name, None) for name in ("duals", "weights"))
+        state, view = self.state.algorithm, StateView(self.state.algorithm)
+        duals, own = view.duals(state), view.own_weights(state)
         weights = None if own is None else normalized(own.squeeze(-1))
-        return Averages(self.state.algorithm.models.mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
+        return Averages(view.models(state).mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
 
     def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):
-        """The network-average model as a plain state_dict of the user's module."""
+        """Returns a model averaged over the network, as a state_dict of the user's module.
+
+        Args:
+            replica: The number of the replica, from 0.
+            which: As in `row`.
+        """
         return self.problem.flat_model.state_dict(self.row(which)[replica])
 
 
 def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
-    """Each number's mean over replicas and its standard deviation."""
+    """Returns the mean over replicas of each number, and its standard deviation."""
     numbers = {}
     for name in ("worst", "mean", "best", "gap", "worst_group"):
         values = torch.tensor([record[metric][name] for record in records], dtype=torch.float64)
@@ -97,7 +149,7 @@ def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
 
 
 def _variants(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
-    """The different algorithms among the replicas: what each changes, by dotted name, and which replicas have it."""
+    """Returns the distinct algorithms among the replicas: their differences by dotted name, and their replicas."""
     tables = [flat_table(to_table(replica.algorithm)) for replica in replicas]
     varying = [key for key in tables[0] if any(table.get(key) != tables[0][key] for table in tables)]
     variants: dict[str, dict[str, Any]] = {}
@@ -107,27 +159,30 @@ def _variants(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
     return list(variants.values())
 
 
-def summary_of(result: Result, seconds: float) -> dict[str, Any]:
-    """The end of a run in one table. Its numbers are means over all replicas; `variants` has those of each algorithm
-    of a sweep."""
+def summary_of(result: Result) -> dict[str, Any]:
+    """Returns the outcome of a run as one table.
+
+    Its numbers are means over all replicas; `variants` has those of each algorithm of a sweep."""
     primary, final = result.problem.primary, result.final
     best = result.state.best
     variants = _variants(result.replicas)
     return {
         "algorithm": registered_name(result.replicas[0].algorithm),
         "metric": primary,
+        "higher_is_better": result.problem.higher_is_better(primary),
         "judged_on": result.judged_on,
         **_numbers(final, primary),
         "rounds": result.rounds,
         "replicas": len(result.replicas),
         "variants": [v | _numbers([final[r] for r in v["replicas"]], primary) for v in variants],
         "diverged": result.diverged,
+        **({} if result.stop_reason is None else {"stopped_early": result.stop_reason}),
         "nodes": result.problem.n,
         "parameters": result.problem.flat_model.dim,
         "nominal_bits_busiest": max(record["nominal_bits_busiest"] for record in final),
         "bytes_busiest_node": max(record["bytes_busiest_node"] for record in final),
         "bytes_total": max(record["bytes_total"] for record in final),
-        "seconds": round(seconds, 3),
+        "seconds": round(result.seconds, 3),
         **({} if best is None else {"best_round": best.round.tolist()}),
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],

@@ -1,4 +1,4 @@
-"""Where sites come from: published datasets, a user's own files, or a user's own function."""
+"""Sources of sites: published datasets, a user's own files, or a user's own function."""
 
 from fairmesh.config.tables import register
 from fairmesh.data.datasets.base import (

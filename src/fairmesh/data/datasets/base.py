@@ -1,4 +1,4 @@
-"""What every source of sites is; sites from a user's function; sites of another source held out, cut or corrupted."""
+"""The base class of data sources; sites from a user's function; sites of another source, held out, cut or corrupted."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,16 +17,33 @@ from fairmesh.numerics import random_streams
 
 
 class Data(ABC):
-    """Gives every node its site."""
+    """Base class of data sources: gives every node its site.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [site.group for site in fm.data.Digits(nodes=3, odd=1).sites()]
+        ['upright', 'upright', 'mirrored']
+    """
 
     @abstractmethod
     def sites(self) -> list[Site]:
-        """One site per node, in the order of the nodes."""
+        """Returns one site per node, in the order of the nodes."""
 
 
 @dataclass(frozen=True)
 class ImportedData(Data):
-    """A function that returns the list of sites, at 'package.module:name' or 'file.py:name'."""
+    """Sites from a function of your own, which experiment files name by its import path.
+
+    Args:
+        path: Where the function is: "package.module:name" or "file.py:name". It returns a list of `fm.Site`.
+        arguments: Keyword arguments for the function. Default: {}.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> data = fm.data.ImportedData("hospitals.py:load", {"year": 2024})
+        >>> data.arguments["year"]
+        2024
+    """
 
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -42,8 +59,23 @@ class ImportedData(Data):
 
 @dataclass(frozen=True)
 class HeldOut(Data):
-    """The sites of `data` with a `share` of their own training samples, drawn at random, held out to judge them by; the
-    real test samples are out of reach. For tuning. Sites of one group share what all of them hold out."""
+    """The sites of another source, judged by part of their training samples instead of their test samples.
+
+    Use it to tune settings without looking at the test samples. The sites of a group are judged by what all of them
+    hold out.
+
+    Args:
+        data: The source of the sites.
+        share: Share of each site's training samples that is held out, drawn at random, in (0, 1). Default: 0.2.
+        seed: Seed of the draw, not of training, >= 0. Default: 0.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> digits = fm.data.Digits(nodes=4)
+        >>> whole, rest = digits.sites()[0], fm.data.HeldOut(digits, share=0.25).sites()[0]
+        >>> len(whole.train[0]), len(rest.train[0])
+        (337, 253)
+    """
 
     data: Data
     share: float = 0.2
@@ -79,7 +111,19 @@ class HeldOut(Data):
 
 @dataclass(frozen=True)
 class Fewer(Data):
-    """The sites of `data` with the first so many of their training and of their test samples: for a trial."""
+    """The sites of another source, with fewer samples each: for a quick trial.
+
+    Args:
+        data: The source of the sites.
+        train: Training samples to keep per site, the first ones, >= 2. Default: 100.
+        test: Test samples to keep per site, the first ones, >= 1. Default: 50.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> site = fm.data.Fewer(fm.data.Digits(nodes=4), train=20).sites()[0]
+        >>> len(site.train[0]), len(site.test[0])
+        (20, 50)
+    """
 
     data: Data
     train: int = 100
@@ -108,9 +152,22 @@ class Fewer(Data):
 
 @dataclass(frozen=True)
 class Corrupted(Data):
-    """The sites of `data`, of which those numbered in `corrupted` train on what says nothing: labels drawn
-    uniformly from all classes, or inputs drawn uniformly between their least and their largest. Test samples stay as
-    they are; the corrupted sites' group is "corrupted"."""
+    """The sites of another source, of which some train on noise.
+
+    Test samples stay as they are. The group of the corrupted sites is "corrupted".
+
+    Args:
+        data: The source of the sites.
+        corrupted: The numbers of the corrupted sites, from 0. Default: (0,).
+        how: What is replaced by noise: "labels", drawn uniformly from all classes, or "inputs", drawn uniformly between
+            the site's smallest and largest value. Default: "labels".
+        seed: Seed of the noise, not of training, >= 0. Default: 0.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> [site.group for site in fm.data.Corrupted(fm.data.Digits(nodes=3, odd=1), corrupted=[1]).sites()]
+        ['upright', 'corrupted', 'mirrored']
+    """
 
     data: Data
     corrupted: tuple[int, ...] = (0,)

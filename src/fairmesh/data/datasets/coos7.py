@@ -1,4 +1,4 @@
-"""COOS7: cells seen through two microscopes, from its HDF5 files (Lu et al., NeurIPS 2019)."""
+"""COOS7: cells seen through two microscopes, read from its HDF5 files."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from fairmesh.data.datasets.download import folder_of
 from fairmesh.data.datasets.sources import SOURCES, damaged, stamp
 from fairmesh.data.partitions import BySite, Partition, Pool
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, optional
 
 _MICROSCOPES = ("microscope 1", "microscope 2")  # COOS7_v1.1_test4.hdf5, COOS7_v1.1_test3.hdf5
 _BLOCK = 1024  # images looked at together for the maximum of a file
@@ -24,11 +24,26 @@ _BLOCK = 1024  # images looked at together for the maximum of a file
 
 @dataclass(frozen=True)
 class COOS7(Data):
-    """COOS7's cells, 2 x 64 x 64 pixels, 7 classes: 8 nodes from COOS7_v1.1_test4.hdf5 and 2, of another microscope,
-    from COOS7_v1.1_test3.hdf5, unless the partition says otherwise.
+    """COOS7: images of cells of 2 x 64 x 64 pixels in 7 classes, taken with two microscopes.
 
-    The first `per_node` images for each node of a file are trained on; as many that follow are the test images of all
-    its nodes. Pixels are float16, divided by the maximum of their file, which takes one pass over it."""
+    By default, 8 nodes hold images of the first microscope (COOS7_v1.1_test4.hdf5) and 2 of the second
+    (COOS7_v1.1_test3.hdf5). The nodes of a file train on its first images and are judged by as many that follow. Pixels
+    are float16, divided by the maximum of their file. Needs `pip install 'fairmesh[coos7]'`.
+
+    Args:
+        partition: `BySite` with the number of nodes of each of the two files. Default: BySite((8, 2)).
+        folder: The folder that holds the files; None to look in $FAIRMESH_DATA, the cache and the system's folders, and
+            to download them if they are not there. Default: None.
+        per_node: Training images per node, >= 1. Default: 1000.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.data.COOS7(fm.data.BySite((4, 1)), per_node=100).partition.nodes
+        (4, 1)
+
+    References:
+        Lu, Lu, Schormann, Ghassemi, Andrews, Moses: The Cells Out of Sample (COOS) Dataset, NeurIPS 2019.
+    """
 
     partition: Partition = field(default_factory=lambda: BySite((8, 2)))
     folder: str | None = None
@@ -44,7 +59,7 @@ class COOS7(Data):
         return self.partition.sites(self.pool())
 
     def pool(self) -> Pool:
-        """The images that the nodes need, and no others."""
+        """Returns the images that the nodes need, and no others."""
         source = SOURCES["coos7"]
         place = folder_of(source, self.folder).resolve()
         counts = tuple(n * self.per_node for n in self.partition.nodes)  # type: ignore[attr-defined]
@@ -61,7 +76,7 @@ def _read(place: Path, counts: tuple[int, ...], stamped: tuple[int, ...]) -> Poo
 
 
 def _slices(path: Path, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first 2 * count images and labels of a file."""
+    """Returns the first 2 * count images and labels of a file."""
     with opened(path) as (data, labels):
         if len(data) < 2 * count:
             raise BadInput(
@@ -79,11 +94,9 @@ def _slices(path: Path, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """The images and labels of an HDF5 file of COOS7's layout, to be read slice by slice."""
-    try:
+    """Opens an HDF5 file of COOS7's layout and yields its images and labels, to be read slice by slice."""
+    with optional("coos7"):
         import h5py
-    except ImportError as error:
-        raise BadInput("COOS7's files are HDF5: install h5py with pip install 'fairmesh[coos7]'") from error
     try:
         with h5py.File(path, "r") as file:
             missing = [key for key in ("data", "labels") if key not in file]

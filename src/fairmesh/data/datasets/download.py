@@ -1,4 +1,4 @@
-"""Official files fetched from their official source, and held against their checksums."""
+"""Downloads official files from their official source and checks them against their checksums."""
 
 import gzip
 import hashlib
@@ -34,7 +34,7 @@ _TRIES = 4  # of a connection that breaks
 
 
 def folder_of(source: Source, folder: str | os.PathLike | None = None) -> Path:
-    """The folder that holds the files. Where none does and no folder was named, they are fetched into the cache."""
+    """Returns the folder that holds the files. If none does and no folder is named, downloads them into the cache."""
     place = found(source, folder)
     if place is not None:
         return place
@@ -44,8 +44,9 @@ def folder_of(source: Source, folder: str | os.PathLike | None = None) -> Path:
 
 
 def fetch(source: Source, folder: str | os.PathLike | None = None, progress: Progress | None = None) -> Path:
-    """Brings the official files that are missing or damaged into `folder`/<name>, by default the cache, and checks
-    them."""
+    """Downloads the official files that are missing or damaged into `folder`/<name>, by default the cache.
+
+    Returns the folder that holds them. Every file is checked."""
     target = Path(folder) / source.name if folder else cache_of(source)
     progress = progress or (lambda name, done, total: None)
     try:
@@ -86,7 +87,7 @@ def _reason(error: Exception) -> str:
 
 
 def _addressed(source: Source, files: list[File]) -> list[File]:
-    """The files with an address; that of a Zenodo record is asked for, with the checksums."""
+    """Returns the files with their addresses and checksums, which a Zenodo record is asked for."""
     if source.record is None or not files:
         return files
     with urllib.request.urlopen(source.record, timeout=_PATIENCE) as answer:
@@ -104,7 +105,7 @@ def _addressed(source: Source, files: list[File]) -> list[File]:
 
 
 def _download(file: File, path: Path, progress: Progress) -> None:
-    """The file at its address; what a broken connection left is gone on from. Nothing wrong takes the file's name."""
+    """Downloads a file, continuing after a broken connection. Only checked content gets the file's name."""
     part = path.with_name(f"{path.name}.part")
     for attempt in range(_TRIES):
         try:
@@ -124,7 +125,7 @@ def _download(file: File, path: Path, progress: Progress) -> None:
 
 
 def _receive(file: File, part: Path, progress: Callable[[int, int | None], None]) -> None:
-    """Adds to `part` what it lacks."""
+    """Appends to `part` the bytes that it still lacks."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(file.url or "", headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -148,7 +149,7 @@ def _receive(file: File, part: Path, progress: Callable[[int, int | None], None]
 
 
 def _md5_inside(path: Path, packed: bool) -> str | None:
-    """The MD5 of a file's content, unpacked; None where it is not packed as it should be."""
+    """Returns the MD5 of a file's unpacked content, or None if it is not a valid .gz file."""
     try:
         with gzip.open(path) if packed else path.open("rb") as content:
             return hashlib.file_digest(content, _md5).hexdigest()  # type: ignore[arg-type]
@@ -161,7 +162,7 @@ def _md5(content: bytes = b"") -> "hashlib._Hash":
 
 
 def _unpack(source: Source, target: Path) -> None:
-    """The archive's files beside it; then it is no longer needed."""
+    """Unpacks the archive's files next to it and removes the archive."""
     archive = target / source.archive.name  # type: ignore[union-attr]
     for file, content in zip(source.files, from_archive(source, archive)):
         (target / f"{file.name}.part").write_bytes(content)
@@ -170,7 +171,7 @@ def _unpack(source: Source, target: Path) -> None:
 
 
 def check(source: Source, place: Path) -> Iterator[tuple[str, str]]:
-    """Each official file in a folder, and "right", or what is wrong with it."""
+    """Yields each official file in a folder with "right", or with what is wrong with it."""
     whole = source.archive and (place / source.archive.name).is_file()
     if whole and any(path_of(source, file, place) == place / source.archive.name for file in source.files):  # type: ignore[union-attr]
         got = _md5_inside(place / source.archive.name, packed=False)  # type: ignore[union-attr]
@@ -203,7 +204,7 @@ def _layout(path: Path) -> str:
 
 
 def progress_lines(title: str) -> Progress:
-    """Tells stderr how far a download is, every few seconds."""
+    """Returns a callback that reports the progress of a download on stderr every few seconds."""
     said = [0.0]
 
     def tell(name: str, done: int, total: int | None) -> None:

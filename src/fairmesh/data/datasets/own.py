@@ -21,7 +21,7 @@ from fairmesh.data.partitions import (
     Pool,
 )
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput, in_a_line, optional
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
 
@@ -34,7 +34,7 @@ def _check_split(share: float, seed: int) -> None:
 
 
 def _split(samples: Pair, sites: ArrayLike | None, share: float, seed: int) -> Pool:
-    """A pool in which a share of each site's samples, at least one, drawn at random, are for testing."""
+    """Returns a pool in which a share of each site's samples, drawn at random, at least one, is for testing."""
     names, index = _indexed(sites if sites is not None else [""] * len(samples[0]))
     testing = np.zeros(len(index), bool)
     generator = np.random.default_rng(seed)
@@ -54,13 +54,13 @@ def _split(samples: Pair, sites: ArrayLike | None, share: float, seed: int) -> P
 
 
 def _indexed(values: ArrayLike) -> tuple[tuple[str, ...], np.ndarray]:
-    """The distinct values in order, whole numbers by size, and which of them each is."""
+    """Returns the distinct values in order, whole numbers by size, and the index of each value among them."""
     distinct, index = np.unique(np.asarray(values), return_inverse=True)
     return tuple(str(value) for value in distinct), index.reshape(-1)
 
 
 def _labels(values: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
-    """The number of each value's class: its place among `classes` or, where none are given, the distinct values."""
+    """Returns the class of each value: its place among `classes` or, if none are given, among the distinct values."""
     if not classes:
         return _indexed(values)[1]
     place = {name: k for k, name in enumerate(classes)}
@@ -73,16 +73,30 @@ def _labels(values: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ImageFolder(Data):
-    """Images at folder/site/class/file; classes are numbered in the order of their names, over all sites, or as listed
-    in `classes`, which sites that number them apart from each other must all give alike.
+    """Images of your own, stored as folder/site/class/file.
 
-    All grey: (samples, height, width) bytes; else (samples, 3, height, width). With `size = (height, width)` images are
-    brought to it; without, all must be of one size. A `test_share` of each site's images, drawn at random, judge it."""
+    Inputs are bytes: (samples, height, width) if all images are grey, else (samples, 3, height, width).
+
+    Args:
+        folder: The folder that holds one folder per site.
+        partition: How the images are dealt to nodes. Default: BySite(), one node per site.
+        test_share: Share of each site's images, drawn at random, that judges it, in (0, 1). Default: 0.2.
+        seed: Seed of the split into training and test images, >= 0. Default: 0.
+        size: (height, width) in pixels to which images are resized; None if all have one size. Default: None.
+        classes: The class names, in the order of their numbers; empty to number the names in alphabetical order. Sites
+            that read their own folders must all give the same list. Default: ().
+
+    Example:
+        >>> import fairmesh as fm
+        >>> data = fm.data.ImageFolder("scans", size=(64, 64), classes=("healthy", "ill"))
+        >>> data.size
+        (64, 64)
+    """
 
     folder: str
     partition: Partition = field(default_factory=BySite)
     test_share: float = 0.2
-    seed: int = 0  # of the split into training and test images
+    seed: int = 0
     size: tuple[int, ...] | None = None
     classes: tuple[str, ...] = ()
 
@@ -128,9 +142,9 @@ def _images(
 
 
 def _image(path: Path, size: tuple[int, int] | None) -> np.ndarray:
-    """Bytes (height, width) of a grey image, (height, width, 3) of another."""
-    from PIL import Image, UnidentifiedImageError
-
+    """Returns the bytes of an image: (height, width) if it is grey, else (height, width, 3)."""
+    with optional("images"):
+        from PIL import Image, UnidentifiedImageError
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):
@@ -145,12 +159,27 @@ def _image(path: Path, size: tuple[int, int] | None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Table(Data):
-    """Rows of a .csv file with a header, or of a .parquet file. `target` is the column to predict: labels, numbered in
-    order or as listed in `classes`, or with `predict = "numbers"` numbers as they are. `site` is the column that says
-    where a row was taken.
+    """Rows of a .csv file with a header, or of a .parquet file (`pip install 'fairmesh[parquet]'`).
 
-    The inputs are the columns named, or all others, all numbers; `standardize` brings each to mean 0 and variance 1
-    over the training rows. A `test_share` of each site's rows, drawn at random, judge it."""
+    Args:
+        file: The path of the file.
+        target: The column to predict.
+        site: The column that says where a row was taken; None if the partition does not need it. Default: None.
+        inputs: The columns to predict from, all numbers; empty for all columns but `target` and `site`. Default: ().
+        predict: What the target is: "labels", numbered in order or as `classes` lists them, or "numbers" as they are.
+            Default: "labels".
+        standardize: Whether to scale each input to mean 0 and variance 1 over the training rows. Default: True.
+        partition: How the rows are dealt to nodes. Default: BySite(), one node per site.
+        test_share: Share of each site's rows, drawn at random, that judges it, in (0, 1). Default: 0.2.
+        seed: Seed of the split into training and test rows, >= 0. Default: 0.
+        classes: The labels, in the order of their numbers; empty to number them in order. Default: ().
+
+    Example:
+        >>> import fairmesh as fm
+        >>> data = fm.data.Table("patients.csv", target="outcome", site="hospital")
+        >>> data.predict
+        'labels'
+    """
 
     file: str
     target: str
@@ -160,7 +189,7 @@ class Table(Data):
     standardize: bool = True
     partition: Partition = field(default_factory=BySite)
     test_share: float = 0.2
-    seed: int = 0  # of the split into training and test rows
+    seed: int = 0
     classes: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -196,7 +225,7 @@ def _standardized(pool: Pool) -> Pool:
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:
-    """A table's columns, by name."""
+    """Returns the columns of a table, by name."""
     try:
         if path.suffix.lower() == ".parquet":
             return _parquet(path)
@@ -215,10 +244,8 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def _parquet(path: Path) -> dict[str, np.ndarray]:
-    try:
+    with optional("parquet"):
         from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise BadInput("parquet files need pyarrow: pip install 'fairmesh[parquet]'") from error
     try:
         table = parquet.read_table(path)
     except ArrowException as error:
@@ -260,13 +287,32 @@ def _filled(column: np.ndarray, name: str, file: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Npz(Data):
-    """Arrays of a .npz file: `x` (samples, ...) and `y`; `site`, numbers or names, says where each was taken. `x_test`,
-    `y_test` and `site_test` judge; where they are not there, a `test_share` of each site's samples, drawn at random."""
+    """Arrays of a .npz file: inputs `x` (samples, ...), targets `y`, and `site`, numbers or names of the sites.
+
+    The file may also hold test samples as `x_test`, `y_test` and `site_test`. Otherwise a share of each site's samples
+    is held out.
+
+    Args:
+        file: The path of the file.
+        partition: How the samples are dealt to nodes. Default: BySite(), one node per site.
+        test_share: Share of each site's samples, drawn at random, that judges it if the file has no test samples, in
+            (0, 1). Default: 0.2.
+        seed: Seed of the split into training and test samples, >= 0. Default: 0.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import fairmesh as fm
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/cells.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2, site=["A", "B"] * 10)
+        ...     [site.name for site in fm.data.Npz(f"{folder}/cells.npz").sites()]
+        ['A', 'B']
+    """
 
     file: str
     partition: Partition = field(default_factory=BySite)
     test_share: float = 0.2
-    seed: int = 0  # of the split into training and test samples
+    seed: int = 0
 
     def __post_init__(self):
         _check_split(self.test_share, self.seed)

@@ -29,7 +29,22 @@ from fairmesh.data.site import Site
 
 @dataclass(frozen=True)
 class FashionMNIST(Data):
-    """Fashion-MNIST, 60,000 and 10,000 images of 28 x 28 bytes."""
+    """Fashion-MNIST: 60,000 training and 10,000 test images of 28 x 28 bytes, in 10 classes.
+
+    Args:
+        partition: How the images are dealt to nodes. Default: OneClass(), one class per site.
+        folder: The folder that holds the official files; None to look in $FAIRMESH_DATA, the cache and the system's
+            folders, and to download them if they are not there. Default: None.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> data = fm.data.FashionMNIST(fm.data.Dirichlet(nodes=20, concentration=0.3))
+        >>> data.partition.nodes
+        20
+
+    References:
+        Xiao, Rasul, Vollgraf: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017.
+    """
 
     partition: Partition = field(default_factory=OneClass)
     folder: str | None = None
@@ -40,7 +55,20 @@ class FashionMNIST(Data):
 
 @dataclass(frozen=True)
 class MNIST(Data):
-    """MNIST, 60,000 and 10,000 images of 28 x 28 bytes."""
+    """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28 x 28 bytes, in 10 classes.
+
+    Args:
+        partition: How the images are dealt to nodes. Default: OneClass(), one class per site.
+        folder: The folder that holds the official files, as in `FashionMNIST`. Default: None.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.data.MNIST(fm.data.OneClass(nodes=10), folder="downloads").folder
+        'downloads'
+
+    References:
+        LeCun, Bottou, Bengio, Haffner: Gradient-Based Learning Applied to Document Recognition, Proc. IEEE 1998.
+    """
 
     partition: Partition = field(default_factory=OneClass)
     folder: str | None = None
@@ -51,7 +79,20 @@ class MNIST(Data):
 
 @dataclass(frozen=True)
 class CIFAR10(Data):
-    """CIFAR-10, 50,000 and 10,000 images of 3 x 32 x 32 bytes."""
+    """CIFAR-10: 50,000 training and 10,000 test images of 3 x 32 x 32 bytes, in 10 classes.
+
+    Args:
+        partition: How the images are dealt to nodes. Default: Contrast(), some sites at another contrast.
+        folder: The folder that holds the official files, as in `FashionMNIST`. Default: None.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.data.CIFAR10().partition.nodes
+        20
+
+    References:
+        Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
+    """
 
     partition: Partition = field(default_factory=Contrast)
     folder: str | None = None
@@ -61,7 +102,7 @@ class CIFAR10(Data):
 
 
 def pool_of(name: str, folder: str | None = None) -> Pool:
-    """All images of a published dataset, in the order of its files."""
+    """Returns all images of a published dataset, in the order of its files."""
     source = SOURCES[name]
     place = folder_of(source, folder).resolve()
     return _read(name, place, stamp(source, place))
@@ -84,7 +125,7 @@ def _read(name: str, place: Path, stamped: tuple[int, ...]) -> Pool:
 
 
 def _idx(path: Path, content: bytes) -> Tensor:
-    """The bytes of an IDX file with the shape that its header gives."""
+    """Returns the bytes of an IDX file, in the shape that its header gives."""
     try:
         if content[:3] != b"\0\0\x08":
             raise ValueError("not an IDX file of bytes")
@@ -96,7 +137,7 @@ def _idx(path: Path, content: bytes) -> Tensor:
 
 
 def _cifar(path: Path, content: bytes) -> Pair:
-    """Rows of a label and the red, green and blue planes of an image."""
+    """Reads rows of a label and the red, green and blue planes of an image."""
     row = 1 + 3 * 32 * 32
     raw = np.frombuffer(content, np.uint8)
     if not len(raw) or len(raw) % row or raw[::row].max() > 9:

@@ -1,4 +1,4 @@
-"""The official files of the published datasets: their names, where they come from, where they are looked for."""
+"""The official files of the published datasets: their names, their addresses, and where they are looked for."""
 
 import gzip
 import os
@@ -12,12 +12,12 @@ from fairmesh.errors import BadInput
 
 @dataclass(frozen=True)
 class File:
-    """One official file, named as it is unpacked."""
+    """One official file, under its unpacked name."""
 
     name: str
-    md5: str | None  # of the unpacked bytes: distributions pack them anew
+    md5: str | None  # of the unpacked bytes, since distributions repack them
     bytes: int | None  # unpacked
-    url: str | None = None  # where it comes alone, packed as .gz where the address says so
+    url: str | None = None  # of the single file, packed if the address ends in .gz
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ SOURCES = {
         Source(
             "coos7",
             "COOS7",
-            # No checksum of these is known here: fetched, they are held against the one in their record, and afterwards
-            # they are checked by their layout.
+            # Their checksums are not known here. A download is checked against the one in the Zenodo record; afterwards
+            # only the layout is checked.
             (File("COOS7_v1.1_test4.hdf5", None, None), File("COOS7_v1.1_test3.hdf5", None, None)),
             licence="stated in its Zenodo record",
             home="https://arxiv.org/abs/1906.07282",
@@ -121,14 +121,15 @@ SOURCES = {
 
 
 def cache_of(source: Source) -> Path:
-    """Where fetched files go unless told otherwise."""
+    """Returns the folder that downloads go to by default."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "fairmesh" / source.name
 
 
 def places(source: Source, folder: str | os.PathLike | None = None) -> list[Path]:
-    """Where the files are looked for, in order: the folder given and no other, else $FAIRMESH_DATA, the cache, the
-    system's folder."""
+    """Returns where the files are looked for, in order.
+
+    That is the given folder and no other, or else $FAIRMESH_DATA, the cache and the system's folders."""
     own = os.environ.get("FAIRMESH_DATA")
     if folder:
         return [Path(folder), *_named_folders(source, Path(folder))]
@@ -141,14 +142,14 @@ def _named_folders(source: Source, root: Path) -> list[Path]:
 
 
 def found(source: Source, folder: str | os.PathLike | None = None) -> Path | None:
-    """The first place that holds all files, packed or not; else the first that holds any."""
+    """Returns the first place that holds all files, packed or not; else the first that holds any."""
     looked = places(source, folder)
     whole = (place for place in looked if is_whole(source, place))
     return next(whole, next((place for place in looked if any(_held(source, place))), None))
 
 
 def is_whole(source: Source, place: Path) -> bool:
-    """Whether a folder holds all files, packed or not."""
+    """Returns whether a folder holds all files, packed or not."""
     return all(_held(source, place))
 
 
@@ -157,13 +158,13 @@ def _held(source: Source, place: Path) -> list[bool]:
 
 
 def path_of(source: Source, file: File, place: Path) -> Path | None:
-    """Where a file's content is in a folder: by itself, as .gz, or in the official archive."""
+    """Returns the path in a folder that holds a file's content: the file, its .gz, or the official archive."""
     names = [file.name, f"{file.name}.gz", *([source.archive.name] if source.archive else [])]
     return next((place / name for name in names if (place / name).is_file()), None)
 
 
 def contents(source: Source, place: Path) -> list[bytes]:
-    """The unpacked bytes of every official file, in order."""
+    """Returns the unpacked bytes of every official file, in order."""
     paths = [path_of(source, file, place) for file in source.files]
     if source.archive and any(path == place / source.archive.name for path in paths):
         return from_archive(source, place / source.archive.name)
@@ -171,7 +172,7 @@ def contents(source: Source, place: Path) -> list[bytes]:
 
 
 def unpacked(path: Path) -> bytes:
-    """A file's bytes, those inside where its name ends in .gz."""
+    """Returns a file's bytes, unpacked if its name ends in .gz."""
     try:
         raw = path.read_bytes()
         return gzip.decompress(raw) if path.suffix == ".gz" else raw
@@ -180,7 +181,7 @@ def unpacked(path: Path) -> bytes:
 
 
 def from_archive(source: Source, path: Path) -> list[bytes]:
-    """The bytes of every official file that the archive holds, in order."""
+    """Returns the bytes of every official file, read from the archive, in order."""
     wanted = {file.name: b"" for file in source.files}
     try:
         with tarfile.open(path) as archive:
@@ -198,11 +199,11 @@ def from_archive(source: Source, path: Path) -> list[bytes]:
 
 
 def damaged(path: Path, reason: object) -> BadInput:
-    """What to raise about a file that cannot be used."""
+    """Returns the error to raise about a file that cannot be used."""
     return BadInput(f"{path} is missing or damaged: {reason}; `fairmesh data check` looks at all of them")
 
 
 def stamp(source: Source, place: Path) -> tuple[int, ...]:
-    """When the files were last written: what has been read of them before still holds while this is the same."""
+    """Returns when the files were last written. What was read of them stays valid while this does not change."""
     paths = [path_of(source, file, place) for file in source.files]
     return tuple(path.stat().st_mtime_ns if path else 0 for path in paths)

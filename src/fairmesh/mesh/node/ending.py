@@ -17,6 +17,7 @@ from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks.base import Traffic
+from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.training.loop import TrainingState
@@ -27,8 +28,8 @@ from fairmesh.training.result import Result, summary_of
 class _Averages(NamedTuple):
     """What all nodes hold alike at the end, in the form of an algorithm's state with one node."""
 
-    models: Tensor  # (1, 1, dim)
-    duals: Tensor | None  # (1, 1, n)
+    models: Models  # (1, 1, dim)
+    duals: Duals | None  # (1, 1, n)
 
 
 def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, folder: Path) -> None:
@@ -46,14 +47,15 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
         return summed(row.detach().cpu(), step, rounds.branch, present, mailroom)
 
     own = torch.eye(n, dtype=torch.float64)[number]
-    pieces = _pieces(state, own)
+    view = training.view
+    pieces = _pieces(state, view, own)
     sums = over_all(torch.cat([piece.double().cpu() for piece in pieces.values()]), step)
     totals = dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
     means = {name: totals[name] / n for name in ("model", "time-average", "dual", "dual time-average")}
     average = means["model"].to(training.device, training.dtype)
     found = rounds.judge.of_sites(average.unsqueeze(0))
-    apart = (state.algorithm.models[0, 0].double().cpu() - means["model"]).square().sum()
-    duals = getattr(state.algorithm, "duals", None)
+    apart = (view.models(state.algorithm)[0, 0].double().cpu() - means["model"]).square().sum()
+    duals = view.duals(state.algorithm)
     duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
     judged = torch.cat([own * value[0, number] for value in found.values()])
     judged = over_all(torch.cat([judged, apart.reshape(1), duals_apart.reshape(1)]), step + 1)
@@ -73,13 +75,13 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
         _write(result, membership, folder)
 
 
-def _pieces(state: TrainingState, own: Tensor) -> dict[str, Tensor]:
+def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Tensor]:
     """What is summed: rows of the node, and its own entries of rows over all nodes."""
-    duals, weights = (getattr(state.algorithm, name, None) for name in ("duals", "weights"))
+    duals, weights = view.duals(state.algorithm), view.own_weights(state.algorithm)
     nothing = torch.zeros_like(own)
     weighed = nothing if weights is None else own * weights[0, 0].cpu()  # m lambda_i
     return {
-        "model": state.algorithm.models[0, 0],
+        "model": view.models(state.algorithm)[0, 0],
         "time-average": state.average_model[0],
         "dual": weighed if duals is None else duals[0, 0],
         "dual time-average": nothing if state.average_dual is None else state.average_dual[0],
@@ -123,7 +125,7 @@ def _write(result: Result, membership: Membership, folder: Path) -> None:
     into.replace_records(result.records)
     into.write_model("model", result.state_dict())
     into.write_model("model-time-average", result.state_dict(0, "time-average"))
-    summary = summary_of(result, 0.0)
+    summary = summary_of(result)
     del summary["seconds"]
     into.write_summary(summary | {"sites": [member.name for member in membership.mesh.present]})
     put_in_place(partial, folder)

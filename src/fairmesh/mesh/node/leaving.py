@@ -17,6 +17,7 @@ from torch import Tensor
 from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.networks.roles import Role, roles_of
 from fairmesh.storage.files import private_folder, write_atomically
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.topology.graphs import Topology
@@ -159,20 +160,19 @@ def without(state: TrainingState, gone: Sequence[int], slots: Sequence[int], pri
     """A node's state after the nodes numbered `gone` have left. `slots` are the nodes whose copies it keeps, itself
     first; `prior` is that of those who remain."""
     places = [k for k, node in enumerate(slots) if node in gone]
-    return unflatten_state(
-        state, {name: _without(name, t, gone, places, prior) for name, t in flatten_state(state).items()}
-    )
+    roles = roles_of(state)
+    tensors = {path: _without(roles[path], t, gone, places, prior) for path, t in flatten_state(state).items()}
+    return unflatten_state(state, tensors)
 
 
-def _without(name: str, tensor: Tensor, gone: Sequence[int], places: Sequence[int], prior: Tensor) -> Tensor:
-    if name.endswith(".of_neighbours"):
+def _without(role: Role, tensor: Tensor, gone: Sequence[int], places: Sequence[int], prior: Tensor) -> Tensor:
+    if role.per_neighbour:
         tensor = _dropped(tensor, -2, places)
-    if "balance" in name:  # sums to zero over all nodes, so without some it must begin anew
-        tensor = torch.zeros_like(tensor)
-    if "dual" not in name:
-        return tensor
-    tensor = _dropped(tensor, -1, gone)  # whatever tells of weights has a coordinate for every node
-    if "copies" in name or "balance" in name:
+    if role.over_nodes:
+        tensor = _dropped(tensor, -1, gone)
+    if role.sums_to_zero:  # over all nodes, so without some of them it restarts
+        return torch.zeros_like(tensor)
+    if not role.on_simplex:
         return tensor
     total = tensor.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, tensor / total.clamp(min=torch.finfo(tensor.dtype).tiny), prior.to(tensor))

@@ -16,6 +16,7 @@ from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.watching import Log, Monitor, write_status
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
+from fairmesh.training.loop import TrainingState
 
 _TICK_S = 1.0
 _TELL_S_PER_SITE = 0.05  # each site's status goes to all: the more sites, the rarer
@@ -64,7 +65,7 @@ class Oversight(Watcher):
         self._deaf, self._hearing = False, threading.Lock()  # to votes: they have been heard already
         self._round, self.activity = 0, "starting"
         self._metric: dict[str, Any] = {}
-        self._measured_by, self._weight = "loss", None
+        self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._notices: dict[int, Notices] = {}  # by position
         self._told = self._next_word = -1e9
 
@@ -112,11 +113,12 @@ class Oversight(Watcher):
 
     # Watching the rounds
 
-    def progressed(self, done: int) -> None:
-        self._round, self.activity = done, "training"
+    def after_round(self, round: int, state: TrainingState) -> None:
+        self._round, self.activity = round, "training"
 
     def measured(self, values: dict[str, Any], primary: str, weight: float | None) -> None:
         self._metric, self._measured_by, self._weight = values, primary, weight
+        self._higher_is_better = self.run.training.problem.higher_is_better(primary)
         self._log("info", "measured", **values)
 
     def reached(self, point: str, done: int) -> None:
@@ -203,7 +205,7 @@ class Oversight(Watcher):
         told = self._bulletin.of_all("status")
         known = {member.name: told.get(member.name, {}) for member in membership.mesh.present}
         values = [one["metric"] for one in known.values() if one.get("metric") is not None]
-        worst = (max if self._measured_by == "loss" else min)(values, default=None)
+        worst = (min if self._higher_is_better else max)(values, default=None)
         return {
             "time": time.time(),
             "mesh": membership.mesh.name,

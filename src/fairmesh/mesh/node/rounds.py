@@ -2,12 +2,13 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.compression import DecodeError
-from fairmesh.errors import Diverged, FairmeshError, Interrupted
+from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.membership import Membership, start_digest
 from fairmesh.mesh.node.reduction import spanning_tree
@@ -19,6 +20,7 @@ from fairmesh.problems.evaluation import Evaluator
 from fairmesh.problems.problem import Problem
 from fairmesh.topology.mixing import union_of
 from fairmesh.training.loop import Training, TrainingState
+from fairmesh.training.observers import Divergence, ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
 from fairmesh.training.replicas import Replica
 
@@ -27,8 +29,8 @@ _JOURNAL_OVER_STATE = 8  # the journal may grow to so many times the size of a m
 _SMALL_JOURNAL = 16 << 20  # bytes
 
 
-class Watcher(ABC):
-    """Is told how the rounds go, and may ask them to stop."""
+class Watcher(Observer, ABC):
+    """Shows how the rounds go, and may ask them to stop."""
 
     @property
     @abstractmethod
@@ -36,16 +38,12 @@ class Watcher(ABC):
         """Why the rounds shall stop, once they shall."""
 
     @abstractmethod
-    def progressed(self, done: int) -> None:
-        """So many rounds are done."""
-
-    @abstractmethod
     def measured(self, values: dict[str, Any], primary: str, weight: float | None) -> None:
-        """This site's own numbers, and its own entry of lambda."""
+        """Takes this site's own numbers, and its own entry of lambda."""
 
     @abstractmethod
     def reached(self, point: str, done: int) -> None:
-        """A point at which a crash may fall."""
+        """Is told of a point at which a crash may fall."""
 
 
 def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
@@ -86,7 +84,17 @@ class Rounds:
         self._identity = identity_of(membership, problem)
         self.judged_on: Literal["test", "train"] = "test" if problem.sites[self._number].test is not None else "train"
         self.judge = Evaluator(problem, self.judged_on, self.training.device, self.training.dtype)
-        self.done, self.state = 0, self.training.initial()
+        self._run = ObservedRun(self.training, experiment.rounds, self.training.initial())
+
+    @property
+    def done(self) -> int:
+        """How many rounds are done."""
+        return self._run.round
+
+    @property
+    def state(self) -> TrainingState:
+        """The state after them."""
+        return self._run.state
 
     def compare_starts(self) -> None:
         """Refuses a neighbour that would begin from another model."""
@@ -103,61 +111,105 @@ class Rounds:
         self._mailroom.take(0, self._neighbours, same)
 
     def train(self, done: int) -> None:
-        """The rounds from the checkpoint after round `done` to the last."""
-        options, last, watcher = self._experiment.options, self._experiment.rounds, self._watcher
+        """Trains from the checkpoint after round `done` to the last round."""
         self._go_to(done)
-        saved, saved_at = done, time.monotonic()
-        watcher.progressed(done)
-        while self.done < last:
-            try:
-                self.state = self.training.advance(self.state, self.done)
-            except Interrupted:
-                self._save()
-                raise
-            self.done += 1
-            watcher.progressed(self.done)
-            if self.done % options.measure_every == 0 or self.done == last:
-                self._measure(saved)
-            if self._checkpoint_due(saved, saved_at):
-                self._save()
-                saved, saved_at = self.done, time.monotonic()
-            if watcher.stopping:
-                self._save()
-                raise watcher.stopping
+        last = self._experiment.rounds
+        checkpoints = _Checkpointing(self._store, self._mailroom, self._watcher, self._identity, self._membership)
+        observers = [
+            self._watcher,
+            Divergence(),
+            _SiteMeasuring(self.judge, self._watcher, self._number),
+            checkpoints,
+            *self._experiment.observers,
+            _SiteEnding(self._watcher),
+        ]
+        observe(self._run, self.training.states(self.state, done, last), observers)
 
     def _go_to(self, done: int) -> None:
+        run = self._run
         if self._store.at_or_before(done) == done:
-            self.state = self._store.load(done, self.state, self._identity)
-        self.done = done
+            run.state = self._store.load(done, run.state, self._identity)
+        run.round = done
 
     def state_at(self, agreed: int) -> TrainingState:
-        """The state after so many rounds, done again from the checkpoint before and what was received since."""
+        """Returns the state after so many rounds, computed again from the checkpoint before and the journal since."""
         self._go_to(self._store.at_or_before(agreed) or 0)
         for t in range(self.done, agreed):
-            self.state = self.training.advance(self.state, t)
+            self._run.state = self.training.advance(self.state, t)
         return self.state
 
-    def _checkpoint_due(self, saved: int, saved_at: float) -> bool:
-        every = self._experiment.options.checkpoint_every
-        if every is not None and self.done - saved >= every:
+
+class _SiteMeasuring(Observer):
+    """Judges this node's own model on this site's own data."""
+
+    def __init__(self, judge: Evaluator, watcher: Watcher, number: int):
+        self._judge, self._watcher, self._number = judge, watcher, number
+
+    def after_round(self, round: int, state: TrainingState) -> None:
+        if not self.run.measure_due:
+            return
+        training, node = self.run.training, self._number
+        found = self._judge.of_sites(training.view.models(state.algorithm)[:, 0])
+        values = {name: float(value[0, node]) for name, value in found.items()} | {"round": round}
+        duals, own = training.view.duals(state.algorithm), training.view.own_weights(state.algorithm)
+        weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
+        weight = weight if duals is None else float(duals[0, 0, node])
+        self._watcher.measured(values, training.problem.primary, weight)
+
+
+class _Checkpointing(Observer):
+    """Writes a checkpoint every so often, by rounds, time or the journal's size, and when the rounds are stopped; then
+    drops what the journal no longer needs."""
+
+    def __init__(
+        self,
+        store: Store,
+        mailroom: Mailroom,
+        watcher: Watcher,
+        identity: Mapping[str, Any],
+        membership: Membership,
+    ):
+        self._store, self._mailroom, self._watcher = store, mailroom, watcher
+        self._identity, self._sites = identity, len(membership.present)
+
+    def start(self, run: ObservedRun) -> None:
+        self.run, self._saved, self._saved_at = run, run.round, time.monotonic()
+
+    def after_round(self, round: int, state: TrainingState) -> None:
+        if self._due(round, state) or (self._watcher.stopping and self._saved != round):
+            self._save(round)
+
+    def finish(self, error: BaseException | None) -> None:
+        if isinstance(error, Interrupted) and self._saved != self.run.round:
+            self._save(self.run.round)
+
+    def _due(self, done: int, state: TrainingState) -> bool:
+        every = self.run.training.options.checkpoint_every
+        if done == self._saved:
+            return False
+        if every is not None and done - self._saved >= every:
             return True
-        allowed = max(_SMALL_JOURNAL, _JOURNAL_OVER_STATE * self.state.algorithm.models.nbytes)
-        late = every is None and time.monotonic() - saved_at > _CHECKPOINT_S
+        models = self.run.training.view.models(state.algorithm)
+        allowed = max(_SMALL_JOURNAL, _JOURNAL_OVER_STATE * models.nbytes)
+        late = every is None and time.monotonic() - self._saved_at > _CHECKPOINT_S
         return late or self._mailroom.journal_bytes() > allowed
 
-    def _save(self) -> None:
-        self._watcher.reached("before checkpoint", self.done)
-        oldest = self._store.save(self.state, self.done, self._identity, len(self._membership.present))
-        self._watcher.reached("after checkpoint", self.done)
+    def _save(self, done: int) -> None:
+        self._watcher.reached("before checkpoint", done)
+        oldest = self._store.save(self.run.state, done, self._identity, self._sites)
+        self._watcher.reached("after checkpoint", done)
         self._mailroom.rotate(oldest + FIRST_ROUND if oldest else 0)
-        self._watcher.reached("after rotation", self.done)
+        self._watcher.reached("after rotation", done)
+        self._saved, self._saved_at = done, time.monotonic()
 
-    def _measure(self, saved: int) -> None:
-        if bool(self.training.unsound(self.state).any()):
-            raise Diverged(self.training.divergence_message(self.state, self.done, saved))
-        found = self.judge.of_sites(self.state.algorithm.models[:, 0])
-        values = {name: float(value[0, self._number]) for name, value in found.items()} | {"round": self.done}
-        duals, own = (getattr(self.state.algorithm, name, None) for name in ("duals", "weights"))
-        weight = None if own is None else float(own[0, 0, 0]) / self.problem.n
-        weight = weight if duals is None else float(duals[0, 0, self._number])
-        self._watcher.measured(values, self.problem.primary, weight)
+
+class _SiteEnding(Observer):
+    """Stops when the watcher says so. An observer of one site cannot end the run of all."""
+
+    def __init__(self, watcher: Watcher):
+        self._watcher = watcher
+
+    def after_round(self, round: int, state: TrainingState) -> None:
+        self.run.stop_reason = None
+        if self._watcher.stopping and not self.run.is_last:
+            raise self._watcher.stopping

@@ -12,7 +12,6 @@ from typing import Any
 from fairmesh.data.site import Site
 from fairmesh.mesh.node import leaving
 from fairmesh.mesh.node.ending import write_result
-from fairmesh.mesh.node.handshakes import Sifted
 from fairmesh.mesh.node.leaving import Leave
 from fairmesh.mesh.node.membership import (
     Membership,
@@ -44,7 +43,6 @@ def run_node(
     monitor_port: int | None = None,
     observe: Observe = lambda point, step: None,
     stream: Any = None,
-    handshakes: Sifted | None = None,
 ) -> Path:
     """Runs the node of a site file to the end of its run, and gives the folder of the result.
 
@@ -58,8 +56,6 @@ def run_node(
             return result
         finished.unlink(missing_ok=True)
         log = Log(state, stream)
-        if handshakes is not None:
-            handshakes.listen(log)
         if membership.not_measured:
             log("warning", "measured in simulations only", options=", ".join(membership.not_measured))
         monitor = None if monitor_port is None else Monitor(monitor_port)

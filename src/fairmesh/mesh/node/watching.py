@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, optional
 from fairmesh.storage.files import replace_quickly
 from fairmesh.storage.strict_json import as_json
 
@@ -81,10 +81,8 @@ class Monitor:
     """The last status as numbers that Prometheus fetches from a port of the loopback interface."""
 
     def __init__(self, port: int):
-        try:
+        with optional("mesh"):
             from prometheus_client import CollectorRegistry, start_http_server
-        except ImportError as error:
-            raise BadInput("a monitor needs prometheus-client: pip install 'fairmesh[peers]'") from error
         self._status: Mapping[str, Any] = {}
         registry = CollectorRegistry()
         registry.register(self)  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ _MAGIC = b"fairmesh"
 _HELLO = struct.Struct("<B8sH")  # kind, magic, protocol
 _STEP = struct.Struct("<BQ")  # kind, step
 _MESSAGE = struct.Struct("<BQQ")  # kind, step, the step before which the receiver's own messages are durable here
-MESSAGE_HEAD_BYTES = _MESSAGE.size
+LENGTH = struct.Struct("<I")  # stands before every frame on a connection
+MESSAGE_HEAD_BYTES = LENGTH.size + _MESSAGE.size
 _HELLO_AT_MOST = 1 << 18
 _REASON_AT_MOST = 2000
 
@@ -79,6 +80,11 @@ def read_json(data: bytes) -> Any:
         return json.loads(data, parse_constant=refuse, parse_float=finite)
     except RecursionError as error:
         raise ValueError("too many brackets") from error
+
+
+def size(frame: bytes) -> int:
+    """Bytes of a frame and of its length before it."""
+    return LENGTH.size + len(frame)
 
 
 def message(step: int, durable: int, payload: bytes) -> bytes:

@@ -1,26 +1,27 @@
-"""The streams of a node: one to each neighbour, by gRPC with mutual TLS 1.3; one end dials, the other listens.
+"""The streams of a node: one connection to each neighbour, with mutual TLS 1.3; one end dials, the other listens.
 
 A stranger without a certificate of the mesh's authority does not get past the handshake; whoever has one is known by
 the name in it, and only a neighbour is answered.
 """
 
 import asyncio
+import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.errors import FairmeshError
-from fairmesh.mesh.wire import channels, frames
+from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
-from fairmesh.mesh.wire.channels import METHOD, Credentials, grpc
+from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
 from fairmesh.mesh.wire.frames import Kind, Refused
 from fairmesh.mesh.wire.log_limiter import Report, Sparing
 from fairmesh.mesh.wire.mailroom import Holdings, Mailroom
-from fairmesh.mesh.wire.tls_errors import in_words
+from fairmesh.mesh.wire.tls_stream import Credentials
 
 _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
@@ -138,26 +139,31 @@ class Links:
 
     async def _main(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(self._unexpected)
         self._mailroom.serve(self._wake, lambda stream, reason: stream.end(reason))  # type: ignore[attr-defined]
         self._bulletin.serve(self._wake_all)
-        server = None
+        context, listener = self._credentials.for_dialling(), None
         if self._listen is not None:
-            streams = _STREAMS * len(self._neighbours)
-            server = channels.listening(self._listen, self._credentials, self._largest, streams, self._answer)
-            await server.start()
-        tasks = {asyncio.create_task(self._dial(one)) for one in self._neighbours.values() if one.address}
-        tasks |= {asyncio.create_task(self._tell_again()), asyncio.create_task(self._tell_durable())}
+            listener = Listener(self._credentials.for_listening(), self._largest, self._answer, self._turned_away)
+            await listener.start(self._listen)
+        tasks = [asyncio.create_task(self._dial(one, context)) for one in self._neighbours.values() if one.address]
+        tasks += [asyncio.create_task(self._tell_again()), asyncio.create_task(self._tell_durable())]
         self._ready.set()
         await self._stopping.wait()
         for stream in self._streams.values():
             stream.ended.set()
-        while tasks:  # one that waits for a call may let a cancellation pass
-            for task in tasks:
-                task.cancel()
-            tasks = (await asyncio.wait(tasks, timeout=0.2))[1]
-        if server is not None:
-            await server.stop(0.2)
+        for task in tasks:
+            task.cancel()
+        closing = [] if listener is None else [listener.close()]
+        await asyncio.gather(*tasks, *closing, return_exceptions=True)
         self._sparing.close()
+
+    def _turned_away(self, address: str, reason: str) -> None:
+        self._sparing("warning", "refused", address=address, reason=reason)
+
+    def _unexpected(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What asyncio would print, such as that the system has no more room for connections."""
+        self._sparing("warning", "network", reason=f"{context['message']}: {context.get('exception')}")
 
     async def _tell_again(self) -> None:
         while True:
@@ -174,81 +180,72 @@ class Links:
                     stream.tells = True
                     stream.wake.set()
 
-    async def _dial(self, neighbour: Neighbour) -> None:
+    async def _dial(self, neighbour: Neighbour, context: ssl.SSLContext) -> None:
         lost = time.monotonic()
         pause = _FIRST_PAUSE_S
         while True:
-            channel = channels.dialled(neighbour.address or "", neighbour.name, self._credentials, self._largest)
-            began = time.monotonic()
+            met = None
             try:
-                call = channel.stream_stream(METHOD)()
-                await self._converse(neighbour, channels.frames_of(call), call.write)
-                code = await call.code()
-                if code != grpc.StatusCode.OK:
-                    self._sparing("warning", "connection lost", neighbour.name, await call.details())
-            except grpc.aio.AioRpcError as error:
-                self._sparing(
-                    "warning", "cannot connect", neighbour.name, in_words(error.details() or error.code().name)
-                )
+                async with dialled(neighbour.address or "", neighbour.name, context, self._largest) as connection:
+                    met = time.monotonic()
+                    await self._converse(neighbour, connection)
+            except CannotConnect as error:
+                self._sparing("warning", "cannot connect", neighbour.name, str(error))
             except Refused as error:
                 self._sparing("warning", "refused", neighbour.name, str(error))
-            except asyncio.CancelledError:
-                raise
+            except ConnectionLost as error:
+                self._sparing("warning", "connection lost", neighbour.name, str(error))
             except Exception as error:
                 self._sparing("warning", "connection lost", neighbour.name, f"{type(error).__name__}: {error}")
-            finally:
-                await channel.close()
-            if time.monotonic() - began > 5:  # it had worked
+            if met is not None and time.monotonic() - met > 5:  # it had worked
                 lost, pause = time.monotonic(), _FIRST_PAUSE_S
             # Pauses grow with the time it has been away, so that a short absence costs little.
             pause = min(max(1.5 * pause, _FIRST_PAUSE_S), 0.2 * (time.monotonic() - lost) + 0.2, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause)
 
-    async def _answer(self, requests: Any, context: Any) -> None:
-        """Serves a stream that a neighbour opened."""
-        found = context.auth_context().get("x509_subject_alternative_name", [])
-        names = [name.decode(errors="replace") for name in found]
+    async def _answer(self, connection: Connection) -> None:
+        """Serves a connection that a neighbour opened."""
+        names = connection.peer_names
         neighbour = self._neighbours.get(names[0]) if len(names) == 1 else None
         who = ", ".join(names) or "somebody without a name"
-        if neighbour is None or neighbour.address is not None:
-            reason = "it is not a neighbour" if neighbour is None else "this side dials it"
-            self._sparing("warning", "refused", who, reason)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{who}: {reason}")
-            return
-        if self._open[who] >= _STREAMS:
-            reason = f"it has {_STREAMS} streams open already"
-            self._sparing("warning", "refused", who, reason)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{who}: {reason}")
+        refusal = None
+        if neighbour is None:
+            refusal = "it is not a neighbour"
+        elif neighbour.address is not None:
+            refusal = "this side dials it"
+        elif self._open[who] >= _STREAMS:
+            refusal = f"it has {_STREAMS} streams open already"
+        if neighbour is None or refusal:
+            self._sparing("warning", "refused", who, refusal)
+            await _tell(connection, f"{who}: {refusal}")
             return
         self._open[who] += 1
         try:
-            await self._converse(neighbour, channels.frames_of(context), context.write, answering=True)
+            await self._converse(neighbour, connection, answering=True)
         except Refused as error:
             self._sparing("warning", "refused", who, str(error))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error)[:1000])
+        except (CannotConnect, ConnectionLost) as error:
+            self._sparing("warning", "connection lost", who, str(error))
         except Exception as error:
             self._sparing("warning", "connection lost", who, f"{type(error).__name__}: {error}")
-            await context.abort(grpc.StatusCode.ABORTED, "the stream failed at the other end")
         finally:
             self._open[who] -= 1
 
-    async def _converse(
-        self,
-        neighbour: Neighbour,
-        read: Callable[[], Awaitable[bytes | None]],
-        write: Callable[[bytes], Awaitable[None]],
-        answering: bool = False,
-    ) -> None:
-        """Greets, then carries frames both ways until one side ends it."""
+    async def _converse(self, neighbour: Neighbour, connection: Connection, answering: bool = False) -> None:
+        """Greets, then carries frames both ways until one side ends it. A connection that is lost afterwards is logged
+        here and is no error."""
         loop = asyncio.get_running_loop()
         mine = self._mailroom.holdings(neighbour.position)
         greeting = frames.hello(self._greeting() | {"holds": list(mine), "clock": time.time()})
-        await write(greeting)
+        await connection.send(greeting)
         try:
             async with asyncio.timeout(_GREETING_S):  # wait_for of Python 3.11 may let a cancellation pass
-                first = await read()
+                first = await connection.receive()
         except TimeoutError:
             raise Refused(f"no greeting within {_GREETING_S:.0f} s") from None
+        except Refused as error:
+            await _tell(connection, str(error))
+            raise
         if first is None:
             return
         if first[:1] == bytes([Kind.REFUSED]):
@@ -265,7 +262,7 @@ class Links:
             if not stream.only_news:
                 self._mailroom.connected(neighbour.position, stream, theirs)
         except Refused as error:
-            await _tell(write, error)
+            await _tell(connection, str(error))
             raise
         if replaced is not None:
             replaced.ended.set()
@@ -273,27 +270,28 @@ class Links:
                 self._mailroom.disconnected(neighbour.position, stream)
                 return
         self._streams[neighbour.name] = stream
-        self._mailroom.seen(neighbour.position, len(first), len(greeting))
+        self._mailroom.seen(neighbour.position, frames.size(first), frames.size(greeting))
         self._sparing("info", "connected", neighbour.name, at_once=_STREAMS)
         tasks = [
-            asyncio.create_task(self._reading(neighbour, stream, read)),
-            asyncio.create_task(self._writing(neighbour, stream, write)),
+            asyncio.create_task(self._reading(neighbour, stream, connection)),
+            asyncio.create_task(self._writing(neighbour, stream, connection)),
             asyncio.create_task(stream.ended.wait()),
         ]
+        why = None
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stream.reason:
                 raise Refused(stream.reason)
             for task in done:
                 task.result()
+            why = "it closed the connection" if tasks[0] in done else None
         except Refused as error:
             self._mailroom.refuse(neighbour.position, str(error), stream)
-            tasks[1].cancel()  # a stream takes one frame at a time
-            await asyncio.gather(tasks[1], return_exceptions=True)
-            await _tell(write, error)
+            await _tell(connection, str(error))
             raise
+        except ConnectionLost as error:
+            why = str(error)
         finally:
-            cut = self._cut() if tasks[0].done() and not stream.reason else None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -301,13 +299,11 @@ class Links:
             if self._streams.get(neighbour.name) is stream:
                 del self._streams[neighbour.name]
                 if not self._stopping.is_set():  # type: ignore[union-attr]
-                    self._sparing("info", "disconnected", neighbour.name, cut, at_once=_STREAMS)
+                    self._sparing("info", "disconnected", neighbour.name, why, at_once=_STREAMS)
 
-    async def _reading(
-        self, neighbour: Neighbour, stream: _Stream, read: Callable[[], Awaitable[bytes | None]]
-    ) -> None:
+    async def _reading(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
         position = neighbour.position
-        while (data := await read()) is not None:
+        while (data := await connection.receive()) is not None:
             frame = frames.read_frame(data)
             if stream.only_news and frame.kind not in (Kind.NEWS, Kind.REFUSED):
                 continue
@@ -319,7 +315,7 @@ class Links:
                     stream.room.clear()  # set when the node has gone on, and from time to time
                     await stream.room.wait()
                 continue
-            self._mailroom.seen(position, beside_in=len(data))
+            self._mailroom.seen(position, beside_in=frames.size(data))
             if frame.kind == Kind.HELD:
                 continue
             if frame.kind == Kind.NEWS:
@@ -330,7 +326,7 @@ class Links:
             elif frame.kind == Kind.REFUSED:
                 raise Refused(f"it refuses: {frame.reason()}")
 
-    async def _writing(self, neighbour: Neighbour, stream: _Stream, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _writing(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
         position = neighbour.position
         while True:
             stream.wake.clear()
@@ -339,38 +335,35 @@ class Links:
                 if entries is None:
                     break
                 frame = frames.news(entries)
-                await write(frame)
-                self._mailroom.seen(position, beside_out=len(frame))
+                await connection.send(frame)
+                self._mailroom.seen(position, beside_out=frames.size(frame))
             going = self._mailroom.outgoing(position, stream, stream.tells)
             stream.tells = False
             for step, frame in going:
-                await write(frame)
+                await connection.send(frame)
                 if step < 0:
-                    self._mailroom.seen(position, beside_out=len(frame))
+                    self._mailroom.seen(position, beside_out=frames.size(frame))
                     self._observe("told durable", -1)
                 else:
                     self._observe("sent", step)
             if neighbour.name in self._finished and not stream.finished_told and not stream.only_news:
-                await write(frames.finished())
+                await connection.send(frames.finished())
                 stream.finished_told = True
                 self._finished_told.add(neighbour.name)
                 self._see_whether_finished()
             if not stream.wake.is_set():
                 await stream.wake.wait()
 
-    def _cut(self) -> str:
-        """Why a stream ends without a word. gRPC tells only the sender when it does not take a frame for its size."""
-        return f"it ended, was cut off, or sent a frame of more than {self._largest + channels.BESIDE:,} bytes"
-
     def _see_whether_finished(self) -> None:
         if self._finished_told & self._finished_there >= self._neighbours.keys():
             self.all_finished.set()
 
 
-async def _tell(write: Callable[[bytes], Awaitable[None]], error: Refused) -> None:
-    """Says why, if the other side still listens; one that does not read its stream is not waited for."""
-    with suppress(Exception):
-        await asyncio.wait_for(write(frames.refused(str(error))), 1.0)
+async def _tell(connection: Connection, reason: str) -> None:
+    """Says why this side ends the connection; a peer that does not read is not waited for."""
+    with suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(1.0):
+            await connection.send(frames.refused(reason))
 
 
 def _holdings(table: Mapping[str, Any]) -> Holdings:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 Report = Callable[..., None]  # report(level, what, **fields): structured, and names no data
 
-_Key = tuple[str, str, str | None, str | None]  # level, what, site, reason
+_Key = tuple[str, str, str | None, str | None, str | None]  # level, what, site, address, reason
 
 _EVERY_S = 60.0
-_REASONS = 50  # different ones of the same subject; more than that come from somebody who makes them up
+_REASONS = 50  # of the same subject, each address counted apart; more come from somebody who makes them up
 _KNOWN = 1000
 _LETTERS = 500
 
@@ -24,8 +24,8 @@ class _Count:
 
 
 class Sparing:
-    """Reports the same event, of the same site for the same reason, `at_once` times in its first minute; then once a
-    minute how often more it was. From any thread."""
+    """Reports the same event, of the same site or address for the same reason, `at_once` times in its first minute.
+    Then reports once a minute how often more it was. From any thread."""
 
     def __init__(self, report: Report, clock: Callable[[], float] = time.monotonic):
         self._report, self._clock, self._lock = report, clock, threading.Lock()
@@ -33,15 +33,22 @@ class Sparing:
         self._reasons, self._looked = Counter[tuple[str, str, str | None]](), clock()
 
     def __call__(
-        self, level: str, what: str, site: str | None = None, reason: str | None = None, at_once: int = 1
+        self,
+        level: str,
+        what: str,
+        site: str | None = None,
+        reason: str | None = None,
+        at_once: int = 1,
+        address: str | None = None,  # of somebody whose name is not known
     ) -> None:
         reason = None if reason is None else reason[:_LETTERS]
         if self._clock() - self._looked > 1:
             self.flush()
         with self._lock:
-            key = level, what, site, reason
+            key = level, what, site, address, reason
             if key not in self._counts and self._many(key):
-                key = level, what, None if len(self._counts) >= _KNOWN else site, "several other reasons"
+                others = "several other addresses or reasons" if address else "several other reasons"
+                key = level, what, None if len(self._counts) >= _KNOWN else site, None, others
             if key not in self._counts:
                 self._counts[key] = _Count(self._clock())
                 self._reasons[key[:3]] += 1
@@ -76,6 +83,6 @@ class Sparing:
                 self._tell(key, kept_back)
 
     def _tell(self, key: _Key, times: int) -> None:
-        level, what, site, reason = key
-        more = {"more_times": times} if times else {}
-        self._report(level, what, **({"site": site} if site else {}), **({"reason": reason} if reason else {}), **more)
+        level, what, site, address, reason = key
+        fields = {"site": site, "address": address, "reason": reason, "more_times": times}
+        self._report(level, what, **{name: value for name, value in fields.items() if value})

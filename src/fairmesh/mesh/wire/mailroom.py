@@ -47,7 +47,7 @@ class Counters:
     messages_in: int = 0
     bytes_out: int = 0  # of the algorithm's messages, as the codec made them
     bytes_in: int = 0
-    beside_out: int = 0  # greetings, heads of messages, acknowledgements, news, sums at the end
+    beside_out: int = 0  # greetings, heads and lengths of messages, acknowledgements, news, sums at the end
     beside_in: int = 0
     connections: int = 0
     refused: int = 0

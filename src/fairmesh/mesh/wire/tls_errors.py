@@ -1,5 +1,8 @@
 """Why a connection failed, in words an operator understands, from what TLS and sockets say."""
 
+import os
+import re
+
 _WORDS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no certificate",
     "unable to get local issuer certificate": "a certificate of another authority",
@@ -11,7 +14,6 @@ _WORDS = {
     "Hostname mismatch": "a certificate of another site",
     "Hostname Verification Check failed": "a certificate of another site",
     "CERTIFICATE_VERIFY_FAILED": "a certificate that is not good",
-    "NO_SHARED_CIPHER": "TLS 1.2 or a cipher that is not used here; TLS 1.3 is needed",
     "UNSUPPORTED_PROTOCOL": "an old version of TLS; TLS 1.3 is needed",
     "TLSV1_ALERT_PROTOCOL_VERSION": "an old version of TLS; TLS 1.3 is needed",
     "HTTP_REQUEST": "not TLS: a request of plain HTTP",
@@ -19,20 +21,32 @@ _WORDS = {
     "WRONG_VERSION_NUMBER": "not TLS",
     "ALERT_UNKNOWN_CA": "it does not know the authority of this site's certificate",
     "ALERT_CERTIFICATE_EXPIRED": "it takes this site's certificate for expired",
+    "ALERT_BAD_CERTIFICATE": "it does not accept this site's certificate",
+    "ALERT_CERTIFICATE_UNKNOWN": "it does not accept this site's certificate",
     "CERTIFICATE_REQUIRED": "it wants a certificate",
     "Connection refused": "connection refused: nobody listens there",
     "No route to host": "no route to it",
     "Network is unreachable": "no route to it",
     "Connection reset": "it closed the connection",
+    "Connection lost": "it closed the connection",  # by asyncio
+    "Broken pipe": "it closed the connection",
+    "EOF occurred in violation of protocol": "it closed the connection",
     "timed out": "no answer in time",
     "Name or service not known": "its name cannot be resolved",
     "Temporary failure in name resolution": "its name cannot be resolved",
     "No address associated with hostname": "its name cannot be resolved",
-    "DNS resolution failed": "its name cannot be resolved",
-    "Domain name not found": "its name cannot be resolved",
 }
 
 
 def in_words(said: str) -> str:
     """The words for it; what was said where there are none."""
     return next((words for sign, words in _WORDS.items() if sign in said), said)
+
+
+def reason_of(error: Exception) -> str:
+    """The words for an error of a socket or of TLS."""
+    if isinstance(error, TimeoutError):
+        return _WORDS["timed out"]
+    # asyncio leaves out what the system says of a number.
+    said = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda found: os.strerror(int(found[1])), str(error))
+    return in_words(said or type(error).__name__)

@@ -1,0 +1,229 @@
+"""Connections between sites: frames over mutual TLS 1.3, of bounded size, in bounded number, watched for silence.
+
+Every frame follows its length, which has four bytes, little-endian. A length of 0xffffffff is a heartbeat and has no
+frame. Each side sends one every few seconds. So a peer that hangs, or that can no longer be reached, is noticed.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import resource
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from fairmesh.errors import BadInput
+from fairmesh.mesh.members import host_and_port
+from fairmesh.mesh.wire.frames import LENGTH, Refused
+from fairmesh.mesh.wire.tls_errors import reason_of
+from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream
+
+BESIDE = 1 << 20  # bytes a frame may have beyond the largest message: news of many sites
+_HEARTBEAT = 0xFFFFFFFF
+_HEARTBEAT_S, _SILENCE_S = 5.0, 15.0
+_DIAL_S = 5.0
+_HANDSHAKE_S = 10.0  # then a stranger who says nothing is cut off
+_BOTH_FAMILIES_S = 0.25  # then the next address of a host is tried beside the first
+_BACKLOG = 256
+_WITHIN = "it closed the connection within a frame"
+_OPEN_FILES = 8192
+_CONNECTIONS = 2048  # at once, strangers included; some 55 kB each during a handshake
+
+
+class CannotConnect(ConnectionError):
+    """No connection came about, or it ended before the peer's first frame; the text says why."""
+
+    def __init__(self, reason: str, in_handshake: bool):
+        super().__init__(reason)
+        self.in_handshake = in_handshake  # somebody was reached
+
+
+class ConnectionLost(ConnectionError):
+    """A connection ended without being closed; the text says why."""
+
+
+class Connection:
+    """Frames to and from one peer, whose certificate is of the mesh's authority. Use it in `async with`."""
+
+    def __init__(self, stream: TlsStream, largest: int):
+        self._stream = stream
+        self._longest = min(largest + BESIDE, _HEARTBEAT - 1)
+        self._received_any = False  # of the peer's frames
+        self._heart: asyncio.Task[None] | None = None
+        self.peer_names = stream.peer_names()
+
+    async def __aenter__(self) -> "Connection":
+        self._heart = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._heart is not None:
+            self._heart.cancel()
+        await self._stream.close()
+
+    def peer_certificate(self) -> bytes:
+        """The peer's certificate, as DER."""
+        return self._stream.peer_certificate()
+
+    async def receive(self) -> bytes | None:
+        """The next frame; none when the peer has closed the connection. A frame's length is checked before anything of
+        the frame is read."""
+        length = _HEARTBEAT
+        while length == _HEARTBEAT:
+            head = await self._exactly(LENGTH.size)
+            if not head:
+                return None
+            if len(head) < LENGTH.size:
+                raise ConnectionLost(_WITHIN)
+            length = LENGTH.unpack(head)[0]
+        if length > self._longest:
+            raise Refused(f"a frame of {length:,} bytes; at most {self._longest:,} are taken")
+        frame = await self._exactly(length)
+        if len(frame) < length:
+            raise ConnectionLost(_WITHIN)
+        return frame
+
+    async def send(self, frame: bytes) -> None:
+        """Queues a frame, then waits while the peer does not read. A cancelled wait leaves the frame queued."""
+        try:
+            self._stream.write(LENGTH.pack(len(frame)) + frame)
+            await self._stream.drain()
+        except OSError as error:
+            raise ConnectionLost(reason_of(error)) from None
+
+    async def _exactly(self, count: int) -> bytes:
+        """So many bytes; none, or only some, where the peer closes the connection first."""
+        try:
+            found = await self._stream.read(count, _SILENCE_S)
+        except TimeoutError:
+            raise ConnectionLost(f"it has sent nothing for {_SILENCE_S:.0f} s") from None
+        except OSError as error:
+            if self._received_any:
+                raise ConnectionLost(reason_of(error)) from None
+            # A handshake of TLS 1.3 ends for the dialling side before the other side has seen its certificate.
+            raise CannotConnect(reason_of(error), in_handshake=True) from None
+        self._received_any = True
+        return found
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            if not self._stream.queued():  # else the peer has bytes to read already
+                with suppress(OSError):  # whoever reads finds out
+                    self._stream.write(LENGTH.pack(_HEARTBEAT))
+
+
+@asynccontextmanager
+async def dialled(address: str, name: str, context: ssl.SSLContext, largest: int) -> AsyncIterator[Connection]:
+    """A connection to whoever has a certificate for this name at an address. Raises CannotConnect."""
+    async with await _dial(address, name, context, largest) as connection:
+        yield connection
+
+
+async def _dial(address: str, name: str, context: ssl.SSLContext, largest: int) -> Connection:
+    host, port = host_and_port(address, name)
+    stream = None
+    try:
+        async with asyncio.timeout(_DIAL_S):
+            opened = await asyncio.open_connection(host, port, limit=READ_AHEAD, happy_eyeballs_delay=_BOTH_FAMILIES_S)
+            stream = TlsStream(*opened, context, server_name=name)
+            await stream.handshake()
+    except BaseException as error:
+        if stream is not None:
+            stream.abort()
+        if isinstance(error, TimeoutError | OSError):
+            raise CannotConnect(reason_of(error), in_handshake=stream is not None) from None
+        raise
+    return Connection(stream, largest)
+
+
+class Listener:
+    """Accepts connections at an address and gives each that has a certificate of the mesh's authority to `answer`. A
+    peer that fails in the handshake is reported by its address and the reason."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        largest: int,
+        answer: Callable[[Connection], Awaitable[None]],
+        refused: Callable[[str, str], None],
+    ):
+        self._context, self._largest, self._answer, self._refused = context, largest, answer, refused
+        self._most = _connections()
+        self._open: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: str) -> None:
+        host, port = host_and_port(address, "listen")
+        given: dict[str, Any] = {"host": host, "port": port, "reuse_port": False}
+        try:
+            if host in ("0.0.0.0", "::"):
+                given = {"sock": _on_all_interfaces(port)}
+            self._server = await asyncio.start_server(self._accepted, limit=READ_AHEAD, backlog=_BACKLOG, **given)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise BadInput(f"cannot listen on {address}: another program uses the port") from error
+            raise BadInput(f"cannot listen on {address}: {error.strerror or error}") from error
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address = _shown(writer.get_extra_info("peername"))
+        if len(self._open) >= self._most:
+            self._refused(address, f"{self._most} connections are open already")
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve(TlsStream(reader, writer, self._context), address))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _serve(self, stream: TlsStream, address: str) -> None:
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                await stream.handshake()
+        except TimeoutError:
+            self._refused(address, f"no handshake within {_HANDSHAKE_S:.0f} s")
+            stream.abort()
+        except OSError as error:
+            self._refused(address, reason_of(error))
+            await stream.close()
+        except asyncio.CancelledError:
+            stream.abort()
+            raise
+        else:
+            async with Connection(stream, self._largest) as connection:
+                await self._answer(connection)
+
+
+def _on_all_interfaces(port: int) -> socket.socket:
+    """IPv4 and IPv6 by one socket, where the system has both."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _shown(peer: tuple[Any, ...] | None) -> str:
+    """A peer's address without its port, which is another for each connection."""
+    if not peer:
+        return "unknown"
+    found = ipaddress.ip_address(peer[0].partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found)
+
+
+def _connections() -> int:
+    """How many to allow at once. Half of the files that a process may open remain for what a node must write: many
+    systems allow 1,024 by default, and strangers could take them all."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    return min(_CONNECTIONS, wanted // 2)

@@ -1,0 +1,193 @@
+"""TLS over an asyncio stream. The handshake is a coroutine, so its caller sees why it failed and who the peer is.
+
+This module does not use asyncio's own TLS. A server of asyncio does not report failed handshakes, and it allocates
+256 KiB for each connection, also for a stranger's.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from fairmesh.errors import BadInput
+
+_PIECE = 1 << 18  # bytes read from the socket at once
+READ_AHEAD = 1 << 20  # bytes that may wait to be decrypted; then the peer is held back
+_RECORD = 1 << 14  # bytes; TLS decrypts no more at once
+_ENCRYPT = 1 << 20  # bytes encrypted at once
+_LINGER_S = 1.0
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """PEM texts of a site: its key, its certificate, and the authority's certificate."""
+
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+    def for_dialling(self) -> ssl.SSLContext:
+        """The peer must have a certificate of this authority for the name that is dialled."""
+        context = self._context(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = True
+        context.hostname_checks_common_name = False
+        return context
+
+    def for_listening(self) -> ssl.SSLContext:
+        """The peer must have a certificate of this authority; the caller looks at the name in it."""
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        context.num_tickets = 0  # every connection shows its certificate again
+        return context
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(cadata=self.authority.decode("ascii"))
+            with _as_file(self.certificate) as certificate, _as_file(self.key) as key:
+                context.load_cert_chain(certificate, key, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"this site's certificate or key cannot be used ({error})") from None
+        return context
+
+
+class TlsStream:
+    """Bytes both ways over an asyncio stream, encrypted. Call `handshake` first."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        context: ssl.SSLContext,
+        server_name: str | None = None,  # the name that is dialled; none on the listening side
+    ):
+        self._reader, self._writer, self._context, self._server_name = reader, writer, context, server_name
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls: ssl.SSLObject | None = None
+
+    async def handshake(self) -> None:
+        """Raises ssl.SSLError or another OSError where it fails. TLS tells the peer the kind of failure."""
+        listening = self._server_name is None
+        if listening:
+            await self._fetch()  # a stranger who sends nothing costs no TLS object
+        self._tls = self._context.wrap_bio(self._incoming, self._outgoing, listening, self._server_name)
+        try:
+            while True:
+                try:
+                    self._tls.do_handshake()
+                    return
+                except ssl.SSLWantReadError:
+                    self._flush()
+                    await self._fetch()
+        finally:
+            self._flush()
+
+    def peer_names(self) -> list[str]:
+        """Every alternative name in the peer's certificate, which the handshake has verified."""
+        found = self._secured().getpeercert() or {}
+        entries: tuple[tuple[str, str], ...] = found.get("subjectAltName", ())  # type: ignore[assignment]
+        return [name if kind == "DNS" else f"{kind}:{name}" for kind, name in entries]
+
+    def peer_certificate(self) -> bytes:
+        """The peer's certificate, as DER."""
+        return self._secured().getpeercert(binary_form=True) or b""
+
+    async def read(self, count: int, silence_s: float) -> bytes:
+        """So many bytes; fewer, or none, where the stream ends before. Raises TimeoutError when the peer sends nothing
+        for so many seconds."""
+        tls, pieces = self._secured(), []
+        while count:
+            try:
+                piece = tls.read(min(count, _RECORD))
+            except ssl.SSLWantReadError:
+                self._flush()
+                async with asyncio.timeout(silence_s):
+                    await self._fetch()
+                continue
+            except ssl.SSLZeroReturnError:
+                piece = b""
+            if not piece:
+                break
+            pieces.append(piece)
+            count -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def write(self, data: bytes) -> None:
+        """Encrypts all of it and queues it for the socket, so that no other write can come in between. Call `drain`
+        afterwards."""
+        if self._writer.transport.is_closing():
+            raise ConnectionResetError("Connection lost")
+        tls, left = self._secured(), memoryview(data)
+        while left:
+            left = left[tls.write(left[:_ENCRYPT]) :]
+            self._flush()
+
+    async def drain(self) -> None:
+        """Waits until the socket has taken most of what is queued."""
+        await self._writer.drain()
+
+    def queued(self) -> bool:
+        """Whether the socket has not yet taken all."""
+        return self._writer.transport.get_write_buffer_size() > 0
+
+    async def close(self) -> None:
+        """Ends the stream and waits a moment for the peer to end it too. A socket closed with unread bytes resets the
+        connection, and the peer may then lose the last bytes sent to it, which may say why the stream ends."""
+        try:
+            if self._tls is not None:
+                with suppress(ssl.SSLError):  # the peer has not ended its side yet, or the handshake failed
+                    self._tls.unwrap()
+                self._flush()
+            self._writer.write_eof()
+            async with asyncio.timeout(_LINGER_S):
+                while await self._reader.read(_PIECE):
+                    pass
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Closes the socket at once."""
+        self._writer.transport.abort()
+
+    def _secured(self) -> ssl.SSLObject:
+        if self._tls is None:
+            raise RuntimeError("there was no handshake yet")
+        return self._tls
+
+    def _flush(self) -> None:
+        if self._outgoing.pending:
+            self._writer.write(self._outgoing.read())
+
+    async def _fetch(self) -> None:
+        data = await self._reader.read(_PIECE)
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """The path of a pipe that holds the content. `ssl` reads keys only from files, and a pipe keeps a key off the
+    disk."""
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        try:
+            if os.write(writing, content) != len(content):
+                raise ValueError("the file is too large")
+        finally:
+            os.close(writing)
+        yield f"/dev/fd/{reading}"
+    finally:
+        os.close(reading)
+
+
+def _no_password() -> str:
+    """OpenSSL would ask on the terminal otherwise."""
+    raise ValueError("the key is encrypted; a node needs one without a password")

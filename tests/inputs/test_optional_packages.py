@@ -1,0 +1,91 @@
+"""What needs a package of an extra says how to get it; everything else works without."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fairmesh as fm
+from fairmesh.cli.main import app
+from fairmesh.errors import MissingPackage, optional
+from fairmesh.report.runs import Run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Hides packages as if they were not installed."""
+
+    def hide(*names: str) -> None:
+        for loaded in list(sys.modules):
+            if loaded.split(".")[0] in names:
+                monkeypatch.delitem(sys.modules, loaded)
+        for name in names:
+            monkeypatch.setitem(sys.modules, name, None)
+
+    return hide
+
+
+def sites():
+    return [fm.Site((torch.randn(8, 3), torch.arange(8) % 2)) for _ in range(2)]
+
+
+def image_folder(folder: Path) -> fm.data.ImageFolder:
+    (folder / "a" / "cat").mkdir(parents=True)
+    (folder / "a" / "cat" / "1.png").write_bytes(b"")
+    return fm.data.ImageFolder(str(folder))
+
+
+NEEDS = {  # extra -> package, and something that cannot be done without it
+    "plot": ("matplotlib", lambda folder: fm.report.picture(sites(), folder / "sites.png")),
+    "images": ("PIL", lambda folder: image_folder(folder).sites()),
+    "parquet": ("pyarrow", lambda folder: fm.data.Table(str(folder / "rows.parquet"), target="y", site="s").sites()),
+}
+
+
+@pytest.mark.parametrize("extra", NEEDS)
+def test_a_missing_package_is_named_with_the_extra_that_installs_it(extra, tmp_path, without):
+    package, use = NEEDS[extra]
+    without(package)
+    with pytest.raises(MissingPackage, match=rf"fairmesh\[{extra}\]"):
+        use(tmp_path)
+
+
+def test_optional_lets_other_errors_of_an_import_through():
+    with pytest.raises(ImportError, match="cannot import name"), optional("plot"):
+        from numpy import no_such_name  # noqa: F401
+
+
+def test_every_extra_that_a_message_names_is_declared():
+    declared = (ROOT / "pyproject.toml").read_text()
+    for path in (ROOT / "src").rglob("*.py"):
+        for name in re.findall(r"optional\(\"(\w+)\"\)", path.read_text()):
+            assert re.search(rf"^{name} = \[", declared, re.M), f"{path} names the extra {name}"
+
+
+def test_demo_without_matplotlib_shows_its_tables_and_says_how_to_get_plots(tmp_path, monkeypatch, without):
+    monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 4)
+    without("matplotlib")
+    shown = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "new")])
+    assert shown.exit_code == 0
+    assert "site 9 (mirrored)" in shown.output
+    assert "fairmesh[plot]" in shown.output
+    assert not (tmp_path / "new" / "report.html").exists()
+    assert Run.from_folder(tmp_path / "new" / "ad-gda").summary["rounds"] == 4
+
+
+def test_topology_without_matplotlib_gives_its_numbers(tmp_path, monkeypatch, without):
+    monkeypatch.chdir(tmp_path)
+    without("matplotlib")
+    facts = CliRunner().invoke(app, ["topology", "ring", "--nodes", "5", "--json"])
+    assert facts.exit_code == 0
+    assert json.loads(facts.stdout)["plot"] is None
+    assert np.isclose(json.loads(facts.stdout)["beta"], fm.Ring().build(5)[0].beta)
+    asked = CliRunner().invoke(app, ["topology", "ring", "--nodes", "5", "--plot", "ring.png"])
+    assert isinstance(asked.exception, MissingPackage)

@@ -1,0 +1,456 @@
+"""Connections as both ends see them, over loopback: who gets in, what is cut off, and what is never lost."""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from fairmesh.errors import BadInput
+from fairmesh.mesh.certificates import make_authority, make_key, sign
+from fairmesh.mesh.members import Member, Mesh
+from fairmesh.mesh.wire import connections
+from fairmesh.mesh.wire.connections import BESIDE, CannotConnect, Connection, ConnectionLost, Listener, dialled
+from fairmesh.mesh.wire.frames import Refused
+from fairmesh.mesh.wire.tls_stream import Credentials, TlsStream
+from tests.mesh.fleet import ended, forked, free_ports
+
+LARGEST = 1000
+
+
+def provisioned(folder) -> dict[str, Credentials]:
+    """Two sites of a mesh, by their names."""
+    mesh = Mesh("test", "0" * 64, (Member("alpha", "a:1", ("beta",)), Member("beta", "b:1", ("alpha",))))
+    authority = make_authority(folder, mesh.name, 1).read_bytes()
+    found = {}
+    for name in mesh.names:
+        key, request = make_key(folder, name)
+        found[name] = Credentials(key.read_bytes(), sign(request.read_bytes(), folder, mesh, 1), authority)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    return provisioned(tmp_path_factory.mktemp("sites"))
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """The same names, of another authority."""
+    return provisioned(tmp_path_factory.mktemp("others"))
+
+
+@dataclass
+class Server:
+    """What a listening site saw."""
+
+    address: str
+    refused: list[tuple[str, str]] = field(default_factory=list)  # address and reason
+    met: list[Connection] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def echo(connection: Connection) -> None:
+    while (frame := await connection.receive()) is not None:
+        await connection.send(frame)
+
+
+@asynccontextmanager
+async def listening(credentials, answer=echo, address=None, largest=LARGEST):
+    server = Server(address or f"127.0.0.1:{free_ports(1)[0]}")
+
+    async def answered(connection: Connection) -> None:
+        server.met.append(connection)
+        try:
+            await answer(connection)
+        except Exception as error:
+            server.errors.append(error)
+        finally:
+            server.ended.set()
+
+    listener = Listener(credentials.for_listening(), largest, answered, lambda *told: server.refused.append(told))
+    await listener.start(server.address)
+    try:
+        yield server
+    finally:
+        await listener.close()
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+async def plain(server: Server):
+    return await asyncio.open_connection("127.0.0.1", port_of(server.address))
+
+
+async def eventually(holds) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def run(work) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await work
+
+    asyncio.run(limited())
+
+
+# Who gets in
+
+
+def test_frames_go_both_ways_and_the_listening_side_knows_the_name(sites):
+    async def work():
+        async with listening(sites["beta"]) as server:
+            async with dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection:
+                assert connection.peer_names == ["beta"]
+                for frame in (b"one", b"", bytes(LARGEST + BESIDE), b"last"):
+                    await connection.send(frame)
+                    assert await connection.receive() == frame
+            await eventually(server.ended.is_set)
+        assert [connection.peer_names for connection in server.met] == [["alpha"]]
+        assert (server.refused, server.errors) == ([], [])
+
+    run(work())
+
+
+def test_whoever_answers_under_another_name_is_not_greeted(sites):
+    async def work():
+        async with listening(sites["alpha"]) as server:
+            with pytest.raises(CannotConnect, match="a certificate of another site"):
+                async with dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST):
+                    pass
+            await eventually(lambda: server.refused)
+        assert server.met == []
+        assert server.refused == [("127.0.0.1", "it does not accept this site's certificate")]
+
+    run(work())
+
+
+def test_another_authority_is_refused_by_both_sides_with_the_reason_and_the_address(sites, others):
+    async def work():
+        async with listening(sites["beta"]) as server:
+            with pytest.raises(CannotConnect, match="a certificate of another authority"):
+                async with dialled(server.address, "beta", others["alpha"].for_dialling(), LARGEST):
+                    pass
+            deceived = Credentials(others["alpha"].key, others["alpha"].certificate, sites["alpha"].authority)
+            async with dialled(server.address, "beta", deceived.for_dialling(), LARGEST) as connection:
+                await connection.send(b"a greeting that nobody reads")
+                with pytest.raises(CannotConnect, match="it does not know the authority of this site's certificate"):
+                    await connection.receive()
+            await eventually(lambda: len(server.refused) == 2)
+        assert server.met == []
+        assert server.refused == [
+            ("127.0.0.1", "it does not know the authority of this site's certificate"),
+            ("127.0.0.1", "a certificate of another authority"),
+        ]
+
+    run(work())
+
+
+def test_a_key_that_cannot_be_used_is_refused(sites):
+    texts = sites["alpha"]
+    for wrong in (
+        Credentials(sites["beta"].key, texts.certificate, texts.authority),
+        Credentials(b"?", texts.certificate, texts.authority),
+        Credentials(texts.key, texts.certificate, b"?"),
+        Credentials(texts.key, bytes(1 << 20), texts.authority),
+    ):
+        with pytest.raises(BadInput, match="certificate or key cannot be used"):
+            wrong.for_dialling()
+
+
+# What is cut off
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"])
+def test_a_stranger_who_does_not_end_the_handshake_is_cut_off(sites, monkeypatch, said):
+    monkeypatch.setattr(connections, "_HANDSHAKE_S", 0.2)
+
+    async def work():
+        async with listening(sites["beta"]) as server:
+            reader, writer = await plain(server)
+            writer.write(said)
+            with suppress(ConnectionError):  # what it sent was not read
+                assert await reader.read(1) == b""
+            writer.close()
+        assert [(address, "no handshake within" in reason) for address, reason in server.refused] == [
+            ("127.0.0.1", True)
+        ]
+
+    run(work())
+
+
+def test_a_peer_that_does_not_answer_is_not_waited_for(sites, monkeypatch):
+    monkeypatch.setattr(connections, "_DIAL_S", 0.2)
+
+    async def work():
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            with pytest.raises(CannotConnect, match="no answer in time") as failed:
+                async with dialled(f"127.0.0.1:{silent.getsockname()[1]}", "beta", sites["alpha"].for_dialling(), 0):
+                    pass
+            assert failed.value.in_handshake
+        with pytest.raises(CannotConnect, match="nobody listens there") as failed:
+            async with dialled(f"127.0.0.1:{free_ports(1)[0]}", "beta", sites["alpha"].for_dialling(), 0):
+                pass
+        assert not failed.value.in_handshake
+
+    run(work())
+
+
+def test_an_idle_connection_is_kept_by_heartbeats_and_a_silent_one_is_lost(sites, monkeypatch):
+    monkeypatch.setattr(connections, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(connections, "_HEARTBEAT_S", 0.1)
+
+    async def work():
+        async with (
+            listening(sites["beta"]) as server,
+            dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection,
+        ):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.2):
+                    await connection.receive()
+            assert not server.ended.is_set()
+            server.met[0]._heart.cancel()  # type: ignore[union-attr]
+            began = time.monotonic()
+            with pytest.raises(ConnectionLost, match="it has sent nothing for"):
+                await connection.receive()
+            assert 0.3 < time.monotonic() - began < 2
+
+    run(work())
+
+
+def test_a_process_that_hangs_is_noticed_in_15_seconds(sites, tmp_path):
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+
+    async def serve():
+        async with listening(sites["beta"], address=address):
+            await asyncio.sleep(60)
+
+    async def work():
+        connected = False
+        while not connected:
+            with suppress(CannotConnect):
+                async with dialled(address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection:
+                    await connection.send(b"one")
+                    connected = await connection.receive() == b"one"
+                    os.kill(process, signal.SIGSTOP)
+                    began = time.monotonic()
+                    with pytest.raises(ConnectionLost, match="it has sent nothing for 15 s"):
+                        await connection.receive()
+                    assert 14 < time.monotonic() - began < 18
+            await asyncio.sleep(0.05)
+
+    process = forked(lambda: asyncio.run(serve()), tmp_path / "beta.log")
+    try:
+        run(work())
+    finally:
+        os.kill(process, signal.SIGKILL)
+        assert ended(process, 10) == -signal.SIGKILL
+
+
+def test_the_length_of_a_frame_is_checked_before_the_frame_is_sent(sites):
+    async def take(connection: Connection) -> None:
+        await connection.receive()
+
+    async def work():
+        async with listening(sites["beta"], take) as server:
+            opened = await plain(server)
+            stream = TlsStream(*opened, sites["alpha"].for_dialling(), "beta")
+            await stream.handshake()
+            stream.write(struct.pack("<I", LARGEST + BESIDE + 1))
+            await eventually(server.ended.is_set)
+            await stream.close()
+        assert [type(error) for error in server.errors] == [Refused]
+        assert f"a frame of {LARGEST + BESIDE + 1:,} bytes; at most" in str(server.errors[0])
+
+    run(work())
+
+
+@pytest.mark.parametrize("sent", [b"\x05", b"\x05\x00\x00\x00ab"])
+def test_a_frame_that_is_cut_short_is_no_frame(sites, sent):
+    async def work():
+        async with listening(sites["beta"]) as server:
+            for properly in (True, False):
+                server.ended.clear()
+                stream = TlsStream(*await plain(server), sites["alpha"].for_dialling(), "beta")
+                await stream.handshake()
+                stream.write(sent)
+                await stream.drain()
+                await stream.close() if properly else stream.abort()
+                await eventually(server.ended.is_set)
+        assert [str(error) for error in server.errors] == [
+            "it closed the connection within a frame",
+            "it closed the connection",
+        ]
+        assert all(isinstance(error, ConnectionError) for error in server.errors)
+
+    run(work())
+
+
+def test_more_connections_than_allowed_are_turned_away_and_room_is_given_back(sites, monkeypatch):
+    monkeypatch.setattr(connections, "_connections", lambda: 2)
+
+    async def work():
+        async with listening(sites["beta"]) as server:
+            held = [await plain(server) for _ in range(2)]
+            reader, writer = await plain(server)
+            assert await reader.read(1) == b""
+            writer.close()
+            assert server.refused == [("127.0.0.1", "2 connections are open already")]
+            held[0][1].close()
+            await eventually(lambda: len(server.refused) == 2)  # it has gone without a handshake
+            async with dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection:
+                await connection.send(b"one")
+                assert await connection.receive() == b"one"
+            held[1][1].close()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "allowed"),
+    [
+        ((1024, 1024), None, 512),
+        ((1024, 3000), 3000, 1500),
+        ((1024, 1 << 20), 8192, 2048),
+        ((1 << 20, 1 << 20), None, 2048),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None, 2048),
+    ],
+)
+def test_half_of_the_files_a_process_may_open_remain(monkeypatch, limits, asked, allowed):
+    calls = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda which, wanted: calls.append(wanted))
+    assert connections._connections() == allowed
+    assert calls == ([] if asked is None else [(asked, limits[1])])
+
+
+# What is never lost
+
+
+def test_a_peer_that_does_not_read_holds_the_sender_back(sites):
+    go_on = asyncio.Event()
+
+    async def late(connection: Connection) -> None:
+        await go_on.wait()
+        await echo(connection)
+
+    async def work():
+        frame, sent = bytes(1 << 20), 0
+        async with (
+            listening(sites["beta"], late) as server,
+            dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection,
+        ):
+            with suppress(TimeoutError):
+                while sent < 100:
+                    async with asyncio.timeout(0.5):
+                        sent += 1
+                        await connection.send(frame)
+            assert 1 <= sent < 30  # what sockets buffer
+            go_on.set()
+            sending = asyncio.create_task(connection.send(b"end"))
+            for _ in range(sent):  # the frame whose wait was cancelled is among them, whole
+                assert await connection.receive() == frame
+            assert await connection.receive() == b"end"
+            await sending
+
+    run(work())
+
+
+def test_the_last_frame_arrives_though_the_other_side_was_still_sending(sites):
+    async def refuse(connection: Connection) -> None:
+        await connection.send(b"why")
+
+    async def work():
+        async with (
+            listening(sites["beta"], refuse) as server,
+            dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection,
+        ):
+            for _ in range(50):  # nobody reads them
+                await connection.send(bytes(10_000))
+            await asyncio.sleep(0.2)
+            assert await connection.receive() == b"why"
+            assert await connection.receive() is None
+
+    run(work())
+
+
+def test_a_listener_that_closes_ends_its_connections(sites):
+    async def work():
+        async with listening(sites["beta"]) as server:
+            silent = await plain(server)
+            holding = dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST)
+            connection = await holding.__aenter__()
+            await connection.send(b"one")
+            assert await connection.receive() == b"one"
+            waiting = asyncio.create_task(connection.receive())
+            began = time.monotonic()
+        assert await waiting is None
+        assert await silent[0].read(1) == b""
+        assert time.monotonic() - began < 2
+        await holding.__aexit__(None, None, None)
+        silent[1].close()
+
+    run(work())
+
+
+# Addresses
+
+
+def test_a_port_in_use_is_refused_in_words(sites):
+    async def work():
+        async with listening(sites["beta"]) as server:
+            with pytest.raises(BadInput, match=f"cannot listen on {server.address}: another program uses the port"):
+                async with listening(sites["alpha"], address=server.address):
+                    pass
+        with pytest.raises(BadInput, match=r"cannot listen on 192\.0\.2\.1:7700"):
+            async with listening(sites["alpha"], address="192.0.2.1:7700"):
+                pass
+
+    run(work())
+
+
+@pytest.mark.parametrize("host", ["[::1]", "[::]", "0.0.0.0"])
+def test_ipv6_is_listened_on_and_dialled(sites, host):
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+
+    async def work():
+        port = free_ports(1)[0]
+        async with listening(sites["beta"], address=f"{host}:{port}") as server:
+            for near in ["[::1]", "127.0.0.1"][: 1 if host == "[::1]" else 2]:
+                async with dialled(f"{near}:{port}", "beta", sites["alpha"].for_dialling(), LARGEST) as connection:
+                    await connection.send(b"one")
+                    assert await connection.receive() == b"one"
+                opened = await asyncio.open_connection(near.strip("[]"), port)
+                opened[1].write(b"GET / HTTP/1.1\r\n\r\n")
+                await eventually(lambda near=near: server.refused[-1:] == [(near.strip("[]"), PLAIN)])
+                opened[1].close()
+
+    run(work())
+
+
+PLAIN = "not TLS: a request of plain HTTP"
+
+
+def test_importing_a_node_sets_no_environment_and_starts_no_process():
+    text = (
+        "import json, os; before = dict(os.environ); import fairmesh.mesh.node.running\n"
+        "children = open(f'/proc/self/task/{os.getpid()}/children').read()\n"
+        "print(json.dumps([dict(os.environ) == before, children]))"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout) == [True, ""]

@@ -1,0 +1,225 @@
+"""Observers: what a run calls after every round, and what it may rely on."""
+
+import csv
+import json
+import signal
+from typing import Annotated, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import fairmesh as fm
+from fairmesh.networks.roles import OVER_NODES, Duals, Models, Role, StateView, SumsToZero, roles_of
+from fairmesh.training.observers import CsvWriter, EarlyStopping, ObservedRun, Observer
+from tests import toys
+
+ALGORITHM = toys.ALGORITHMS["ad-gda"]
+
+
+def train(observers, rounds=8, **options):
+    return fm.train(toys.problem(), fm.Ring(), ALGORITHM, rounds, measure_every=2, observers=observers, **options)
+
+
+class Diary(Observer):
+    def __init__(self):
+        self.lines = []
+
+    def start(self, run: ObservedRun) -> None:
+        self.run = run
+        self.lines.append(("start", run.round))
+
+    def after_round(self, round, state) -> None:
+        self.lines.append((round, len(self.run.fresh)))
+
+    def finish(self, error) -> None:
+        self.lines.append(("finish", type(error).__name__))
+
+
+def test_observer_sees_every_round_and_what_was_measured_after_it():
+    diary = Diary()
+    train([diary], rounds=3)
+    assert diary.lines == [("start", 0), (0, 1), (1, 0), (2, 1), (3, 1), ("finish", "NoneType")]
+
+
+def test_observer_may_be_a_function_of_round_and_state():
+    shapes = []
+    train([lambda round, state: shapes.append((round, state.algorithm.models.shape[1]))], rounds=2)
+    assert shapes == [(0, 8), (1, 8), (2, 8)]
+
+
+def test_observer_that_is_neither_is_refused():
+    with pytest.raises(fm.BadInput, match="observers"):
+        train(["csv"])
+
+
+def test_observer_does_not_change_the_run():
+    assert torch.equal(train([Diary()]).row(), train([]).row())
+
+
+class Faulty(Observer):
+    def after_round(self, round, state) -> None:
+        if round == 5:
+            raise RuntimeError("out of ink")
+
+
+def test_observer_that_raises_leaves_a_folder_that_resumes_to_the_same_end(tmp_path):
+    diary = Diary()
+    with pytest.raises(RuntimeError, match="out of ink"):
+        train([Faulty(), diary], out=tmp_path / "faulty", checkpoint_every=2)
+    assert diary.lines[-1] == ("finish", "RuntimeError")
+    resumed = train([], out=tmp_path / "faulty", checkpoint_every=2, resume=True)
+    whole = train([], out=tmp_path / "whole", checkpoint_every=2)
+    assert torch.equal(resumed.row(), whole.row())
+    assert resumed.records == whole.records
+    metrics = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("faulty", "whole")]
+    assert metrics[0] == metrics[1]
+
+
+def test_observer_that_fails_to_start_leaves_a_folder_that_can_be_used(tmp_path):
+    class Broken(Observer):
+        def start(self, run):
+            raise RuntimeError("no licence")
+
+    with pytest.raises(RuntimeError):
+        train([Broken()], out=tmp_path / "run")
+    assert train([], out=tmp_path / "run", rounds=2).rounds == 2
+
+
+def test_stop_ends_the_run_with_a_measured_result_and_a_checkpoint(tmp_path):
+    class Enough(Observer):
+        def after_round(self, round, state):
+            if round == 3:
+                self.run.stop("seen enough")
+
+    result = train([Enough()], out=tmp_path / "run")
+    assert (result.rounds, result.final[0]["round"], result.stop_reason) == (3, 3, "seen enough")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped_early"] == "seen enough"
+    extended = train([], out=tmp_path / "run", resume=True)
+    assert torch.equal(extended.row(), train([]).row())
+
+
+def test_early_stopping_waits_for_the_worst_site_to_stop_improving():
+    stopper = EarlyStopping(patience=2, split="test")
+    result = train([stopper], rounds=400)
+    worst = [record["accuracy"]["worst"] for record in result.records]
+    assert result.stop_reason is not None
+    assert len(worst) - 1 - worst.index(max(worst)) == 2
+    assert result.rounds < 400
+
+
+def test_early_stopping_takes_the_lowest_of_a_metric_where_lower_is_better():
+    stopper = EarlyStopping(patience=2, metric="loss", split="test")
+    result = train([stopper], rounds=400)
+    worst = [record["loss"]["worst"] for record in result.records]
+    if result.stop_reason is not None:
+        assert len(worst) - 1 - worst.index(min(worst)) == 2
+    assert worst[-1] < worst[0]
+
+
+@pytest.mark.parametrize("stopper", [EarlyStopping(split="test", metric="acuracy"), EarlyStopping()])
+def test_early_stopping_refuses_what_is_not_measured(stopper):
+    with pytest.raises(fm.BadInput, match="accuracy"):
+        train([stopper])
+
+
+def test_csv_writer_has_a_row_per_measurement_and_replica(tmp_path):
+    path = tmp_path / "metrics.csv"
+    result = train([CsvWriter(str(path))], rounds=4, seeds=(0, 1))
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["round"]), int(row["replica"])) for row in rows] == [(t, r) for t in (0, 2, 4) for r in (0, 1)]
+    assert float(rows[-1]["accuracy_worst"]) == result.final[1]["accuracy"]["worst"]
+    assert int(rows[-1]["bytes_total"]) == result.final[1]["bytes_total"]
+
+
+def test_csv_writer_goes_on_with_the_file_of_a_resumed_run(tmp_path):
+    writer = CsvWriter(str(tmp_path / "metrics.csv"))
+    train([writer], rounds=4, out=tmp_path / "run")
+    train([writer], rounds=8, out=tmp_path / "run", resume=True)
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        assert [int(row["round"]) for row in csv.DictReader(file)] == [0, 2, 4, 6, 8]
+
+
+def test_train_changes_no_signal_handler_and_no_environment(tmp_path, monkeypatch):
+    import os
+
+    handlers, environment = [], dict(os.environ)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def look(round, state):
+        handlers.append([signal.getsignal(number) for number in numbers])
+
+    before = [signal.getsignal(number) for number in numbers]
+    train([look], rounds=1, out=tmp_path / "run")
+    assert all(now == before for now in handlers)
+    assert dict(os.environ) == environment
+
+
+def test_train_tunes_malloc_only_when_asked(monkeypatch):
+    from fairmesh.numerics import malloc
+
+    asked = []
+    reused = malloc.reused
+    monkeypatch.setattr(malloc, "reused", lambda: asked.append(True) or reused())
+    train([], rounds=1)
+    assert not asked
+    train([], rounds=1, tune_malloc=True)
+    assert asked
+
+
+def test_trace_off_gives_the_same_run_but_for_rounding():
+    traced, plain = (train([], rounds=4, dtype="float64", trace=trace) for trace in ("auto", "no"))
+    assert torch.allclose(traced.row(), plain.row(), rtol=0, atol=1e-12)
+
+
+class Inner(NamedTuple):
+    duals: Duals
+    gains: SumsToZero | None
+
+
+class Outer(NamedTuple):
+    models: Models
+    plain: Tensor
+    inner: Inner
+    copies: Annotated[Inner | None, OVER_NODES]
+
+
+def test_roles_of_nested_states_add_up_and_leave_out_what_is_none():
+    one = torch.zeros(1, 2, 3)
+    roles = roles_of(Outer(one, one, Inner(one, None), None))
+    assert roles == {
+        "state.models": Role(shows="models"),
+        "state.plain": Role(),
+        "state.inner.duals": Role(over_nodes=True, on_simplex=True, shows="duals"),
+    }
+    assert roles_of(Inner(one, one), outer=OVER_NODES)["state.gains"] == Role(over_nodes=True, sums_to_zero=True)
+
+
+def test_state_view_reads_what_the_roles_show():
+    one, two = torch.zeros(1, 2, 3), torch.ones(1, 2, 3)
+    state = Outer(one, one, Inner(two, None), None)
+    view = StateView(state)
+    assert view.models(state) is one
+    assert view.duals(state) is two
+    assert view.own_weights(state) is None
+
+
+def test_state_view_refuses_a_state_without_models_and_one_that_shows_a_thing_twice():
+    one = torch.zeros(1, 2, 3)
+    with pytest.raises(fm.BadInput, match="models"):
+        StateView(Inner(one, None))
+    with pytest.raises(fm.BadInput, match="several"):
+        StateView(Outer(one, one, Inner(one, None), Inner(one, None)))
+
+
+def test_metric_where_lower_is_better_names_the_largest_as_worst():
+    from fairmesh.problems.problem import Metric
+
+    def errors(outputs, targets):
+        return (outputs.argmax(dim=-1) != targets).double().mean()
+
+    problem = toys.problem(metrics={"errors": Metric(errors, higher_is_better=False)})
+    record = fm.train(problem, fm.Ring(), ALGORITHM, 2).final[0]
+    assert record["errors"]["worst"] == max(record["errors"]["sites"])
+    assert record["errors"]["worst"] == pytest.approx(1 - record["accuracy"]["worst"])
