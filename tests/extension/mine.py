@@ -7,38 +7,21 @@ import torch
 from torch import Tensor, nn
 
 import fairmesh as fm
-from fairmesh.algorithms.base import Round, plain, prior_weights
-from fairmesh.algorithms.weighting import Weighed
-from fairmesh.compression.codes import Code, Levels
-from fairmesh.problems.models import Model
+from fairmesh.algorithms import Round
+from fairmesh.algorithms.base import plain, prior_weights
 from tests import toys
 
 
-class Minimal(fm.Algorithm):
-    """To be dropped once Algorithm itself has these defaults."""
-
-    needs_server = False
-
-    def check(self, prior: Tensor, dim: int) -> None:
-        pass
-
-    def oracle_calls(self) -> int:
-        return 1
-
-    def steps(self) -> dict:
-        return {"primal_step": self.primal_step} if hasattr(self, "primal_step") else {}
-
-
 class DiffusionState(NamedTuple):
-    models: Tensor
+    models: fm.roles.Models
     adapted: Tensor
 
 
 @dataclass(frozen=True)
-class ExactDiffusion(Minimal):
+class ExactDiffusion(fm.algorithms.Algorithm):
     """Yuan, Ying, Zhao, Sayed: Exact Diffusion for Distributed Optimization and Learning, IEEE TSP 2019."""
 
-    primal_step: fm.Schedule | float = 0.1
+    primal_step: fm.schedules.Schedule | float = 0.1
     mixing: float = 0.5
 
     def init(self, oracle, network):
@@ -54,10 +37,10 @@ class ExactDiffusion(Minimal):
 
 
 @dataclass(frozen=True)
-class LocalSteps(Minimal):
+class LocalSteps(fm.algorithms.Algorithm):
     """Of the same fields as ExactDiffusion: what tells them apart is the class alone."""
 
-    primal_step: fm.Schedule | float = 0.1
+    primal_step: fm.schedules.Schedule | float = 0.1
     mixing: float = 0.5
 
     def init(self, oracle, network):
@@ -81,14 +64,14 @@ class Compressed(fm.ChocoSGD):
 
 
 @dataclass(frozen=True)
-class Ternary(fm.Compressor):
+class Ternary(fm.compressors.Compressor):
     """Wen et al.: TernGrad, NIPS 2017, scaled to a contraction."""
 
-    def compress(self, rows: Tensor, draw) -> Code:
+    def compress(self, rows: Tensor, draw):
         norms = rows.abs().amax(dim=-1, keepdim=True).float()
         chance = rows.abs() / norms.to(rows.dtype).clamp(min=torch.finfo(torch.float32).tiny)
         levels = torch.where(draw.uniforms(rows.shape[-1]) < chance, rows.sign(), 0.0)
-        return Levels(levels, norms, rows.shape[-1], self.delta(rows.shape[-1]), 1)
+        return fm.compressors.Levels(levels, norms, rows.shape[-1], self.delta(rows.shape[-1]), 1)
 
     def delta(self, dim: int) -> float:
         return 2.0 / (1.0 + dim**0.5)
@@ -98,7 +81,7 @@ class Ternary(fm.Compressor):
 
 
 @dataclass(frozen=True)
-class Barbell(fm.Topology):
+class Barbell(fm.topologies.Topology):
     """Two cliques and some edges between them."""
 
     bridges: int = 1
@@ -106,11 +89,11 @@ class Barbell(fm.Topology):
     def graphs(self, n: int):
         half = n // 2
         cliques = [(i, j) for group in (range(half), range(half, n)) for i in group for j in group if i < j]
-        return fm.Edges(tuple(cliques + [(k, half + k) for k in range(self.bridges)])).graphs(n)
+        return fm.topologies.Edges(tuple(cliques + [(k, half + k) for k in range(self.bridges)])).graphs(n)
 
 
 @dataclass(frozen=True)
-class SquaredDistance(fm.Regularizer):
+class SquaredDistance(fm.regularizers.Regularizer):
     """r = -||lambda - p||^2."""
 
     strength: float = 0.1
@@ -122,17 +105,17 @@ class SquaredDistance(fm.Regularizer):
         return -2.0 * self.strength * (duals - prior)
 
     def project(self, rows, prior):
-        return fm.project_onto_simplex(rows)
+        return fm.regularizers.project_onto_simplex(rows)
 
     def maximiser(self, losses, prior):
-        return fm.project_onto_simplex(prior + losses / (2.0 * self.strength * losses.shape[-1]))
+        return fm.regularizers.project_onto_simplex(prior + losses / (2.0 * self.strength * losses.shape[-1]))
 
     def max_stable_dual_step(self, prior):
         return 1.0 / self.strength
 
 
 @dataclass(frozen=True)
-class Cosine(fm.Schedule):
+class Cosine(fm.schedules.Schedule):
     start: float
     rounds: int
 
@@ -144,11 +127,11 @@ class Cosine(fm.Schedule):
 class Powers(NamedTuple):
     powers: Tensor
     means: Tensor
-    weights: Tensor
+    weights: fm.roles.OwnWeights
 
 
 @dataclass(frozen=True)
-class LossPower(fm.Weighting):
+class LossPower(fm.weighting.Weighting):
     """q-FFL's: a node weighs as much as its loss to the power q, over the network's mean of that."""
 
     q: float = 1.0
@@ -165,11 +148,11 @@ class LossPower(fm.Weighting):
         powers = losses.clamp(min=1e-6) ** self.q
         told = state.means + powers - state.powers
         weights = powers / told.clamp(min=1e-6)
-        return Weighed(weights, {"mean": plain(told)}, lambda d: Powers(powers, d.mix("mean"), weights))
+        return fm.weighting.Weighed(weights, {"mean": plain(told)}, lambda d: Powers(powers, d.mix("mean"), weights))
 
 
 @dataclass(frozen=True)
-class ToySites(fm.Data):
+class ToySites(fm.data.Data):
     nodes: int = 5
 
     def sites(self):
@@ -177,7 +160,7 @@ class ToySites(fm.Data):
 
 
 @dataclass(frozen=True)
-class Wide(Model):
+class Wide(fm.models.Model):
     """A model whose width is a field."""
 
     width: int = 3
@@ -186,15 +169,30 @@ class Wide(Model):
         return nn.Sequential(nn.Linear(shape.numel(), self.width), nn.Tanh(), nn.Linear(self.width, classes))
 
 
+@dataclass
+class StopAt(fm.observers.Observer):
+    """Ends a run after so many rounds."""
+
+    last: int = 2
+
+    def after_round(self, round, state):
+        if round == self.last:
+            self.run.stop("far enough")
+
+
+class NoSettings(fm.observers.Observer):
+    """A plain class: it has nothing to set."""
+
+
 # What cannot be used, each for one reason -----------------------------------------------------------------------------
 
 
-class NotADataclass(fm.Compressor):
+class NotADataclass(fm.compressors.Compressor):
     pass
 
 
 @dataclass
-class NotFrozen(fm.Topology):
+class NotFrozen(fm.topologies.Topology):
     def graphs(self, n: int):
         return fm.Ring().graphs(n)
 
@@ -204,12 +202,12 @@ class FieldsUndeclared(fm.Ring):
 
 
 @dataclass(frozen=True)
-class Abstract(fm.Schedule):
+class Abstract(fm.schedules.Schedule):
     start: float = 1.0
 
 
 @dataclass(frozen=True)
-class FieldCalledPath(fm.Topology):
+class FieldCalledPath(fm.topologies.Topology):
     path: str = "x"
 
     def graphs(self, n: int):
@@ -217,7 +215,7 @@ class FieldCalledPath(fm.Topology):
 
 
 @dataclass(frozen=True)
-class Picky(fm.Topology):
+class Picky(fm.topologies.Topology):
     hops: int = 2
     sizes: set[int] = field(default_factory=set)
 
@@ -227,6 +225,11 @@ class Picky(fm.Topology):
 
     def graphs(self, n: int):
         return fm.Ring().graphs(n)
+
+
+class HiddenSettings(fm.observers.Observer):
+    def __init__(self, last: int):
+        self.last = last
 
 
 def function() -> None:

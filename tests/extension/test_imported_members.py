@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.config.migrations import migrated
@@ -16,21 +17,20 @@ from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.mesh.agreement import agreed, differences, digest_of
 from fairmesh.mesh.founding import copied
-from fairmesh.problems.models import Model
 from tests import toys
 from tests.extension import mine
 
 FILE = Path(mine.__file__)
 MEMBERS = {
-    fm.Algorithm: mine.ExactDiffusion(fm.Geometric(0.2, 0.99), 0.4),
+    fm.algorithms.Algorithm: mine.ExactDiffusion(fm.schedules.Geometric(0.2, 0.99), 0.4),
     fm.ChocoSGD: mine.Compressed(0.1, compressor=mine.Ternary(), damping=0.9),
-    fm.Compressor: mine.Ternary(),
-    fm.Topology: mine.Barbell(2),
-    fm.Regularizer: mine.SquaredDistance(0.3),
-    fm.Schedule: mine.Cosine(0.5, 40),
-    fm.Weighting: mine.LossPower(2.0),
-    fm.Data: mine.ToySites(4),
-    Model: mine.Wide(4),
+    fm.compressors.Compressor: mine.Ternary(),
+    fm.topologies.Topology: mine.Barbell(2),
+    fm.regularizers.Regularizer: mine.SquaredDistance(0.3),
+    fm.schedules.Schedule: mine.Cosine(0.5, 40),
+    fm.weighting.Weighting: mine.LossPower(2.0),
+    fm.data.Data: mine.ToySites(4),
+    fm.models.Model: mine.Wide(4),
 }
 EXPERIMENT = """
 rounds = 6
@@ -129,6 +129,24 @@ def test_experiment_sweeps_over_fields_of_an_outside_algorithm(folder):
     assert float((result.row()[1] - alone.row()[0]).abs().max()) < 1e-6
 
 
+def test_load_experiment_takes_observers_of_a_file_next_to_it(folder):
+    observers = """observers = [
+        { name = "import", path = "mine.py:StopAt", last = 3 }, { name = "import", path = "mine.py:NoSettings" }
+    ]\n"""
+    (folder / "watched.toml").write_text(observers + EXPERIMENT)
+    experiment = fm.load_experiment(folder / "watched.toml")
+    assert fm.run(experiment, out=folder / "run").rounds == 3
+    assert to_table(fm.load_experiment(folder / "run" / "experiment.toml")) == to_table(experiment)
+
+
+def test_an_observer_in_an_experiment_stays_the_object_that_it_was():
+    observer = mine.StopAt(2)
+    experiment = fm.Experiment(mine.ToySites(), fm.Ring(), fm.DSGD(0.1), 4, observers=(observer,))
+    assert experiment.observers[0] is observer
+    with pytest.raises(fm.BadInput, match="HiddenSettings is not a dataclass"):
+        to_table(mine.HiddenSettings(3))
+
+
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +165,7 @@ def test_a_checkpoint_with_an_outside_part_is_not_resumed_with_another_part(tmp_
         fm.train(problem, fm.Ring(), fm.ChocoSGD(0.1, 0.3, compressor=fm.Sign()), 4, out=tmp_path, resume=True)
 
 
-def _local_class(gain: float) -> type[fm.Algorithm]:
+def _local_class(gain: float) -> type[fm.algorithms.Algorithm]:
     @dataclass(frozen=True)
     class Local(mine.ExactDiffusion):
         pass
@@ -167,7 +185,7 @@ def test_a_class_inside_a_function_trains_writes_its_folder_and_resumes_in_the_s
 def test_a_class_inside_a_function_cannot_be_read_by_another_process():
     table = {"name": "import", "path": "somewhere:f.<locals>.Local"}
     with pytest.raises(fm.BadInput, match=r"it\.path: 'f\.<locals>\.Local' was defined inside a function"):
-        from_table(fm.Algorithm, table, "it")
+        from_table(fm.algorithms.Algorithm, table, "it")
 
 
 SCRIPT = """
@@ -206,6 +224,20 @@ def test_a_class_of_a_notebook_trains_and_reading_its_run_folder_says_what_to_do
         fm.load_experiment(tmp_path / "run" / "experiment.toml")
 
 
+# On a cluster ---------------------------------------------------------------------------------------------------------
+
+
+def test_fairmesh_launch_gives_what_one_process_gives(folder):
+    command = ["-m", "fairmesh", "launch", str(folder / "toy.toml"), "--processes", "2", "--out", str(folder / "run")]
+    done = _python(*command, "--set", "options.dtype=float64", folder=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    alone = fm.run(fm.load_experiment(folder / "toy.toml", ["options.dtype=float64"]), out=folder / "alone")
+    found, wanted = (load_file(folder / name / "model.safetensors") for name in ("run", "alone"))
+    assert alone.final[0]["round"] == 6
+    for name, tensor in wanted.items():
+        assert float((found[name] - tensor).abs().max()) < 1e-10
+
+
 # Between organisations ------------------------------------------------------------------------------------------------
 
 
@@ -228,26 +260,58 @@ def test_agreed_knows_a_class_by_its_file_s_name_and_content(folder, tmp_path_fa
 @pytest.mark.parametrize(
     ("role", "table", "message"),
     [
-        (fm.Topology, {}, r"it\.path: missing"),
-        (fm.Topology, {"path": 3}, r"it\.path: expected a string, got 3"),
-        (fm.Topology, {"path": "mine"}, r"it\.path: 'mine' is not an import path"),
-        (fm.Topology, {"path": "tests.extension.mine:Barbel"}, r"it\.path: .*did you mean 'Barbell'"),
-        (fm.Topology, {"path": "tests.extension.mine:Ternary"}, r"it\.path: .*Ternary, not a subclass of Topology"),
-        (fm.Topology, {"path": "tests.extension.mine:function"}, r"it\.path: .* is a function, not a subclass"),
-        (fm.Topology, {"path": "tests.extension.mine:NotFrozen"}, r"it\.path: NotFrozen is not a frozen dataclass"),
-        (fm.Topology, {"path": "tests.extension.mine:FieldsUndeclared"}, r"it\.path: FieldsUndeclared is not a frozen"),
-        (fm.Topology, {"path": "tests.extension.mine:FieldCalledPath"}, r"it\.path: .* has a field 'path'"),
-        (fm.Topology, {"path": "tests.extension.mine:Barbell", "bridge": 2}, r"it\.bridge: .*did you mean 'bridges'"),
+        (fm.topologies.Topology, {}, r"it\.path: missing"),
+        (fm.topologies.Topology, {"path": 3}, r"it\.path: expected a string, got 3"),
+        (fm.topologies.Topology, {"path": "mine"}, r"it\.path: 'mine' is not an import path"),
+        (fm.topologies.Topology, {"path": "tests.extension.mine:Barbel"}, r"it\.path: .*did you mean 'Barbell'"),
         (
-            fm.Topology,
+            fm.topologies.Topology,
+            {"path": "tests.extension.mine:Ternary"},
+            r"it\.path: .*Ternary, not a subclass of Topology",
+        ),
+        (
+            fm.topologies.Topology,
+            {"path": "tests.extension.mine:function"},
+            r"it\.path: .* is a function, not a subclass",
+        ),
+        (
+            fm.topologies.Topology,
+            {"path": "tests.extension.mine:NotFrozen"},
+            r"it\.path: NotFrozen is not a frozen dataclass",
+        ),
+        (
+            fm.topologies.Topology,
+            {"path": "tests.extension.mine:FieldsUndeclared"},
+            r"it\.path: FieldsUndeclared is not a frozen",
+        ),
+        (fm.topologies.Topology, {"path": "tests.extension.mine:FieldCalledPath"}, r"it\.path: .* has a field 'path'"),
+        (
+            fm.topologies.Topology,
+            {"path": "tests.extension.mine:Barbell", "bridge": 2},
+            r"it\.bridge: .*did you mean 'bridges'",
+        ),
+        (
+            fm.topologies.Topology,
             {"path": "tests.extension.mine:Barbell", "bridges": 2.5},
             r"it\.bridges: expected a whole number",
         ),
-        (fm.Topology, {"path": "tests.extension.mine:Picky", "hops": 9}, r"it: .*Picky .*KeyError: 'too many hops'"),
-        (fm.Topology, {"path": "tests.extension.mine:Picky", "sizes": [1]}, r"it\.sizes: .* field of type set"),
-        (fm.Schedule, {"path": "tests.extension.mine:Abstract"}, r"it\.path: Abstract lacks at"),
-        (fm.Schedule, {"path": "tests.extension.mine:Cosine", "start": 1}, r"it\.rounds: missing"),
-        (fm.Compressor, {"path": "tests.extension.mine:NotADataclass"}, r"it\.path: NotADataclass is not a frozen"),
+        (
+            fm.topologies.Topology,
+            {"path": "tests.extension.mine:Picky", "hops": 9},
+            r"it: .*Picky .*KeyError: 'too many hops'",
+        ),
+        (
+            fm.topologies.Topology,
+            {"path": "tests.extension.mine:Picky", "sizes": [1]},
+            r"it\.sizes: .* field of type set",
+        ),
+        (fm.schedules.Schedule, {"path": "tests.extension.mine:Abstract"}, r"it\.path: Abstract lacks at"),
+        (fm.schedules.Schedule, {"path": "tests.extension.mine:Cosine", "start": 1}, r"it\.rounds: missing"),
+        (
+            fm.compressors.Compressor,
+            {"path": "tests.extension.mine:NotADataclass"},
+            r"it\.path: NotADataclass is not a frozen",
+        ),
     ],
 )
 def test_from_table_refuses_an_outside_class_it_cannot_use_and_says_which_field(role, table, message):
@@ -279,7 +343,7 @@ def test_fields_of_outside_classes_are_checked_where_they_enter_an_experiment_or
 
 def test_whole_numbers_become_floats_where_an_outside_object_enters_an_experiment():
     experiment = fm.Experiment(mine.ToySites(), fm.Ring(), mine.ExactDiffusion(1, 1), 3)
-    assert experiment.algorithm == mine.ExactDiffusion(fm.Constant(1.0), 1.0)
+    assert experiment.algorithm == mine.ExactDiffusion(fm.schedules.Constant(1.0), 1.0)
 
 
 def test_checked_is_how_an_outside_class_checks_its_fields_on_construction():

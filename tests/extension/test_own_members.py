@@ -19,7 +19,7 @@ ALGORITHMS = {
 COMPRESSORS = {**toys.COMPRESSORS, "mine": mine.Ternary()}
 TOPOLOGIES = {**toys.TOPOLOGIES, "mine": mine.Barbell()}
 REGULARIZERS = {**toys.REGULARIZERS, "mine": mine.SquaredDistance()}
-SCHEDULES = {**FAMILIES[fm.Schedule], "mine": mine.Cosine(0.1, 40)}
+SCHEDULES = {**FAMILIES[fm.schedules.Schedule], "mine": mine.Cosine(0.1, 40)}
 
 
 def test_the_tables_hold_every_registered_member():

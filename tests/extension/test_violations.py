@@ -89,6 +89,38 @@ class KnowsPositions(ExactDiffusion):
         return after._replace(models=after.models * (1.0 + 0.01 * position))
 
 
+class TableState(NamedTuple):
+    models: Tensor
+    adapted: Tensor
+    table: Tensor  # a number for each node, which it does not say
+
+
+@dataclass(frozen=True)
+class UndeclaredRole(ExactDiffusion):
+    def init(self, oracle, network):
+        table = oracle.prior.expand(-1, len(network.hosted), -1).clone()
+        return TableState(*super().init(oracle, network), table)
+
+    def step(self, state, ctx):
+        ctx.losses(state.models)
+        table = ctx.exchange(table=plain(state.table + ctx.own)).mix("table")
+        return state._replace(table=table)
+
+
+class ZeroSumState(NamedTuple):
+    models: Tensor
+    adapted: fm.roles.SumsToZero
+
+
+@dataclass(frozen=True)
+class WrongRole(ExactDiffusion):
+    def init(self, oracle, network):
+        return ZeroSumState(*super().init(oracle, network))
+
+    def step(self, state, ctx):
+        return ZeroSumState(*super().step(state, ctx))
+
+
 @dataclass(frozen=True)
 class Shrinks(ExactDiffusion):
     def step(self, state, ctx):
@@ -135,6 +167,8 @@ class Hoards(ExactDiffusion):
         (TwoBatches, r"a round asks for batches \[0, 1\], but oracle_calls\(\) says 1"),
         (PeeksAtOthers, r"state\.models of nodes .* on several hosts: differs by up to"),
         (KnowsPositions, r"state\.models with other names for the nodes: differs by up to"),
+        (UndeclaredRole, r"state\.table with other names .*annotate it with fm\.roles\.OVER_NODES"),
+        (WrongRole, r"state\.adapted has the role of rows that sum to zero, but their sum is \d"),
         (Shrinks, r"without gradients the average model moves in round 0 .*: differs by up to"),
         (NeedsNumber, r"a batch of replicas raised .*; numbers that differ between replicas are tensors"),
         (ReadsRound, "a round recorded as operations on tensors, as on a GPU, raised"),
@@ -251,15 +285,15 @@ def test_check_regularizer_says_what_is_violated(kind, message):
 
 
 @dataclass(frozen=True)
-class Unseeded(fm.Topology):
+class Unseeded(fm.topologies.Topology):
     def graphs(self, n):
-        return fm.ErdosRenyi(0.7, seed=int(torch.randint(2**31, ()))).graphs(n)
+        return fm.topologies.ErdosRenyi(0.7, seed=int(torch.randint(2**31, ()))).graphs(n)
 
 
 @dataclass(frozen=True)
-class Swapping(fm.Topology):
+class Swapping(fm.topologies.Topology):
     def graphs(self, n):
-        return fm.Matrix(torch.eye(2).flip(0).tolist()).graphs(n)
+        return fm.topologies.Matrix(torch.eye(2).flip(0).tolist()).graphs(n)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +311,7 @@ def test_check_topology_says_what_is_violated(topology, nodes, message):
 
 
 @dataclass(frozen=True)
-class Step(fm.Schedule):
+class Step(fm.schedules.Schedule):
     fault: str
 
     def at(self, round_index):

@@ -67,7 +67,13 @@ def _hints(kind: type) -> dict[str, Any]:
             f"{kind.__qualname__}: the types of its fields cannot be found ({in_a_line(error)}); annotate them with "
             "names that its module knows"
         ) from error
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
+    return {name: hints[name] for name in _settings(kind)}
+
+
+def _settings(kind: type) -> dict[str, dataclasses.Field]:
+    """The fields that a class is made with, by name; none for a plain class."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return {field.name: field for field in fields if field.init}
 
 
 def to_table(thing: Any) -> Any:
@@ -78,12 +84,12 @@ def to_table(thing: Any) -> Any:
     role = None if isinstance(thing, type) else role_of(type(thing))
     if role is not None and not is_registered(type(thing)):
         check_configurable(type(thing), role)
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+    if role is not None or (dataclasses.is_dataclass(thing) and not isinstance(thing, type)):
         table: dict[str, Any] = {} if role is None else _heading(thing)
-        for field in dataclasses.fields(thing):
-            value = getattr(thing, field.name)
-            if value is not None and field.init:
-                table[field.name] = to_table(value)
+        for name in _settings(type(thing)):
+            value = getattr(thing, name)
+            if value is not None:
+                table[name] = to_table(value)
         return table
     if isinstance(thing, Mapping):
         return {str(key): to_table(value) for key, value in thing.items()}
@@ -103,21 +109,24 @@ def _heading(thing: Any) -> dict[str, Any]:
 
 
 def check_configurable(kind: type, role: type, where: str = "") -> None:
-    """Refuses a class of a role that cannot be configured: it must be a frozen dataclass that lacks no method."""
+    """Refuses a class of a role that cannot be configured: it must be a dataclass, frozen where those of its role are,
+    that lacks no method. Where they are not (observers), a class without settings may be a plain one."""
     who = f"{where}: {kind.__qualname__}" if where else kind.__qualname__
     params = getattr(kind, "__dataclass_params__", None)
     own = inspect.get_annotations(kind)
     if params is not None and "__dataclass_params__" not in vars(kind):  # inherited, so its own fields would be none
         params = None if any(not _is_class_variable(hint) for hint in own.values()) else params
-    if params is None or not params.frozen:
+    frozen = any(member.__dataclass_params__.frozen for member in FAMILIES[role].values())  # type: ignore[attr-defined]
+    plain = not frozen and not own and kind.__init__ is object.__init__
+    if not plain and (params is None or (frozen and not params.frozen)):
+        what, line = ("frozen dataclass", "@dataclass(frozen=True)") if frozen else ("dataclass", "@dataclass")
         raise BadInput(
-            f"{who} is not a frozen dataclass, so its settings are not known; write @dataclass(frozen=True) above "
-            f"`class {kind.__name__}`"
+            f"{who} is not a {what}, so its settings are not known; write {line} above `class {kind.__name__}`"
         )
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         raise BadInput(f"{who} lacks {', '.join(missing)}; a {role.__name__} defines all of them")
-    taken = [field.name for field in dataclasses.fields(kind) if field.name in ("name", "path")]
+    taken = [name for name in _settings(kind) if name in ("name", "path")]
     if taken:
         raise BadInput(f"{who} has a field {taken[0]!r}, which files use to name the class itself; rename the field")
 
@@ -271,15 +280,17 @@ def _imported_member(role: type, table: Mapping[str, Any], where: str) -> Any:
 
 def _with_checked_fields(thing: Any, where: str) -> Any:
     """An object of a class that is not registered, so has not checked its own fields, with all of their types right."""
-    if not dataclasses.is_dataclass(thing):
-        return thing
     changed = {}
     for name, hint in _hints(type(thing)).items():
         value = getattr(thing, name)
         taken = from_table(hint, value, f"{where}.{name}" if where else name)
         if taken is not value:
             changed[name] = taken
-    return dataclasses.replace(thing, **changed) if changed else thing  # type: ignore[type-var]
+    if changed and thing.__dataclass_params__.frozen:
+        return dataclasses.replace(thing, **changed)
+    for name, value in changed.items():  # of an observer, which its owner may ask for what it saw
+        setattr(thing, name, value)
+    return thing
 
 
 def _hint(renamed: str | None, word: str, known: Iterable[str]) -> str:
@@ -293,7 +304,7 @@ def _filled(kind: type, table: Any, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table, got {_described(table)}")
     hints = _hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    fields = _settings(kind)
     prefix = f"{where}." if where else ""
     for key in table:
         if key not in fields:

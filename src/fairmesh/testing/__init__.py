@@ -1,11 +1,8 @@
-"""Checks for classes written outside fairmesh: does an object keep the contract of its role?
-
-    from fairmesh.testing import check_algorithm
-    check_algorithm(MyAlgorithm(primal_step=0.1))
+"""Checks for classes written outside fairmesh: does an object keep the contract of its role? Public as `fm.testing`.
 
 Each check returns nothing, or raises a ContractViolation, an AssertionError that says what was violated, with numbers.
 The built-in algorithms, compressors, topologies, regularizers and schedules pass the same checks in fairmesh's tests.
-No test framework is needed; inside a test of your own, a call is all there is to write.
+No test framework is needed. In a test of your own, call the check and nothing else.
 """
 
 from fairmesh.testing.algorithms import check_algorithm

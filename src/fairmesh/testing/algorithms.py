@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.compression.compressors import Compressor
-from fairmesh.errors import BadInput
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.networks.roles import Role, StateView, roles_of
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.state_tree import flatten_state
@@ -47,7 +47,7 @@ def check_algorithm(
     algorithm: Algorithm,
     *,
     problem: Problem | None = None,
-    topologies: Sequence[Topology] = (Ring(), Changing((Ring(), Star()))),
+    topologies: Sequence[Topology] | None = None,
     rounds: int = 6,
     keeps_average: bool = True,
     tolerance: float = 1e-10,
@@ -56,7 +56,8 @@ def check_algorithm(
 
     1. It is a frozen dataclass that survives being written to TOML and read again.
     2. `init` gives the same state each time, a NamedTuple of tensors with `models` among them.
-    3. `step` changes nothing but what it returns, and keeps every dtype and shape, in float32 and in float64.
+    3. `step` changes nothing but what it returns, and keeps every dtype and shape, in float32 and in float64. Tensors
+       are what their roles say (`fm.roles`): on the simplex, or with rows that sum to zero.
     4. `oracle_calls()` is how many different batches a round asks for.
     5. New names for the nodes rename the result, and change nothing else.
     6. Gossip leaves the average model unchanged where there are no gradients.
@@ -68,20 +69,24 @@ def check_algorithm(
     11. A round holds at most `copies_at_peak` copies of all models at once.
 
     Args:
-        algorithm: the object to check, with settings under which it does not diverge on a small problem.
-        problem: what to train on; a problem of 8 nodes and 53 parameters where not given. It must not have as many
-            parameters as nodes, since tensors with a number for each node are told by their shape.
-        topologies: the graphs to train over.
-        rounds: how many rounds each run has.
-        keeps_average: False for an algorithm whose average model moves even without gradients.
-        tolerance: how much two float64 runs may differ that are equal but for the order of additions.
+        algorithm: The object to check, with settings under which it does not diverge on a small problem.
+        problem: What to train on; None for `small_problem()`. Default: None.
+        topologies: The graphs to train over; None for a ring, and a graph that changes between a ring and a star.
+            Default: None.
+        rounds: How many rounds each run has. Default: 6.
+        keeps_average: False for an algorithm whose average model moves even without gradients. Default: True.
+        tolerance: How much two float64 runs may differ that are equal but for the order of additions. Default: 1e-10.
 
     Raises:
-        ContractViolation: an AssertionError that says what was violated, with numbers."""
+        ContractViolation: An AssertionError that says what was violated, with numbers.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.testing.check_algorithm(fm.DSGD(0.1), topologies=[fm.Ring()], rounds=2)
+    """
     algorithm = with_run_length(checked_settings(algorithm, Algorithm), 2 * rounds)
     problem = small_problem() if problem is None else problem
-    if problem.flat_model.dim == problem.n:
-        raise BadInput(f"problem: it has as many parameters as nodes, {problem.n}; use a model of another size")
+    topologies = (Ring(), Changing((Ring(), Star()))) if topologies is None else topologies
     algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
     with running("a run in float32"):
         _check_state(
@@ -99,7 +104,8 @@ def check_algorithm(
             _check_purity(algorithm, network, oracle)
             ended = after(algorithm, network, oracle, rounds)
             moved_network = MemoryNetwork(relabelled(cycle, order), dtype=torch.float64, identities=order)
-            _check_naming(ended, after(algorithm, moved_network, moved_oracle, rounds), order, tolerance)
+            renamed = after(algorithm, moved_network, moved_oracle, rounds)
+            _check_naming(ended, renamed, order, _roles(algorithm, ended[0]), tolerance)
             if keeps_average:
                 _check_average(algorithm, network, rounds)
         with running(f"a run on several hosts over {topology}"):
@@ -127,7 +133,8 @@ def _check_state(algorithm: Algorithm, problem: Problem, network: MemoryNetwork,
     again = algorithm.init(oracle, network)
     require_equal_bits(fresh, bits_of(again), "init gives different states")
     replicas, rows = len(oracle.seeds), 1 if algorithm.needs_server else problem.n
-    wanted, found = (replicas, rows, problem.flat_model.dim), tuple(again.models.shape)
+    view = StateView(again)
+    wanted, found = (replicas, rows, problem.flat_model.dim), tuple(view.models(again).shape)
     require(found == wanted, f"models are {found}, but (replicas, nodes, parameters) are {wanted}")
     state, _ = after(algorithm, network, oracle, 3, again)
     require(type(state) is type(again), f"step turns a {type(again).__name__} into a {type(state).__name__}")
@@ -140,12 +147,29 @@ def _check_state(algorithm: Algorithm, problem: Problem, network: MemoryNetwork,
             require(tensor.dtype == oracle.dtype, f"{name} is {forms[0][0]} in a run in {str(oracle.dtype)[6:]}")
             finite = now[name].isfinite().all()
             require(finite, f"after 3 rounds {name} has entries that are not finite; check with smaller steps")
-    duals = getattr(state, "duals", None)
-    if isinstance(duals, Tensor):
-        wanted, found = (replicas, rows, problem.n), tuple(duals.shape)
-        require(found == wanted, f"duals are {found}, but (replicas, nodes, nodes) are {wanted}")
-        low, off = float(duals.min()), float((duals.sum(dim=-1) - 1).abs().max())
-        require(low >= -1e-6 and off < 1e-5, f"duals leave the simplex: least {low:.3g}, sums off by {off:.3g}")
+    for name, role in _roles(algorithm, state).items():
+        _check_role(name, now[name], role, problem.n)
+    for what, tensor, last in (("duals", view.duals(state), problem.n), ("own weights", view.own_weights(state), 1)):
+        if tensor is not None:
+            wanted, found = (replicas, rows, last), tuple(tensor.shape)
+            require(found == wanted, f"{what} are {found}, but {wanted} are expected")
+
+
+def _roles(algorithm: Algorithm, state: Any) -> dict[str, Role]:
+    """The roles of a state's tensors, with who holds each decided."""
+    default = "all" if algorithm.needs_server else "node"
+    return {name: role.within(Role(held_by=default)) for name, role in roles_of(state).items()}
+
+
+def _check_role(name: str, tensor: Tensor, role: Role, n: int) -> None:
+    if role.over_nodes:
+        require(tensor.shape[-1] == n, f"{name} is {tuple(tensor.shape)}, but has the role of a number for each node")
+    if role.on_simplex:
+        low, off = float(tensor.min()), float((tensor.sum(dim=-1) - 1).abs().max())
+        require(low >= -1e-6 and off < 1e-5, f"{name} leaves the simplex: least {low:.3g}, sums off by {off:.3g}")
+    if role.sums_to_zero and role.held_by == "node":
+        off, size = float(tensor.sum(dim=1).abs().max()), 1.0 + float(tensor.abs().max())
+        require(off < 1e-4 * size, f"{name} has the role of rows that sum to zero, but their sum is {off:.3g}")
 
 
 def _is_named_tuple(value: Any) -> bool:
@@ -160,8 +184,6 @@ def _check_form(state: Any, where: str) -> None:
         what = f"{where}.{name} is a {type(value).__name__}; a state holds tensors, None and NamedTuples of these"
         require(_is_named_tuple(value), what)
         _check_form(value, f"{where}.{name}")
-    if where == "the state":
-        require(isinstance(getattr(state, "models", None), Tensor), "the state has no tensor called `models`")
 
 
 class _Counted:
@@ -204,23 +226,26 @@ def _check_purity(algorithm: Algorithm, network: MemoryNetwork, oracle: Oracle) 
 # Nodes, their names and their places ----------------------------------------------------------------------------------
 
 
-def _moved(tensor: Tensor, order: Sequence[int]) -> Tensor:
-    """A tensor of a state with its nodes, (replicas, nodes, ...), in another order; and so its last dimension, where
-    that has an entry for each node."""
-    order, n = list(order), len(order)
-    tensor = tensor[:, order] if tensor.ndim > 1 and tensor.shape[1] == n else tensor
-    return tensor[..., order] if tensor.ndim > 2 and tensor.shape[-1] == n else tensor
+def _moved(tensor: Tensor, order: Sequence[int], role: Role) -> Tensor:
+    """A tensor of a state with its nodes, (replicas, nodes, ...), in another order; and so its last axis, where that
+    has an entry for each node."""
+    tensor = tensor[:, list(order)] if role.held_by == "node" else tensor
+    return tensor[..., list(order)] if role.over_nodes else tensor
 
 
 End = tuple[Any, Traffic]  # a run's last state, and all that was sent
 
 
-def _check_naming(named: End, renamed: End, order: Sequence[int], tolerance: float) -> None:
+def _check_naming(named: End, renamed: End, order: Sequence[int], roles: Mapping[str, Role], tolerance: float) -> None:
     """Node order[k] was called k: its data, its edges and its random streams went along."""
     (state, sent), (other, moved) = named, renamed
     for name, tensor in flatten_state(state).items():
-        what = f"{name} with other names for the nodes"
-        require_close(flatten_state(other)[name], _moved(tensor, order), tolerance, what)
+        undeclared = tensor.shape[-1] == len(order) and not roles[name].over_nodes
+        hint = (
+            " (annotate it with fm.roles.OVER_NODES if its last axis has an entry for each node)" if undeclared else ""
+        )
+        what = f"{name} with other names for the nodes{hint}"
+        require_close(flatten_state(other)[name], _moved(tensor, order, roles[name]), tolerance, what)
     require_close(moved.node_bits, sent.node_bits[:, list(order)], 0.0, "bits sent with other names for the nodes")
     require_close(moved.server_bits, sent.server_bits, 0.0, "bits the server sent with other names for the nodes")
 
@@ -229,11 +254,12 @@ def _check_average(algorithm: Algorithm, network: MemoryNetwork, rounds: int) ->
     generator = torch.Generator().manual_seed(0)
     oracle = NoGradients(torch.randn(2, network.n, 23, generator=generator, dtype=torch.float64))
     state = algorithm.init(oracle, network)  # type: ignore[arg-type]
-    start = state.models.mean(dim=-2)
+    models = StateView(state).models
+    start = models(state).mean(dim=-2)
     for t in range(rounds):
         state, _ = after(algorithm, network, oracle, 1, state, t)
         what = f"without gradients the average model moves in round {t} (if it should, give keeps_average=False)"
-        require_close(state.models.mean(dim=-2), start, 1e-12, what)
+        require_close(models(state).mean(dim=-2), start, 1e-12, what)
 
 
 def _check_hosts(
@@ -243,12 +269,13 @@ def _check_hosts(
     order = mixed_up(problem.n)
     blocks = [order[: problem.n // 3 or 1], order[problem.n // 3 or 1 :]]
     run = on_hosts(problem, topology, algorithm, rounds, blocks, seeds=_SEEDS)
+    roles = _roles(algorithm, alone)
     for state, block in zip(run.states, blocks):
         there = flatten_state(state)
         for name, tensor in flatten_state(alone).items():
-            if there[name].ndim != tensor.ndim:
-                continue  # copies of each neighbour, of which one process needs only one for all
-            here = tensor[:, block] if tensor.ndim > 1 and tensor.shape[1] == problem.n else tensor
+            if roles[name].held_by == "process" or (roles[name].per_neighbour and there[name].ndim != tensor.ndim):
+                continue  # a mean over its nodes; copies of each neighbour, of which one process keeps one for all
+            here = tensor[:, block] if roles[name].held_by == "node" else tensor
             require_close(there[name], here, tolerance, f"{name} of nodes {block} on several hosts")
     for name, there, here in zip(counted._fields, run.sent, counted):
         totals = f"{float(there.sum()):.0f} in all where the simulation counts {float(here.sum()):.0f}"
@@ -259,7 +286,7 @@ def _check_hosts(
 
 
 def _check_resuming(algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int) -> None:
-    options: dict[str, Any] = {"seeds": (0, 1), "measure_every": rounds, "checkpoint_every": rounds}
+    options: dict[str, Any] = {"seeds": (0, 1), "measure_every": rounds, "checkpoint_every": rounds, "trace": "no"}
     with tempfile.TemporaryDirectory() as folder:
         whole = train(problem, topology, algorithm, 2 * rounds, out=Path(folder) / "whole", **options)
         train(problem, topology, algorithm, rounds, out=Path(folder) / "half", **options)
@@ -292,7 +319,7 @@ def check_replicas(algorithm: Algorithm, problem: Problem, topology: Topology, r
     other = varied(algorithm)
     algorithms = [algorithm, other] if other != algorithm else [algorithm]
     placements = [tuple(range(problem.n)), random_placement(1, problem.n)]
-    options: dict[str, Any] = {"dtype": "float64", "measure_every": rounds, "keep_iterate": True}
+    options: dict[str, Any] = {"dtype": "float64", "measure_every": rounds, "keep_iterate": True, "trace": "no"}
     batch = train(problem, topology, algorithms, rounds, seeds=(3, 8), placements=placements, **options)
     together = bits_of(batch.state)
     for r in sorted({len(batch.replicas) // 2 - 1, len(batch.replicas) - 1}):
@@ -306,7 +333,7 @@ def check_replicas(algorithm: Algorithm, problem: Problem, topology: Topology, r
 
 def _training(problem: Problem, topology: Topology, algorithm: Algorithm, **options: Any) -> Training:
     replicas = replicas_of([algorithm], range(_REPLICAS), None, problem.n)
-    return Training(problem, topology, replicas, Options(**options))
+    return Training(problem, topology, replicas, Options(trace="no", **options))
 
 
 def _check_recording(algorithm: Algorithm, problem: Problem, topology: Topology, tolerance: float) -> None:

@@ -33,11 +33,16 @@ def check_compressor(compressor: Compressor, *, dims: Sequence[int] = (1, 2, 3, 
     7. Its codes are encoded and decoded without loss, into as many bytes as a simulation counts.
 
     Args:
-        compressor: the object to check.
-        dims: the lengths of the rows to compress.
+        compressor: The object to check.
+        dims: The lengths of the rows to compress. Default: (1, 2, 3, 8, 31, 200).
 
     Raises:
-        ContractViolation: an AssertionError that says what was violated, with numbers."""
+        ContractViolation: An AssertionError that says what was violated, with numbers.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.testing.check_compressor(fm.Sign(block=4), dims=(1, 7))
+    """
     compressor = checked_settings(compressor, Compressor)
     for dim in dims:
         with running(f"compressing rows of {dim}"):

@@ -108,17 +108,28 @@ def on_hosts(
 ) -> HostsRun:
     """Runs an algorithm in float64 with the nodes spread over several hosts, as a cluster and a mesh do.
 
+    The hosts are threads of this process. Messages between them are encoded, handed over as bytes, and decoded.
+
     Args:
-        problem: the problem, whose data every host may read.
-        topology: the graph over all nodes.
-        algorithm: the algorithm.
-        rounds: how many rounds.
-        blocks: the positions of the nodes at each host; together all nodes, each once.
-        seeds: one replica per seed.
-        each_copy: whether a node keeps a copy of each neighbour's public copy even where one mixed row would do.
+        problem: The problem; every host may read all of its data.
+        topology: The graph over all nodes.
+        algorithm: The algorithm.
+        rounds: How many rounds, >= 1.
+        blocks: The positions of the nodes at each host; together all nodes, each once.
+        seeds: One replica per seed. Default: (0,).
+        each_copy: Whether a node keeps a copy of each neighbour's public copy even where one mixed row would do.
+            Default: False.
 
     Returns:
-        The hosts' states, the traffic of all nodes counted from encoded messages, and the post that carried them."""
+        The hosts' states, the traffic of all nodes as counted from encoded messages, and the post that carried them.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> problem = fm.testing.small_problem(nodes=4)
+        >>> run = fm.testing.on_hosts(problem, fm.Ring(), fm.DSGD(0.1), 2, blocks=[[0, 1], [2, 3]])
+        >>> run.states[1].models.shape, run.post.bytes_carried > 0
+        (torch.Size([1, 2, 53]), True)
+    """
     post = Post(len(blocks))
 
     def one(host: int) -> tuple[Any, list[Traffic]]:
@@ -141,6 +152,7 @@ def on_hosts(
             seeds=seeds,
             calls_per_round=algorithm.oracle_calls(),
             dtype=torch.float64,
+            trace=False,
         )
         state, sent = algorithm.init(oracle, network), []
         for t in range(rounds):

@@ -26,11 +26,16 @@ def check_regularizer(regularizer: Regularizer, nodes: int = 6) -> None:
     7. Replicas may differ in its numbers.
 
     Args:
-        regularizer: the object to check.
-        nodes: the number of weights in a row.
+        regularizer: The object to check.
+        nodes: The number of weights in a row. Default: 6.
 
     Raises:
-        ContractViolation: an AssertionError that says what was violated, with numbers."""
+        ContractViolation: An AssertionError that says what was violated, with numbers.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.testing.check_regularizer(fm.ChiSquare(0.02))
+    """
     regularizer = checked_settings(regularizer, Regularizer)
     with running("a method of the regularizer"):
         for dtype in _DTYPES:

@@ -14,11 +14,16 @@ def check_schedule(schedule: Schedule, rounds: int = 300) -> None:
     3. A round's step size is the same whether rounds are asked for one by one or many at once.
 
     Args:
-        schedule: the object to check.
-        rounds: how many rounds to look at.
+        schedule: The object to check.
+        rounds: How many rounds to look at. Default: 300.
 
     Raises:
-        ContractViolation: an AssertionError that says what was violated, with numbers."""
+        ContractViolation: An AssertionError that says what was violated, with numbers.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.testing.check_schedule(fm.schedules.Geometric(0.1, 0.99))
+    """
     schedule = checked_settings(schedule, Schedule)
     index = torch.arange(rounds)
     with running("at(rounds)"):

@@ -29,8 +29,8 @@ def stack(
 ) -> tuple[MemoryNetwork, Oracle]:
     """Returns a network in memory over some mixing matrices, and the oracle of its nodes."""
     net = MemoryNetwork(cycle, dtype=dtype, **network)
-    calls = algorithm.oracle_calls()
-    return net, Oracle(problem, net.hosted, net.identities, seeds=seeds, calls_per_round=calls, dtype=dtype)
+    form: dict[str, Any] = {"calls_per_round": algorithm.oracle_calls(), "dtype": dtype, "trace": False}
+    return net, Oracle(problem, net.hosted, net.identities, seeds=seeds, **form)
 
 
 def after(

@@ -19,11 +19,16 @@ def check_topology(topology: Topology, nodes: int = 8) -> None:
        if and only if the graph is connected and no weights swap two halves for ever.
 
     Args:
-        topology: the object to check.
-        nodes: over how many nodes.
+        topology: The object to check.
+        nodes: Over how many nodes. Default: 8.
 
     Raises:
-        ContractViolation: an AssertionError that says what was violated, with numbers."""
+        ContractViolation: An AssertionError that says what was violated, with numbers.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.testing.check_topology(fm.Ring())
+    """
     topology = checked_settings(topology, Topology)
     with running(f"graphs({nodes})"):
         cycle, again = topology.graphs(nodes), topology.graphs(nodes)

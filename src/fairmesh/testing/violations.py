@@ -18,7 +18,11 @@ T = TypeVar("T")
 
 
 class ContractViolation(AssertionError):
-    """An object breaks the contract of its role; the message says which part of it, with numbers."""
+    """An object breaks the contract of its role.
+
+    It is an AssertionError, so test frameworks count it as a failed test. The message says what was violated, with
+    numbers.
+    """
 
 
 def require(condition: Any, message: str) -> None:
