@@ -252,7 +252,7 @@ def _member_from(role: type, value: Any, where: str) -> Any:
 
 def _names_class_with_fields(role: type, table: Mapping[str, Any], where: str) -> bool:
     """Whether a table of a role that also imports functions (data, models) means a class of the role: then it has that
-    class's fields beside the path, where a function's `arguments` would be. A function is imported only when called."""
+    class's fields next to the path, where a function's `arguments` would be. A function is imported only when called."""
     if table.keys() <= {"path", "arguments"} or not isinstance(table.get("path"), str):
         return False
     found = class_at(table["path"], f"{where}.path")
@@ -260,7 +260,7 @@ def _names_class_with_fields(role: type, table: Mapping[str, Any], where: str) -
 
 
 def _imported_member(role: type, table: Mapping[str, Any], where: str) -> Any:
-    """An object of the class that a table names by its import path, with the fields that stand beside the path."""
+    """An object of the class that a table names by its import path, with the fields next to the path."""
     if "path" not in table:
         raise BadInput(f"{where}.path: missing; write path = 'file.py:Class', the {role.__name__} to import")
     path = _plain(str, table["path"], f"{where}.path")
