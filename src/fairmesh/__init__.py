@@ -12,6 +12,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.report         pictures of runs and of sites
     fm.roles          what the fields of an algorithm's state are
     fm.schedules      step sizes as functions of the round
+    fm.testing        checks for algorithms, compressors and others that you write yourself
     fm.topologies     who talks to whom
     fm.weighting      how TrackedADGDA finds the weights of the sites
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import errors as errors
     from fairmesh import regularizers as regularizers
     from fairmesh import report as report
+    from fairmesh import testing as testing
     from fairmesh import topology as topologies
     from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, TrackedADGDA
     from fairmesh.algorithms import schedules as schedules
@@ -93,6 +95,7 @@ __all__ = [
     "roles",
     "run",
     "schedules",
+    "testing",
     "topologies",
     "train",
     "weighting",
@@ -109,6 +112,7 @@ _NAMESPACES = {  # name -> module
     "report": "report",
     "roles": "networks.roles",
     "schedules": "algorithms.schedules",
+    "testing": "testing",
     "topologies": "topology",
     "weighting": "algorithms.weighting",
 }

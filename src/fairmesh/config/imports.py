@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fairmesh.errors import BadInput, nearest
 
@@ -40,6 +41,62 @@ def called(path: str, arguments: Mapping[str, Any], where: str) -> Any:
     except (TypeError, ValueError) as error:
         raise BadInput(f"{where}.arguments do not fit {path}: {error}") from error
     return function(**arguments)
+
+
+_NAMED: WeakValueDictionary[str, type] = WeakValueDictionary()  # classes by the path that tables of this process use
+
+
+def path_of(kind: type) -> str:
+    """Returns the import path of a class, which files and checkpoints know it by.
+
+    A class of a script that is being run is named by the script's file, so that classes of one name in two scripts are
+    told apart and the file can be imported later. A class of a notebook, or one defined inside a function, gets a path
+    that only this process can follow."""
+    main = _main_file()
+    module = str(main) if main and kind.__module__ == "__main__" and _in_main(kind.__qualname__) is kind else None
+    path = f"{module or kind.__module__}:{kind.__qualname__}"
+    _NAMED[path] = kind
+    return path
+
+
+def class_at(path: str, where: str) -> Any:
+    """Returns what is at an import path; also a class that `path_of` named in this process and nobody can import."""
+    module, _, name = path.partition(":")
+    known, inside_function = _NAMED.get(path), "<locals>" in name
+    if known is not None and (inside_function or module == "__main__"):
+        return known
+    if inside_function:
+        raise BadInput(
+            f"{where}: {name!r} was defined inside a function of {module!r}, and cannot be imported from there; define "
+            "the class at the top level of a file and write 'file.py:Class'"
+        )
+    main = _main_file()
+    if main is not None and module.endswith(".py") and Path(module).resolve() == main and _in_main(name) is not None:
+        return _in_main(name)  # importing the script that is being run would run it again
+    try:
+        return imported(path, where)
+    except BadInput as error:
+        if known is not None:
+            return known
+        if module != "__main__":
+            raise
+        raise BadInput(
+            f"{where}: {name!r} was defined in a notebook or an interactive session, and cannot be imported; "
+            "move the class to a file and write 'file.py:Class'"
+        ) from error
+
+
+def _main_file() -> Path | None:
+    """The Python file that is being run, where there is one."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(file).resolve() if file and str(file).endswith(".py") else None
+
+
+def _in_main(name: str) -> Any:
+    found: Any = sys.modules.get("__main__")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 @contextmanager

@@ -5,6 +5,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from fairmesh.config.registry import IMPORT
+
 KEYS = {  # old key -> new key, inside [algorithm] and [sweep]
     "rate": "consensus_step",
     "scaling": "beta2",
@@ -25,7 +27,9 @@ NAMES = {  # old -> new name of a weighting
 
 def migrated(table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an experiment's table with every old key and name replaced by its present one."""
-    new = dict(table)
+    new, algorithm = dict(table), table.get("algorithm")
+    if isinstance(algorithm, Mapping) and algorithm.get("name") == IMPORT:
+        return new  # a class of the user's own, whose fields were never renamed
     for section in ("algorithm", "sweep"):
         if isinstance(new.get(section), Mapping):
             new[section] = migrated_section(new[section])
@@ -36,7 +40,7 @@ def migrated_section(value: Any) -> Any:
     """Returns the tables and lists of an [algorithm] or [sweep] section with present keys and names."""
     if isinstance(value, list):
         return [migrated_section(item) for item in value]
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or value.get("name") == IMPORT:
         return value
     new: dict[str, Any] = {}
     for key, item in value.items():

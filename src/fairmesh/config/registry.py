@@ -2,10 +2,17 @@
 
 FAMILIES: dict[type, dict[str, type]] = {}  # role -> name in files -> member
 
+IMPORT = "import"  # the name under which a file names any class of a role by its import path
+
 
 def registered(role: type) -> dict[str, type]:
     """Every registered member of a role, by its name in files."""
     return dict(FAMILIES[role])
+
+
+def is_registered(kind: type) -> bool:
+    """Whether a class has a name of its own in files."""
+    return any(kind in table.values() for table in FAMILIES.values())
 
 
 def registered_name(thing: object) -> str:
@@ -18,4 +25,8 @@ def registered_name(thing: object) -> str:
 
 
 def role_of(kind: type) -> type | None:
-    return next((role for role, table in FAMILIES.items() if kind in table.values()), None)
+    """The role that a class plays: the one it is registered for, or derived from. None where it plays none."""
+    for role, table in FAMILIES.items():
+        if kind is role or kind in table.values():
+            return role
+    return next((role for role in FAMILIES if issubclass(kind, role)), None)

@@ -1,17 +1,22 @@
-"""Configured objects as tables and back: frozen dataclasses to and from what a TOML file can hold."""
+"""Configured objects as tables and back: frozen dataclasses to and from what a TOML file can hold.
+
+A class that is registered for its role goes by its name there: `name = "ad-gda"`. Any other class of a role goes by its
+import path: `name = "import"`, `path = "mine.py:MyAlgorithm"`, and its own fields.
+"""
 
 import dataclasses
 import functools
+import inspect
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from fairmesh.config.imports import imported
+from fairmesh.config.imports import class_at, imported, path_of
 from fairmesh.config.migrations import KEYS, NAMES
-from fairmesh.config.registry import FAMILIES, registered_name, role_of
-from fairmesh.errors import BadInput, nearest
+from fairmesh.config.registry import FAMILIES, IMPORT, is_registered, registered_name, role_of
+from fairmesh.errors import BadInput, in_a_line, nearest
 
 T = TypeVar("T")
 
@@ -25,7 +30,11 @@ def register(role: type, members: Mapping[str, type]) -> None:
 
 def checked(kind: type[T]) -> type[T]:
     """Makes a configured class check, on construction, that every field is of its declared type; whole numbers stand
-    for floats and names for members of a family, as in files."""
+    for floats and names for members of a family, as in files.
+
+    Registered classes have this. The fields of any other class of a role are checked when an object of it becomes part
+    of an Experiment or of a registered class, or is read from a file. To have them checked as soon as the object is
+    made, put `@checked` above `@dataclass(frozen=True)`."""
     hook = "__post_init__" if hasattr(kind, "__post_init__") else "__init__"
     original = getattr(kind, hook)
 
@@ -51,18 +60,36 @@ def checked(kind: type[T]) -> type[T]:
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     """The declared types of a dataclass's fields."""
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
+    try:
+        hints = typing.get_type_hints(kind)
+    except Exception as error:  # whatever an annotation that is a string comes to
+        raise BadInput(
+            f"{kind.__qualname__}: the types of its fields cannot be found ({in_a_line(error)}); annotate them with "
+            "names that its module knows"
+        ) from error
+    return {name: hints[name] for name in _settings(kind)}
+
+
+def _settings(kind: type) -> dict[str, dataclasses.Field]:
+    """The fields that a class is made with, by name; none for a plain class."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return {field.name: field for field in fields if field.init}
 
 
 def to_table(thing: Any) -> Any:
-    """A configured object as plain tables, lists and values; fields that are None are left out."""
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        table = {"name": registered_name(thing)} if role_of(type(thing)) else {}
-        for field in dataclasses.fields(thing):
-            value = getattr(thing, field.name)
-            if value is not None and field.init:
-                table[field.name] = to_table(value)
+    """A configured object as plain tables, lists and values; fields that are None are left out.
+
+    The table of an object with a role says of which class it is, so that two classes with the same fields are never
+    mistaken for each other: by its registered name, or as "import" with its import path."""
+    role = None if isinstance(thing, type) else role_of(type(thing))
+    if role is not None and not is_registered(type(thing)):
+        check_configurable(type(thing), role)
+    if role is not None or (dataclasses.is_dataclass(thing) and not isinstance(thing, type)):
+        table: dict[str, Any] = {} if role is None else _heading(thing)
+        for name in _settings(type(thing)):
+            value = getattr(thing, name)
+            if value is not None:
+                table[name] = to_table(value)
         return table
     if isinstance(thing, Mapping):
         return {str(key): to_table(value) for key, value in thing.items()}
@@ -73,6 +100,41 @@ def to_table(thing: Any) -> Any:
     if callable(thing) and hasattr(thing, "__qualname__"):
         return f"{thing.__module__}:{thing.__qualname__}"
     raise BadInput(f"a {type(thing).__name__} cannot be written to an experiment file")
+
+
+def _heading(thing: Any) -> dict[str, Any]:
+    if is_registered(type(thing)):
+        return {"name": registered_name(thing)}
+    return {"name": IMPORT, "path": path_of(type(thing))}
+
+
+def check_configurable(kind: type, role: type, where: str = "") -> None:
+    """Refuses a class of a role that cannot be configured: it must be a dataclass, frozen where those of its role are,
+    that lacks no method. Where they are not (observers), a class without settings may be a plain one."""
+    who = f"{where}: {kind.__qualname__}" if where else kind.__qualname__
+    params = getattr(kind, "__dataclass_params__", None)
+    own = inspect.get_annotations(kind)
+    if params is not None and "__dataclass_params__" not in vars(kind):  # inherited, so its own fields would be none
+        params = None if any(not _is_class_variable(hint) for hint in own.values()) else params
+    frozen = any(member.__dataclass_params__.frozen for member in FAMILIES[role].values())  # type: ignore[attr-defined]
+    plain = not frozen and not own and kind.__init__ is object.__init__
+    if not plain and (params is None or (frozen and not params.frozen)):
+        what, line = ("frozen dataclass", "@dataclass(frozen=True)") if frozen else ("dataclass", "@dataclass")
+        raise BadInput(
+            f"{who} is not a {what}, so its settings are not known; write {line} above `class {kind.__name__}`"
+        )
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise BadInput(f"{who} lacks {', '.join(missing)}; a {role.__name__} defines all of them")
+    taken = [name for name in _settings(kind) if name in ("name", "path")]
+    if taken:
+        raise BadInput(f"{who} has a field {taken[0]!r}, which files use to name the class itself; rename the field")
+
+
+def _is_class_variable(hint: Any) -> bool:
+    return (
+        "ClassVar" in hint if isinstance(hint, str) else get_origin(hint) is typing.ClassVar or hint is typing.ClassVar
+    )
 
 
 def from_table(kind: Any, value: Any, where: str = "") -> Any:
@@ -89,18 +151,29 @@ def from_table(kind: Any, value: Any, where: str = "") -> Any:
             choices = ", ".join(repr(a) for a in arguments)
             raise BadInput(f"{where}: {value!r} is not one of {choices}{nearest(str(value), map(str, arguments))}")
         return value
-    if origin in (tuple, list):
+    if origin in (tuple, list, Sequence):
         if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
             raise BadInput(f"{where}: expected a list, got {_described(value)}")
-        return tuple(from_table(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        items = list(value)
+        if origin is not tuple or arguments[1:] == (Ellipsis,):
+            arguments = arguments[:1] * len(items)
+        if len(arguments) != len(items):
+            raise BadInput(f"{where}: expected a list of {len(arguments)}, got {len(items)}")
+        return tuple(from_table(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(arguments, items)))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise BadInput(f"{where}: expected a table, got {_described(value)}")
         return {key: from_table(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     if origin is Callable or kind is Callable or origin is typing.get_origin(Callable[..., Any]):
         return imported(_plain(str, value, where), where) if not callable(value) else value
-    if kind in FAMILIES:
-        return _member_from(kind, value, where)
+    if origin is not None:
+        raise BadInput(f"{where}: a file cannot hold a field of type {kind}; use a number, a string, a list or a table")
+    role = role_of(kind) if isinstance(kind, type) else None
+    if role is not None and not (isinstance(value, Mapping) and "name" not in value and is_registered(kind)):
+        made = _member_from(role, value, where)
+        if not isinstance(made, kind):
+            raise BadInput(f"{where}: expected a {kind.__name__}, got a {type(made).__name__}")
+        return made
     if dataclasses.is_dataclass(kind):
         return value if isinstance(value, typing.cast(type, kind)) else _filled(typing.cast(type, kind), value, where)
     return _plain(kind, value, where)
@@ -141,16 +214,20 @@ def _from_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             return from_table(kind, value, where)
         except BadInput as error:
             reasons.append(error)
-            if isinstance(value, Mapping) and (kind in FAMILIES or dataclasses.is_dataclass(kind)):
+            if isinstance(value, Mapping) and (_has_role(kind) or dataclasses.is_dataclass(kind)):
                 raise
             if hasattr(kind, "shorthand"):  # it reads plain numbers too, so the number itself was refused
                 raise
     raise reasons[0]
 
 
+def _has_role(kind: Any) -> bool:
+    return isinstance(kind, type) and role_of(kind) is not None
+
+
 def _member_from(role: type, value: Any, where: str) -> Any:
     if isinstance(value, role):
-        return value
+        return value if is_registered(type(value)) else _with_checked_fields(value, where)
     if hasattr(role, "shorthand") and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return role.shorthand(value)  # type: ignore[attr-defined]
@@ -159,7 +236,7 @@ def _member_from(role: type, value: Any, where: str) -> Any:
     table = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table with a name, got {_described(value)}")
-    known = FAMILIES[role]
+    known = {IMPORT: role, **FAMILIES[role]}
     name = table.get("name")
     if name is None:
         raise BadInput(f"{where}: the table has no name; known: {', '.join(sorted(known))}")
@@ -167,7 +244,53 @@ def _member_from(role: type, value: Any, where: str) -> Any:
         raise BadInput(
             f"{where}: unknown {role.__name__.lower()} {name!r}{_hint(NAMES.get(str(name)), str(name), known)}"
         )
-    return _filled(known[name], {key: item for key, item in table.items() if key != "name"}, where)
+    fields = {key: item for key, item in table.items() if key != "name"}
+    if name == IMPORT and (known[IMPORT] is role or _names_class_with_fields(role, fields, where)):
+        return _imported_member(role, fields, where)
+    return _filled(known[name], fields, where)
+
+
+def _names_class_with_fields(role: type, table: Mapping[str, Any], where: str) -> bool:
+    """Whether a table of a role that also imports functions (data, models) means a class of the role: then it has that
+    class's fields next to the path, where a function would have `arguments`. A function is imported only when called."""
+    if table.keys() <= {"path", "arguments"} or not isinstance(table.get("path"), str):
+        return False
+    found = class_at(table["path"], f"{where}.path")
+    return isinstance(found, type) and issubclass(found, role)
+
+
+def _imported_member(role: type, table: Mapping[str, Any], where: str) -> Any:
+    """An object of the class that a table names by its import path, with the fields next to the path."""
+    if "path" not in table:
+        raise BadInput(f"{where}.path: missing; write path = 'file.py:Class', the {role.__name__} to import")
+    path = _plain(str, table["path"], f"{where}.path")
+    kind = class_at(path, f"{where}.path")
+    if not isinstance(kind, type) or not issubclass(kind, role):
+        what = f"the class {kind.__qualname__}" if isinstance(kind, type) else f"a {type(kind).__name__}"
+        raise BadInput(f"{where}.path: {path} is {what}, not a subclass of {role.__name__}; derive a class from it")
+    check_configurable(kind, role, f"{where}.path")
+    fields = {key: item for key, item in table.items() if key != "path"}
+    try:
+        return _filled(kind, fields, where)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever a user's class raises when it is made
+        raise BadInput(f"{where}: {path} cannot be made with these fields: {in_a_line(error)}") from error
+
+
+def _with_checked_fields(thing: Any, where: str) -> Any:
+    """An object of a class that is not registered, so has not checked its own fields, with all of their types right."""
+    changed = {}
+    for name, hint in _hints(type(thing)).items():
+        value = getattr(thing, name)
+        taken = from_table(hint, value, f"{where}.{name}" if where else name)
+        if taken is not value:
+            changed[name] = taken
+    if changed and thing.__dataclass_params__.frozen:
+        return dataclasses.replace(thing, **changed)
+    for name, value in changed.items():  # of an observer, which its owner may ask for what it saw
+        setattr(thing, name, value)
+    return thing
 
 
 def _hint(renamed: str | None, word: str, known: Iterable[str]) -> str:
@@ -181,7 +304,7 @@ def _filled(kind: type, table: Any, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table, got {_described(table)}")
     hints = _hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    fields = _settings(kind)
     prefix = f"{where}." if where else ""
     for key in table:
         if key not in fields:

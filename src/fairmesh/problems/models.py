@@ -140,6 +140,8 @@ class ImportedModel(Model):
 
     def build(self, shape: torch.Size, classes: int) -> nn.Module:
         made = called(self.path, self.arguments, "model")
+        if isinstance(made, Model):  # a class of models with no fields of its own
+            return made.build(shape, classes)
         if not isinstance(made, nn.Module):
             raise BadInput(f"model.path: {self.path} made a {type(made).__name__}, not an nn.Module")
         return made

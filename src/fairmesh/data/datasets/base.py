@@ -50,6 +50,8 @@ class ImportedData(Data):
 
     def sites(self) -> list[Site]:
         made = called(self.path, self.arguments, "data")
+        if isinstance(made, Data):  # a class of data with no fields of its own
+            return made.sites()
         if not isinstance(made, list | tuple) or not all(isinstance(site, Site) for site in made):
             raise BadInput(f"data.path: {self.path} must return a list of fairmesh.Site, got {type(made).__name__}")
         return list(made)

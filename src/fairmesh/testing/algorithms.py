@@ -1,0 +1,376 @@
+"""The contract of an algorithm, whatever it computes."""
+
+import copy
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.schedules import with_run_length
+from fairmesh.compression.compressors import Compressor
+from fairmesh.networks.base import Traffic
+from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.networks.roles import Role, StateView, roles_of
+from fairmesh.problems.oracle import Oracle
+from fairmesh.problems.problem import Problem
+from fairmesh.storage.state_tree import flatten_state
+from fairmesh.testing.hosts import on_hosts
+from fairmesh.testing.problems import NoGradients, small_problem, wide_problem
+from fairmesh.testing.stacks import after, mixed_up, relabelled, stack, tensors_of
+from fairmesh.testing.violations import (
+    bits_of,
+    checked_settings,
+    require,
+    require_close,
+    require_equal_bits,
+    running,
+)
+from fairmesh.topology.graphs import Changing, Ring, Star, Topology
+from fairmesh.training.cuda_graph import recorded_round
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import random_placement, replicas_of
+from fairmesh.training.train import train
+
+_REPLICAS = 2  # over which memory is measured
+_SEEDS = (0, 3)
+
+
+def check_algorithm(
+    algorithm: Algorithm,
+    *,
+    problem: Problem | None = None,
+    topologies: Sequence[Topology] | None = None,
+    rounds: int = 6,
+    keeps_average: bool = True,
+    tolerance: float = 1e-10,
+) -> None:
+    """Checks that an algorithm keeps the contract by which it runs unchanged everywhere. Takes a few seconds.
+
+    1. It is a frozen dataclass that survives being written to TOML and read again.
+    2. `init` gives the same state each time, a NamedTuple of tensors with `models` among them.
+    3. `step` changes nothing but what it returns, and keeps every dtype and shape, in float32 and in float64. Tensors
+       are what their roles say (`fm.roles`): on the simplex, or with rows that sum to zero.
+    4. `oracle_calls()` is how many different batches a round asks for.
+    5. New names for the nodes rename the result, and change nothing else.
+    6. Gossip leaves the average model unchanged where there are no gradients.
+    7. On several hosts, which exchange encoded messages, it ends as in memory, and the bytes that the simulation counts
+       are the bytes that were sent.
+    8. A run that was saved and resumed is the uninterrupted one, bit for bit.
+    9. A batch of replicas that differ in seed, placement and every number of the algorithm gives what each gives alone.
+    10. A round can be recorded as operations on tensors and replayed, as GPUs do.
+    11. A round holds at most `copies_at_peak` copies of all models at once.
+
+    Args:
+        algorithm: The object to check, with settings under which it does not diverge on a small problem.
+        problem: What to train on; None for `small_problem()`. Default: None.
+        topologies: The graphs to train over; None for a ring, and a graph that changes between a ring and a star.
+            Default: None.
+        rounds: How many rounds each run has. Default: 6.
+        keeps_average: False for an algorithm whose average model moves even without gradients. Default: True.
+        tolerance: How much two float64 runs may differ that are equal but for the order of additions. Default: 1e-10.
+
+    Raises:
+        ContractViolation: An AssertionError that says what was violated, with numbers.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.testing.check_algorithm(fm.DSGD(0.1), topologies=[fm.Ring()], rounds=2)
+    """
+    algorithm = with_run_length(checked_settings(algorithm, Algorithm), 2 * rounds)
+    problem = small_problem() if problem is None else problem
+    topologies = (Ring(), Changing((Ring(), Star()))) if topologies is None else topologies
+    algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
+    with running("a run in float32"):
+        _check_state(
+            algorithm, problem, *stack(problem, topologies[0].build(problem.n), algorithm, dtype=torch.float32)
+        )
+    _, oracle = stack(problem, topologies[0].build(problem.n), algorithm, seeds=_SEEDS)
+    order = mixed_up(problem.n)
+    moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
+    _, moved_oracle = stack(moved, topologies[0].build(problem.n), algorithm, seeds=_SEEDS, identities=order)
+    for topology in topologies:
+        with running(f"a run over {topology}"):
+            cycle = topology.build(problem.n)
+            network = MemoryNetwork(cycle, dtype=torch.float64)
+            _check_state(algorithm, problem, network, oracle)
+            _check_purity(algorithm, network, oracle)
+            ended = after(algorithm, network, oracle, rounds)
+            moved_network = MemoryNetwork(relabelled(cycle, order), dtype=torch.float64, identities=order)
+            renamed = after(algorithm, moved_network, moved_oracle, rounds)
+            _check_naming(ended, renamed, order, _roles(algorithm, ended[0]), tolerance)
+            if keeps_average:
+                _check_average(algorithm, network, rounds)
+        with running(f"a run on several hosts over {topology}"):
+            _check_hosts(ended, algorithm, problem, topology, rounds, tolerance)
+    topology = topologies[0]
+    with running("a run"):
+        _check_resuming(algorithm, problem, topology, rounds)
+    with running("a batch of replicas", "numbers that differ between replicas are tensors (replicas, 1, 1) in `step`"):
+        check_replicas(algorithm, problem, topology, rounds, tolerance)
+    advice = "do not read values of tensors in `step`, by float(), int(), .item() or `if`"
+    with running("a round recorded as operations on tensors, as on a GPU,", advice):
+        _check_recording(algorithm, problem, topology, tolerance)
+    _check_memory(algorithm)
+
+
+# The state ------------------------------------------------------------------------------------------------------------
+
+
+def _check_state(algorithm: Algorithm, problem: Problem, network: MemoryNetwork, oracle: Oracle) -> None:
+    start = algorithm.init(oracle, network)
+    _check_form(start, "the state")
+    fresh = bits_of(start)
+    for tensor in flatten_state(start).values():
+        tensor.fill_(7)  # a state of one's own: no other run feels it
+    again = algorithm.init(oracle, network)
+    require_equal_bits(fresh, bits_of(again), "init gives different states")
+    replicas, rows = len(oracle.seeds), 1 if algorithm.needs_server else problem.n
+    view = StateView(again)
+    wanted, found = (replicas, rows, problem.flat_model.dim), tuple(view.models(again).shape)
+    require(found == wanted, f"models are {found}, but (replicas, nodes, parameters) are {wanted}")
+    state, _ = after(algorithm, network, oracle, 3, again)
+    require(type(state) is type(again), f"step turns a {type(again).__name__} into a {type(state).__name__}")
+    before, now = flatten_state(again), flatten_state(state)
+    require(before.keys() == now.keys(), f"step turns the fields {sorted(before)} into {sorted(now)}")
+    for name, tensor in before.items():
+        forms = [(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in (tensor, now[name])]
+        require(forms[0] == forms[1], f"step turns {name} from {forms[0]} into {forms[1]}")
+        if tensor.is_floating_point():
+            require(tensor.dtype == oracle.dtype, f"{name} is {forms[0][0]} in a run in {str(oracle.dtype)[6:]}")
+            finite = now[name].isfinite().all()
+            require(finite, f"after 3 rounds {name} has entries that are not finite; check with smaller steps")
+    for name, role in _roles(algorithm, state).items():
+        _check_role(name, now[name], role, problem.n)
+    for what, tensor, last in (("duals", view.duals(state), problem.n), ("own weights", view.own_weights(state), 1)):
+        if tensor is not None:
+            wanted, found = (replicas, rows, last), tuple(tensor.shape)
+            require(found == wanted, f"{what} are {found}, but {wanted} are expected")
+
+
+def _roles(algorithm: Algorithm, state: Any) -> dict[str, Role]:
+    """The roles of a state's tensors, with who holds each decided."""
+    default = "all" if algorithm.needs_server else "node"
+    return {name: role.within(Role(held_by=default)) for name, role in roles_of(state).items()}
+
+
+def _check_role(name: str, tensor: Tensor, role: Role, n: int) -> None:
+    if role.over_nodes:
+        require(tensor.shape[-1] == n, f"{name} is {tuple(tensor.shape)}, but has the role of a number for each node")
+    if role.on_simplex:
+        low, off = float(tensor.min()), float((tensor.sum(dim=-1) - 1).abs().max())
+        require(low >= -1e-6 and off < 1e-5, f"{name} leaves the simplex: least {low:.3g}, sums off by {off:.3g}")
+    if role.sums_to_zero and role.held_by == "node":
+        off, size = float(tensor.sum(dim=1).abs().max()), 1.0 + float(tensor.abs().max())
+        require(off < 1e-4 * size, f"{name} has the role of rows that sum to zero, but their sum is {off:.3g}")
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _check_form(state: Any, where: str) -> None:
+    require(_is_named_tuple(state), f"{where} is a {type(state).__name__}, no NamedTuple")
+    for name, value in zip(state._fields, state):
+        if isinstance(value, Tensor) or value is None:
+            continue
+        what = f"{where}.{name} is a {type(value).__name__}; a state holds tensors, None and NamedTuples of these"
+        require(_is_named_tuple(value), what)
+        _check_form(value, f"{where}.{name}")
+
+
+class _Counted:
+    """An oracle that notes which of a round's batches were asked for."""
+
+    def __init__(self, oracle: Any):
+        self._oracle, self.calls = oracle, set()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._oracle, name)
+        if name not in ("losses_and_gradients", "losses", "errors"):
+            return found
+
+        def counted(models: Tensor, round_index: Tensor, call: int) -> Any:
+            self.calls.add(call)
+            return found(models, round_index, call)
+
+        return counted
+
+
+def _check_purity(algorithm: Algorithm, network: MemoryNetwork, oracle: Oracle) -> None:
+    state, _ = after(algorithm, network, oracle, 3)
+    things = {
+        "state": state,
+        "oracle": oracle,
+        "network": network,
+        "algorithm": algorithm,
+    }  # the oracle has the problem
+    before, settings = tensors_of(things), copy.deepcopy(algorithm)
+    counted = _Counted(oracle)
+    first = algorithm.step(state, Round(torch.tensor(3), counted, network))  # type: ignore[arg-type]
+    require_equal_bits(before, tensors_of(things), "step changes what it was given")
+    require(algorithm == settings, f"step changes the algorithm from {settings} to {algorithm}")
+    again = algorithm.step(state, Round(torch.tensor(3), oracle, network))
+    require_equal_bits(bits_of(first), bits_of(again), "step gives different states from the same state and round")
+    calls, said = sorted(counted.calls), algorithm.oracle_calls()
+    require(calls == list(range(said)), f"a round asks for batches {calls}, but oracle_calls() says {said}")
+
+
+# Nodes, their names and their places ----------------------------------------------------------------------------------
+
+
+def _moved(tensor: Tensor, order: Sequence[int], role: Role) -> Tensor:
+    """A tensor of a state with its nodes, (replicas, nodes, ...), in another order; and so its last axis, where that
+    has an entry for each node."""
+    tensor = tensor[:, list(order)] if role.held_by == "node" else tensor
+    return tensor[..., list(order)] if role.over_nodes else tensor
+
+
+End = tuple[Any, Traffic]  # a run's last state, and all that was sent
+
+
+def _check_naming(named: End, renamed: End, order: Sequence[int], roles: Mapping[str, Role], tolerance: float) -> None:
+    """Node order[k] was called k: its data, its edges and its random streams went along."""
+    (state, sent), (other, moved) = named, renamed
+    for name, tensor in flatten_state(state).items():
+        undeclared = tensor.shape[-1] == len(order) and not roles[name].over_nodes
+        hint = (
+            " (annotate it with fm.roles.OVER_NODES if its last axis has an entry for each node)" if undeclared else ""
+        )
+        what = f"{name} with other names for the nodes{hint}"
+        require_close(flatten_state(other)[name], _moved(tensor, order, roles[name]), tolerance, what)
+    require_close(moved.node_bits, sent.node_bits[:, list(order)], 0.0, "bits sent with other names for the nodes")
+    require_close(moved.server_bits, sent.server_bits, 0.0, "bits the server sent with other names for the nodes")
+
+
+def _check_average(algorithm: Algorithm, network: MemoryNetwork, rounds: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    oracle = NoGradients(torch.randn(2, network.n, 23, generator=generator, dtype=torch.float64))
+    state = algorithm.init(oracle, network)  # type: ignore[arg-type]
+    models = StateView(state).models
+    start = models(state).mean(dim=-2)
+    for t in range(rounds):
+        state, _ = after(algorithm, network, oracle, 1, state, t)
+        what = f"without gradients the average model moves in round {t} (if it should, give keeps_average=False)"
+        require_close(models(state).mean(dim=-2), start, 1e-12, what)
+
+
+def _check_hosts(
+    ended: End, algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int, tolerance: float
+) -> None:
+    alone, counted = ended
+    order = mixed_up(problem.n)
+    blocks = [order[: problem.n // 3 or 1], order[problem.n // 3 or 1 :]]
+    run = on_hosts(problem, topology, algorithm, rounds, blocks, seeds=_SEEDS)
+    roles = _roles(algorithm, alone)
+    for state, block in zip(run.states, blocks):
+        there = flatten_state(state)
+        for name, tensor in flatten_state(alone).items():
+            if roles[name].held_by == "process" or (roles[name].per_neighbour and there[name].ndim != tensor.ndim):
+                continue  # a mean over its nodes; copies of each neighbour, of which one process keeps one for all
+            here = tensor[:, block] if roles[name].held_by == "node" else tensor
+            require_close(there[name], here, tolerance, f"{name} of nodes {block} on several hosts")
+    for name, there, here in zip(counted._fields, run.sent, counted):
+        totals = f"{float(there.sum()):.0f} in all where the simulation counts {float(here.sum()):.0f}"
+        require_close(there, here, 0.0, f"{name} on several hosts, {totals}")
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def _check_resuming(algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int) -> None:
+    options: dict[str, Any] = {"seeds": (0, 1), "measure_every": rounds, "checkpoint_every": rounds, "trace": "no"}
+    with tempfile.TemporaryDirectory() as folder:
+        whole = train(problem, topology, algorithm, 2 * rounds, out=Path(folder) / "whole", **options)
+        train(problem, topology, algorithm, rounds, out=Path(folder) / "half", **options)
+        resumed = train(problem, topology, algorithm, 2 * rounds, out=Path(folder) / "half", resume=True, **options)
+    require_equal_bits(bits_of(resumed.state), bits_of(whole.state), "a resumed run and an uninterrupted one")
+    require(resumed.records == whole.records, "the records of a resumed run are not those of an uninterrupted one")
+
+
+def varied(thing: Any) -> Any:
+    """Returns the same settings with every number a tenth smaller that may differ between replicas of one run."""
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        if not field.init or field.metadata.get("structural") or isinstance(value, Compressor | type):
+            continue
+        if isinstance(value, float) and math.isfinite(value):
+            new: Any = 0.9 * value
+        elif dataclasses.is_dataclass(value):
+            new = varied(value)
+        else:
+            continue
+        try:
+            thing = dataclasses.replace(thing, **{field.name: new}) if new != value else thing
+        except ValueError:  # a setting for which a tenth less makes no sense
+            continue
+    return thing
+
+
+def check_replicas(algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int, tolerance: float) -> None:
+    """Checks that replicas that differ in seed, placement and numbers give together what each gives alone."""
+    other = varied(algorithm)
+    algorithms = [algorithm, other] if other != algorithm else [algorithm]
+    placements = [tuple(range(problem.n)), random_placement(1, problem.n)]
+    options: dict[str, Any] = {"dtype": "float64", "measure_every": rounds, "keep_iterate": True, "trace": "no"}
+    batch = train(problem, topology, algorithms, rounds, seeds=(3, 8), placements=placements, **options)
+    together = bits_of(batch.state)
+    for r in sorted({len(batch.replicas) // 2 - 1, len(batch.replicas) - 1}):
+        replica = batch.replicas[r]
+        one = {"seeds": [replica.seed], "placements": [replica.placement]}
+        alone = train(problem, topology, replica.algorithm, rounds, **one, **options)
+        for name, tensor in flatten_state(alone.state).items():
+            what = f"{name} of replica {r} ({replica.algorithm}) in a batch and alone"
+            require_close(together[name][r], tensor[0], tolerance, what)
+
+
+def _training(problem: Problem, topology: Topology, algorithm: Algorithm, **options: Any) -> Training:
+    replicas = replicas_of([algorithm], range(_REPLICAS), None, problem.n)
+    return Training(problem, topology, replicas, Options(trace="no", **options))
+
+
+def _check_recording(algorithm: Algorithm, problem: Problem, topology: Topology, tolerance: float) -> None:
+    training = _training(problem, topology, algorithm, dtype="float64", count_bytes=False)
+    state = training.advance(training.initial(), 0)
+    replay, buffers = recorded_round(training.after_round, state, 0, torch.device("cpu"))
+    buffers[-1].fill_(1)
+    for t in range(1, 5):
+        state = training.advance(state, t)
+        replay(*buffers)
+    for (name, tensor), buffer in zip(flatten_state(state).items(), buffers):
+        require_close(buffer, tensor, tolerance, f"{name} as replayed from a recording of round 0 and as computed")
+
+
+def _check_memory(algorithm: Algorithm) -> None:
+    problem = wide_problem()
+    training = _training(problem, Ring(), algorithm)
+    state = training.advance(training.initial(), 0)
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in flatten_state(state).values()}
+    peak, _ = peak_bytes(lambda: training.advance(state, 1))
+    copies = (sum(held.values()) + peak) / (_REPLICAS * problem.n * problem.flat_model.dim * 4)
+    require(
+        copies <= algorithm.copies_at_peak,
+        f"a round holds {copies:.1f} copies of all models at its peak, but copies_at_peak is "
+        f"{algorithm.copies_at_peak}; write `copies_at_peak: ClassVar[int] = {math.ceil(copies)}` in the class, since "
+        "the memory of a run is planned by it",
+    )
+
+
+def peak_bytes(function: Callable[[], Any]) -> tuple[int, Any]:
+    """Returns the most bytes of CPU tensors alive at once, over those alive before, as torch's allocator reports them,
+    temporaries inside an operation included; and what the function returned."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        result = function()
+    recorded = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    live = peak = 0
+    for event in sorted((e for e in recorded if e.name() == "[memory]"), key=lambda event: event.start_ns()):
+        live += event.nbytes()  # type: ignore[attr-defined]
+        peak = max(peak, live)
+    return peak, result
