@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fairmesh.networks.cluster import ClusterTransport, _packed, _unpacked, blocks_of
+from fairmesh.networks.roles import StateView
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
@@ -78,7 +79,7 @@ def test_cluster_ends_where_the_simulator_ends(ended, name, case):
     ranks, expected = ended(name), simulated(case, SETS[name][1])
     for block, end in zip(blocks_of(8, len(ranks)), ranks):
         for name in ("models", "duals"):
-            there, alone = end[case][name], getattr(expected.algorithm, name, None)
+            there, alone = end[case][name], getattr(StateView(expected.algorithm), name)(expected.algorithm)
             assert (there is None) == (alone is None)
             if alone is not None:
                 mine = alone[:, list(block)] if alone.shape[-2] == 8 else alone

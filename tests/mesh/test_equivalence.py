@@ -32,7 +32,7 @@ def test_peers_are_the_simulator_message_by_message(peers, case):
         expected = training.advance(expected, t)
     for node, ends in enumerate(peers):
         for name in ("models", "duals"):
-            there, alone = ends[case][name], getattr(expected.algorithm, name, None)
+            there, alone = ends[case][name], getattr(training.view, name)(expected.algorithm)
             assert (there is None) == (alone is None)
             if alone is not None:
                 assert float((there - alone[:, [node]]).abs().max()) < 1e-10

@@ -36,7 +36,7 @@ def check_topology(topology: Topology, nodes: int = 8) -> None:
     require(len(cycle) == len(again), f"graphs({nodes}) gives {len(cycle)} graphs, then {len(again)}")
     for k, (mixing, twin) in enumerate(zip(cycle, again)):
         what = f"graph {k} of {nodes} nodes"
-        require(isinstance(mixing, Mixing), f"{what} is a {type(mixing).__name__}, not a fairmesh.Mixing")
+        require(isinstance(mixing, Mixing), f"{what} is a {type(mixing).__name__}, not a fairmesh.topologies.Mixing")
         require(mixing.n == nodes, f"{what} has {mixing.n}")
         weights = mixing.matrix.toarray()
         apart = float(np.abs(weights - twin.matrix.toarray()).max())
