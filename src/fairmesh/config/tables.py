@@ -252,7 +252,7 @@ def _member_from(role: type, value: Any, where: str) -> Any:
 
 def _names_class_with_fields(role: type, table: Mapping[str, Any], where: str) -> bool:
     """Whether a table of a role that also imports functions (data, models) means a class of the role: then it has that
-    class's fields next to the path, where a function would have `arguments`. A function is imported only when called."""
+    class's fields next to the path, where a function would have `arguments`. A function is imported when called."""
     if table.keys() <= {"path", "arguments"} or not isinstance(table.get("path"), str):
         return False
     found = class_at(table["path"], f"{where}.path")
