@@ -1,5 +1,6 @@
 """Classes of a user's own: as tables and back, in experiment files, checkpoints, sweeps and digests."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -74,6 +75,8 @@ q = 1.5
 [options]
 measure_every = 2
 """
+
+ROOT = Path(__file__).parents[2]
 
 
 def through_toml(role: type, thing: object) -> object:
@@ -206,7 +209,8 @@ if __name__ == "__main__":
 
 def _python(*arguments: str, folder: Path, text: str | None = None) -> subprocess.CompletedProcess:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, input=text, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_a_class_of_a_script_is_known_by_the_script_s_file(tmp_path):

@@ -6,7 +6,7 @@ import fairmesh as fm
 from fairmesh.testing import check_algorithm, check_compressor, check_regularizer, check_schedule, check_topology
 from tests import toys
 from tests.extension import mine
-from tests.properties.test_settings import FAMILIES
+from tests.properties.test_config import FAMILIES
 
 ALGORITHMS = {
     **toys.ALGORITHMS,

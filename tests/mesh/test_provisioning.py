@@ -172,7 +172,11 @@ def test_sites_that_make_no_mesh_are_refused_and_nothing_is_written(cli, tmp_pat
         ),
         ('"ad-gda"\nconsensus_step = 0.5\ncompressor = { name = "quantize", bits = 4 }', '"afl"', "use ad-gda"),
         ("rounds = 30", "rounds = 30\nseeds = [0, 1]", "a deployment is one run, but seeds = [0, 1] are 2"),
-        ("[data]", "[sweep]\nconsensus_step = [0.1, 0.2]\n[data]", "one run, but the experiment sweeps over rate"),
+        (
+            "[data]",
+            "[sweep]\nconsensus_step = [0.1, 0.2]\n[data]",
+            "one run, but the experiment sweeps over consensus_step",
+        ),
         ("rounds = 30", "rounds = 30\nplacements = 2", "data stay where they are"),
         ("rounds = 30", "rounds = 30\nprior = [0.5, 0.5]", "prior has 2 entries for 3 sites"),
         ('"ring"', '"hypercube"', "a hypercube needs a power of two"),

@@ -71,7 +71,7 @@ class Weighting(ABC):
         PriorWeights()
     """
 
-    keeps_rows: ClassVar[bool]  # every node holds a number for every node
+    keeps_rows: ClassVar[bool] = False  # every node holds a number for every node
 
     @abstractmethod
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
