@@ -20,7 +20,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.models import Logistic, Model
-from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.problems.problem import Metric, Problem, Sampling
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.observers import Observer
 from fairmesh.training.options import Options
@@ -97,7 +97,7 @@ class Experiment:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     augment: Callable[[Tensor, Callable[..., Tensor]], Tensor] | None = None
-    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
+    metrics: Mapping[str, Metric | Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
     observers: tuple[Observer, ...] = ()
     options: Options = field(default_factory=Options)
 

@@ -5,7 +5,7 @@ Made by `python -m tests.golden.regenerate`."""
 import pytest
 
 from tests import toys
-from tests.golden.trace import FOLDER, ROUNDS, file_of, read, traced, written
+from tests.golden.trace import FOLDER, ROUNDS, algorithm_on_file, file_of, read, traced, written
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
@@ -20,7 +20,7 @@ def test_algorithm_has_the_losses_on_file(name):
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
 def test_trace_on_file_is_of_the_algorithm_as_it_is_configured(name):
-    assert file_of(name).read_text().startswith(f"# {name}: {toys.ALGORITHMS[name]}\n")
+    assert algorithm_on_file(name) == toys.ALGORITHMS[name]
 
 
 def test_traces_exist_for_exactly_the_algorithms_of_the_toys():

@@ -1,9 +1,11 @@
 """Short float64 loss traces of every algorithm: what they hold, how they are made, written and read."""
 
+import json
 from functools import cache
 from pathlib import Path
 
 import fairmesh as fm
+from fairmesh.config.tables import from_table, to_table
 from tests import toys
 
 FOLDER = Path(__file__).parent / "traces"
@@ -29,8 +31,19 @@ def file_of(name: str) -> Path:
     return FOLDER / f"{name.replace(' ', '-')}.txt"
 
 
+def heading(name: str) -> str:
+    """The algorithm's table, so that a new field with a default does not change what a trace is of."""
+    return f"# {name}: {json.dumps(to_table(toys.ALGORITHMS[name]))}"
+
+
+def algorithm_on_file(name: str) -> fm.algorithms.Algorithm:
+    """The algorithm that the heading of a trace describes."""
+    first = file_of(name).read_text().splitlines()[0]
+    return from_table(fm.algorithms.Algorithm, json.loads(first.removeprefix(f"# {name}: ")))
+
+
 def written(name: str, trace: Trace) -> str:
-    head = f"# {name}: {toys.ALGORITHMS[name]}\n# round, worst and mean training loss, before round 0 and after each\n"
+    head = f"{heading(name)}\n# round, worst and mean training loss, before round 0 and after each\n"
     return head + "".join(f"{t:2d} {worst:.15f} {mean:.15f}\n" for t, worst, mean in trace)
 
 

@@ -175,7 +175,7 @@ def test_sites_that_make_no_mesh_are_refused_and_nothing_is_written(cli, tmp_pat
         (
             "[data]",
             "[sweep]\nconsensus_step = [0.1, 0.2]\n[data]",
-            "one run, but the experiment sweeps over consensus_step",
+            "sweeps over consensus_step",
         ),
         ("rounds = 30", "rounds = 30\nplacements = 2", "data stay where they are"),
         ("rounds = 30", "rounds = 30\nprior = [0.5, 0.5]", "prior has 2 entries for 3 sites"),

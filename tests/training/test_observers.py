@@ -223,3 +223,16 @@ def test_metric_where_lower_is_better_names_the_largest_as_worst():
     record = fm.train(problem, fm.Ring(), ALGORITHM, 2).final[0]
     assert record["errors"]["worst"] == max(record["errors"]["sites"])
     assert record["errors"]["worst"] == pytest.approx(1 - record["accuracy"]["worst"])
+
+
+def test_metric_round_trips_through_an_experiment_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import fairmesh as fm\n\n\ndef spread(outputs, targets):\n    return outputs.std()\n\n\n"
+        "LOW = fm.Metric(spread, higher_is_better=False)\n"
+    )
+    text = 'rounds = 1\nmetrics = { low = "mine.py:LOW" }\ndata = "digits"\ntopology = "ring"\nalgorithm = "dsgd"\n'
+    (tmp_path / "run.toml").write_text(text)
+    experiment = fm.load_experiment(tmp_path / "run.toml")
+    fm.run(experiment, out=tmp_path / "run")
+    again = fm.load_experiment(tmp_path / "run" / "experiment.toml")
+    assert again.metrics["low"].higher_is_better is False

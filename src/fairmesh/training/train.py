@@ -11,7 +11,7 @@ import torch
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.config.tables import to_table
+from fairmesh.config.tables import from_table, to_table
 from fairmesh.errors import BadInput, FairmeshError, nearest
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
@@ -187,7 +187,7 @@ def _checked(
     for one in algorithms:
         if not isinstance(one, Algorithm):
             raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
-    algorithms = [with_run_length(one, rounds) for one in algorithms]
+    algorithms = [with_run_length(from_table(Algorithm, one, "algorithm"), rounds) for one in algorithms]
     replicas = replicas_of(algorithms, seeds, placements, problem.n)
     if chosen.keep_best and not problem.held_out("validation")[0]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
