@@ -82,10 +82,10 @@ def leave(error: FairmeshError) -> None:
         again = {"reproduce": "the same command goes on"}.get(command, f"`fairmesh {command} ... --resume` goes on")
         text += f"; {again}" if command in ("run", "launch", "reproduce") else ""
     if not ours or code == 1:
-        if not error.told_elsewhere:
+        if not error.reported_elsewhere:
             say(text)
         sys.exit(code)
-    if not error.told_elsewhere and record_outcome(code):
+    if not error.reported_elsewhere and record_outcome(code):
         say(text)
     sys.exit(0)  # what torchrun takes for the end
 

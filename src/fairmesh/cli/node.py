@@ -112,7 +112,7 @@ def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
                 f"{edge['bytes_out']:,}",
                 f"{edge['messages_in']:,}",
                 f"{edge['bytes_in']:,}",
-                f"{edge['beside_out'] + edge['beside_in']:,}",
+                f"{edge['overhead_out'] + edge['overhead_in']:,}",
             ]
         )
     return rows

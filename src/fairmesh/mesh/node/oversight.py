@@ -62,7 +62,7 @@ class Oversight(Watcher):
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
         self._leave: Leave | None = None
-        self._deaf, self._hearing = False, threading.Lock()  # to votes: they have been heard already
+        self._votes_ignored, self._votes_lock = False, threading.Lock()  # to votes: they have been heard already
         self._round, self.activity = 0, "starting"
         self._metric: dict[str, Any] = {}
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
@@ -71,17 +71,17 @@ class Oversight(Watcher):
 
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
         """From now on this generation's messages."""
-        with self._hearing:
-            self._membership, self._mailroom, self._deaf, self._leave = membership, mailroom, False, None
+        with self._votes_lock:
+            self._membership, self._mailroom, self._votes_ignored, self._leave = membership, mailroom, False, None
         if self._stop:
             mailroom.stop(self._stop)
 
-    def leaves_be(self) -> None:
+    def ignore_votes(self) -> None:
         """A site's leaving is being seen to: votes for it stop nothing more."""
-        with self._hearing:
-            self._deaf, self._leave = True, None
+        with self._votes_lock:
+            self._votes_ignored, self._leave = True, None
             if self._mailroom is not None and not self._stop:
-                self._mailroom.go_on()
+                self._mailroom.resume()
 
     # Stopping
 
@@ -92,7 +92,7 @@ class Oversight(Watcher):
     def request_stop(self) -> None:
         self._end(Interrupted(f"stopped after round {self._round}; start the node again and it continues"))
 
-    def lose_patience(self, seconds: float, whom: str) -> None:
+    def stop_if_waited_too_long(self, seconds: float, whom: str) -> None:
         if self._patience_s is not None and seconds > self._patience_s:
             reason = f"waited {seconds:.0f} s for {whom}, longer than --patience; all is kept, start the node again"
             self._end(Interrupted(reason))
@@ -127,13 +127,13 @@ class Oversight(Watcher):
     # Once a second
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Looks once a second while something is done."""
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(_TICK_S):
-                for part in (self._show, self._notice_waiting, self._notice_certificate, self._hear_votes):
+                for part in (self._show, self._notice_waiting, self._notice_certificate, self._count_votes):
                     self._tried(part)
 
         thread = threading.Thread(target=watch, name="watch", daemon=True)
@@ -175,14 +175,14 @@ class Oversight(Watcher):
     def certificate_days(self) -> float:
         return (self._ends - datetime.now(UTC)).total_seconds() / 86400
 
-    def _hear_votes(self) -> None:
+    def _count_votes(self) -> None:
         mesh = self._membership.mesh
         gone = leaving.wished(self._folder, mesh)
         if gone is not None:
             leaving.vote(self._bulletin, self._membership.name, mesh, gone)
         decided = leaving.decided(self._bulletin, mesh)
-        with self._hearing:  # what was heard of one generation does not stop the next
-            if decided is not None and self._mailroom and not self._deaf and mesh is self._membership.mesh:
+        with self._votes_lock:  # what was heard of one generation does not stop the next
+            if decided is not None and self._mailroom and not self._votes_ignored and mesh is self._membership.mesh:
                 self._leave = Leave(decided, mesh.generation)
                 self._mailroom.stop(self._leave)
 
@@ -195,7 +195,7 @@ class Oversight(Watcher):
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(notices.since))
                 seconds = round(notices.seconds)
                 self._log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round)
-            self.lose_patience(notices.seconds, name)
+            self.stop_if_waited_too_long(notices.seconds, name)
 
     def status(self) -> dict[str, Any]:
         """This node's view of the mesh."""

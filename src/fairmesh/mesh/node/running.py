@@ -27,7 +27,7 @@ from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links
-from fairmesh.mesh.wire.log_limiter import Sparing
+from fairmesh.mesh.wire.log_limiter import LogLimiter
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
@@ -60,7 +60,7 @@ def run_node(
             log("warning", "measured in simulations only", options=", ".join(membership.not_measured))
         monitor = None if monitor_port is None else Monitor(monitor_port)
         node = _Node(membership, own_data(membership), log, patience_s, monitor, observe)
-        with _stop_requests(node.oversight.request_stop), node.oversight.beside():
+        with _stop_requests(node.oversight.request_stop), node.oversight.watching():
             node.run()
         write_atomically(finished, b"")
         return result
@@ -79,7 +79,7 @@ class _Node:
         observe: Observe,
     ):
         self._membership, self._own, self._log, self._observe = membership, own, log, observe
-        self._folder, self._sparing = membership.site.state, Sparing(log)
+        self._folder, self._limiter = membership.site.state, LogLimiter(log)
         given = membership.credentials
         self._bulletin = Bulletin(membership.name, given.key, given.certificate, given.authority, membership.mesh.names)
         self._bulletin.restored(self._folder / "bulletin.json")
@@ -94,7 +94,7 @@ class _Node:
                 return
             except Leave as leave:
                 if leave.generation == self._membership.mesh.generation:
-                    self._go_on_without(leave.sites)
+                    self._continue_without(leave.sites)
 
     def _generation(self) -> None:
         """The run from where it is to its end, in one generation of the mesh."""
@@ -161,7 +161,7 @@ class _Node:
         self._membership.refuse_unlike(name, theirs)
         apart = self._membership.clock_apart(theirs, time.time())
         if apart is not None:
-            self._sparing("warning", "clocks differ", name, f"by {round(apart / 60)} minutes")
+            self._limiter("warning", "clocks differ", name, f"by {round(apart / 60)} minutes")
         return theirs.get("generation") == self._membership.mesh.generation
 
     def _unknown(self) -> list[str]:
@@ -179,7 +179,7 @@ class _Node:
             self.oversight.raise_if_stopped()
             if notices.due():
                 self._log("warning", "waiting", sites=", ".join(whom()), seconds=round(notices.seconds))
-            self.oversight.lose_patience(notices.seconds, ", ".join(whom()))
+            self.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom()))
             time.sleep(0.02)
 
     def _part(self, links: Links, mailroom: Mailroom) -> None:
@@ -187,7 +187,7 @@ class _Node:
         notices, free_since = Notices(), None
         while not links.all_finished.wait(0.05):
             self.oversight.raise_if_left()
-            owed = mailroom.owed_to()
+            owed = mailroom.unacknowledged_by()
             if self.oversight.stopping and owed:
                 raise self.oversight.stopping
             if self.oversight.stopping:
@@ -197,13 +197,15 @@ class _Node:
             if free_since is not None and time.monotonic() - free_since > _FAREWELL_S:
                 return
             if owed:
-                self.oversight.lose_patience(notices.seconds, ", ".join(self._membership.mesh.names[p] for p in owed))
+                self.oversight.stop_if_waited_too_long(
+                    notices.seconds, ", ".join(self._membership.mesh.names[p] for p in owed)
+                )
             if owed and notices.due():
                 names = ", ".join(self._membership.mesh.names[position] for position in owed)
                 self._log("warning", "finished; others still need messages of this node", sites=names)
         time.sleep(0.3)  # for farewells on their way
 
-    def _go_on_without(self, gone: Sequence[str]) -> None:
+    def _continue_without(self, gone: Sequence[str]) -> None:
         """From the round that all remaining sites have done, in the next generation of the mesh."""
         before, mesh, rounds = self._membership, self._membership.mesh, self._rounds
         done, names = rounds.done if rounds else 0, ", ".join(gone)
@@ -214,7 +216,7 @@ class _Node:
         self._observe("frozen", done)
         self._log("warning", "left for good", sites=names, round=done)
         with self._opened(0) as mailroom, self._linked(mailroom, only_news=True):
-            self.oversight.leaves_be()
+            self.oversight.ignore_votes()
             self._wait(
                 lambda: leaving.agreed_round(self._bulletin, mesh, gone)[0] is not None,
                 lambda: leaving.agreed_round(self._bulletin, mesh, gone)[1],
@@ -229,12 +231,12 @@ class _Node:
         leaving.note_removed(self._folder, after.mesh)
         self._observe("noted without", agreed)
         self._membership = after
-        self._log("info", "going on", without=names, round=agreed, sites=len(after.present))
+        self._log("info", "continuing", without=names, round=agreed, sites=len(after.present))
 
     def _save_without(self, gone: Sequence[str], agreed: int, before: Membership, after: Membership) -> None:
         """The first checkpoint of the next generation: the state after the agreed round, without those who left."""
         with self._opened(0) as mailroom:
-            self.oversight.leaves_be()
+            self.oversight.ignore_votes()
             store = Store(self._folder, before.mesh.generation, self._log)
             state = Rounds(before, self._problem(before), mailroom, store, self.oversight).state_at(agreed)
         problem = self._problem(after)

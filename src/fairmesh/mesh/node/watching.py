@@ -119,6 +119,6 @@ class Monitor:
             connected.add_metric([site], float(edge["connected"]))
             for direction in ("out", "in"):
                 sent.add_metric([site, direction, "messages"], edge[f"bytes_{direction}"])
-                sent.add_metric([site, direction, "beside"], edge[f"beside_{direction}"])
+                sent.add_metric([site, direction, "beside"], edge[f"overhead_{direction}"])
         yield connected
         yield sent
