@@ -22,7 +22,7 @@ def test_ctrl_c_stops_all_ranks_after_the_same_round_and_one_says_so(survived):
     assert stopped["code"] == 130
     assert err.count("stopped after round") == 1
     assert f"stopped after round {rounds[CHECKPOINT]} of 100000; its checkpoint is kept" in err
-    assert "`fairmesh launch ... --resume` goes on" in err
+    assert "`fairmesh launch ... --resume` continues" in err
     assert "Traceback" not in err
     assert len(rounds) == 2
     assert len(set(rounds.values())) == 1

@@ -317,9 +317,9 @@ def test_who_has_left_stays_out_whatever_mesh_file_comes_later(tmp_path):
     moved = replace(mesh, members=tuple(replace(m, address=f"10.0.0.1:{7000 + i}") for i, m in enumerate(mesh.members)))
     found = leaving.still_in(tmp_path, moved)
     assert (found.removed, found.members[0].address) == (("d",), "10.0.0.1:7000")
-    with pytest.raises(fm.BadInput, match="this node went on without"):
+    with pytest.raises(fm.BadInput, match="this node continued without"):
         leaving.still_in(tmp_path, moved.without("c"))
-    with pytest.raises(fm.BadInput, match="this node went on without"):
+    with pytest.raises(fm.BadInput, match="this node continued without"):
         leaving.still_in(tmp_path, moved.without("d").without("b"))
 
 

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until a command needs them."""
+"""The command line. Heavy imports are delayed until a command needs them."""
 
 import typer
 
@@ -12,7 +12,8 @@ from fairmesh.cli.run import demo, run
 from fairmesh.errors import FairmeshError
 
 app = typer.Typer(
-    help="One model that works for every site: robust decentralized learning with compressed messages, no server.",
+    help="Trains one model that works for every site: robust decentralized learning with compressed messages and no "
+    "server.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help: formatting it with rich imports a Markdown parser and doubles the start-up
@@ -27,7 +28,7 @@ app.add_typer(mesh, name="mesh")
 
 
 def main() -> None:
-    """The console script: errors raised on purpose are shown as one line, without a traceback."""
+    """Runs the command line. Prints errors that fairmesh raises on purpose as one line, without a traceback."""
     stop_where_ended()
     try:
         app()
