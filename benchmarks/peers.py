@@ -38,7 +38,7 @@ class Cost:
     ms_high: float
     cpu_ms: float  # of a node's process in a step
     bytes_of_messages: int  # of all nodes and steps, as the nodes counted them
-    bytes_beside: int  # greetings, heads, acknowledgements, certificates
+    bytes_overhead: int  # greetings, heads, acknowledgements, certificates
 
 
 def network_cost(nodes: int, parameters: int, steps: int) -> Cost:
@@ -62,10 +62,10 @@ def network_cost(nodes: int, parameters: int, steps: int) -> Cost:
         for (mine, _), name in zip(pipes, mesh.names):
             if not mine.poll(120 + 0.1 * steps):
                 raise FairmeshError(f"node {name} did not end its steps")
-            spent, worked, (of_messages, beside) = mine.recv()
+            spent, worked, (of_messages, overhead) = mine.recv()
             found += spent
             busy += worked
-            counted = counted[0] + of_messages, counted[1] + beside
+            counted = counted[0] + of_messages, counted[1] + overhead
         for process in processes:
             process.join(10)
     ordered = sorted(found)
@@ -130,7 +130,7 @@ def _exchange(folder: Path, mesh: Mesh, name: str, parameters: int, steps: int, 
     links.all_finished.wait(30)
     worked = (time.process_time() - worked) / steps
     edges = mailroom.view().values()
-    counted = sum(edge["bytes_out"] for edge in edges), sum(edge["beside_out"] for edge in edges)
+    counted = sum(edge["bytes_out"] for edge in edges), sum(edge["overhead_out"] for edge in edges)
     pipe.send((spent[steps // 10 :], worked, counted))  # without the meeting
     links.stop()
     mailroom.close()

@@ -10,7 +10,7 @@ __all__ = ["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrup
 class FairmeshError(Exception):
     """Base class of the errors that fairmesh raises on purpose."""
 
-    told_elsewhere = False  # if all processes of a run raise it, only one prints it
+    reported_elsewhere = False  # if all processes of a run raise it, only one prints it
 
 
 class BadInput(FairmeshError, ValueError):

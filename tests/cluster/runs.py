@@ -100,7 +100,7 @@ def refusal(case: str, folder: Path | None, process_group: ProcessGroup, **more:
     try:
         trained(case, folder, process_group, **more)
     except fm.FairmeshError as error:
-        return type(error).__name__, str(error), error.told_elsewhere
+        return type(error).__name__, str(error), error.reported_elsewhere
     return "", "", False
 
 

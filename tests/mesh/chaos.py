@@ -60,8 +60,8 @@ POINTS = (
     "received",
     "noted",
     "settled",
-    "told durable",
-    "held there",
+    "ack sent",
+    "ack received",
     "before checkpoint",
     "after checkpoint",
     "segment begun",
@@ -278,7 +278,7 @@ class Chaos:
         nodes.start_all()
         nodes.wait(lambda: name in nodes.exits, _FAR)
         said = outages.last_words(nodes, name)
-        if nodes.exits[name] == 0 or "make room" not in said:
+        if nodes.exits[name] == 0 or "No space left on device" not in said:
             raise RuntimeError(f"with a full disk {name} ended with code {nodes.exits[name]} and said {said!r}")
         stopped = nodes.step(name)
         nodes.start_again(name)

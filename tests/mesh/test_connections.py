@@ -19,7 +19,14 @@ from fairmesh.errors import BadInput
 from fairmesh.mesh.certificates import make_authority, make_key, sign
 from fairmesh.mesh.members import Member, Mesh
 from fairmesh.mesh.wire import connections
-from fairmesh.mesh.wire.connections import BESIDE, CannotConnect, Connection, ConnectionLost, Listener, dialled
+from fairmesh.mesh.wire.connections import (
+    FRAME_OVERHEAD_BYTES,
+    CannotConnect,
+    Connection,
+    ConnectionLost,
+    Listener,
+    dialled,
+)
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.tls_stream import Credentials, TlsStream
 from tests.mesh.fleet import ended, forked, free_ports
@@ -116,7 +123,7 @@ def test_frames_go_both_ways_and_the_listening_side_knows_the_name(sites):
         async with listening(sites["beta"]) as server:
             async with dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection:
                 assert connection.peer_names == ["beta"]
-                for frame in (b"one", b"", bytes(LARGEST + BESIDE), b"last"):
+                for frame in (b"one", b"", bytes(LARGEST + FRAME_OVERHEAD_BYTES), b"last"):
                     await connection.send(frame)
                     assert await connection.receive() == frame
             await eventually(server.ended.is_set)
@@ -271,11 +278,11 @@ def test_the_length_of_a_frame_is_checked_before_the_frame_is_sent(sites):
             opened = await plain(server)
             stream = TlsStream(*opened, sites["alpha"].for_dialling(), "beta")
             await stream.handshake()
-            stream.write(struct.pack("<I", LARGEST + BESIDE + 1))
+            stream.write(struct.pack("<I", LARGEST + FRAME_OVERHEAD_BYTES + 1))
             await eventually(server.ended.is_set)
             await stream.close()
         assert [type(error) for error in server.errors] == [Refused]
-        assert f"a frame of {LARGEST + BESIDE + 1:,} bytes; at most" in str(server.errors[0])
+        assert f"a frame of {LARGEST + FRAME_OVERHEAD_BYTES + 1:,} bytes; at most" in str(server.errors[0])
 
     run(work())
 

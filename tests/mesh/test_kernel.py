@@ -45,7 +45,7 @@ def test_bytes_counted_by_nodes_are_those_counted_by_the_kernel_but_for_tls():
     )
     found = json.loads(ran.stdout)
     carried = found["kernel_bytes"] - HEADERS * found["packets"]
-    told = found["bytes_of_messages"] + found["bytes_beside"]
+    told = found["bytes_of_messages"] + found["bytes_overhead"]
     messages = 2 * NODES * STEPS
     assert found["bytes_of_messages"] == found["message_bytes"] * messages
     framing = carried - told

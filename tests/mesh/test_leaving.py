@@ -98,7 +98,7 @@ def test_all_who_remain_go_on_from_one_round_and_end_alike(left):
         if name == DEAD:
             assert not (left / DEAD / "state" / "result").exists()
             continue
-        rounds |= {event["round"] for event in _events(left, name) if event["what"] == "going on"}
+        rounds |= {event["round"] for event in _events(left, name) if event["what"] == "continuing"}
         models.add((left / name / "state" / "result" / "model.safetensors").read_bytes())
         assert leaving.still_in(left / name / "state", mesh).removed == (DEAD,)
         assert [p.name for p in (left / name / "state").glob("generation-*")] == ["generation-2"]
@@ -112,7 +112,7 @@ def test_all_who_remain_go_on_from_one_round_and_end_alike(left):
 
 
 def test_they_end_where_a_simulation_ends_that_drops_the_node_in_that_round(left):
-    (agreed,) = {event["round"] for event in _events(left, "a") if event["what"] == "going on"}
+    (agreed,) = {event["round"] for event in _events(left, "a") if event["what"] == "continuing"}
     experiment = load_experiment(left / "experiment.toml")
     mesh = Mesh.read(left / "mesh" / "mesh.toml")
     state = _simulated(experiment, mesh, None, range(agreed))
@@ -317,9 +317,9 @@ def test_who_has_left_stays_out_whatever_mesh_file_comes_later(tmp_path):
     moved = replace(mesh, members=tuple(replace(m, address=f"10.0.0.1:{7000 + i}") for i, m in enumerate(mesh.members)))
     found = leaving.still_in(tmp_path, moved)
     assert (found.removed, found.members[0].address) == (("d",), "10.0.0.1:7000")
-    with pytest.raises(fm.BadInput, match="this node went on without"):
+    with pytest.raises(fm.BadInput, match="this node continued without"):
         leaving.still_in(tmp_path, moved.without("c"))
-    with pytest.raises(fm.BadInput, match="this node went on without"):
+    with pytest.raises(fm.BadInput, match="this node continued without"):
         leaving.still_in(tmp_path, moved.without("d").without("b"))
 
 

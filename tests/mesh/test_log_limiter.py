@@ -5,14 +5,14 @@ import ssl
 
 import pytest
 
-from fairmesh.mesh.wire.log_limiter import Sparing
+from fairmesh.mesh.wire.log_limiter import LogLimiter
 from fairmesh.mesh.wire.tls_errors import reason_of
 
 
 class Clock:
     def __init__(self):
         self.now, self.said = 0.0, []
-        self.sparing = Sparing(self._report, lambda: self.now)
+        self.limiter = LogLimiter(self._report, lambda: self.now)
 
     def _report(self, level: str, what: str, **fields) -> None:
         self.said.append((what, fields))
@@ -21,47 +21,47 @@ class Clock:
 def test_the_same_is_told_once_a_minute_with_a_count():
     clock = Clock()
     for _ in range(5000):
-        clock.sparing("warning", "refused", reason="no certificate")
+        clock.limiter("warning", "refused", reason="no certificate")
         clock.now += 0.05
     assert clock.said[0] == ("refused", {"reason": "no certificate"})
     assert [fields["more_times"] for _, fields in clock.said[1:]] == pytest.approx([1199, 1200, 1200, 1200], abs=20)
-    clock.sparing.close()
+    clock.limiter.close()
     assert 1 + sum(fields["more_times"] for _, fields in clock.said[1:]) == 5000
 
 
 def test_what_was_kept_back_is_told_though_nothing_follows():
     clock = Clock()
     for _ in range(3):
-        clock.sparing("warning", "refused", "beta", "a reason")
+        clock.limiter("warning", "refused", "beta", "a reason")
     clock.now = 59.0
-    clock.sparing.flush()
+    clock.limiter.flush()
     assert len(clock.said) == 1
     clock.now = 60.0
-    clock.sparing.flush()
+    clock.limiter.flush()
     assert clock.said[1:] == [("refused", {"site": "beta", "reason": "a reason", "more_times": 2})]
 
 
 def test_reasons_that_are_made_up_fill_neither_log_nor_memory():
     clock = Clock()
     for i in range(50_000):
-        clock.sparing("warning", "refused", f"site-{i % 7}", f"reason {i} " + "x" * 10_000)
+        clock.limiter("warning", "refused", f"site-{i % 7}", f"reason {i} " + "x" * 10_000)
     assert len(clock.said) <= 7 * 51
     assert max(len(fields["reason"]) for _, fields in clock.said) <= 500
-    assert len(clock.sparing._counts) <= 7 * 51
+    assert len(clock.limiter._counts) <= 7 * 51
 
 
 def test_another_site_with_the_same_reason_is_told_too():
     clock = Clock()
     for site in ("alpha", "beta"):
-        clock.sparing("warning", "refused", site, "a reason")
+        clock.limiter("warning", "refused", site, "a reason")
     assert [fields["site"] for _, fields in clock.said] == ["alpha", "beta"]
 
 
 def test_the_same_reason_from_another_address_is_told_too():
     clock = Clock()
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
-        clock.sparing("warning", "refused", address=address, reason="no certificate")
-    clock.sparing.close()
+        clock.limiter("warning", "refused", address=address, reason="no certificate")
+    clock.limiter.close()
     assert clock.said == [
         ("refused", {"address": "10.0.0.1", "reason": "no certificate"}),
         ("refused", {"address": "10.0.0.2", "reason": "no certificate"}),
@@ -72,8 +72,8 @@ def test_the_same_reason_from_another_address_is_told_too():
 def test_many_addresses_fill_neither_log_nor_memory():
     clock = Clock()
     for i in range(50_000):
-        clock.sparing("warning", "refused", address=f"2001:db8::{i:x}", reason="no certificate")
-    clock.sparing.close()
+        clock.limiter("warning", "refused", address=f"2001:db8::{i:x}", reason="no certificate")
+    clock.limiter.close()
     assert len(clock.said) <= 52
     assert clock.said[-1] == ("refused", {"reason": "several other addresses or reasons", "more_times": 49_949})
 

@@ -11,7 +11,7 @@ from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.wire.frames import Kind, Refused, read_frame
 from fairmesh.mesh.wire.journal import Journal
-from fairmesh.mesh.wire.mailroom import Holdings, Mailroom
+from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 
 
 class Room(Mailroom):
@@ -47,8 +47,8 @@ def until(condition):
     raise AssertionError("it never came true")
 
 
-def frames_of(mailroom, stream, tell=False):
-    return [read_frame(data) for _, data in mailroom.outgoing(1, stream, tell)]
+def frames_of(mailroom, stream, with_ack=False):
+    return [read_frame(data) for _, data in mailroom.outgoing(1, stream, with_ack)]
 
 
 @pytest.fixture
@@ -61,23 +61,23 @@ def mailroom(tmp_path):
 def test_what_is_posted_goes_out_once_on_a_stream_and_again_on_the_next_until_it_is_durable_there(mailroom):
     first, second = object(), object()
     mailroom.post(0, {1: b"zero"})
-    mailroom.connected(1, first, Holdings(0, 0))
+    mailroom.connected(1, first, Progress(0, 0))
     mailroom.post(1, {1: b"one"})
     assert [(frame.step, frame.body) for frame in frames_of(mailroom, first)] == [(0, b"zero"), (1, b"one")]
     assert frames_of(mailroom, first) == []
-    mailroom.held_there(1, first, 1)
-    mailroom.connected(1, second, Holdings(1, 1))
+    mailroom.acknowledged(1, first, 1)
+    mailroom.connected(1, second, Progress(1, 1))
     assert frames_of(mailroom, first) == []  # the stream it replaced says nothing any more
     assert [frame.step for frame in frames_of(mailroom, second)] == [1]
-    mailroom.held_there(1, second, 2)
-    assert mailroom.owed_to() == []
+    mailroom.acknowledged(1, second, 2)
+    assert mailroom.unacknowledged_by() == []
 
 
 def test_a_neighbour_that_has_a_message_is_not_sent_it_again_though_it_is_not_durable_there(mailroom):
     stream = object()
     mailroom.post(0, {1: b"zero"})
     mailroom.post(1, {1: b"one"})
-    mailroom.connected(1, stream, Holdings(0, 1))
+    mailroom.connected(1, stream, Progress(0, 1))
     assert [frame.step for frame in frames_of(mailroom, stream)] == [1]
     assert sorted(mailroom.unsettled()) == [0, 1]
 
@@ -85,7 +85,7 @@ def test_a_neighbour_that_has_a_message_is_not_sent_it_again_though_it_is_not_du
 @pytest.mark.parametrize(("step", "reason"), [(0, "replayed"), (3, "future"), (2**40, "future")])
 def test_a_replayed_or_future_step_is_refused(mailroom, step, reason):
     stream = object()
-    mailroom.connected(1, stream, Holdings(0, 0))
+    mailroom.connected(1, stream, Progress(0, 0))
     mailroom.arrived(1, stream, 0, b"zero")
     assert taken(mailroom, 0) == {1: b"zero"}
     with pytest.raises(Refused, match=f"{reason}.*step 1 is due"):
@@ -94,7 +94,7 @@ def test_a_replayed_or_future_step_is_refused(mailroom, step, reason):
 
 def test_a_neighbour_cannot_fill_the_memory(mailroom):
     stream = object()
-    mailroom.connected(1, stream, Holdings(0, 0))
+    mailroom.connected(1, stream, Progress(0, 0))
     with pytest.raises(Refused, match="1001 bytes; the largest of this experiment has 1000"):
         mailroom.arrived(1, stream, 0, b"x" * 1001)
     assert [mailroom.arrived(1, stream, step, b"x") for step in range(3)] == [True, True, False]  # the third must wait
@@ -106,8 +106,8 @@ def test_a_stream_that_was_replaced_is_refused_without_harm_to_the_one_there_is(
     closed = []
     mailroom.serve(lambda positions: None, lambda stream, reason: closed.append(stream))
     before, now = object(), object()
-    mailroom.connected(1, before, Holdings(0, 0))
-    mailroom.connected(1, now, Holdings(0, 0))
+    mailroom.connected(1, before, Progress(0, 0))
+    mailroom.connected(1, now, Progress(0, 0))
     mailroom.arrived(1, now, 0, b"zero")
     mailroom.refuse(1, "nonsense over the old stream", before)
     assert closed == []
@@ -117,26 +117,26 @@ def test_a_stream_that_was_replaced_is_refused_without_harm_to_the_one_there_is(
 
 
 def test_a_message_lost_here_by_a_power_cut_and_durable_there_is_not_kept_when_it_is_made_again(mailroom):
-    mailroom.connected(1, object(), Holdings(5, 5))
+    mailroom.connected(1, object(), Progress(5, 5))
     for step in range(5):
         mailroom.post(step, {1: text(0, step)})
-    assert mailroom.owed_to() == []
+    assert mailroom.unacknowledged_by() == []
     mailroom.post(5, {1: text(0, 5)})
-    assert mailroom.owed_to() == [1]
+    assert mailroom.unacknowledged_by() == [1]
 
 
 def test_that_a_neighbour_holds_everything_is_known_after_a_restart(tmp_path):
     first = room(tmp_path)
     first.post(0, {1: b"zero"})
     stream = object()
-    first.connected(1, stream, Holdings(0, 0))
+    first.connected(1, stream, Progress(0, 0))
     frames_of(first, stream)
-    first.held_there(1, stream, 1)
+    first.acknowledged(1, stream, 1)
     first.disconnected(1, stream)
-    assert first.owed_to() == []  # and so noted, though it has gone
+    assert first.unacknowledged_by() == []  # and so noted, though it has gone
     first.close()
     second = room(tmp_path)
-    assert second.owed_to() == []
+    assert second.unacknowledged_by() == []
     second.close()
 
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_refused_not_logged_and_waited_for_again(mailroom
     closed = []
     mailroom.serve(lambda positions: None, lambda stream, reason: closed.append((stream, reason)))
     bad, good = object(), object()
-    mailroom.connected(1, bad, Holdings(0, 0))
+    mailroom.connected(1, bad, Progress(0, 0))
     mailroom.arrived(1, bad, 0, b"bad")
 
     def read(position, payload):
@@ -157,8 +157,8 @@ def test_what_cannot_be_read_is_refused_not_logged_and_waited_for_again(mailroom
     waiting.start()
     until(lambda: closed)
     assert closed == [(bad, "message of step 0: the checksum is wrong")]
-    assert mailroom.holdings(1) == Holdings(0, 0)
-    mailroom.connected(1, good, Holdings(0, 0))
+    assert mailroom.progress(1) == Progress(0, 0)
+    mailroom.connected(1, good, Progress(0, 0))
     mailroom.arrived(1, good, 0, b"good")
     waiting.join(5)
     assert found == {1: b"good"}
@@ -166,22 +166,22 @@ def test_what_cannot_be_read_is_refused_not_logged_and_waited_for_again(mailroom
 
 def test_it_tells_durable_only_what_is(mailroom):
     stream = object()
-    mailroom.connected(1, stream, Holdings(0, 0))
+    mailroom.connected(1, stream, Progress(0, 0))
     mailroom.arrived(1, stream, 0, b"zero")
-    assert [(frame.kind, frame.durable) for frame in frames_of(mailroom, stream, tell=True)] == [(Kind.HELD, 0)]
-    assert mailroom.holdings(1) == Holdings(0, 1)  # here, but not yet durable
+    assert [(frame.kind, frame.durable) for frame in frames_of(mailroom, stream, with_ack=True)] == [(Kind.ACK, 0)]
+    assert mailroom.progress(1) == Progress(0, 1)  # here, but not yet durable
     taken(mailroom, 0)
-    until(lambda: mailroom.holdings(1) == Holdings(1, 1))
+    until(lambda: mailroom.progress(1) == Progress(1, 1))
     assert mailroom.outgoing(1, stream, False) == []
-    assert mailroom.untold(1)
-    (frame,) = frames_of(mailroom, stream, tell=True)
-    assert (frame.kind, frame.durable) == (Kind.HELD, 1)
+    assert mailroom.ack_due(1)
+    (frame,) = frames_of(mailroom, stream, with_ack=True)
+    assert (frame.kind, frame.durable) == (Kind.ACK, 1)
 
 
 def test_a_restarted_node_finds_what_it_had_and_is_sent_what_it_missed(tmp_path):
     before = room(tmp_path)
     stream = object()
-    before.connected(1, stream, Holdings(0, 0))
+    before.connected(1, stream, Progress(0, 0))
     for step in range(3):
         before.post(step, {1: text("me", step)})
         before.arrived(1, stream, step, text("it", step))
@@ -190,11 +190,11 @@ def test_a_restarted_node_finds_what_it_had_and_is_sent_what_it_missed(tmp_path)
     before.close()
     after = room(tmp_path)
     try:
-        assert after.holdings(1) == Holdings(3, 3)  # step 3 has to come again
+        assert after.progress(1) == Progress(3, 3)  # step 3 has to come again
         for step in range(3):
             after.post(step, {1: text("me", step)})
             assert taken(after, step) == {1: text("it", step)}
-        after.connected(1, stream, Holdings(1, 2))
+        after.connected(1, stream, Progress(1, 2))
         assert [frame.step for frame in frames_of(after, stream)] == [2]
     finally:
         after.close()
@@ -203,14 +203,14 @@ def test_a_restarted_node_finds_what_it_had_and_is_sent_what_it_missed(tmp_path)
 def test_messages_that_come_while_it_catches_up_are_kept_in_order(tmp_path):
     before = room(tmp_path)
     stream = object()
-    before.connected(1, stream, Holdings(0, 0))
+    before.connected(1, stream, Progress(0, 0))
     for step in range(3):
         before.arrived(1, stream, step, text("it", step))
         taken(before, step)
     before.close()
     after = room(tmp_path)
     try:
-        after.connected(1, stream, Holdings(0, 0))
+        after.connected(1, stream, Progress(0, 0))
         taken(after, 0)
         after.arrived(1, stream, 3, b"three")
         after.arrived(1, stream, 4, b"four")
@@ -225,7 +225,7 @@ def test_another_message_than_before_the_restart_is_an_error(tmp_path):
     before.close()
     after = room(tmp_path)
     try:
-        with pytest.raises(FairmeshError, match="does not compute the same twice"):
+        with pytest.raises(FairmeshError, match="step 0 gives a different message"):
             after.post(0, {1: b"that"})
     finally:
         after.close()
@@ -235,20 +235,20 @@ def test_a_neighbour_whose_state_is_older_than_what_it_told_durable_is_refused(m
     stream = object()
     for step in range(3):
         mailroom.post(step, {1: b"x"})
-    mailroom.connected(1, stream, Holdings(0, 0))
+    mailroom.connected(1, stream, Progress(0, 0))
     frames_of(mailroom, stream)
-    mailroom.held_there(1, stream, 2)
-    with pytest.raises(Refused, match="asks for step 0, which it had told durable"):
-        mailroom.connected(1, object(), Holdings(0, 0))
+    mailroom.acknowledged(1, stream, 2)
+    with pytest.raises(Refused, match="asks for step 0, which it had acknowledged"):
+        mailroom.connected(1, object(), Progress(0, 0))
 
 
 def test_who_tells_durable_what_was_not_sent_is_refused(mailroom):
     stream = object()
     mailroom.post(0, {1: b"x"})
-    mailroom.connected(1, stream, Holdings(0, 0))
+    mailroom.connected(1, stream, Progress(0, 0))
     frames_of(mailroom, stream)
     with pytest.raises(Refused, match="was sent only those before 1"):
-        mailroom.held_there(1, stream, 2)
+        mailroom.acknowledged(1, stream, 2)
 
 
 def test_a_wait_ends_when_it_is_told_to(mailroom):
@@ -274,7 +274,7 @@ def test_two_ends_exchange_every_step_once_whatever_streams_break_and_nodes_rest
         wires[1].clear()
         for k in range(2):
             stream[k] = object()
-        held = [rooms[k].holdings(1 - k) for k in range(2)]
+        held = [rooms[k].progress(1 - k) for k in range(2)]
         for k in range(2):
             rooms[k].connected(1 - k, stream[k], held[1 - k])
 
@@ -299,7 +299,7 @@ def test_two_ends_exchange_every_step_once_whatever_streams_break_and_nodes_rest
             wires[1 - k] += [data for _, data in rooms[k].outgoing(1 - k, stream[k], True)]
             if wires[k]:
                 frame = read_frame(wires[k].pop(0))
-                rooms[k].held_there(1 - k, stream[k], frame.durable)
+                rooms[k].acknowledged(1 - k, stream[k], frame.durable)
                 if frame.kind == Kind.MESSAGE:
                     rooms[k].arrived(1 - k, stream[k], frame.step, frame.body)
         elif what == "break":
@@ -316,16 +316,16 @@ def test_two_ends_exchange_every_step_once_whatever_streams_break_and_nodes_rest
 
 def test_who_claims_to_hold_more_than_the_run_has_is_refused(mailroom):
     mailroom.rounds = range(1, 11)
-    mailroom.connected(1, object(), Holdings(13, 13))  # ten rounds and two sums
-    with pytest.raises(Refused, match="holds step 13, which this run does not have"):
-        mailroom.connected(1, object(), Holdings(14, 14))
+    mailroom.connected(1, object(), Progress(13, 13))  # ten rounds and two sums
+    with pytest.raises(Refused, match="step 13, which this run does not have"):
+        mailroom.connected(1, object(), Progress(14, 14))
 
 
 def test_a_wait_is_counted_from_its_beginning_though_others_arrive_and_some_are_refused(tmp_path):
     both = room(tmp_path, neighbours=(1, 2))
     try:
         stream = object()
-        both.connected(1, stream, Holdings(0, 0))
+        both.connected(1, stream, Progress(0, 0))
         threading.Timer(0.2, lambda: both.arrived(1, stream, 0, b"one")).start()
         threading.Timer(0.8, lambda: both.stop(Interrupted("enough"))).start()
         began = time.time()

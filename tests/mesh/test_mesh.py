@@ -136,7 +136,7 @@ def test_after_a_site_has_left_the_others_keep_their_positions():
         (lambda: Mesh("m", DIGEST, (Member("a", "a:1"), Member("b", "b:1"))), "falls apart into {a} and {b}"),
         (lambda: Member("a.b", "a:1"), "site 'a.b': use 1 to 63"),
         (lambda: Member("a" * 64), "use 1 to 63"),
-        (lambda: Member("-a"), "neither begins nor ends"),
+        (lambda: Member("-a"), "site '-a'"),
         (lambda: Member("a", "host"), "'host' is not host:port"),
         (lambda: Member("a", "host:0"), "a port from 1 to 65535"),
         (lambda: Member("a", "host:65536"), "a port from 1 to 65535"),
@@ -144,7 +144,7 @@ def test_after_a_site_has_left_the_others_keep_their_positions():
         (lambda: Member("a", ":1"), "'' is not a host"),
         (lambda: Member("a", "::1:7700"), "an IPv6 address in [ ]"),
         (lambda: Member("a", "[::zz]:7700"), "'::zz' is not an IPv6 address"),
-        (lambda: Member("a", "0.0.0.0:7700"), "where a site listens, not where others reach it"),
+        (lambda: Member("a", "0.0.0.0:7700"), "site a: 0.0.0.0 is an address to listen on"),
     ],
 )
 def test_what_cannot_be_a_mesh_is_refused_with_the_reason(made, reason):
@@ -160,7 +160,7 @@ def test_an_address_may_be_ipv6():
     ("old", "new", "reason"),
     [
         ("address =", "adress =", "site[0].adress: unknown key; did you mean 'address'?"),
-        ("generation = 1", "generation = 2", "mesh.generation is 2, but 0 sites have been removed"),
+        ("generation = 1", "generation = 2", "mesh.generation is 2, but with 0 removed sites"),
         ("generation = 1", "generation = 'one'", "mesh.generation: expected a whole number"),
         ("[mesh]", "[mash]", "mash: unknown key; did you mean 'mesh'?"),
         ("experiment =", "experiments =", "mesh.experiments: unknown key; did you mean 'experiment'?"),
@@ -191,7 +191,7 @@ def test_a_site_file_written_and_read_is_the_same_and_never_written_over(tmp_pat
     made = SiteFile.of(tmp_path / "site.toml", {"name": "alpha", "listen": "0.0.0.0:7700", "data": data})
     made.write()
     assert SiteFile.read(tmp_path / "site.toml") == made
-    with pytest.raises(BadInput, match="is there already"):
+    with pytest.raises(BadInput, match="exists already"):
         made.write()
 
 

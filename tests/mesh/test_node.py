@@ -106,7 +106,7 @@ def test_alone_a_node_waits_and_with_little_patience_stops_and_says_for_whom(liv
     folder, seen = lived
     assert seen["patience"] == 1
     stopped = next(event for event in _events(folder, "a") if event["what"] == "stopped")
-    assert re.search(r"waited \d+ s for b, c, longer than --patience; all is kept", stopped["reason"])
+    assert re.search(r"waited \d+ s for b, c, longer than --patience", stopped["reason"])
     assert seen["status alone"]["sites"]["c"] == {}
 
 
@@ -227,7 +227,7 @@ def test_a_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path
     file = tmp_path / "a" / "mesh.toml"
     text = file.read_text().replace('neighbours = ["b", "c"]', 'neighbours = ["b"]')
     file.write_text(text.replace('neighbours = ["a", "b"]', 'neighbours = ["b"]'))
-    with pytest.raises(fm.BadInput, match=r"a has the neighbours \['b'\], but by the experiment's graph \['b', 'c'\]"):
+    with pytest.raises(fm.BadInput, match=r"a has the neighbours \['b'\], .* graph gives it \['b', 'c'\]"):
         run_node(tmp_path / "a" / "site.toml")
 
 

@@ -26,10 +26,12 @@ NETWORKS = ("memory", "cluster")
 
 def launch(
     context: typer.Context,
-    processes: Annotated[int, typer.Option(help="How many ranks; each hosts a share of the nodes and their data.")],
-    restarts: Annotated[int, typer.Option(help="How often all ranks start again after one has died.")] = 3,
+    processes: Annotated[int, typer.Option(help="Number of ranks; each has a share of the nodes and their data.")],
+    restarts: Annotated[int, typer.Option(help="How often to restart all ranks after one has died.")] = 3,
 ) -> None:
-    """Trains over several processes of this machine: fairmesh launch EXPERIMENT --processes P [options of run]."""
+    """Train over several processes of this machine.
+
+    Use it as: fairmesh launch EXPERIMENT --processes P [options of run]"""
     if processes < 1:
         raise BadInput(f"--processes must be >= 1, got {processes}")
     if restarts < 0:
@@ -39,9 +41,9 @@ def launch(
 
 
 def _refuse_unknown(context: typer.Context, arguments: list[str]) -> None:
-    """Reads the options as `run` will, so that a mistake is named here and not by every rank."""
+    """Parses the options as `run` will, so that a mistake is reported once and not by every rank."""
     if "--network" in arguments:
-        raise BadInput("--network: a launched run is on a cluster; leave it out")
+        raise BadInput("--network: a launched run is always on a cluster; remove the option")
     group: Any = context.parent.command if context.parent else None
     if group is not None:
         group.commands["run"].make_context("run", list(arguments), parent=context.parent)
@@ -51,9 +53,9 @@ def _refuse_unknown(context: typer.Context, arguments: list[str]) -> None:
 def loaded_on(
     network: str, timeout_s: float, load: Callable[[], "Experiment"]
 ) -> Iterator[tuple["Experiment", "ProcessGroup | None"]]:
-    """The experiment, and the hosts that train it together where they are several."""
+    """Yields the experiment, and the processes that train it together, if there are several."""
     if network not in NETWORKS:
-        raise BadInput(f"--network is one of {', '.join(NETWORKS)}, got {network!r}")
+        raise BadInput(f"--network must be one of {', '.join(NETWORKS)}, got {network!r}")
     if network == "memory":
         yield load(), None
         return
@@ -62,7 +64,7 @@ def loaded_on(
     experiment, failure = None, None
     try:
         experiment = load()
-    except FairmeshError as error:  # to be told once, when the others are there
+    except FairmeshError as error:  # to be reported once, when all ranks have joined
         failure = error
     with joined(experiment.options.device if experiment else "cpu", timeout_s) as process_group:
         with process_group.fail_together():
@@ -73,24 +75,23 @@ def loaded_on(
 
 
 def leave(error: FairmeshError) -> None:
-    """Says in one line what ended a command and exits with its code. Of a launched run's ranks one says it."""
+    """Prints in one line what ended a command, and exits with its code. Of the ranks of a launched run, one prints."""
     code = 130 if isinstance(error, Interrupted) else 1 if isinstance(error, LostProcess) else 2
     text = str(error) if code != 2 else f"error: {error}"
     ours = OUTCOME in os.environ
     if isinstance(error, Interrupted):
         command = "launch" if ours else sys.argv[1] if len(sys.argv) > 1 else ""
-        again = {"reproduce": "the same command goes on"}.get(command, f"`fairmesh {command} ... --resume` goes on")
-        text += f"; {again}" if command in ("run", "launch", "reproduce") else ""
+        text += f"; `fairmesh {command} ... --resume` continues it" if command in ("run", "launch") else ""
     if not ours or code == 1:
-        if not error.told_elsewhere:
+        if not error.reported_elsewhere:
             say(text)
         sys.exit(code)
-    if not error.told_elsewhere and record_outcome(code):
+    if not error.reported_elsewhere and record_outcome(code):
         say(text)
-    sys.exit(0)  # what torchrun takes for the end
+    sys.exit(0)  # so that torchrun does not restart it
 
 
 def stop_where_ended() -> None:
-    """A rank that torchrun starts again after the run has ended on purpose has nothing to do."""
+    """Exits if torchrun restarted this rank although the run has ended on purpose."""
     if already_ended():
         sys.exit(0)

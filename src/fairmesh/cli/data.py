@@ -1,4 +1,4 @@
-"""`fairmesh data`: which datasets are here, fetching and checking their official files, and who would hold what."""
+"""`fairmesh data`: list datasets, fetch and check their official files, and show how sites would share them."""
 
 import json
 import tomllib
@@ -17,16 +17,18 @@ from fairmesh.cli.terminal import (
 )
 from fairmesh.errors import BadInput
 
-data = typer.Typer(help="Datasets: list them, fetch and check their official files, see who holds what.")
+data = typer.Typer(help="List, fetch, check and show datasets.")
 
 Folder = Annotated[
-    Path | None, typer.Option("--data", help="The folder of the datasets, in place of $FAIRMESH_DATA and the cache.")
+    Path | None, typer.Option("--data", help="The folder of the datasets, instead of $FAIRMESH_DATA and the cache.")
 ]
 
 
 @data.callback(invoke_without_command=True)
 def listing(context: typer.Context, folder: Folder = None, json_: Json = False) -> None:
-    """Lists the published datasets: where they were found, or that they are missing; size; licence; source."""
+    """List, fetch, check and show datasets.
+
+    Without a command: list the published datasets, where they were found, their size, licence and source."""
     if context.invoked_subcommand is not None:
         return
     from fairmesh.data.datasets.sources import (
@@ -73,11 +75,14 @@ def listing(context: typer.Context, folder: Folder = None, json_: Json = False) 
 def fetch(
     names: Annotated[list[str], typer.Argument(help="fashion-mnist, mnist, cifar-10, coos7.")],
     folder: Annotated[
-        Path | None, typer.Option("--data", help="Where to put them, each in a folder of its name; else the cache.")
+        Path | None,
+        typer.Option("--data", help="Where to put them, each in a folder of its name; the cache by default."),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Fetches official files from their official source; what broke off is gone on with, checksums are verified."""
+    """Fetch the official files of datasets.
+
+    Continues downloads that were interrupted, and verifies checksums."""
     from fairmesh.data.datasets import download
 
     places = {}
@@ -92,11 +97,13 @@ def fetch(
 
 @data.command()
 def check(
-    name: Annotated[str | None, typer.Argument(help="One dataset; all that are here by default.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One dataset; by default all that are found.")] = None,
     folder: Folder = None,
     json_: Json = False,
 ) -> None:
-    """Holds official files against their checksums; exits with 1 where one is damaged or missing."""
+    """Check official files against their checksums.
+
+    Exits with 1 if a file is damaged or missing."""
     from fairmesh.data.datasets.download import check as verdicts
     from fairmesh.data.datasets.sources import SOURCES, found, places
 
@@ -104,7 +111,7 @@ def check(
     here = [(source, place) for source in sources if (place := found(source, folder))]
     if name and not here:
         looked = ", ".join(map(str, places(sources[0], folder)))
-        raise BadInput(f"{sources[0].title} is not here; looked in {looked}. `fairmesh data fetch {name}` fetches it")
+        raise BadInput(f"{sources[0].title} was not found in {looked}; `fairmesh data fetch {name}` fetches it")
     rows = [[source.name, str(place / file), said] for source, place in here for file, said in verdicts(source, place)]
     wrong = [row for row in rows if not row[2].startswith("right")]
     if json_:
@@ -120,15 +127,19 @@ def check(
 def show(
     name: Annotated[str, typer.Argument(help="fashion-mnist, mnist, cifar-10, coos7, digits, image-folder, ...")],
     partition: Annotated[str | None, typer.Option(help="one-class, contrast, instrument, dirichlet, ...")] = None,
-    nodes: Annotated[int | None, typer.Option(help="How many nodes.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
     set_: Annotated[
         list[str], typer.Option("--set", help="key=value of the data, e.g. partition.seed=1 or file=rows.csv.")
     ] = [],  # noqa: B006
     folder: Folder = None,
-    plot: Annotated[Path | None, typer.Option(help="Where the picture goes; NAME-PARTITION.png by default.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where to write the picture; NAME-PARTITION.png by default.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Who would hold what: a picture of nodes and classes, and a table."""
+    """Show which classes each node would have.
+
+    Prints a table and draws a picture of nodes and classes."""
     from dataclasses import asdict
 
     from fairmesh.config.registry import registered_name
@@ -154,7 +165,7 @@ def show(
 
 
 def _classes(counts: Sequence[int]) -> str:
-    """Which classes are held: '3 of 10', or the one."""
+    """Returns which classes there are: '3 of 10', or the only one."""
     held = [c for c, count in enumerate(counts) if count]
     if not counts:
         return ""
@@ -173,7 +184,7 @@ def _source(name: str) -> Any:
 def _chosen(
     name: str, partition: str | None, nodes: int | None, assignments: Sequence[str], folder: Path | None
 ) -> Any:
-    """The configured data that the options describe."""
+    """Returns the data that the options describe."""
     from fairmesh.config.registry import registered
     from fairmesh.config.tables import from_table
     from fairmesh.data.datasets import Data
@@ -202,7 +213,7 @@ def _default_partition(fields: dict[str, Any]) -> str:
 
 
 def _assigned(text: str) -> dict[str, Any]:
-    """'dotted.key=value' as nested tables; a value that is not TOML is a string."""
+    """Returns 'dotted.key=value' as nested tables. A value that is not TOML is a string."""
     key, separator, value = (part.strip() for part in text.partition("="))
     for written in (value, json.dumps(value)):
         try:

@@ -1,4 +1,4 @@
-"""The main job in one command: ten sites, two of them with another scanner, with and without robustness."""
+"""The demo: ten sites, two of them with another scanner, trained with and without robustness."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +26,8 @@ _NODES = 10
 
 
 def algorithms() -> dict[str, Algorithm]:
-    """Both send 4-bit messages and take effective steps of 0.5 r^t: AD-GDA's step is multiplied by lambda_i ~ 1/10."""
+    """Returns the two algorithms. Both send 4-bit messages and take effective steps of 0.5 r^t: AD-GDA's step is
+    multiplied by lambda_i, which is about 1/10."""
     compressor, rate, ratio = Quantize(bits=4), 0.5, 0.998
     return {
         "choco-sgd": ChocoSGD(primal_step=Geometric(0.5, ratio), consensus_step=rate, compressor=compressor),
@@ -41,7 +42,7 @@ def algorithms() -> dict[str, Algorithm]:
 
 
 def experiments(seed: int) -> dict[str, Experiment]:
-    """The two runs; the seed deals the digits anew and draws other batches."""
+    """Returns the two experiments. The seed decides which site gets which digits, and which batches are drawn."""
     return {
         name: Experiment(
             data=Digits(nodes=_NODES, odd=2, seed=seed),
@@ -62,11 +63,11 @@ class Outcome:
 
     runs: list[Run]
     sentence: str
-    report: Path | None = None  # the page, where one was written
+    report: Path | None = None  # the page, if one was written
     without_plots: str = ""  # why there is no page although a folder was given
 
     def as_json(self) -> dict[str, Any]:
-        """Accuracies as fractions, by algorithm."""
+        """Returns the accuracies by algorithm, as fractions."""
         names = ("worst", "mean", "best", "gap", "nominal_bits_busiest", "rounds")
         return {
             "algorithms": {
@@ -82,7 +83,7 @@ class Outcome:
 
 
 def demo(seed: int, out: Path | None, watch: Callable[[str], Watching | None] | None = None) -> Outcome:
-    """Trains both; writes their folders and, with matplotlib, the plots and report.html under `out`."""
+    """Trains both algorithms. Writes their folders and, if matplotlib is installed, plots and report.html to `out`."""
     runs = []
     for name, experiment in experiments(seed).items():
         watching = watch(name) if watch else None

@@ -1,4 +1,4 @@
-"""One run over several processes of this machine, started, watched and restarted by torchrun."""
+"""Runs an experiment over several processes of this machine, which torchrun starts, watches and restarts."""
 
 import os
 import runpy
@@ -12,13 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-OUTCOME = "FAIRMESH_OUTCOME"  # names the file in which a rank says how the run ended, where it ended on purpose
-_PATIENCE_S = 60  # that ranks have to finish their round when asked to stop
+OUTCOME = "FAIRMESH_OUTCOME"  # names the file in which a rank records the exit code of a run that ended on purpose
+_PATIENCE_S = 60  # for ranks to finish their round when asked to stop
 
 
 def launched(arguments: Sequence[str], processes: int, restarts: int) -> int:
-    """Runs `fairmesh run` with these arguments over so many ranks; its exit code. A rank that dies costs a restart, a
-    run that ends by an error of its own does not."""
+    """Runs `fairmesh run` with these arguments over `processes` ranks. A rank that dies uses up a restart; a run that
+    ends with an error of its own does not.
+
+    Returns:
+        The exit code.
+    """
     with tempfile.TemporaryDirectory() as folder:
         outcome = Path(folder) / "outcome"
         command = [
@@ -28,7 +32,7 @@ def launched(arguments: Sequence[str], processes: int, restarts: int) -> int:
             "--local-addr=127.0.0.1", f"--shutdown-timeout={_PATIENCE_S}",
             "-m", "fairmesh", "run", *arguments, "--network", "cluster",
         ]  # fmt: skip
-        # In a session of its own: what the terminal sends on Ctrl-C reaches the ranks once, by way of torchrun.
+        # A session of its own, so that Ctrl-C reaches the ranks once, through torchrun.
         process = subprocess.Popen(
             command, env=_environment(processes) | {OUTCOME: str(outcome)}, start_new_session=True
         )
@@ -40,7 +44,7 @@ def launched(arguments: Sequence[str], processes: int, restarts: int) -> int:
 
 
 def _environment(processes: int) -> dict[str, str]:
-    """With what gloo needs to come up again after a restart, on this machine alone."""
+    """Returns the environment with what gloo needs on one machine, also after a restart."""
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
     if sys.platform == "linux":
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
@@ -49,8 +53,8 @@ def _environment(processes: int) -> dict[str, str]:
 
 @contextmanager
 def _forwarded(process: subprocess.Popen) -> Iterator[list[int]]:
-    """Hands the first request to stop on to torchrun, and so to every rank; they then take their time. Gives the
-    signals that were handed on."""
+    """Forwards the first stop signal to torchrun, and so to every rank; later ones are ignored while ranks finish their
+    round. Yields the list of forwarded signals."""
     asked: list[int] = []
 
     def forward(number: int, frame: Any) -> None:
@@ -69,13 +73,13 @@ def _forwarded(process: subprocess.Popen) -> Iterator[list[int]]:
 
 
 def already_ended() -> bool:
-    """Whether this rank was started again after the run had ended on purpose."""
+    """Returns whether this rank was restarted after the run had ended on purpose."""
     return OUTCOME in os.environ and Path(os.environ[OUTCOME]).exists()
 
 
 def record_outcome(code: int) -> bool:
-    """Leaves the exit code for whoever launched this rank, so that it is not started again; whether it is the first to
-    do so."""
+    """Records the exit code for the launcher, so that the rank is not restarted. Returns whether it is the first to do
+    so."""
     try:
         with open(os.environ[OUTCOME], "x") as file:
             file.write(str(code))

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until a command needs them."""
+"""The command line. Heavy imports are delayed until a command needs them."""
 
 from typing import Annotated
 
@@ -41,11 +41,12 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """One model that works for every site: robust decentralized learning with compressed messages, no server."""
+    """Trains one model that works for every site: robust decentralized learning with compressed messages and no
+    server."""
 
 
 def main() -> None:
-    """The console script: errors raised on purpose are shown as one line, without a traceback."""
+    """Runs the command line. Prints errors that fairmesh raises on purpose as one line, without a traceback."""
     stop_where_ended()
     try:
         app()

@@ -1,4 +1,4 @@
-"""`fairmesh mesh`: found a mesh, make a site's key, sign it, and check that a site is ready."""
+"""`fairmesh mesh`: found a mesh, make a site's key, sign it, check that a site is ready, and remove sites."""
 
 import re
 from collections.abc import Sequence
@@ -16,10 +16,11 @@ from fairmesh.cli.terminal import (
 from fairmesh.errors import BadInput
 
 mesh = typer.Typer(
-    help="Training between organisations: found a mesh, make and sign keys, check a site.", no_args_is_help=True
+    help="Set up training between organisations.\n\nFound a mesh, make and sign keys, check a site, remove sites.",
+    no_args_is_help=True,
 )
 
-Days = Annotated[float, typer.Option(min=0.01, help="For how long it is valid.")]
+Days = Annotated[float, typer.Option(min=0.01, help="Days for which it is valid.")]
 MESH, EXPERIMENT, SITE = "mesh.toml", "experiment.toml", "site.toml"
 
 
@@ -27,14 +28,16 @@ MESH, EXPERIMENT, SITE = "mesh.toml", "experiment.toml", "site.toml"
 def init(
     experiment: Annotated[Path, typer.Argument(help="The experiment file that all sites will run.")],
     site: Annotated[
-        list[str], typer.Option(help="name=host:port, or name alone for a site that only dials; one for each node.")
+        list[str], typer.Option(help="name=host:port, or only the name for a site that only dials; one per node.")
     ] = [],  # noqa: B006
-    name: Annotated[str | None, typer.Option(help="The mesh's name; that of the experiment file by default.")] = None,
-    out: Annotated[Path, typer.Option(help="The founder's folder; made new.")] = Path("mesh"),
+    name: Annotated[str | None, typer.Option(help="The mesh's name; by default that of the experiment file.")] = None,
+    out: Annotated[Path, typer.Option(help="The founder's folder, which is created.")] = Path("mesh"),
     days: Days = 365,
     json_: Json = False,
 ) -> None:
-    """Founds a mesh: who is in, at which addresses, over which graph, with which experiment; and its authority."""
+    """Found a mesh: its sites, graph and authority.
+
+    Fixes the sites, their addresses, the graph and the experiment, and makes the authority that signs certificates."""
     from fairmesh.experiment import load_experiment
     from fairmesh.mesh.certificates import (
         AUTHORITY,
@@ -57,7 +60,7 @@ def init(
         return
     show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
     say(f"the authority's fingerprint is {shown}")
-    say(f"1. send the folder {out} without {AUTHORITY_KEY} to every site; {AUTHORITY_KEY} stays here, and secret")
+    say(f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret")
     say(f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr")
     say(f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back")
 
@@ -67,9 +70,9 @@ def _addresses(options: Sequence[str]) -> dict[str, str | None]:
     for option in options:
         name, separator, address = option.partition("=")
         if name in addresses:
-            raise BadInput(f"--site {option}: there is a site {name} already")
+            raise BadInput(f"--site {option}: there is a site {name} already; names must differ")
         if separator and not address:
-            raise BadInput(f"--site {option}: write name=host:port, or the name alone for a site that only dials")
+            raise BadInput(f"--site {option}: write name=host:port, or only the name for a site that only dials")
         addresses[name] = address if separator else None
     return addresses
 
@@ -79,9 +82,9 @@ def _label(text: str) -> str:
 
 
 def _new_folder(folder: Path, holds: str) -> None:
-    """Makes a folder, refused where it already holds such a file."""
+    """Makes a folder. Refuses one that already contains such a file."""
     if (folder / holds).exists():
-        raise BadInput(f"{folder / holds} is there already; it is not written over. Give another folder with --out")
+        raise BadInput(f"{folder / holds} exists already and is not overwritten; give another folder with --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -90,15 +93,19 @@ def _new_folder(folder: Path, holds: str) -> None:
 
 @mesh.command()
 def key(
-    mesh_file: Annotated[Path, typer.Argument(metavar="MESH", help="mesh.toml, with what the founder sent beside it.")],
+    mesh_file: Annotated[
+        Path, typer.Argument(metavar="MESH", help="mesh.toml, next to the other files from the founder.")
+    ],
     name: Annotated[str, typer.Argument(help="This site's name in the mesh.")],
-    out: Annotated[Path | None, typer.Option(help="The site's folder; made new, and named after it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The site's folder, which is created; NAME by default.")] = None,
     listen: Annotated[
-        str | None, typer.Option(help="host:port to listen on; its port in the mesh, on all interfaces, by default.")
+        str | None, typer.Option(help="host:port to listen on; by default the mesh's port, on all interfaces.")
     ] = None,
     json_: Json = False,
 ) -> None:
-    """At a site: makes its private key, which never leaves it, the request to be signed, and the site's folder."""
+    """At a site: make its folder, its key and the request.
+
+    The private key never leaves the site. The founder signs the request."""
     from fairmesh.experiment import load_experiment
     from fairmesh.mesh.agreement import agreed, digest_of
     from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
@@ -115,13 +122,14 @@ def key(
         authority = (source / AUTHORITY).read_bytes()
     except OSError as error:
         raise BadInput(
-            f"cannot read {source / AUTHORITY}: {error.strerror or error}; ask the founder for it"
+            f"cannot read {source / AUTHORITY}: {error.strerror or error}; get it from the founder"
         ) from error
     site_file = SiteFile.of(folder / SITE, {"name": name, "listen": listen})
     found = digest_of(agreed(load_experiment(source / EXPERIMENT)))
     if found != joined.experiment:
         raise BadInput(
-            f"{source / EXPERIMENT} is not what the mesh agreed on: digest {found[:12]}, not {joined.experiment[:12]}"
+            f"{source / EXPERIMENT} is not the mesh's experiment: its digest is {found[:12]}, not "
+            f"{joined.experiment[:12]}; get it from the founder"
         )
     _new_folder(folder, SITE)
     copied(source / EXPERIMENT, folder)
@@ -134,25 +142,27 @@ def key(
         facts = {"site": name, "folder": str(folder), "request": str(request), "fingerprint": mine}
         print_json(facts | {"authority": theirs, "listen": listen})
         return
-    say(f"{folder} is ready but for its certificate; {name}.key stays in it, and secret")
-    say(f"1. send {request} to the mesh's founder, and read out its fingerprint: {mine}")
-    say(f"2. hear the authority's fingerprint, which must be: {theirs}")
-    say(f"3. put {name}.pem, which comes back, into {folder}; name your data in {folder / SITE}")
-    say(f"4. look whether all is well: fairmesh mesh check {folder / SITE}")
+    say(f"{folder} is ready except for its certificate; keep {name}.key there and secret")
+    say(f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {mine}")
+    say(f"2. let the founder read out the authority's fingerprint; it must be: {theirs}")
+    say(f"3. put the {name}.pem that they send back into {folder}; name your data in {folder / SITE}")
+    say(f"4. check the site: fairmesh mesh check {folder / SITE}")
 
 
 @mesh.command()
 def sign(
     request: Annotated[Path, typer.Argument(help="The request NAME.csr of a site.")],
     authority: Annotated[Path, typer.Option(help="The founder's folder.")] = Path("mesh"),
-    fingerprint: Annotated[
-        str | None, typer.Option(help="What the site read out; refused where the request's is another.")
+    fingerprint: Annotated[str | None, typer.Option(help="What the site read out; another request is refused.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the certificate; next to the request by default.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the certificate goes; beside the request by default.")] = None,
     days: Days = 365,
     json_: Json = False,
 ) -> None:
-    """At the founder's: signs a site's request. Compare the fingerprint with the site before you send it back."""
+    """At the founder's: sign a site's request.
+
+    Compare the fingerprint with the site before you send the certificate back."""
     from fairmesh.mesh import certificates
     from fairmesh.mesh.members import Mesh
     from fairmesh.storage.files import write_atomically
@@ -163,7 +173,9 @@ def sign(
         raise BadInput(f"cannot read {request}: {error.strerror or error}") from error
     name, shown = certificates.requested_name(asked), certificates.fingerprint(asked)
     if fingerprint is not None and fingerprint.replace(" ", "").lower() != shown.replace(" ", ""):
-        raise BadInput(f"the request's fingerprint is {shown}, not {fingerprint}: it is not the one that the site made")
+        raise BadInput(
+            f"the request's fingerprint is {shown}, not {fingerprint}: it is not the site's request; ask for it again"
+        )
     signed = certificates.sign(asked, authority, Mesh.read(authority / MESH), days)
     path = out or request.with_suffix(".pem")
     write_atomically(path, signed)
@@ -182,7 +194,9 @@ def check(
     site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
     json_: Json = False,
 ) -> None:
-    """At a site: files, certificate, port, data, neighbours; exits with 1 where something is wrong."""
+    """At a site: check that it is ready.
+
+    Checks files, certificate, port, data and neighbours. Exits with 1 if a check fails."""
     from dataclasses import asdict
 
     from fairmesh.mesh.preflight import checks
@@ -194,7 +208,7 @@ def check(
     else:
         rows = [[one.what, "ok" if one.ok else "WRONG", one.found, one.advice] for one in done]
         show_table([["check", "", "found", "what to do"], *rows], marked={i for i, c in enumerate(done) if not c.ok})
-        say(f"{len(wrong)} of {len(done)} checks failed" if wrong else "all is well")
+        say(f"{len(wrong)} of {len(done)} checks failed" if wrong else "all checks passed")
     if wrong:
         raise typer.Exit(1)
 
@@ -205,8 +219,10 @@ def remove(
     gone: Annotated[list[str] | None, typer.Argument(metavar="NAMES", help="The sites that are gone for good.")] = None,
     json_: Json = False,
 ) -> None:
-    """At every remaining site: go on without sites that will not come back; with no names, take that back. When all who
-    remain have said the same, they go on."""
+    """At every remaining site: continue without others.
+
+    For sites that are gone for good. Once all remaining sites name the same sites, they continue without them. Without
+    NAMES, this site takes its vote back."""
     from fairmesh.mesh.members import Mesh, SiteFile
     from fairmesh.mesh.node.leaving import still_in, wish
 
@@ -217,7 +233,9 @@ def remove(
         print_json({"without": names, "generation": remaining.generation, "others": others})
         return
     if not names:
-        say(f"noted: {site.name} goes on with all, unless all have already agreed otherwise")
+        say(f"recorded: {site.name} votes to continue with all sites, unless all have already agreed otherwise")
         return
-    say(f"noted: {site.name} goes on without {', '.join(names)}, as soon as {', '.join(others)} have said the same")
-    say("the node tells the others; it need not be stopped. `fairmesh status` shows who has said so")
+    say(
+        f"recorded: {site.name} continues without {', '.join(names)} as soon as {', '.join(others)} have voted the same"
+    )
+    say("the node announces this to the others and need not be stopped; `fairmesh status` shows the votes")

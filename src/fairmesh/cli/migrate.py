@@ -1,4 +1,4 @@
-"""`fairmesh migrate`: experiment files of earlier versions, rewritten."""
+"""`fairmesh migrate`: rewrites experiment files of earlier versions."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,9 @@ from fairmesh.cli.terminal import say
 def migrate(
     files: Annotated[list[Path], typer.Argument(help="Experiment files (TOML) written for an earlier version.")],
 ) -> None:
-    """Replaces the old keys and names in experiment files by the present ones. FILE.old keeps the original."""
+    """Rewrite experiment files of earlier versions.
+
+    Replaces old keys and names with the current ones. FILE.old keeps the original."""
     from fairmesh.config.migrations import migrated_text
     from fairmesh.config.overrides import read_toml
     from fairmesh.storage.files import write_atomically

@@ -1,4 +1,4 @@
-"""`fairmesh node` and `fairmesh status`: one site of a mesh, run unattended, and how it and the others are."""
+"""`fairmesh node` and `fairmesh status`: run one site of a mesh, and show its status and that of the others."""
 
 import re
 import time
@@ -20,7 +20,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def seconds_of(text: str, option: str) -> float:
-    """'90', '90s', '30m', '2h' or '1d' in seconds."""
+    """Returns '90', '90s', '30m', '2h' or '1d' in seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if not found:
         raise BadInput(f"{option} {text!r}: write a time such as 90s, 30m, 2h or 1d")
@@ -30,12 +30,14 @@ def seconds_of(text: str, option: str) -> float:
 def node(
     site: Annotated[Path, typer.Argument(help="The site's file, site.toml.")],
     patience: Annotated[
-        str | None, typer.Option(help="Stop, with all kept, after waiting so long for a neighbour: 30m, 2h.")
+        str | None, typer.Option(help="Stop after waiting this long for a neighbour, such as 30m or 2h.")
     ] = None,
-    prometheus: Annotated[int | None, typer.Option(help="A port of 127.0.0.1 for Prometheus to fetch from.")] = None,
+    prometheus: Annotated[int | None, typer.Option(help="A port of 127.0.0.1 for Prometheus metrics.")] = None,
     json_: Json = False,
 ) -> None:
-    """Runs a site's node to the end of the mesh's run, unattended; started again, it continues where it was."""
+    """Run a site's node until the mesh has finished.
+
+    It runs unattended. Started again, it continues where it was."""
     from fairmesh.mesh.node.running import run_node
     from fairmesh.report.runs import Run, rows_of
 
@@ -46,14 +48,17 @@ def node(
         print_json(finished.summary | {"folder": str(folder)})
         return
     show_rows(rows_of(finished.variants()))
-    say(f"the same at every site: {folder}; look at it with: fairmesh report {folder}")
+    say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")
 
 
 def status(
     site: Annotated[Path, typer.Argument(help="The site's file, site.toml.")],
     json_: Json = False,
 ) -> None:
-    """How the mesh is, seen from this node: who is where, who waits for whom, when last seen, bytes, lambda."""
+    """Show the status of a mesh, as one node sees it.
+
+    For each site: its round, metric and lambda, whom it waits for, and when it reported. For each neighbour: the
+    traffic."""
     from fairmesh.mesh.members import SiteFile
     from fairmesh.mesh.node.watching import read_status
 
@@ -71,36 +76,36 @@ def status(
         say(f"{metric} in recent rounds: worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}")
     if seen["votes"]:
         for gone, voters in seen["votes"].items():
-            say(f"going on without {gone} is wanted by {', '.join(sorted(voters))}")
-    running = "" if age < 10 else f"; this node has not written for {_ago(age)}: is it running?"
+            say(f"votes to continue without {gone}: {', '.join(sorted(voters))}")
+    running = "" if age < 10 else f"; this node has written nothing for {_ago(age)}: is it running?"
     say(f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{running}")
 
 
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
-    rows = [["site", "round", "is", metric, "in round", "lambda", "waits for", "sent", "told"]]
-    for name, told in seen["sites"].items():
-        if not told:
+    rows = [["site", "round", "is", metric, "in round", "lambda", "waits for", "sent", "reported"]]
+    for name, reported in seen["sites"].items():
+        if not reported:
             rows.append([name, "", "not heard of yet", "", "", "", "", "", ""])
             continue
-        waits = ", ".join(f"{who} ({_ago(seen['time'] - since)})" for who, since in told["waiting_for"].items())
+        waits = ", ".join(f"{who} ({_ago(seen['time'] - since)})" for who, since in reported["waiting_for"].items())
         rows.append(
             [
                 name,
-                str(told["round"]),
-                told["activity"],
-                "" if told["metric"] is None else f"{told['metric']:.4g}",
-                "" if told["metric_round"] is None else str(told["metric_round"]),
-                "" if told["weight"] is None else f"{told['weight']:.4g}",
+                str(reported["round"]),
+                reported["activity"],
+                "" if reported["metric"] is None else f"{reported['metric']:.4g}",
+                "" if reported["metric_round"] is None else str(reported["metric_round"]),
+                "" if reported["weight"] is None else f"{reported['weight']:.4g}",
                 waits,
-                f"{told['bytes_out']:,} B",
-                f"{_ago(max(0.0, seen['time'] - told['time']))} ago",
+                f"{reported['bytes_out']:,} B",
+                f"{_ago(max(0.0, seen['time'] - reported['time']))} ago",
             ]
         )
     return rows
 
 
 def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
-    rows = [["neighbour", "connected", "last seen", "messages out", "bytes out", "messages in", "bytes in", "beside"]]
+    rows = [["neighbour", "connected", "last seen", "messages out", "bytes out", "messages in", "bytes in", "overhead"]]
     for name, edge in seen["edges"].items():
         last = "never" if edge["last_seen"] is None else f"{_ago(now - edge['last_seen'])} ago"
         rows.append(
@@ -112,7 +117,7 @@ def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
                 f"{edge['bytes_out']:,}",
                 f"{edge['messages_in']:,}",
                 f"{edge['bytes_in']:,}",
-                f"{edge['beside_out'] + edge['beside_in']:,}",
+                f"{edge['overhead_out'] + edge['overhead_in']:,}",
             ]
         )
     return rows

@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal or in a log."""
+"""Shows the progress of a run on a terminal or in a log."""
 
 import sys
 import time
@@ -10,7 +10,8 @@ from fairmesh.cli.terminal import console, say
 
 @contextmanager
 def progress(quiet: bool):
-    """Gives a watcher for each run: live bars on a terminal, a line at each tenth elsewhere, nothing when quiet."""
+    """Yields a function that makes a watcher for a run: live bars on a terminal, a line at each tenth elsewhere, and
+    nothing if quiet."""
     if quiet:
         yield lambda name, rounds: None
         return
@@ -37,7 +38,7 @@ def progress(quiet: bool):
             status, shown = [""], [0.0]
 
             def watch(done: int, records: list[dict]) -> None:
-                if not records and time.monotonic() - shown[0] < 0.1:  # rounds may be quicker than a bar is drawn
+                if not records and time.monotonic() - shown[0] < 0.1:  # drawing may take longer than a round
                     return
                 status[0], shown[0] = _status(records) if records else status[0], time.monotonic()
                 bars.update(task, completed=done, status=status[0])

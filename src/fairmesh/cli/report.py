@@ -1,4 +1,4 @@
-"""`fairmesh report`, `compare` and `topology`: runs and graphs as tables, pictures and pages."""
+"""`fairmesh report`, `compare` and `topology`: show runs and graphs as tables, pictures and pages."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +11,12 @@ from fairmesh.cli.terminal import Json, draw, print_json, say, show_rows, show_t
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
-    plot: Annotated[Path | None, typer.Option(help="Where the picture goes; compare.png by default.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where to write the picture; compare.png by default.")] = None,
     json_: Json = False,
 ) -> None:
-    """One table and one plot of several runs: worst-site accuracy against rounds and against traffic."""
+    """Compare runs in one table and one plot.
+
+    The plot shows worst-site accuracy against rounds and against traffic."""
     from fairmesh.report.plots import plot as plot_runs
     from fairmesh.report.runs import Run, check_comparable, rows_of
 
@@ -37,7 +39,9 @@ def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     json_: Json = False,
 ) -> None:
-    """Writes report.html into a run's folder: table, curves, every site and its weight, settings."""
+    """Write report.html into a run's folder.
+
+    The page shows a table, curves, every site with its weight, and the settings."""
     from fairmesh.report.html import page
     from fairmesh.report.runs import Run
     from fairmesh.storage.run_folder import EXPERIMENT
@@ -55,13 +59,15 @@ def report(
 
 def topology(
     name: Annotated[str, typer.Argument(help="ring, circulant, complete, star, torus, ...")],
-    nodes: Annotated[int, typer.Option(help="How many nodes.")],
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")],
     set_: Annotated[list[str], typer.Option("--set", help="key=value of the topology, e.g. offsets=[1,2].")] = [],  # noqa: B006
     delta: Annotated[float, typer.Option(help="A compressor's delta, for the theorems' gamma.")] = 1.0,
-    plot: Annotated[Path | None, typer.Option(help="Where the picture goes; NAME-N.png by default.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where to write the picture; NAME-N.png by default.")] = None,
     json_: Json = False,
 ) -> None:
-    """A graph's picture, its spectral gap rho, beta, and the consensus step size gamma of the theorems."""
+    """Draw a graph and show its spectral gap.
+
+    Also prints beta, and the consensus step size gamma of the theorems."""
     from fairmesh.experiment import topology_from
     from fairmesh.report.plots import draw_graph
     from fairmesh.topology.mixing import union_of
@@ -85,7 +91,7 @@ def topology(
         print_json(facts | {"plot": str(path) if path else None})
         return
     if len(cycle) > 1:
-        say(f"a schedule of {len(cycle)} graphs; the numbers are those of their mean")
+        say(f"a schedule of {len(cycle)} graphs; the numbers are for the mean of their matrices")
     show_table(
         [["", name]]
         + [[key, f"{value:.4g}" if isinstance(value, float) else str(value)] for key, value in facts.items()]

@@ -1,4 +1,4 @@
-"""`fairmesh demo` and `fairmesh run`: train, and show what came out."""
+"""`fairmesh demo` and `fairmesh run`: train, and show the result."""
 
 import os
 from contextlib import nullcontext
@@ -14,13 +14,15 @@ from fairmesh.errors import BadInput
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for runs, plots and report.html; made new.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for runs, plots and report.html; a new one is created.")] = Path(
         "fairmesh-demo"
     ),
-    seed: Annotated[int, typer.Option(help="Deals the digits and draws the batches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the sites' digits and the batches.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Ten sites, two with another scanner: trains CHOCO-SGD and AD-GDA on digits and shows who is left behind."""
+    """Train ten sites, two with another scanner.
+
+    Trains CHOCO-SGD and AD-GDA on handwritten digits and shows which sites each of them leaves behind."""
     from fairmesh.cli.demo import ROUNDS
     from fairmesh.cli.demo import demo as run_demo
     from fairmesh.report.runs import rows_of, site_table, worst_sites
@@ -28,7 +30,7 @@ def demo(
     folder = _fresh(out)
     if not json_:
         console().print(
-            "Ten sites hold handwritten digits; sites 8 and 9 use a scanner that stores images mirrored.\n"
+            "Ten sites have handwritten digits; sites 8 and 9 use a scanner that stores images mirrored.\n"
             "They train one logistic model over a ring with 4-bit messages, first for the average (CHOCO-SGD),\n"
             "then for the worst mixture of sites (AD-GDA).\n"
         )
@@ -51,7 +53,7 @@ def demo(
 
 
 def _fresh(out: Path) -> Path:
-    """The folder, or one numbered after it where it is taken: a demo can be run twice."""
+    """Returns the folder, or a numbered one if it is not empty, so that the demo can be run twice."""
     out = out if out.name else out.resolve()
     candidates = [out, *(out.with_name(f"{out.name}-{k}") for k in range(2, 1000))]
     return next(path for path in candidates if not path.exists() or (path.is_dir() and not any(path.iterdir())))
@@ -63,17 +65,19 @@ def run(
         list[str], typer.Option("--set", help="key=value, e.g. algorithm.consensus_step=0.5; may be repeated.")
     ] = [],  # noqa: B006
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The folder of the datasets, in place of $FAIRMESH_DATA.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Train N seeds, 0 to N - 1, in one batched run.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The folder of the datasets, instead of $FAIRMESH_DATA.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Train N seeds, 0 to N - 1, as one batch.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<name of the file> by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's checkpoint.")] = False,
     network: Annotated[
         str, typer.Option(help="memory: all nodes here; cluster: one rank that torchrun starts.")
     ] = "memory",
-    timeout: Annotated[float, typer.Option(help="Seconds until a silent rank of a cluster counts as lost.")] = 300.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a silent rank of a cluster is lost.")] = 300.0,
     json_: Json = False,
 ) -> None:
-    """Trains an experiment file; its folder holds metrics, summary, model and checkpoint."""
+    """Train the experiment in a TOML file.
+
+    Writes metrics, summary, model and checkpoint to the run's folder."""
     from fairmesh.experiment import load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
@@ -90,7 +94,7 @@ def run(
         silent = process_group is not None and not process_group.is_leader
         with progress(json_ or silent) as watcher:
             watch = watcher(experiment.stem, loaded.rounds)
-            with malloc.reused() if loaded.options.device == "cpu" else nullcontext():  # the process is this run's
+            with malloc.reused() if loaded.options.device == "cpu" else nullcontext():  # no other code runs here
                 result = run_experiment(
                     loaded,
                     out=folder,
@@ -109,11 +113,11 @@ def run(
     show_rows(rows_of(summary.variants()))
     if result.diverged:
         say(f"diverged replicas: {result.diverged}")
-    say(f"written to {folder}; look at it with: fairmesh report {folder}")
+    say(f"written to {folder}; for a page with plots: fairmesh report {folder}")
 
 
 def use_data(folder: Path | None) -> None:
-    """--data stands for $FAIRMESH_DATA."""
+    """Sets $FAIRMESH_DATA to the folder of --data."""
     if folder is None:
         return
     if not folder.is_dir():

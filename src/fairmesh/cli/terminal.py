@@ -1,4 +1,4 @@
-"""What every command says to a person or a machine: lines, tables, JSON."""
+"""Output of every command: lines, tables, JSON."""
 
 import sys
 from collections.abc import Callable
@@ -29,12 +29,12 @@ def console(stderr: bool = False) -> Any:
 
 
 def show_rows(rows: list[dict[str, str]]) -> None:
-    """A table of rows that have the same columns."""
+    """Prints a table of rows that have the same columns."""
     show_table([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 def show_table(rows: list[list[str]], title: str | None = None, marked: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-    """A rich table on a terminal, tab-separated lines elsewhere."""
+    """Prints a rich table on a terminal, and tab-separated lines elsewhere."""
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(row))
@@ -50,13 +50,14 @@ def show_table(rows: list[list[str]], title: str | None = None, marked: set[int]
 
 
 def draw(picture: Callable[[Path], None], asked: Path | None, default: Path) -> Path | None:
-    """Draws the picture of a command that shows a table as well.
+    """Draws the picture of a command that prints a table as well.
 
     Returns:
-        The picture's path; None where matplotlib is missing, which is then said on stderr.
+        The picture's path, or None if matplotlib is missing; a line on stderr then says so.
 
     Raises:
-        MissingPackage: where matplotlib is missing and the picture was asked for by its path."""
+        MissingPackage: If matplotlib is missing and the user asked for the picture by its path.
+    """
     path = asked or default
     try:
         picture(path)

@@ -1,4 +1,4 @@
-"""An experiment between organisations: what all sites must have alike, what is refused, and a site's own data."""
+"""An experiment between organisations: what all sites must agree on, what is refused, and a site's own data."""
 
 import hashlib
 import json
@@ -38,16 +38,17 @@ _QUOTED = re.compile(r"""(?P<quote>["'])(?P<file>[^"'\n:]+\.py):(?P<name>[\w.]+)
 
 
 def agreed(experiment: Experiment) -> dict[str, Any]:
-    """The fields that every site must have alike, keys joined by dots: all that determine the rounds and what is shown
-    of them, and not a site's data, device or memory. A function in a file is known by the file's name and content."""
+    """Returns the fields that must be equal at every site, with keys joined by dots: all that determine the rounds and
+    what is shown of them, but not a site's data, device or memory. A function in a file is identified by the file's
+    name and content."""
     table = {key: value for key, value in to_table(experiment).items() if key not in ("data", "sweep", "placements")}
     table["options"] = {key: value for key, value in table["options"].items() if key not in _OF_ONE_SITE}
     return flat_table(portable(table, contents=True))
 
 
 def portable(value: Any, contents: bool = False) -> Any:
-    """'/somewhere/file.py:name' as 'file.py:name', which reads the same on every machine; with `contents`, and the
-    SHA-256 of the file."""
+    """Returns '/somewhere/file.py:name' as 'file.py:name', which is the same on every machine; with `contents`, also
+    with the SHA-256 of the file."""
     if isinstance(value, Mapping):
         return {key: portable(item, contents) for key, item in value.items()}
     if isinstance(value, list):
@@ -61,12 +62,12 @@ def portable(value: Any, contents: bool = False) -> Any:
 
 
 def digest_of(table: Mapping[str, Any]) -> str:
-    """SHA-256 of a table of agreed fields, in hexadecimal."""
+    """Returns the SHA-256 of a table of agreed fields, in hexadecimal."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """The agreed fields in which two sites differ, in words."""
+    """Returns the agreed fields in which two sites differ, in words."""
 
     def shown(table: Mapping[str, Any], key: str) -> str:
         return json.dumps(table[key]) if key in table else "nothing"
@@ -77,7 +78,7 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
 
 
 def greeting(name: str, experiment: Experiment, mesh: Mesh) -> dict[str, Any]:
-    """What a site tells a neighbour first: who it is, and all that both must have alike."""
+    """Returns what a site sends a neighbour first: who it is, and all that both must agree on."""
     versions = {"fairmesh version": fairmesh.__version__, "codec version": CODEC, "mesh name": mesh.name}
     return {
         "site": name,
@@ -88,7 +89,8 @@ def greeting(name: str, experiment: Experiment, mesh: Mesh) -> dict[str, Any]:
 
 
 def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any]) -> None:
-    """Refuses the greeting of neighbour `name` where it is another's, or of another experiment; says in which field."""
+    """Refuses the greeting of neighbour `name` if it is from another site or for another experiment, and names the
+    fields that differ."""
     if theirs.get("site") != name:
         raise Refused(f"it greets as {theirs.get('site')!r} with the certificate of {name}")
     fields = theirs.get("agreed")
@@ -105,7 +107,7 @@ def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any])
 
 
 def refuse_undeployable(experiment: Experiment) -> None:
-    """Refuses, with the reason, what sites without a server cannot run: a deployment is one run of one algorithm."""
+    """Refuses what sites without a server cannot run. A deployment is one run of one algorithm."""
     if experiment.algorithm.needs_server:
         raise BadInput(
             f"{registered_name(experiment.algorithm)} needs a server that all sites trust with their models; "
@@ -113,28 +115,28 @@ def refuse_undeployable(experiment: Experiment) -> None:
         )
     if len(experiment.seeds) > 1:
         raise BadInput(
-            f"a deployment is one run, but seeds = {list(experiment.seeds)} are {len(experiment.seeds)}; keep one, and "
-            "compare seeds in a simulation"
+            f"a deployment is one run, but seeds = {list(experiment.seeds)} asks for {len(experiment.seeds)}; keep one "
+            "seed, and compare seeds in a simulation"
         )
     if experiment.sweep:
         raise BadInput(
             f"a deployment is one run, but the experiment sweeps over {', '.join(experiment.sweep)}; search in a "
-            "simulation, then write the value found"
+            "simulation, then write the chosen value into the experiment"
         )
     if experiment.placements is not None:
         raise BadInput(
-            "placements move data between nodes, but between organisations data stay where they are; leave them out"
+            "placements move data between nodes, but between organisations data cannot move; remove placements"
         )
 
 
 def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
-    """The data of this site alone, under its name in the mesh."""
+    """Returns the data of this site alone, under its name in the mesh."""
     position = mesh.position(site_file.name)
     if site_file.data is None:
         sites = experiment.data.sites()
         if len(sites) != len(mesh.members):
             raise BadInput(
-                f"the experiment's data are of {len(sites)} sites, but the mesh has {len(mesh.members)}; give this "
+                f"the experiment's data has {len(sites)} sites, but the mesh has {len(mesh.members)}; give this "
                 f"site's own data in {site_file.path.name}"
             )
         return replace(sites[position], name=site_file.name)
@@ -164,7 +166,7 @@ def _only(data: Data) -> Site:
     sites = data.sites()
     if len(sites) != 1:
         raise BadInput(
-            f"data: gives {len(sites)} sites, but a site has only its own data; for one pool of samples use "
+            f"data gives {len(sites)} sites, but a site has only its own data; for one pool of samples use "
             "partition = { name = 'even', nodes = 1 }"
         )
     return sites[0]
@@ -179,5 +181,5 @@ class _Given(Data):
 
 
 def own_problem(site: Site, experiment: Experiment) -> Problem:
-    """The problem of one site by itself: refuses data that do not fit the model, the loss or the settings."""
+    """Returns the problem of one site alone. Refuses data that does not fit the model, the loss or the settings."""
     return replace(experiment, data=_Given(site), prior=None).problem()

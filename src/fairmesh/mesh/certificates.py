@@ -1,4 +1,4 @@
-"""Who is who: the consortium's authority, each site's key and certificate, and signatures under a site's name."""
+"""The consortium's authority, each site's key and certificate, and signatures in a site's name."""
 
 import hashlib
 import os
@@ -21,18 +21,22 @@ with optional("mesh"):
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY = "authority.pem"  # the authority's certificate, at every site
-AUTHORITY_KEY = "authority.key"  # its private key, with whoever signs
+AUTHORITY_KEY = "authority.key"  # its private key, only at the founder's
 
 _SKEW = timedelta(minutes=5)  # by which clocks may differ
-SOON_DAYS = 14  # a certificate that ends within so many days is worth a word
+SOON_DAYS = 14  # warn about a certificate that ends within this many days
 _PURPOSES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 T = TypeVar("T")
 
 
 def make_authority(folder: Path, mesh_name: str, days: float) -> Path:
-    """A new authority that can sign the sites of one mesh: `authority.pem` for everyone, `authority.key` for nobody
-    else. A key that is there is never written over."""
+    """Makes an authority that signs the sites of one mesh: `authority.pem` for everyone, and `authority.key`, which
+    stays secret. Never overwrites a key.
+
+    Returns:
+        The path of `authority.pem`.
+    """
     check_label(mesh_name, "mesh")
     key = ec.generate_private_key(ec.SECP256R1())
     name = _subject(f"{mesh_name} authority", mesh_name)
@@ -49,8 +53,12 @@ def make_authority(folder: Path, mesh_name: str, days: float) -> Path:
 
 
 def make_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """A site's new private key `name.key`, which never leaves the site and is never written over, and the request
-    `name.csr` for the authority to sign."""
+    """Makes a site's private key `name.key`, which never leaves the site, and the request `name.csr` for the authority
+    to sign. Never overwrites a key.
+
+    Returns:
+        The paths of key and request.
+    """
     check_label(name, "site")
     key = ec.generate_private_key(ec.SECP256R1())
     request = (
@@ -66,11 +74,13 @@ def make_key(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def requested_name(request: bytes) -> str:
-    """The site that a request is for, refused where the request is not one that `make_key` makes: signed by its own
-    key, an elliptic one, for one name and nothing else."""
+    """Returns the site that a request is for. Refuses a request that `make_key` would not make: it must be signed by
+    its own key, of the curve P-256, and ask for exactly one name."""
     asked = _loaded(x509.load_pem_x509_csr, request, "the request")
     if not asked.is_signature_valid:
-        raise BadInput("the request is not signed by the key it asks a certificate for; it was changed on its way")
+        raise BadInput(
+            "the request is not signed by its own key, so it was changed on its way; ask the site for it again"
+        )
     if not _is_p256(asked.public_key()):
         raise BadInput("the request's key is not an elliptic key P-256; make it with `fairmesh mesh key`")
     try:
@@ -79,16 +89,16 @@ def requested_name(request: bytes) -> str:
         raise BadInput(f"the request cannot be read: {error}") from error
     name = check_label(_common_name(asked.subject), "the request's site")
     if not names:
-        raise BadInput(f"the request of site {name!r} lacks its name as alternative name")
+        raise BadInput(f"the request of site {name!r} lacks its name as alternative name; use `fairmesh mesh key`")
     if names != [name]:
         other = next((one for one in names if one != name), name)
-        raise BadInput(f"the request of site {name!r} asks for the name {other!r} as well; one name a site")
+        raise BadInput(f"the request of site {name!r} asks for the name {other!r} as well; a site has one name")
     return name
 
 
 def sign(request: bytes, authority: Path, mesh: Mesh, days: float) -> bytes:
-    """The certificate of a site of the mesh, by the authority in a folder. It ends with the authority's at the latest.
-    Nothing is taken from the request but its key and its name."""
+    """Returns a certificate for a site of the mesh, signed by the authority in a folder. It ends with the authority's
+    own at the latest. Only the key and the name are taken from the request."""
     name = requested_name(request)
     if name not in (member.name for member in mesh.present):
         known = ", ".join(member.name for member in mesh.present)
@@ -101,7 +111,7 @@ def sign(request: bytes, authority: Path, mesh: Mesh, days: float) -> bytes:
         raise BadInput(f"the authority in {authority} is of mesh {_organisation(issuer)!r}, not of {mesh.name!r}")
     begun = _clock()
     if issuer.not_valid_after_utc <= begun:
-        raise BadInput(f"the authority has expired on {_date(issuer.not_valid_after_utc)}")
+        raise BadInput(f"the authority expired on {_date(issuer.not_valid_after_utc)}; found the mesh again")
     ends = min(begun + timedelta(days=days), issuer.not_valid_after_utc)
     public = x509.load_pem_x509_csr(request).public_key()
     made = (
@@ -118,8 +128,8 @@ def sign(request: bytes, authority: Path, mesh: Mesh, days: float) -> bytes:
 def check_certificate(
     certificate: bytes, authority: bytes, name: str, now: datetime | None = None, key: Path | None = None
 ) -> list[str]:
-    """What is wrong, in words, with a certificate for site `name`; with `key`, also with the file of its private key.
-    Nothing where all is well."""
+    """Returns what is wrong with a certificate for site `name`, in words; with `key`, also with its private key file.
+    The list is empty if nothing is wrong."""
     now = now or _clock()
     try:
         issuer = _loaded(x509.load_pem_x509_certificate, authority, "the authority's certificate")
@@ -129,7 +139,7 @@ def check_certificate(
     wrong = [problem for problem in (_wrong_issuer(held, issuer), _wrong_name(held, name)) if problem]
     for what, one in (("the certificate", held), ("the authority's certificate", issuer)):
         if now > one.not_valid_after_utc:
-            wrong.append(f"{what} has expired on {_date(one.not_valid_after_utc)}; have a new one signed")
+            wrong.append(f"{what} expired on {_date(one.not_valid_after_utc)}; have a new one signed")
         if now < one.not_valid_before_utc:
             wrong.append(
                 f"{what} is not valid before {_date(one.not_valid_before_utc)}; is this machine's clock right?"
@@ -140,14 +150,14 @@ def check_certificate(
 def _wrong_issuer(held: x509.Certificate, issuer: x509.Certificate) -> str | None:
     try:
         if not issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
-            return "what is given as the authority's certificate is not an authority's"
+            return "the file given as the authority's certificate is not an authority's certificate"
         held.verify_directly_issued_by(issuer)
         purposes = held.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
-        return "the certificate, or the authority's, does not say what it is for; it was not made by `fairmesh mesh`"
+        return "the certificate, or the authority's, does not state its purpose; it was not made by `fairmesh mesh`"
     except (InvalidSignature, ValueError, TypeError):
         return "the certificate was signed by another authority than this mesh's"
-    return None if set(_PURPOSES) <= set(purposes) else "the certificate is not one for both ends of a connection"
+    return None if set(_PURPOSES) <= set(purposes) else "the certificate is not valid for both ends of a connection"
 
 
 def _wrong_name(held: x509.Certificate, name: str) -> str | None:
@@ -175,8 +185,8 @@ def _wrong_key(path: Path, held: x509.Certificate) -> list[str]:
 
 
 def fingerprint(pem: bytes) -> str:
-    """The first 96 bits of the SHA-256 of a request's or a certificate's public key, for two people to compare: a
-    request and the certificate made of it have the same."""
+    """Returns the first 96 bits of the SHA-256 of a request's or certificate's public key, for two people to compare. A
+    request and its certificate have the same fingerprint."""
     load = x509.load_pem_x509_csr if b"CERTIFICATE REQUEST" in pem else x509.load_pem_x509_certificate
     public = _loaded(load, pem, "the file").public_key()
     content = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -193,14 +203,14 @@ def valid_until(certificate: bytes) -> datetime:
 
 
 def signature(key: bytes, data: bytes) -> bytes:
-    """ECDSA with SHA-256 of the data under a site's private key, given as PEM."""
+    """Returns the ECDSA signature (SHA-256) of the data under a site's private key, given as PEM."""
     return _private_key(key, "the key").sign(data, ec.ECDSA(SHA256()))
 
 
 def verified(
     certificate: bytes, authority: bytes, name: str, data: bytes, signature: bytes, now: datetime | None = None
 ) -> bool:
-    """Whether the site `name` signed the data, by a certificate of this authority that is valid now."""
+    """Returns whether the site `name` signed the data, with a certificate of this authority that is valid at `now`."""
     if check_certificate(certificate, authority, name, now):
         return False
     public = x509.load_pem_x509_certificate(certificate).public_key()
@@ -216,7 +226,7 @@ def verified(
 def _certificate(
     subject: x509.Name, issuer: x509.Name, public: Any, issuer_public: Any, begun: datetime, ends: datetime
 ) -> x509.CertificateBuilder:
-    """What all certificates have; they begin a little in the past, since clocks differ."""
+    """Returns a builder with what all certificates have. They begin a little in the past, since clocks differ."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -262,7 +272,7 @@ def _organisation(certificate: x509.Certificate) -> str:
 
 
 def _alternative_names(holder: x509.Certificate | x509.CertificateSigningRequest) -> list[str]:
-    """Every alternative name, also addresses and whatever else could be taken for a name."""
+    """Returns every alternative name, also addresses and anything else that could be mistaken for a name."""
     try:
         found = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -294,11 +304,11 @@ def _loaded(load: Callable[[bytes], T], pem: bytes, what: str) -> T:
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    """A file that only its owner can read, from its first byte on."""
+    """Writes a file that only its owner can read, from its first byte on."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise BadInput(f"{path} is there already; a key is never written over") from error
+        raise BadInput(f"{path} exists already, and a key is never overwritten; move it away first") from error
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
     with os.fdopen(file, "wb") as opened:

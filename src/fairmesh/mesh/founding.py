@@ -1,4 +1,4 @@
-"""Founding a mesh: its members, their graph, and the files that each site gets."""
+"""Founds a mesh: its members, their graph, and the files that each site gets."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from fairmesh.topology.mixing import union_of
 
 
 def founded(experiment: Experiment, name: str, addresses: Mapping[str, str | None]) -> Mesh:
-    """The first generation of a mesh: the experiment's graph over these sites, in their order."""
+    """Returns the first generation of a mesh: the experiment's graph over these sites, in this order."""
     refuse_undeployable(experiment)
     sites = list(addresses)
     if len(sites) < 2:
@@ -25,7 +25,7 @@ def founded(experiment: Experiment, name: str, addresses: Mapping[str, str | Non
 
 
 def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, list[str]]:
-    """Who is whose neighbour in any round, by the experiment's graph over these sites."""
+    """Returns each site's neighbours in any round, by the experiment's graph over these sites."""
     links = union_of(experiment.topology.build(len(sites))).matrix.tocoo()
     names = list(sites)
     found: dict[str, list[str]] = {site: [] for site in names}
@@ -36,8 +36,12 @@ def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, lis
 
 
 def copied(experiment: Path, folder: Path) -> list[Path]:
-    """Copies an experiment file, as experiment.toml, and the Python files it names into a folder; the copy then names
-    the copies."""
+    """Copies an experiment file, as experiment.toml, and the Python files that it names into a folder. The copy names
+    the copied files.
+
+    Returns:
+        The paths of the copies.
+    """
     try:
         text = experiment.read_text(encoding="utf-8")
         named = {found["file"]: experiment.parent / found["file"] for found in _QUOTED.finditer(text)}
@@ -46,11 +50,13 @@ def copied(experiment: Path, folder: Path) -> list[Path]:
         raise BadInput(f"cannot read {error.filename}: {error.strerror or error}") from error
     homes = {path.resolve() for path in named.values()}
     if len({home.name for home in homes}) < len(homes):
-        raise BadInput(f"{experiment} names two Python files of one name in different folders; rename one of them")
+        raise BadInput(f"{experiment} names two Python files with the same name in different folders; rename one")
     text = _QUOTED.sub(lambda f: f"{f['quote']}{Path(f['file']).name}:{f['name']}{f['quote']}", text)
     contents["experiment.toml"] = text.encode()
     for name, content in contents.items():
         write_atomically(folder / name, content)
     if agreed(load_experiment(folder / "experiment.toml")) != agreed(load_experiment(experiment)):
-        raise BadInput(f"the copy of {experiment} in {folder} is not the same experiment; write its files beside it")
+        raise BadInput(
+            f"the copy of {experiment} in {folder} is not the same experiment; put the files it names next to it"
+        )
     return [folder / name for name in contents]

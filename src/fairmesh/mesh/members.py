@@ -1,4 +1,4 @@
-"""Who is in a mesh and who dials whom (mesh.toml, alike everywhere), and what one site needs (site.toml, its own)."""
+"""The members of a mesh and who dials whom (mesh.toml, the same at every site), and one site's settings (site.toml)."""
 
 import hashlib
 import ipaddress
@@ -23,14 +23,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def check_label(name: str, what: str) -> str:
-    """The name, refused where a certificate could not carry it as a host name."""
+    """Returns the name. Refuses one that a certificate cannot contain as a host name."""
     if not _LABEL.fullmatch(name):
-        raise BadInput(f"{what} {name!r}: use 1 to 63 of a-z, 0-9 and '-', which neither begins nor ends it")
+        raise BadInput(f"{what} {name!r}: use 1 to 63 of a-z, 0-9 and '-', without a '-' at either end")
     return name
 
 
 def host_and_port(address: str, where: str) -> tuple[str, int]:
-    """The two parts of 'host:port' or '[2001:db8::1]:port'."""
+    """Returns the two parts of 'host:port' or '[2001:db8::1]:port'."""
     host, separator, port = address.rpartition(":")
     if not separator or not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65535:
         raise BadInput(f"{where}: {address!r} is not host:port with a port from 1 to 65535")
@@ -48,7 +48,7 @@ def host_and_port(address: str, where: str) -> tuple[str, int]:
 def _check_address(address: str, where: str) -> None:
     host, _ = host_and_port(address, where)
     if host in ("0.0.0.0", "::"):
-        raise BadInput(f"{where}: {host} is where a site listens, not where others reach it; give its host name")
+        raise BadInput(f"{where}: {host} is an address to listen on, but others cannot dial it; give the host name")
 
 
 @checked
@@ -57,7 +57,7 @@ class Member:
     """One site of a mesh as the others know it."""
 
     name: str
-    address: str | None = None  # host:port where it can be dialled; none: outgoing connections only
+    address: str | None = None  # host:port where it can be dialled; None: outgoing connections only
     neighbours: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -85,18 +85,18 @@ class _MeshFile:
 @checked
 @dataclass(frozen=True)
 class Mesh:
-    """The sites in the order of the experiment's nodes and their edges; those that left stay named, so that the others
-    keep their positions."""
+    """The sites of a mesh, in the order of the experiment's nodes, and their edges. Sites that left stay listed, so
+    that the others keep their positions."""
 
     name: str
-    experiment: str  # digest of the fields that all sites must have alike
+    experiment: str  # digest of the fields that all sites must agree on
     members: tuple[Member, ...]
     removed: tuple[str, ...] = ()  # in the order in which they left
 
     def __post_init__(self):
         check_label(self.name, "mesh")
         if not _DIGEST.fullmatch(self.experiment):
-            raise BadInput(f"experiment is a digest of 64 hexadecimal digits, got {self.experiment!r}")
+            raise BadInput(f"experiment must be a digest of 64 hexadecimal digits, got {self.experiment!r}")
         names = self.names
         _refuse_twice(names, "two sites are called {}; names must differ")
         _refuse_twice([m.address for m in self.members if m.address], "two sites have the address {}")
@@ -123,7 +123,7 @@ class Mesh:
             raise BadInput(f"the graph{gone} falls apart into {shown}; every site must reach every other")
 
     def _in_order(self, member: Member) -> tuple[str, ...]:
-        """A site's neighbours in the order of the sites, so that equal meshes have equal digests."""
+        """Returns a site's neighbours in the order of the sites, so that equal meshes have equal digests."""
         _refuse_twice(member.neighbours, f"site {member.name} names {{}} twice as a neighbour")
         for other in member.neighbours:
             if other == member.name:
@@ -140,7 +140,7 @@ class Mesh:
                 yield member, self.member(other)
 
     def _pieces(self) -> list[list[str]]:
-        """The present sites in groups that reach each other."""
+        """Returns the connected components of the present sites."""
         left, pieces = [member.name for member in self.present], []
         while left:
             reached = [left[0]]
@@ -152,12 +152,12 @@ class Mesh:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All sites, also those that left, in the order of the experiment's nodes."""
+        """Returns all sites, also those that left, in the order of the experiment's nodes."""
         return tuple(member.name for member in self.members)
 
     @property
     def generation(self) -> int:
-        """1 for the mesh as it was founded, and one more for every site that left."""
+        """Returns 1 for the mesh as it was founded, and one more for every site that left."""
         return 1 + len(self.removed)
 
     @property
@@ -166,12 +166,12 @@ class Mesh:
 
     @property
     def edges(self) -> tuple[tuple[str, str], ...]:
-        """Every edge between present sites once, the end that dials first."""
+        """Returns every edge between present sites once, with the end that dials first."""
         pairs = [(a.name, b) for a in self.present for b in self.neighbours(a.name) if self.dials(a.name, b)]
         return tuple(pairs)
 
     def position(self, name: str) -> int:
-        """The node's number among all sites, also those that left."""
+        """Returns a site's index among all sites, also those that left."""
         return self.names.index(self.member(name).name)
 
     def member(self, name: str) -> Member:
@@ -181,14 +181,14 @@ class Mesh:
         raise BadInput(f"the mesh {self.name} has no site {name!r}{nearest(name, self.names)}")
 
     def neighbours(self, name: str) -> tuple[str, ...]:
-        """The present neighbours of a site, in the order of the sites; none of a site that left."""
+        """Returns the present neighbours of a site, in the order of the sites; a site that left has none."""
         if name in self.removed:
             return ()
         return tuple(other for other in self.member(name).neighbours if other not in self.removed)
 
     def dials(self, name: str, other: str) -> bool:
-        """Whether, of the edge between two neighbours, the first is the end that dials: the one without an address, and
-        where both have one the earlier in the order of the sites."""
+        """Returns whether `name` is the end that dials, of the edge between two neighbours. A site without an address
+        dials; if both have an address, the first in the order of the sites dials."""
         one, two = self.member(name), self.member(other)
         if other not in one.neighbours:
             raise BadInput(f"sites {name} and {other} are not neighbours")
@@ -197,7 +197,7 @@ class Mesh:
         return self.position(name) < self.position(other)
 
     def without(self, *names: str) -> "Mesh":
-        """The mesh after these sites have left for good, a generation later for each."""
+        """Returns the mesh after these sites have left for good; each one adds a generation."""
         for name in names:
             if name in self.removed:
                 raise BadInput(f"site {name} has already left the mesh {self.name}")
@@ -206,16 +206,17 @@ class Mesh:
         return replace(self, removed=(*self.removed, *gone))
 
     def structure(self) -> str:
-        """SHA-256 of who is in, who has left and who is whose neighbour; addresses may change."""
+        """Returns the SHA-256 of the members, those that left, and the edges. Addresses may change."""
         graph = [[member.name, list(member.neighbours)] for member in self.members]
         return hashlib.sha256(json.dumps([self.name, graph, list(self.removed)]).encode()).hexdigest()
 
     def digest(self) -> str:
-        """SHA-256 of the whole content, in hexadecimal; equal for equal meshes, however their files are written."""
+        """Returns the SHA-256 of the whole content, in hexadecimal. Equal meshes have equal digests, however their
+        files are formatted."""
         return hashlib.sha256(json.dumps(self.table(), sort_keys=True).encode()).hexdigest()
 
     def table(self) -> dict[str, Any]:
-        """The content of mesh.toml."""
+        """Returns the content of mesh.toml as a table."""
         head = {"name": self.name, "generation": self.generation, "experiment": self.experiment}
         sites = [
             {"name": m.name, **({"address": m.address} if m.address else {}), "neighbours": list(m.neighbours)}
@@ -225,7 +226,7 @@ class Mesh:
 
     @staticmethod
     def from_text(text: str, where: str = "mesh.toml") -> "Mesh":
-        """The mesh that the text of a mesh.toml describes."""
+        """Returns the mesh that the text of a mesh.toml describes."""
         return _mesh_from(read_toml(text, where), where)
 
     @staticmethod
@@ -233,13 +234,13 @@ class Mesh:
         return _mesh_from(read_toml(Path(path)), str(path))
 
     def text(self) -> str:
-        """mesh.toml, a line for each setting."""
+        """Returns the text of mesh.toml, with one line per setting."""
         table = self.table()
         parts = [_section("[mesh]", table["mesh"]), *(_section("[[site]]", site) for site in table["site"])]
         return "\n".join(parts)
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes mesh.toml whole or not at all."""
+        """Writes mesh.toml atomically."""
         write_atomically(Path(path), self.text().encode())
 
 
@@ -252,7 +253,7 @@ def _refuse_twice(values: Any, sentence: str) -> None:
 
 
 def _section(title: str, table: Mapping[str, Any]) -> str:
-    # As tomli_w would, but lists of names on one line. All strings are of characters that JSON writes as TOML does.
+    # Like tomli_w, but with lists on one line. JSON and TOML write all strings that occur here in the same way.
     return "\n".join([title, *(f"{key} = {json.dumps(value)}" for key, value in table.items()), ""])
 
 
@@ -262,8 +263,8 @@ def _mesh_from(table: dict[str, Any], where: str) -> Mesh:
         mesh = Mesh(file.mesh.name, file.mesh.experiment, file.site, file.mesh.removed)
         if mesh.generation != file.mesh.generation:
             raise BadInput(
-                f"mesh.generation is {file.mesh.generation}, but {len(mesh.removed)} sites have been removed, which "
-                f"makes it {mesh.generation}"
+                f"mesh.generation is {file.mesh.generation}, but with {len(mesh.removed)} removed sites it must be "
+                f"{mesh.generation}"
             )
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from error
@@ -286,7 +287,7 @@ class _SiteTable:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What one site runs with. Paths in the file are relative to it; there is no secret in it."""
+    """The settings of one site. Paths in the file are relative to it. The file contains no secret."""
 
     path: Path  # of the file itself
     name: str
@@ -295,9 +296,9 @@ class SiteFile:
     key: Path  # the private key; never leaves the site
     certificate: Path
     authority: Path  # the certificate of the consortium's authority
-    state: Path  # folder of checkpoint and journal
-    listen: str | None = None  # host:port; none: outgoing connections only
-    data: str | Mapping[str, Any] | None = None  # none: the experiment's own data at this site's position
+    state: Path  # folder of checkpoints and journal
+    listen: str | None = None  # host:port; None: outgoing connections only
+    data: str | Mapping[str, Any] | None = None  # None: the experiment's data at this site's position
 
     def __post_init__(self):
         check_label(self.name, "name")
@@ -311,12 +312,13 @@ class SiteFile:
 
     @property
     def folder(self) -> Path:
-        """What relative paths in the file are relative to."""
+        """Returns the folder that paths in the file are relative to."""
         return self.path.parent
 
     @staticmethod
     def of(path: str | os.PathLike, table: Mapping[str, Any]) -> "SiteFile":
-        """What a table at this path says; files it does not name lie beside it under their usual names."""
+        """Returns the settings in a table read from this path. Files that it does not name are next to it, under their
+        usual names."""
         path = Path(path).absolute()
         try:
             given = from_table(_SiteTable, table)
@@ -341,19 +343,19 @@ class SiteFile:
         return SiteFile.of(path, read_toml(Path(path)))
 
     def table(self) -> dict[str, Any]:
-        """The content of site.toml, its paths relative to the file where they lie beside or below it."""
+        """Returns the content of site.toml. Paths in the file's folder are relative to it."""
 
-        def beside(path: Path) -> str:
+        def relative(path: Path) -> str:
             return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
 
         paths = ("mesh", "experiment", "key", "certificate", "authority", "state")
-        table = {"name": self.name} | {name: beside(getattr(self, name)) for name in paths}
+        table = {"name": self.name} | {name: relative(getattr(self, name)) for name in paths}
         return table | ({"listen": self.listen} if self.listen else {}) | ({"data": self.data} if self.data else {})
 
     def write(self) -> None:
-        """Writes the file; one that is there already is left alone and refused."""
+        """Writes the file. Refuses to overwrite one that exists."""
         try:
             with open(self.path, "x", encoding="utf-8") as file:
                 file.write(tomli_w.dumps(self.table()))
         except FileExistsError as error:
-            raise BadInput(f"{self.path} is there already; it is not written over") from error
+            raise BadInput(f"{self.path} exists already and is not overwritten; move it away first") from error

@@ -1,4 +1,4 @@
-"""Whether a site is ready to take part: its files, its certificate, its port, its data, its neighbours."""
+"""Checks whether a site is ready to take part: its files, certificate, port, data and neighbours."""
 
 import errno
 import json
@@ -39,8 +39,8 @@ _STATUS, _STATUS_S = "status.json", 10.0  # written by a running node every seco
 
 
 def checks(path: Path) -> Iterator[Check]:
-    """Every check of a site, as soon as it is done; what needs a file that cannot be read is left out."""
-    site_file = yield from _tried("site file", lambda: SiteFile.read(path), "mend the file, or make a new site folder")
+    """Yields every check of a site as soon as it is done. Checks that need an unreadable file are left out."""
+    site_file = yield from _tried("site file", lambda: SiteFile.read(path), "fix the file, or make a new site folder")
     if site_file is None:
         return
     mesh = yield from _tried("mesh file", lambda: _mesh(site_file), "ask the mesh's founder for mesh.toml")
@@ -60,7 +60,7 @@ def checks(path: Path) -> Iterator[Check]:
 
 
 def _connected(site_file: SiteFile) -> dict[str, bool] | None:
-    """Which neighbours are connected to this site's node; none where it has not told lately."""
+    """Returns which neighbours are connected to this site's node, or None if the node is not running."""
     try:
         status = json.loads((site_file.state / _STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def _connected(site_file: SiteFile) -> dict[str, bool] | None:
 
 
 def _tried(what: str, read: Callable[[], T], advice: str) -> Generator[Check, None, T | None]:
-    """One check that something can be read; gives what was read, or None."""
+    """Yields the check that something can be read; returns what was read, or None."""
     try:
         found = read()
     except Exception as error:  # an experiment file imports a user's modules
@@ -97,16 +97,16 @@ def _experiment_check(experiment: Experiment, mesh: Mesh) -> Check:
     try:
         refuse_undeployable(experiment)
     except BadInput as error:
-        return Check(what, False, str(error), "agree on another experiment, and found the mesh again")
+        return Check(what, False, str(error), "agree on another experiment and found the mesh again")
     here = digest_of(agreed(experiment))
     if here == mesh.experiment:
         return Check(what, True, f"the mesh's, digest {here[:12]}")
     found = f"digest {here[:12]}, but the mesh agreed on {mesh.experiment[:12]}"
-    return Check(what, False, found, "take experiment.toml and the Python files it names from the mesh's founder")
+    return Check(what, False, found, "get experiment.toml and the Python files it names from the mesh's founder")
 
 
 def certificate_checks(site_file: SiteFile) -> Iterator[Check]:
-    """That certificate and key are this site's, of this mesh's authority, valid now and kept from others."""
+    """Checks that certificate and key are this site's, signed by this mesh's authority, valid now and private."""
     try:
         held, authority = (read_bytes(path) for path in (site_file.certificate, site_file.authority))
     except BadInput as error:
@@ -117,7 +117,7 @@ def certificate_checks(site_file: SiteFile) -> Iterator[Check]:
     yield _clock_check(now, authority)
     wrong = check_certificate(held, authority, site_file.name, now, site_file.key)
     if wrong:
-        yield Check("certificate", False, "; ".join(wrong), "mend what is named; `fairmesh mesh sign` signs again")
+        yield Check("certificate", False, "; ".join(wrong), "fix what is named; `fairmesh mesh sign` signs again")
         return
     days = (valid_until(held) - now).days
     ends = f"for {site_file.name}, valid for {days} more days"
@@ -125,7 +125,7 @@ def certificate_checks(site_file: SiteFile) -> Iterator[Check]:
 
 
 def _clock_check(now: datetime, authority: bytes) -> Check:
-    """That this machine's clock is not behind the founding of the mesh; neighbours' clocks are compared with theirs."""
+    """Checks that this machine's clock is not before the founding of the mesh."""
     try:
         begun = valid_from(authority)
     except BadInput as error:
@@ -137,7 +137,7 @@ def _clock_check(now: datetime, authority: bytes) -> Check:
 
 
 def listen_check(site_file: SiteFile, mesh: Mesh) -> Check:
-    """That this site can be reached where others dial it: its port is free, or its own node has it."""
+    """Checks that this site can listen where others dial it: the port is free, or this site's own node uses it."""
     what, address = "listening", mesh.member(site_file.name).address
     dialled_by = [name for name in mesh.neighbours(site_file.name) if mesh.dials(name, site_file.name)]
     if site_file.listen is None:
@@ -156,14 +156,14 @@ def listen_check(site_file: SiteFile, mesh: Mesh) -> Check:
         if error.errno == errno.EADDRINUSE and _is_own_node(site_file, host, port):
             return Check(what, True, f"this site's node listens on {site_file.listen}")
         taken = f"cannot listen on {site_file.listen}: {error.strerror or error}"
-        return Check(what, False, taken, "free the port, or give another in listen and as the address in the mesh")
+        return Check(what, False, taken, "free the port, or set another one as listen and as the mesh's address")
     return Check(what, True, f"{site_file.listen} is free; others dial {address or 'nothing'}")
 
 
 def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
-    """Whether who listens there shows this site's certificate."""
+    """Returns whether the process that listens there shows this site's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # compared below, with the very certificate
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the certificate itself is compared below
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:
         own = ssl.PEM_cert_to_DER_cert(site_file.certificate.read_text())
@@ -178,11 +178,11 @@ def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
 
 
 def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Check:
-    """That this site's data can be read and fit the model and the loss."""
+    """Checks that this site's data can be read, and that it fits the model and the loss."""
     try:
         problem = own_problem(own_site(site_file, experiment, mesh), experiment)
     except Exception as error:  # whatever a user's entry point raises
         return Check("data", False, _said(error), f"see data in {site_file.path.name}")
     site = problem.sites[0]
-    judged = f", {len(site.test):,} to test on" if site.test is not None else ", none to test on"
-    return Check("data", True, f"{len(site.train):,} samples to train on{judged}; they fit the model")
+    judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
+    return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model")

@@ -1,4 +1,4 @@
-"""Whether a site reaches its neighbours, and whether they are who and what they should be."""
+"""Checks whether a site reaches its neighbours, and whether they are the expected sites with the same experiment."""
 
 import asyncio
 import ssl
@@ -24,12 +24,12 @@ from fairmesh.mesh.wire.tls_stream import Credentials
 _WAIT_S = 5.0
 CLOCKS_APART_S = 300.0
 
-Compare = Callable[[str, Mapping[str, Any]], None]  # refuses a neighbour's greeting by its reason
+Compare = Callable[[str, Mapping[str, Any]], None]  # raises Refused for a neighbour's greeting that does not fit
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what was found, and what to do where it is not well."""
+    """One check: what was found, and what to do if it failed."""
 
     what: str
     ok: bool
@@ -55,11 +55,11 @@ class _Answer:
 def neighbour_checks(
     site_file: SiteFile,
     mesh: Mesh,
-    greeting: Mapping[str, Any] | None,  # none where the experiment cannot be read
+    greeting: Mapping[str, Any] | None,  # None if the experiment cannot be read
     compare: Compare,
-    connected: Mapping[str, bool] | None,  # as this site's own node sees it, where that is running
+    connected: Mapping[str, bool] | None,  # as this site's own node sees it; None if that is not running
 ) -> Iterator[Check]:
-    """One check for each neighbour: a handshake and a greeting where this site dials it."""
+    """Yields one check per neighbour: a handshake and a greeting if this site dials it."""
     for other in mesh.neighbours(site_file.name):
         what, address = f"neighbour {other}", mesh.member(other).address
         if address is None or not mesh.dials(site_file.name, other):
@@ -78,7 +78,7 @@ def neighbour_checks(
 
 def _dials_us(what: str, other: str, connected: Mapping[str, bool] | None) -> Check:
     if connected is None:
-        return Check(what, True, "dials this site; nothing to try from here, and this site's node is not running")
+        return Check(what, True, "dials this site; not checked, since this site's node is not running")
     if connected.get(other):
         return Check(what, True, "dials this site, and is connected to its node")
     advice = f"is {other}'s node running, and can it reach this site's address? `fairmesh mesh check` there tries it"
@@ -86,18 +86,18 @@ def _dials_us(what: str, other: str, connected: Mapping[str, bool] | None) -> Ch
 
 
 def _asked(site_file: SiteFile, other: str, address: str, greeting: Mapping[str, Any] | None) -> _Answer:
-    """Connects as the node does. Greets too where there is a greeting, but only to check, which changes nothing
-    there."""
+    """Connects as the node does. Sends the greeting, if there is one, marked as a check, which changes nothing at the
+    neighbour."""
     try:
         files = (site_file.key, site_file.certificate, site_file.authority)
         context = Credentials(*(path.read_bytes() for path in files)).for_dialling()
     except (OSError, BadInput) as error:
-        raise _Wrong(f"not tried: {error}", "mend the site's files first") from None
+        raise _Wrong(f"not tried: {error}", "fix the site's files first") from None
     try:
         return asyncio.run(_exchange(address, other, context, greeting))
     except CannotConnect as error:
         if error.in_handshake:
-            raise _Wrong(f"no handshake: {error}", _mend_handshake(other)) from None
+            raise _Wrong(f"no handshake: {error}", _handshake_advice(other)) from None
         raise _Wrong(str(error), f"is its node running, and may this machine open a connection to {address}?") from None
     except TimeoutError:
         raise _Wrong(f"no greeting within {_WAIT_S:.0f} s", f"see {other}'s log") from None
@@ -123,12 +123,12 @@ async def _exchange(address: str, other: str, context: ssl.SSLContext, greeting:
         return _Answer(first, here, connection.peer_certificate(), refusal)
 
 
-def _mend_handshake(other: str) -> str:
-    return f"compare certificate and authority with {other}: both must be of this mesh, valid, and for these names"
+def _handshake_advice(other: str) -> str:
+    return f"compare certificate and authority with {other}: both must be valid, of this mesh, and for these names"
 
 
 def _compared(answer: _Answer, other: str, mesh: Mesh, compare: Compare) -> str:
-    """What a comparison of both greetings found."""
+    """Compares both greetings; returns what to show if they agree."""
     try:
         theirs = read_hello(answer.greeting)
         compare(other, theirs)
@@ -144,5 +144,5 @@ def _compared(answer: _Answer, other: str, mesh: Mesh, compare: Compare) -> str:
         )
     if theirs.get("generation") != mesh.generation:
         found = f"generation {theirs.get('generation')} of the mesh there, {mesh.generation} here: a site has left"
-        raise _Wrong(found, f"wait until this site's node has followed, or take mesh.toml from {other}")
+        raise _Wrong(found, f"wait until this site's node has caught up, or get mesh.toml from {other}")
     return f"; the same experiment and versions; clocks {abs(apart):.1f} s apart"

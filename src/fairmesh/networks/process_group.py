@@ -68,7 +68,7 @@ class ProcessGroup(ABC):
         reasons = self.all_gather_json(refusal and [type(refusal).__name__, str(refusal)])
         for kind, text in filter(None, reasons):
             error = _KINDS.get(kind, FairmeshError)(text)
-            error.told_elsewhere = not self.is_leader
+            error.reported_elsewhere = not self.is_leader
             raise error from refusal
 
 

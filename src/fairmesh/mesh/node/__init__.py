@@ -1,1 +1,1 @@
-"""One site of a mesh, run unattended: `fairmesh node`."""
+"""The node of one site of a mesh, which runs unattended: `fairmesh node`."""

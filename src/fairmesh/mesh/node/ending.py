@@ -1,4 +1,4 @@
-"""The end of a run between organisations: every site holds the same average model, lambda and report."""
+"""The end of a run between organisations: every site gets the same average model, lambda and report."""
 
 import shutil
 from pathlib import Path
@@ -26,15 +26,15 @@ from fairmesh.training.result import Result, summary_of
 
 
 class _Averages(NamedTuple):
-    """What all nodes hold alike at the end, in the form of an algorithm's state with one node."""
+    """The result that all nodes share, in the form of an algorithm's state with one node."""
 
     models: Models  # (1, 1, dim)
     duals: Duals | None  # (1, 1, n)
 
 
 def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, folder: Path) -> None:
-    """Two sums over all sites: of the models, duals and traffic, then of each site's own judgement of the average.
-    Only partial sums travel. What is written is the same at every site."""
+    """Computes and writes the result, which is the same at every site. It takes two sums over all sites: of the models,
+    duals and traffic, then of each site's own evaluation of the average model. Only partial sums travel."""
     if folder.exists():
         return
     problem, training, state = rounds.problem, rounds.training, rounds.state
@@ -63,7 +63,7 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0]}
     with_spread([record], by_site, problem, None)
     record |= _traffic(totals) | {"consensus_models": float(judged[-2] / n)}
-    weighed = float(means["dual"].sum()) > 0  # some algorithms weigh nothing
+    weighed = float(means["dual"].sum()) > 0  # some algorithms have no weights
     if weighed:
         means["dual"] = means["dual"] if duals is not None else normalized(means["dual"])
         record |= {"lambda": means["dual"].tolist()}
@@ -76,10 +76,10 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
 
 
 def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Tensor]:
-    """What is summed: rows of the node, and its own entries of rows over all nodes."""
+    """Returns what is summed: the rows of this node, and its own entries of rows over all nodes."""
     duals, weights = view.duals(state.algorithm), view.own_weights(state.algorithm)
     nothing = torch.zeros_like(own)
-    weighed = nothing if weights is None else own * weights[0, 0].cpu()  # m lambda_i
+    weighed = nothing if weights is None else own * weights[0, 0].cpu()  # n lambda_i
     return {
         "model": view.models(state.algorithm)[0, 0],
         "time-average": state.average_model[0],
@@ -114,7 +114,7 @@ def _whole(state: TrainingState, means: dict[str, Tensor], dtype: torch.dtype, w
 
 
 def _write(result: Result, membership: Membership, folder: Path) -> None:
-    """The folder of a finished run, as a simulation leaves it, but for what differs between sites."""
+    """Writes the folder of a finished run as a simulation does, without what differs between sites."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     into = RunFolder(partial, resume=False)

@@ -1,9 +1,10 @@
-"""Sites that are gone for good: the others vote, stop at one round, drop what is theirs, and go on.
+"""Removes sites that are gone for good: the others vote, agree on a round, drop the state of those sites, and continue.
 
-Every remaining site says under its name that it goes on without those that left; when all have said the same, each says
-how many rounds it has done, and they go back to the least of these, which none is further from than the graph is wide.
-There the leavers' copies and their coordinates of lambda are dropped, weights and lambda are renormalised over those
-who remain, and the next generation of the mesh begins.
+Every remaining site announces in its name that it wants to continue without the sites that left. When all have
+announced the same, each announces how many rounds it has done. They go back to the smallest of these numbers; no site
+is ahead of it by more rounds than the diameter of the graph. There they drop the copies of the sites that left and
+their coordinates of lambda, and renormalise weights and lambda over the remaining sites. Then the next generation of
+the mesh begins.
 """
 
 import json
@@ -28,16 +29,20 @@ _WISH, _REMOVED = "leaving.json", "removed.json"
 
 
 class Leave(FairmeshError):
-    """All remaining sites of a generation go on without some."""
+    """All remaining sites of a generation continue without some sites."""
 
     def __init__(self, sites: Sequence[str], generation: int):
-        super().__init__(f"going on without {', '.join(sites)}")
+        super().__init__(f"continuing without {', '.join(sites)}")
         self.sites, self.generation = tuple(sites), generation
 
 
 def wish(state: Path, mesh: Mesh, own: str, gone: Sequence[str]) -> Mesh:
-    """Notes that this site wants to go on without others, or with none named, that it does not; its node tells the
-    others. Gives the mesh that would remain."""
+    """Records that this site wants to continue without the sites in `gone`; an empty list takes that back. Its node
+    announces it to the others.
+
+    Returns:
+        The mesh that would remain.
+    """
     if own in gone:
         raise BadInput(f"{own} is this site itself; stop its node, and let the others remove it")
     remaining = mesh.without(*gone)
@@ -48,7 +53,7 @@ def wish(state: Path, mesh: Mesh, own: str, gone: Sequence[str]) -> Mesh:
 
 
 def wished(state: Path, mesh: Mesh) -> list[str] | None:
-    """Whom this site wants to go on without, in this generation; none where it has said nothing."""
+    """Returns the sites that this site wants to continue without in this generation, or None if it has not said."""
     try:
         table = json.loads((state / _WISH).read_text())
     except (OSError, ValueError):
@@ -57,14 +62,14 @@ def wished(state: Path, mesh: Mesh) -> list[str] | None:
 
 
 def vote(bulletin: Bulletin, own: str, mesh: Mesh, gone: Sequence[str]) -> None:
-    """Tells the others, where they have not been told so already."""
+    """Announces the wish to the others, unless this site has announced it already."""
     body = {"sites": list(gone), "generation": mesh.generation, "mesh": mesh.without(*gone).structure()}
     if bulletin.of(own, "leaving") != body:
         bulletin.announce("leaving", body)
 
 
 def votes(bulletin: Bulletin, mesh: Mesh) -> dict[tuple[str, ...], list[str]]:
-    """Who has voted to go on without whom, in this generation. A vote for what cannot be does not count."""
+    """Returns who has voted for the removal of which sites in this generation. Impossible votes do not count."""
     present = {member.name for member in mesh.present}
     found: dict[tuple[str, ...], list[str]] = {}
     for voter, body in bulletin.of_all("leaving").items():
@@ -81,20 +86,20 @@ def votes(bulletin: Bulletin, mesh: Mesh) -> dict[tuple[str, ...], list[str]]:
 
 
 def decided(bulletin: Bulletin, mesh: Mesh) -> tuple[str, ...] | None:
-    """The sites that all others go on without."""
+    """Returns the sites that all others have voted to remove, or None."""
     present = {member.name for member in mesh.present}
     return next((gone for gone, voters in votes(bulletin, mesh).items() if set(voters) == present - set(gone)), None)
 
 
 def freeze(bulletin: Bulletin, mesh: Mesh, gone: Sequence[str], done: int, outputs: int) -> None:
-    """Tells how many rounds this site has done and how many outputs its model has; what was told first holds, also
-    after a restart."""
+    """Announces how many rounds this site has done and how many outputs its model has. The first announcement counts,
+    also after a restart."""
     body = {"sites": list(gone), "generation": mesh.generation, "round": done, "outputs": outputs}
     bulletin.announce("frozen", body, mesh.generation)
 
 
 def agreed_round(bulletin: Bulletin, mesh: Mesh, gone: Sequence[str]) -> tuple[int | None, list[str]]:
-    """The round from which all go on, and who has not said yet how far it is."""
+    """Returns the round from which all continue, or None, and the sites that have not announced theirs yet."""
     bodies = bulletin.of_all("frozen")
     rounds, silent = [], []
     for member in mesh.present:
@@ -109,13 +114,13 @@ def agreed_round(bulletin: Bulletin, mesh: Mesh, gone: Sequence[str]) -> tuple[i
 
 
 def outputs_before(bulletin: Bulletin, mesh: Mesh) -> int:
-    """How many outputs the model had before a site left; it keeps those that only the leaver's labels need."""
+    """Returns how many outputs the model had before a site left. It keeps those that only that site's labels need."""
     bodies = bulletin.of_all("frozen")
     return max((int(bodies[m.name]["outputs"]) for m in mesh.present if m.name in bodies and mesh.removed), default=0)
 
 
 def still_in(state: Path, mesh: Mesh) -> Mesh:
-    """The mesh of a file, whose addresses may be new, without those who have left since it was written."""
+    """Returns the mesh of a file, whose addresses may be new, without the sites that left since it was written."""
     try:
         left = tuple(json.loads((state / _REMOVED).read_text()))
     except FileNotFoundError:
@@ -126,20 +131,20 @@ def still_in(state: Path, mesh: Mesh) -> Mesh:
     began = any(state.glob("generation-*"))
     if left[:common] != mesh.removed[:common] or (began and len(mesh.removed) > len(left)):
         raise BadInput(
-            f"the mesh file says that {list(mesh.removed)} have left, but this node went on without {list(left)}; take "
-            "the mesh file that the others have, or one from before"
+            f"the mesh file says that {list(mesh.removed)} have left, but this node continued without {list(left)}; "
+            "use the mesh file of the other sites, or an earlier one"
         )
     return mesh.without(*left[common:]) if len(left) > common else mesh
 
 
 def note_removed(state: Path, mesh: Mesh) -> None:
-    """From here on, a restart goes on with this generation."""
+    """Records on disk who has left; after this, a restart continues with this generation."""
     write_atomically(state / _REMOVED, json.dumps(list(mesh.removed)).encode())
 
 
 def cycle_of(topology: Topology, mesh: Mesh) -> list[Mixing]:
-    """The mixing matrices of the present sites: the experiment's own while nobody has left, else Metropolis weights
-    over the edges that remain."""
+    """Returns the mixing matrices of the present sites: those of the experiment while nobody has left, then Metropolis
+    weights over the remaining edges."""
     whole = topology.build(len(mesh.members))
     if not mesh.removed:
         return list(whole)
@@ -157,8 +162,14 @@ def cycle_of(topology: Topology, mesh: Mesh) -> list[Mixing]:
 
 
 def without(state: TrainingState, gone: Sequence[int], slots: Sequence[int], prior: Tensor) -> TrainingState:
-    """A node's state after the nodes numbered `gone` have left. `slots` are the nodes whose copies it keeps, itself
-    first; `prior` is that of those who remain."""
+    """Returns a node's state without the nodes numbered `gone`.
+
+    Args:
+        state: The node's state before.
+        gone: The numbers of the nodes that left.
+        slots: The nodes of whose models the state has copies, this node first.
+        prior: The prior over the remaining nodes.
+    """
     places = [k for k, node in enumerate(slots) if node in gone]
     roles = roles_of(state)
     tensors = {path: _without(roles[path], t, gone, places, prior) for path, t in flatten_state(state).items()}
@@ -170,7 +181,7 @@ def _without(role: Role, tensor: Tensor, gone: Sequence[int], places: Sequence[i
         tensor = _dropped(tensor, -2, places)
     if role.over_nodes:
         tensor = _dropped(tensor, -1, gone)
-    if role.sums_to_zero:  # over all nodes, so without some of them it restarts
+    if role.sums_to_zero:  # over all nodes; without some of them it must restart at zero
         return torch.zeros_like(tensor)
     if not role.on_simplex:
         return tensor

@@ -1,4 +1,4 @@
-"""Who this node is among which others: its files, what it tells of its data, and the problem they make together."""
+"""A site's membership in a mesh: its files, what it announces about its data, and the problem of all sites."""
 
 import fcntl
 import hashlib
@@ -34,7 +34,7 @@ from fairmesh.storage.files import private_folder, read_bytes
 
 @dataclass(frozen=True)
 class Membership:
-    """A site's files, read and checked; nothing of the data is here."""
+    """A site's files, read and checked. It contains no training data."""
 
     site: SiteFile
     mesh: Mesh
@@ -52,14 +52,14 @@ class Membership:
         refuse_undeployable(experiment)
         if digest_of(agreed(experiment)) != mesh.experiment:
             raise BadInput(
-                f"{site.experiment} is not the experiment of {site.mesh}; ask the mesh's founder for experiment.toml"
+                f"{site.experiment} is not the experiment of {site.mesh}; get experiment.toml from the mesh's founder"
             )
         graph = neighbours_of(experiment, mesh.names)
         for member in mesh.members:
             if set(member.neighbours) != set(graph[member.name]):
                 raise BadInput(
-                    f"{site.mesh}: {member.name} has the neighbours {list(member.neighbours)}, but by the experiment's "
-                    f"graph {graph[member.name]}; take the mesh file as the founder made it"
+                    f"{site.mesh}: {member.name} has the neighbours {list(member.neighbours)}, but the experiment's "
+                    f"graph gives it {graph[member.name]}; use the mesh file as the founder made it"
                 )
         texts = [read_bytes(file) for file in (site.key, site.certificate, site.authority)]
         credentials = Credentials(*texts)
@@ -70,7 +70,7 @@ class Membership:
 
     @property
     def not_measured(self) -> list[str]:
-        """Wishes of the experiment that need every site's models in one place."""
+        """Returns the options of the experiment that need every site's models in one place."""
         return [name for name in ("measure_phi", "keep_best", "keep_iterate") if getattr(self.experiment.options, name)]
 
     @property
@@ -79,12 +79,12 @@ class Membership:
 
     @property
     def position(self) -> int:
-        """Among all sites the mesh ever had."""
+        """Returns the position among all sites that the mesh ever had."""
         return self.mesh.position(self.name)
 
     @property
     def present(self) -> list[int]:
-        """The positions of the sites in the mesh; a node's number in the run is its place in this list."""
+        """Returns the positions of the present sites. A node's number in the run is its index in this list."""
         return [self.mesh.position(member.name) for member in self.mesh.present]
 
     @cached_property
@@ -110,18 +110,18 @@ class Membership:
         return self._greeting
 
     def refuse_unlike(self, name: str, theirs: Mapping[str, Any]) -> None:
-        """Refuses a neighbour that is in another experiment, and says in which field."""
+        """Refuses a neighbour with another experiment, and names the field that differs."""
         agreement.refuse_unlike(self._greeting, name, theirs)
 
     def clock_apart(self, theirs: Mapping[str, Any], now: float) -> float | None:
-        """By how many seconds a neighbour's clock differs, where that is worth a word."""
+        """Returns by how many seconds a neighbour's clock differs, or None if that is negligible."""
         clock = theirs.get("clock")
         apart = float(clock) - now if isinstance(clock, int | float) and abs(clock) < 1e15 else 0.0
         return apart if abs(apart) > CLOCKS_APART_S else None
 
 
 def locked(folder: Path) -> TextIO:
-    """Held as long as the file is open: two nodes with one state would each destroy the other's."""
+    """Locks a state folder until the returned file is closed, since two nodes with one state would destroy it."""
     private_folder(folder)
     try:
         file = open(folder / "lock", "w")  # noqa: SIM115
@@ -136,13 +136,13 @@ def locked(folder: Path) -> TextIO:
 
 
 def own_data(membership: Membership) -> Site:
-    """This site's data, read and as Samples."""
+    """Reads this site's data."""
     site = own_site(membership.site, membership.experiment, membership.mesh)
     return own_problem(site, membership.experiment).sites[0]
 
 
 def facts(site: Site) -> dict[str, Any]:
-    """What the others must know of a site's data to agree on one problem: how much there is, and of what form."""
+    """Returns what the others must know about a site's data to agree on one problem: its size and its form."""
     return {
         "samples": len(site.train),
         "inputs": [str(site.train.inputs.dtype), list(site.train.inputs.shape[1:])],
@@ -157,8 +157,8 @@ def facts(site: Site) -> dict[str, Any]:
 def common_problem(
     membership: Membership, mine: Site, known: Mapping[str, Mapping[str, Any]], outputs: int = 0
 ) -> Problem:
-    """The problem of all present sites, with this site's data and what the others told of theirs. The model has as many
-    outputs as any site's labels need, and no fewer than it had before."""
+    """Returns the problem of all present sites, from this site's data and what the others announced about theirs. The
+    model has as many outputs as any site's labels need, and at least `outputs`."""
     names = [member.name for member in membership.mesh.present]
     here = known[membership.name]
     for name in names:
@@ -166,7 +166,7 @@ def common_problem(
             if known[name].get(field) != here[field]:
                 raise BadInput(
                     f"the {field} of site {name} are {known[name].get(field)}, but here they are {here[field]}; all "
-                    "sites need the same form of data"
+                    "sites need data of the same form"
                 )
     outputs = max(outputs, *(int(known[name]["outputs"]) for name in names))
 
@@ -184,6 +184,6 @@ def common_problem(
 
 
 def start_digest(problem: Problem, seed: int) -> bytes:
-    """Of the model that every site must start from."""
+    """Returns a digest of the initial model, which must be the same at every site."""
     row = problem.initial_row(seed)
     return hashlib.sha256(row.numpy().tobytes()).digest() + f" torch {torch.__version__}".encode()

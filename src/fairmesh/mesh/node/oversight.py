@@ -1,4 +1,4 @@
-"""Beside the training, once a second: how the node is, whom it waits for, whether it shall stop or a site has left."""
+"""Watches a node once per second while it trains: its status, whom it waits for, and whether it must stop."""
 
 import threading
 import time
@@ -19,13 +19,13 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.training.loop import TrainingState
 
 _TICK_S = 1.0
-_TELL_S_PER_SITE = 0.05  # each site's status goes to all: the more sites, the rarer
+_ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
-_TOLD = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
+_ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
 class Notices:
-    """When a wait is worth a word: after a moment, then at growing intervals."""
+    """Decides when to log a wait: after a moment, then at growing intervals."""
 
     def __init__(self, since: float | None = None):
         self.since = time.time() if since is None else since
@@ -36,7 +36,7 @@ class Notices:
         return time.time() - self.since
 
     def due(self) -> bool:
-        """Whether a word is due now; then none is for as long again."""
+        """Returns whether to log the wait now. After True, the next one is due when the wait is twice as long."""
         waited = self.seconds
         if waited < self._next:
             return False
@@ -45,7 +45,7 @@ class Notices:
 
 
 class Oversight(Watcher):
-    """What is known of this node, by whoever looks at it while it trains."""
+    """Collects the status of this node while it trains, and stops it on request, after a timeout, or after a vote."""
 
     def __init__(
         self,
@@ -62,26 +62,26 @@ class Oversight(Watcher):
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
         self._leave: Leave | None = None
-        self._deaf, self._hearing = False, threading.Lock()  # to votes: they have been heard already
+        self._votes_ignored, self._votes_lock = False, threading.Lock()
         self._round, self.activity = 0, "starting"
         self._metric: dict[str, Any] = {}
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._notices: dict[int, Notices] = {}  # by position
-        self._told = self._next_word = -1e9
+        self._announced_at = self._next_warning = -1e9
 
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
-        """From now on this generation's messages."""
-        with self._hearing:
-            self._membership, self._mailroom, self._deaf, self._leave = membership, mailroom, False, None
+        """Watches the messages of this generation from now on."""
+        with self._votes_lock:
+            self._membership, self._mailroom, self._votes_ignored, self._leave = membership, mailroom, False, None
         if self._stop:
             mailroom.stop(self._stop)
 
-    def leaves_be(self) -> None:
-        """A site's leaving is being seen to: votes for it stop nothing more."""
-        with self._hearing:
-            self._deaf, self._leave = True, None
+    def ignore_votes(self) -> None:
+        """Ignores votes, because the removal that they decided is in progress."""
+        with self._votes_lock:
+            self._votes_ignored, self._leave = True, None
             if self._mailroom is not None and not self._stop:
-                self._mailroom.go_on()
+                self._mailroom.resume()
 
     # Stopping
 
@@ -90,11 +90,11 @@ class Oversight(Watcher):
         return self._stop
 
     def request_stop(self) -> None:
-        self._end(Interrupted(f"stopped after round {self._round}; start the node again and it continues"))
+        self._end(Interrupted(f"stopped after round {self._round}; start the node again to continue"))
 
-    def lose_patience(self, seconds: float, whom: str) -> None:
+    def stop_if_waited_too_long(self, seconds: float, whom: str) -> None:
         if self._patience_s is not None and seconds > self._patience_s:
-            reason = f"waited {seconds:.0f} s for {whom}, longer than --patience; all is kept, start the node again"
+            reason = f"waited {seconds:.0f} s for {whom}, longer than --patience; start the node again to continue"
             self._end(Interrupted(reason))
 
     def _end(self, reason: FairmeshError) -> None:
@@ -127,13 +127,13 @@ class Oversight(Watcher):
     # Once a second
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Looks once a second while something is done."""
+    def watching(self) -> Iterator[None]:
+        """Watches once per second until the `with` block ends."""
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(_TICK_S):
-                for part in (self._show, self._notice_waiting, self._notice_certificate, self._hear_votes):
+                for part in (self._show, self._notice_waiting, self._notice_certificate, self._count_votes):
                     self._tried(part)
 
         thread = threading.Thread(target=watch, name="watch", daemon=True)
@@ -150,7 +150,7 @@ class Oversight(Watcher):
             self._tried(lambda: write_status(self._folder, self.status()))
 
     def _tried(self, part: Callable[[], None]) -> None:
-        """The training is not to suffer from being looked at."""
+        """Runs one part of the watch. An error is logged and does not stop the training."""
         try:
             part()
         except Exception as error:
@@ -158,31 +158,31 @@ class Oversight(Watcher):
 
     def _show(self) -> None:
         status = self.status()
-        if time.monotonic() - self._told >= _TELL_S_PER_SITE * len(self._membership.mesh.present):
-            self._told = time.monotonic()
-            self._bulletin.announce("status", {key: status[key] for key in _TOLD})
+        if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
+            self._announced_at = time.monotonic()
+            self._bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})
         write_status(self._folder, status)
         if self._monitor:
             self._monitor.show(status)
 
     def _notice_certificate(self) -> None:
-        """A word a day, from two weeks before it ends."""
+        """Warns once per day, from two weeks before the certificate ends."""
         left = self.certificate_days()
-        if left < SOON_DAYS and time.monotonic() >= self._next_word:
-            self._next_word = time.monotonic() + 86400
+        if left < SOON_DAYS and time.monotonic() >= self._next_warning:
+            self._next_warning = time.monotonic() + 86400
             self._log("warning", "this site's certificate ends soon; renew it", days=round(left, 1))
 
     def certificate_days(self) -> float:
         return (self._ends - datetime.now(UTC)).total_seconds() / 86400
 
-    def _hear_votes(self) -> None:
+    def _count_votes(self) -> None:
         mesh = self._membership.mesh
         gone = leaving.wished(self._folder, mesh)
         if gone is not None:
             leaving.vote(self._bulletin, self._membership.name, mesh, gone)
         decided = leaving.decided(self._bulletin, mesh)
-        with self._hearing:  # what was heard of one generation does not stop the next
-            if decided is not None and self._mailroom and not self._deaf and mesh is self._membership.mesh:
+        with self._votes_lock:  # votes of one generation must not stop the next
+            if decided is not None and self._mailroom and not self._votes_ignored and mesh is self._membership.mesh:
                 self._leave = Leave(decided, mesh.generation)
                 self._mailroom.stop(self._leave)
 
@@ -195,15 +195,15 @@ class Oversight(Watcher):
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(notices.since))
                 seconds = round(notices.seconds)
                 self._log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round)
-            self.lose_patience(notices.seconds, name)
+            self.stop_if_waited_too_long(notices.seconds, name)
 
     def status(self) -> dict[str, Any]:
-        """This node's view of the mesh."""
+        """Returns this node's view of the mesh, the content of status.json."""
         membership, mailroom, names = self._membership, self._mailroom, self._membership.mesh.names
         edges = {names[position]: edge for position, edge in mailroom.view().items()} if mailroom else {}
         waiting = {names[p]: since for p, since in dict(mailroom.waiting_for).items()} if mailroom else {}
-        told = self._bulletin.of_all("status")
-        known = {member.name: told.get(member.name, {}) for member in membership.mesh.present}
+        announced = self._bulletin.of_all("status")
+        known = {member.name: announced.get(member.name, {}) for member in membership.mesh.present}
         values = [one["metric"] for one in known.values() if one.get("metric") is not None]
         worst = (min if self._higher_is_better else max)(values, default=None)
         return {
@@ -225,7 +225,7 @@ class Oversight(Watcher):
             "edges": edges,
             "votes": {", ".join(g): v for g, v in leaving.votes(self._bulletin, membership.mesh).items()},
             "certificate_days": self.certificate_days(),
-            "worst": worst,  # over the sites that have told a number, each of a recent round
+            "worst": worst,  # over the sites that have announced a value, each of a recent round
             "mean": sum(values) / len(values) if values else None,
             "sites": known,
         }

@@ -1,4 +1,4 @@
-"""Sums over all sites without a server: partial sums up a spanning tree of the graph, the total down again."""
+"""Sums over all sites without a server: partial sums go up a spanning tree of the graph, and the total comes down."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Branch(NamedTuple):
 
 
 def spanning_tree(mixing: Mixing) -> list[Branch]:
-    """The breadth-first tree from node 0 over a graph's edges, neighbours in their order: the same at every node."""
+    """Returns the breadth-first tree from node 0 over a graph's edges. It is the same at every node."""
     n = mixing.n
     links = mixing.matrix.tolil().rows
     parents: dict[int, int | None] = {0: None}
@@ -36,8 +36,8 @@ def spanning_tree(mixing: Mixing) -> list[Branch]:
 
 
 def summed(row: Tensor, step: int, branch: Branch, positions: Sequence[int], mailroom: Mailroom) -> Tensor:
-    """The sum over all nodes of a float64 row, the same bits at every node: children are added in their order, and
-    every node passes on what the root found. `positions` are the mesh's of the tree's nodes."""
+    """Returns the sum of a float64 row over all nodes, with the same bits at every node: children are added in order,
+    and every node passes on the root's total. `positions` are the positions of the tree's nodes in the mesh."""
     total = row.double()
     template = {_PART: Dense(torch.zeros_like(total).unsqueeze(0))}
 

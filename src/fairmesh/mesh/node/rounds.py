@@ -1,4 +1,4 @@
-"""The rounds of one generation of a mesh at one node: trained, measured, checkpointed, and done again after a crash."""
+"""The rounds of one generation of a mesh at one node: trained, measured, checkpointed, and repeated after a crash."""
 
 import time
 from abc import ABC, abstractmethod
@@ -24,30 +24,30 @@ from fairmesh.training.observers import Divergence, ObservedRun, Observer, obser
 from fairmesh.training.options import DTYPES, device_of
 from fairmesh.training.replicas import Replica
 
-_CHECKPOINT_S = 60.0  # so much work at most is done again after a crash
-_JOURNAL_OVER_STATE = 8  # the journal may grow to so many times the size of a model, or to:
+_CHECKPOINT_S = 60.0  # at most this much work is repeated after a crash
+_JOURNAL_OVER_STATE = 8  # the journal may grow to this many times the size of a model, or to:
 _SMALL_JOURNAL = 16 << 20  # bytes
 
 
 class Watcher(Observer, ABC):
-    """Shows how the rounds go, and may ask them to stop."""
+    """Observes the rounds, and may ask them to stop."""
 
     @property
     @abstractmethod
     def stopping(self) -> FairmeshError | None:
-        """Why the rounds shall stop, once they shall."""
+        """Returns why the rounds must stop, or None."""
 
     @abstractmethod
     def measured(self, values: dict[str, Any], primary: str, weight: float | None) -> None:
-        """Takes this site's own numbers, and its own entry of lambda."""
+        """Takes this site's own metrics, and its own entry of lambda."""
 
     @abstractmethod
     def reached(self, point: str, done: int) -> None:
-        """Is told of a point at which a crash may fall."""
+        """Is called at each point where tests let a node crash."""
 
 
 def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
-    """The settings that determine this node's trajectory, by name."""
+    """Returns the settings that determine this node's trajectory, by name."""
     return {
         "site": membership.name,
         "removed": list(membership.mesh.removed),
@@ -73,7 +73,7 @@ class Rounds:
             device=device_of(experiment.options.device),
             dtype=DTYPES[experiment.options.dtype],
             identities=present,
-            each_copy=True,  # so that a site can leave
+            each_copy=True,  # one copy per neighbour, so that a site can leave
         )
         replica = Replica(
             experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)
@@ -88,16 +88,16 @@ class Rounds:
 
     @property
     def done(self) -> int:
-        """How many rounds are done."""
+        """Returns how many rounds are done."""
         return self._run.round
 
     @property
     def state(self) -> TrainingState:
-        """The state after them."""
+        """Returns the state after these rounds."""
         return self._run.state
 
     def compare_starts(self) -> None:
-        """Refuses a neighbour that would begin from another model."""
+        """Refuses a neighbour that would start from another model."""
         mine = start_digest(self.problem, self._experiment.seeds[0])
 
         def same(position: int, theirs: bytes) -> None:
@@ -132,7 +132,7 @@ class Rounds:
         run.round = done
 
     def state_at(self, agreed: int) -> TrainingState:
-        """Returns the state after so many rounds, computed again from the checkpoint before and the journal since."""
+        """Returns the state after `agreed` rounds, computed again from the last checkpoint before and the journal."""
         self._go_to(self._store.at_or_before(agreed) or 0)
         for t in range(self.done, agreed):
             self._run.state = self.training.advance(self.state, t)
@@ -140,7 +140,7 @@ class Rounds:
 
 
 class _SiteMeasuring(Observer):
-    """Judges this node's own model on this site's own data."""
+    """Evaluates this node's own model on this site's own data."""
 
     def __init__(self, judge: Evaluator, watcher: Watcher, number: int):
         self._judge, self._watcher, self._number = judge, watcher, number
@@ -158,7 +158,7 @@ class _SiteMeasuring(Observer):
 
 
 class _Checkpointing(Observer):
-    """Writes a checkpoint every so often, by rounds, time or the journal's size, and when the rounds are stopped; then
+    """Writes a checkpoint from time to time, by rounds, time or the journal's size, and when the rounds stop. Then
     drops what the journal no longer needs."""
 
     def __init__(
@@ -204,7 +204,7 @@ class _Checkpointing(Observer):
 
 
 class _SiteEnding(Observer):
-    """Stops when the watcher says so. An observer of one site cannot end the run of all."""
+    """Stops when the watcher asks for it. An observer at one site cannot end the run of all sites."""
 
     def __init__(self, watcher: Watcher):
         self._watcher = watcher

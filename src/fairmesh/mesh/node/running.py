@@ -1,4 +1,4 @@
-"""The life of a node: it meets the others, does its rounds, ends with the network's average, and says farewell."""
+"""The life of a node: it connects to the others, does its rounds, computes the average of all sites, and ends."""
 
 import shutil
 import signal
@@ -27,13 +27,13 @@ from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links
-from fairmesh.mesh.wire.log_limiter import Sparing
+from fairmesh.mesh.wire.log_limiter import LogLimiter
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import write_atomically
 
-_FAREWELL_S = 60.0  # once nobody needs anything from this node but its farewell
+_FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
 
 def run_node(
@@ -44,10 +44,21 @@ def run_node(
     observe: Observe = lambda point, step: None,
     stream: Any = None,
 ) -> Path:
-    """Runs the node of a site file to the end of its run, and gives the folder of the result.
+    """Runs the node of a site file to the end of its run.
 
-    It waits for neighbours as long as it takes, or `patience_s` seconds at most; then, and on Ctrl-C or SIGTERM, it
-    stops with all that a restart needs on disk."""
+    Args:
+        path: The site's file, site.toml.
+        patience_s: How many seconds to wait for a neighbour at most. Default: no limit.
+        monitor_port: A port of 127.0.0.1 for Prometheus metrics. Default: none.
+        observe: Called at each point where tests let a node crash.
+        stream: Where to log. Default: stderr.
+
+    Returns:
+        The folder of the result.
+
+    Raises:
+        Interrupted: After `patience_s`, on Ctrl-C and on SIGTERM. All that a restart needs is on disk.
+    """
     membership = Membership.read(path)
     state = membership.site.state
     with locked(state):
@@ -57,17 +68,21 @@ def run_node(
         finished.unlink(missing_ok=True)
         log = Log(state, stream)
         if membership.not_measured:
-            log("warning", "measured in simulations only", options=", ".join(membership.not_measured))
+            log(
+                "warning",
+                "options that only simulations measure are ignored",
+                options=", ".join(membership.not_measured),
+            )
         monitor = None if monitor_port is None else Monitor(monitor_port)
         node = _Node(membership, own_data(membership), log, patience_s, monitor, observe)
-        with _stop_requests(node.oversight.request_stop), node.oversight.beside():
+        with _stop_requests(node.oversight.request_stop), node.oversight.watching():
             node.run()
         write_atomically(finished, b"")
         return result
 
 
 class _Node:
-    """One site's node: its links and its rounds, over the generations of the mesh."""
+    """The node of one site: its links and its rounds, over all generations of the mesh."""
 
     def __init__(
         self,
@@ -79,7 +94,7 @@ class _Node:
         observe: Observe,
     ):
         self._membership, self._own, self._log, self._observe = membership, own, log, observe
-        self._folder, self._sparing = membership.site.state, Sparing(log)
+        self._folder, self._limiter = membership.site.state, LogLimiter(log)
         given = membership.credentials
         self._bulletin = Bulletin(membership.name, given.key, given.certificate, given.authority, membership.mesh.names)
         self._bulletin.restored(self._folder / "bulletin.json")
@@ -94,10 +109,10 @@ class _Node:
                 return
             except Leave as leave:
                 if leave.generation == self._membership.mesh.generation:
-                    self._go_on_without(leave.sites)
+                    self._continue_without(leave.sites)
 
     def _generation(self) -> None:
-        """The run from where it is to its end, in one generation of the mesh."""
+        """Continues the run to its end, within one generation of the mesh."""
         membership, oversight = self._membership, self.oversight
         store = Store(self._folder, membership.mesh.generation, self._log)
         store.forget_earlier()
@@ -106,7 +121,7 @@ class _Node:
         with self._opened(done + FIRST_ROUND if met else 0) as mailroom:
             if self._unknown():
                 with self._linked(mailroom, only_news=True):
-                    oversight.activity = "meeting the others"
+                    oversight.activity = "connecting"
                     self._wait(lambda: not self._unknown(), self._unknown)
                 self._remember()
             problem = self._problem(membership)
@@ -126,7 +141,7 @@ class _Node:
 
     @contextmanager
     def _opened(self, first: int) -> Iterator[Mailroom]:
-        """The mailroom over the journal of this generation."""
+        """Opens the mailroom over the journal of this generation."""
         journal = Journal(folder_of(self._folder, self._membership.mesh.generation))
         mailroom = Mailroom([one.position for one in self._membership.neighbours], journal, first, self._observe)
         self.oversight.oversee(self._membership, mailroom)
@@ -161,11 +176,11 @@ class _Node:
         self._membership.refuse_unlike(name, theirs)
         apart = self._membership.clock_apart(theirs, time.time())
         if apart is not None:
-            self._sparing("warning", "clocks differ", name, f"by {round(apart / 60)} minutes")
+            self._limiter("warning", "clocks differ", name, f"by {round(apart / 60)} minutes")
         return theirs.get("generation") == self._membership.mesh.generation
 
     def _unknown(self) -> list[str]:
-        """Sites that have not told what their data is like; once all have, that holds for the whole run."""
+        """Returns the sites that have not announced the form of their data yet. Each announces it once for the run."""
         known = self._bulletin.of_all("facts")
         return [member.name for member in self._membership.mesh.present if member.name not in known]
 
@@ -173,48 +188,51 @@ class _Node:
         write_atomically(self._folder / "bulletin.json", self._bulletin.saved())
 
     def _wait(self, until: Callable[[], bool], whom: Callable[[], list[str]]) -> None:
-        """For news of sites, with notices of whom it waits for."""
+        """Waits for announcements of other sites, and logs which sites are missing."""
         notices = Notices()
         while not until():
             self.oversight.raise_if_stopped()
             if notices.due():
                 self._log("warning", "waiting", sites=", ".join(whom()), seconds=round(notices.seconds))
-            self.oversight.lose_patience(notices.seconds, ", ".join(whom()))
+            self.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom()))
             time.sleep(0.02)
 
     def _part(self, links: Links, mailroom: Mailroom) -> None:
-        """Stays as long as somebody needs something; then for farewells, but these may be lost, so not for ever."""
+        """Stays until no neighbour needs anything. Then waits for their last messages, but not forever, since these may
+        be lost."""
         notices, free_since = Notices(), None
         while not links.all_finished.wait(0.05):
             self.oversight.raise_if_left()
-            owed = mailroom.owed_to()
-            if self.oversight.stopping and owed:
+            waiting = mailroom.unacknowledged_by()
+            if self.oversight.stopping and waiting:
                 raise self.oversight.stopping
             if self.oversight.stopping:
                 return
-            links.finish(owed)
-            free_since = None if owed else (free_since or time.monotonic())
+            links.finish(waiting)
+            free_since = None if waiting else (free_since or time.monotonic())
             if free_since is not None and time.monotonic() - free_since > _FAREWELL_S:
                 return
-            if owed:
-                self.oversight.lose_patience(notices.seconds, ", ".join(self._membership.mesh.names[p] for p in owed))
-            if owed and notices.due():
-                names = ", ".join(self._membership.mesh.names[position] for position in owed)
+            if waiting:
+                self.oversight.stop_if_waited_too_long(
+                    notices.seconds, ", ".join(self._membership.mesh.names[p] for p in waiting)
+                )
+            if waiting and notices.due():
+                names = ", ".join(self._membership.mesh.names[position] for position in waiting)
                 self._log("warning", "finished; others still need messages of this node", sites=names)
-        time.sleep(0.3)  # for farewells on their way
+        time.sleep(0.3)  # for last messages on their way
 
-    def _go_on_without(self, gone: Sequence[str]) -> None:
-        """From the round that all remaining sites have done, in the next generation of the mesh."""
+    def _continue_without(self, gone: Sequence[str]) -> None:
+        """Prepares the next generation of the mesh, from the last round that all remaining sites have done."""
         before, mesh, rounds = self._membership, self._membership.mesh, self._rounds
         done, names = rounds.done if rounds else 0, ", ".join(gone)
-        self.oversight.activity = f"going on without {names}"
-        shutil.rmtree(self._folder / "result", ignore_errors=True)  # it may be finished, but the others are not
+        self.oversight.activity = f"continuing without {names}"
+        shutil.rmtree(self._folder / "result", ignore_errors=True)  # this node may be finished, but the others are not
         leaving.freeze(self._bulletin, mesh, gone, done, rounds.problem.classes or 0 if rounds else 0)
         self._remember()
         self._observe("frozen", done)
         self._log("warning", "left for good", sites=names, round=done)
         with self._opened(0) as mailroom, self._linked(mailroom, only_news=True):
-            self.oversight.leaves_be()
+            self.oversight.ignore_votes()
             self._wait(
                 lambda: leaving.agreed_round(self._bulletin, mesh, gone)[0] is not None,
                 lambda: leaving.agreed_round(self._bulletin, mesh, gone)[1],
@@ -229,12 +247,12 @@ class _Node:
         leaving.note_removed(self._folder, after.mesh)
         self._observe("noted without", agreed)
         self._membership = after
-        self._log("info", "going on", without=names, round=agreed, sites=len(after.present))
+        self._log("info", "continuing", without=names, round=agreed, sites=len(after.present))
 
     def _save_without(self, gone: Sequence[str], agreed: int, before: Membership, after: Membership) -> None:
-        """The first checkpoint of the next generation: the state after the agreed round, without those who left."""
+        """Writes the first checkpoint of the next generation: the state after the agreed round, without `gone`."""
         with self._opened(0) as mailroom:
-            self.oversight.leaves_be()
+            self.oversight.ignore_votes()
             store = Store(self._folder, before.mesh.generation, self._log)
             state = Rounds(before, self._problem(before), mailroom, store, self.oversight).state_at(agreed)
         problem = self._problem(after)
@@ -250,7 +268,7 @@ class _Node:
 
 
 def _largest(dim: int, n: int) -> int:
-    """Bytes that no message of such a model exceeds: each number as it is, several parts, and the sums at the end."""
+    """Returns a bound on the bytes of a message: several uncompressed parts, and the sums at the end."""
     return (1 << 16) + 8 * (4 * dim + 8 * n)
 
 

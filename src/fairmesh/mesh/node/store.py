@@ -1,4 +1,4 @@
-"""A node's state folder: checkpoints of each generation of the mesh, the journal between them, and the result."""
+"""The checkpoints in a node's state folder, for each generation of the mesh."""
 
 import os
 import shutil
@@ -15,18 +15,18 @@ _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 
 
 def folder_of(state: Path, generation: int) -> Path:
-    """Where a generation's checkpoints and journal lie."""
+    """Returns the folder of a generation's checkpoints and journal."""
     return state / f"generation-{generation}"
 
 
 class Store:
-    """The checkpoints of one generation, newest last, as far as they are whole."""
+    """The intact checkpoints of one generation."""
 
     def __init__(self, folder: Path, generation: int, report: Report):
         self.folder, self._generation = folder_of(folder, generation), generation
         self.folder.mkdir(parents=True, exist_ok=True)
         for partial in self.folder.glob("*.partial"):
-            partial.unlink()  # of a checkpoint that a crash cut short
+            partial.unlink()  # a crash cut this checkpoint short
         self._rounds: list[int] = []
         for path in sorted(self.folder.glob("checkpoint-*.safetensors")):
             try:
@@ -36,7 +36,7 @@ class Store:
                 path.rename(path.with_suffix(".damaged"))
 
     def forget_earlier(self) -> None:
-        """What earlier generations left, once this one is begun."""
+        """Removes the folders of earlier generations."""
         for one in self.folder.parent.glob("generation-*"):
             if int(one.name.removeprefix("generation-")) < self._generation:
                 shutil.rmtree(one, ignore_errors=True)
@@ -55,8 +55,12 @@ class Store:
         return load_checkpoint(self.path(done), like, identity)[0]
 
     def save(self, state: Any, done: int, identity: Mapping[str, Any], reach: int) -> int:
-        """Writes a checkpoint and removes those nobody can need: two are kept, and one at least `reach` rounds back, as
-        far as others may ask this node to go. Gives the round from which the journal must reach back to now."""
+        """Writes a checkpoint and removes old ones. Keeps the last two, and one at least `reach` rounds back, which is
+        as far as the other sites may ask this node to go back.
+
+        Returns:
+            The round from which on the journal is needed.
+        """
         with storing(self.folder):
             save_checkpoint(self.path(done), state, done, identity)
         self._rounds = sorted({*self._rounds, done})
@@ -64,7 +68,7 @@ class Store:
             damaged.unlink(missing_ok=True)
         far = self.at_or_before(done - reach)
         if far is None:
-            return 0  # from the state that this generation began with
+            return 0  # the journal is needed from the start of this generation
         needed = min(self._rounds[-_AT_LEAST_KEPT:][0], far)
         for one in [one for one in self._rounds if one < needed]:
             self.path(one).unlink(missing_ok=True)
@@ -73,6 +77,6 @@ class Store:
 
 
 def put_in_place(partial: Path, final: Path) -> None:
-    """A folder that is whole under its final name, or not there."""
+    """Renames a complete folder to its final name, so that no incomplete folder ever has that name."""
     shutil.rmtree(final, ignore_errors=True)
     os.replace(partial, final)

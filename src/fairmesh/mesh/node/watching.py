@@ -1,4 +1,4 @@
-"""What a node tells people and monitors: a structured log, status.json, numbers for Prometheus."""
+"""What a node shows to people and monitors: a structured log, status.json, metrics for Prometheus."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ _LOG_BYTES, _LOG_FILES = 4 << 20, 3
 
 
 class _Lines(logging.Formatter):
-    """One JSON object a line."""
+    """Formats one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return as_json(record.__dict__["fields"])
@@ -31,14 +31,14 @@ class _ForPeople(logging.Formatter):
         moment, what = fields.pop("time"), fields.pop("what")
         level = fields.pop("level")
         rest = ", ".join(f"{key} {value}" for key, value in fields.items() if value is not None)
-        rest = "".join(c if c.isprintable() else "?" for c in rest)  # others' words are no commands to a terminal
+        rest = "".join(c if c.isprintable() else "?" for c in rest)  # no control characters from peers
         mark = "" if level == "info" else f"{level}: "
         return f"{moment[11:19]}  {mark}{what}{': ' + rest if rest else ''}"
 
 
 class Log:
-    """Events with fields: to the terminal as sentences, elsewhere and to the state folder as JSON lines of bounded
-    size. Nothing of the data is ever a field."""
+    """Logs events with fields: as text on a terminal, and as JSON lines elsewhere and in the state folder, where the
+    log's size is bounded. No field ever contains training data."""
 
     def __init__(self, folder: Path, stream: Any = None):
         stream = stream or sys.stderr
@@ -49,18 +49,18 @@ class Log:
             folder / "log.jsonl", maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8"
         )
         kept.setFormatter(_Lines())
-        kept.handleError = lambda record: None  # a full disk is reported by what must be written, not by the log
+        kept.handleError = lambda record: None  # a full disk is reported by what must be written
         for handler in (shown, kept):
             self._logger.addHandler(handler)
 
     def __call__(self, level: str, what: str, **fields: Any) -> None:
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        told = {"time": moment, "level": level, "what": what} | fields
-        self._logger.log(_LEVELS[level], what, extra={"fields": told})
+        event = {"time": moment, "level": level, "what": what} | fields
+        self._logger.log(_LEVELS[level], what, extra={"fields": event})
 
 
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:
-    """For `fairmesh status`. A disk without room for it is no reason to stop."""
+    """Writes status.json for `fairmesh status`. A full disk is no reason to stop, so errors are ignored."""
     try:
         replace_quickly(folder / STATUS, as_json(status, indent=1).encode())
     except BadInput:
@@ -72,13 +72,13 @@ def read_status(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"there is no {path}: this node has not been started yet") from None
+        raise BadInput(f"there is no {path}: this node has not been started yet; run `fairmesh node`") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: {error}") from error
 
 
 class Monitor:
-    """The last status as numbers that Prometheus fetches from a port of the loopback interface."""
+    """Serves the last status as Prometheus metrics on a port of the loopback interface."""
 
     def __init__(self, port: int):
         with optional("mesh"):
@@ -95,30 +95,30 @@ class Monitor:
         self._status = status
 
     def collect(self) -> Any:
-        """Called by Prometheus' library for every fetch."""
+        """Yields the metrics; the Prometheus library calls this for every fetch."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         status = self._status
         if not status:
             return
-        yield GaugeMetricFamily("fairmesh_round", "Rounds this node has done.", value=status["round"])
+        yield GaugeMetricFamily("fairmesh_round", "Rounds that this node has completed.", value=status["round"])
         yield GaugeMetricFamily("fairmesh_rounds", "Rounds of the whole run.", value=status["rounds"])
         days = status["certificate_days"]
-        yield GaugeMetricFamily("fairmesh_certificate_days", "Until this site's certificate ends.", value=days)
-        waiting = GaugeMetricFamily("fairmesh_waiting_seconds", "How long a neighbour is waited for.", labels=["site"])
+        yield GaugeMetricFamily("fairmesh_certificate_days", "Days until this site's certificate ends.", value=days)
+        waiting = GaugeMetricFamily("fairmesh_waiting_seconds", "How long this node waits for a site.", labels=["site"])
         for site, since in status["waiting_for"].items():
             waiting.add_metric([site], max(0.0, status["time"] - since))
         yield waiting
         if status["worst"] is not None:
             primary, worst, mean = status["metric_name"], status["worst"], status["mean"]
-            yield GaugeMetricFamily("fairmesh_worst", f"The worst site's {primary}, of recent rounds.", value=worst)
-            yield GaugeMetricFamily("fairmesh_mean", f"The mean {primary}, of recent rounds.", value=mean)
-        connected = GaugeMetricFamily("fairmesh_connected", "1 while the stream to a neighbour is up.", labels=["site"])
+            yield GaugeMetricFamily("fairmesh_worst", f"The worst site's {primary} in recent rounds.", value=worst)
+            yield GaugeMetricFamily("fairmesh_mean", f"The mean {primary} in recent rounds.", value=mean)
+        connected = GaugeMetricFamily("fairmesh_connected", "1 while a neighbour is connected.", labels=["site"])
         sent = CounterMetricFamily("fairmesh_edge_bytes", "Bytes over an edge.", labels=["site", "direction", "of"])
         for site, edge in status["edges"].items():
             connected.add_metric([site], float(edge["connected"]))
             for direction in ("out", "in"):
                 sent.add_metric([site, direction, "messages"], edge[f"bytes_{direction}"])
-                sent.add_metric([site, direction, "beside"], edge[f"beside_{direction}"])
+                sent.add_metric([site, direction, "overhead"], edge[f"overhead_{direction}"])
         yield connected
         yield sent

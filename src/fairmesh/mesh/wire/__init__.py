@@ -1,1 +1,1 @@
-"""Nodes at different organisations: who is in the mesh, who is who, and how messages reach neighbours."""
+"""How messages and announcements travel between the nodes of a mesh."""

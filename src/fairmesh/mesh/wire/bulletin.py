@@ -1,4 +1,4 @@
-"""What every site announces to all: signed by it, passed on by neighbours, the newest of each kind kept."""
+"""Announcements of every site to all others: signed by the site, passed on by neighbours; the newest of each kind."""
 
 import json
 import threading
@@ -14,10 +14,10 @@ from fairmesh.mesh import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
 
 _AT_MOST = 1 << 14  # bytes of one announcement
-_A_FRAME = 1 << 18  # bytes of news told at once
+_A_FRAME = 1 << 18  # bytes of news per frame
 _OUTPUTS_AT_MOST = 1 << 24
 _NUMBER_AT_MOST = 1 << 53
-_SHORT = 200  # letters, of what is shown to people
+_SHORT = 200  # characters of a string that is shown to people
 
 
 def _short(value: Any) -> bool:
@@ -52,7 +52,7 @@ def _is(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
 
-# What a body must say: each kind in the order in which news of it is told, with what its fields are.
+# The fields that the body of each kind must have, with a check for each.
 KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "certificate": {"pem": _is(str)},
     "facts": {
@@ -80,7 +80,7 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
 
 
 class Announcement(NamedTuple):
-    """What a site says under its name; of two of one kind the one with the higher number holds."""
+    """A signed statement of one site. Of two of the same kind, the one with the higher number counts."""
 
     site: str
     kind: str
@@ -96,23 +96,24 @@ class Announcement(NamedTuple):
 
 
 class Bulletin:
-    """All announcements a site knows, each checked against the certificate of the site it comes from."""
+    """All announcements that a site knows, each checked against the certificate of the site that made it."""
 
     def __init__(self, name: str, key: bytes, certificate: bytes, authority: bytes, sites: tuple[str, ...]):
         self._name, self._key, self._authority, self._sites = name, key, authority, set(sites)
         self._known: dict[tuple[str, str], tuple[int, Announcement]] = {}  # with the order of arrival
         self._order, self._lock = 0, threading.Lock()
         self._changed: Callable[[], None] = lambda: None
-        self.since = int(certificates.valid_from(certificate).timestamp())  # one that was renewed takes the old's place
+        self.since = int(certificates.valid_from(certificate).timestamp())  # a renewed one replaces the old
         self.announce("certificate", {"pem": certificate.decode()}, self.since)
 
     def serve(self, changed: Callable[[], None]) -> None:
-        """`changed` is called when there is news to pass on."""
+        """Registers a function that is called when there is news to pass on."""
         self._changed = changed
 
     def announce(self, kind: str, body: Mapping[str, Any], number: int | None = None) -> None:
-        """Says something under this site's own name, in place of what it said before, or once with a number."""
-        said = json.loads(json.dumps(body), parse_constant=lambda text: None)  # what is not finite is not JSON
+        """Announces something in this site's name. It replaces the previous announcement of its kind, unless that has
+        the same number or a higher one."""
+        said = json.loads(json.dumps(body), parse_constant=lambda text: None)  # JSON has no NaN and no infinity
         with self._lock:
             known = self._known.get((self._name, kind))
             before = known[1].number if known else -1
@@ -139,20 +140,24 @@ class Bulletin:
             return {site: one.body for (site, what), (_, one) in self._known.items() if what == kind}
 
     def news(self, since: int) -> tuple[int, bytes | None]:
-        """What came after a point of the order, as much as is told at once, in the order in which it came, and up to
-        where: a site's certificate comes before what it signed."""
+        """Returns the announcements that arrived after point `since`, as many as fit a frame, and the point up to which
+        they go. They keep the order of arrival, so that a certificate precedes what was signed with it."""
         with self._lock:
             fresh = sorted((order, one) for order, one in self._known.values() if order > since)
-        told: list[str] = []
+        texts: list[str] = []
         for order, one in fresh:
-            told.append(json.dumps(one.table()))
+            texts.append(json.dumps(one.table()))
             since = order
-            if sum(map(len, told)) > _A_FRAME:
+            if sum(map(len, texts)) > _A_FRAME:
                 break
-        return since, f"[{','.join(told)}]".encode() if told else None
+        return since, f"[{','.join(texts)}]".encode() if texts else None
 
     def heard(self, entries: bytes) -> None:
-        """Takes over news of a neighbour; refuses what was not said by the site it is said to come from."""
+        """Takes over news from a neighbour.
+
+        Raises:
+            Refused: If an announcement was not signed by the site that it names.
+        """
         try:
             found = [_read(table) for table in read_json(entries)]
         except (ValueError, TypeError, KeyError) as error:
@@ -179,15 +184,15 @@ class Bulletin:
         if wrong or len(one.text()) > _AT_MOST:
             raise Refused(f"news of kind {one.kind!r} from {one.site} with {wrong[0] if wrong else 'too much'} in it")
         with self._lock:
-            if one.kind == "certificate":  # what was signed with another key cannot be passed on any more
+            if one.kind == "certificate":  # what the old key signed can no longer be passed on
                 for kind in [kind for kind in KINDS if self._is_unsigned(one, kind)]:
                     del self._known[one.site, kind]
             self._put(one)
         return True
 
     def _signed(self, one: Announcement, pem: bytes) -> bool:
-        """Whether its site signed it. What a site said while its certificate was valid stays said when it has expired:
-        that refuses the site's own streams, and is no reason to refuse those who pass its news on."""
+        """Returns whether its site signed it. An announcement stays valid after the certificate has expired. The
+        expiry ends the site's own streams, but is no reason to refuse neighbours that pass its announcements on."""
         try:
             when = min(datetime.now(UTC), certificates.valid_until(pem))
         except BadInput:
@@ -201,14 +206,14 @@ class Bulletin:
         )
 
     def saved(self) -> bytes:
-        """Everything known, to be read again by `restored`."""
+        """Returns everything known, for `restored` to read again."""
         with self._lock:
             every = sorted(self._known.values())
         return json.dumps([one.table() for _, one in every]).encode()
 
     def restored(self, path: Path) -> None:
-        """What was known before a restart, as far as it can be read; what this site itself had said it says again, be
-        it with a new key."""
+        """Reads what was known before a restart, as far as possible. Signs this site's own announcements again, since
+        its key may be new."""
         if not path.exists():
             return
         try:

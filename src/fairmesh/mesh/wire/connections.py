@@ -1,7 +1,7 @@
 """Connections between sites: frames over mutual TLS 1.3, of bounded size, in bounded number, watched for silence.
 
-Every frame follows its length, which has four bytes, little-endian. A length of 0xffffffff is a heartbeat and has no
-frame. Each side sends one every few seconds. So a peer that hangs, or that can no longer be reached, is noticed.
+Each frame is preceded by its length: four bytes, little-endian. A length of 0xffffffff is a heartbeat, without a frame.
+Each side sends a heartbeat every few seconds, so that a peer that hangs or cannot be reached any more is noticed.
 """
 
 import asyncio
@@ -20,37 +20,37 @@ from fairmesh.mesh.wire.frames import LENGTH, Refused
 from fairmesh.mesh.wire.tls_errors import reason_of
 from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream
 
-BESIDE = 1 << 20  # bytes a frame may have beyond the largest message: news of many sites
+FRAME_OVERHEAD_BYTES = 1 << 20  # that a frame may have beyond the largest message: news of many sites
 _HEARTBEAT = 0xFFFFFFFF
 _HEARTBEAT_S, _SILENCE_S = 5.0, 15.0
 _DIAL_S = 5.0
-_HANDSHAKE_S = 10.0  # then a stranger who says nothing is cut off
-_BOTH_FAMILIES_S = 0.25  # then the next address of a host is tried beside the first
+_HANDSHAKE_S = 10.0  # then a stranger who sends nothing is disconnected
+_BOTH_FAMILIES_S = 0.25  # then the next address of a host is tried in parallel
 _BACKLOG = 256
 _WITHIN = "it closed the connection within a frame"
 _OPEN_FILES = 8192
-_CONNECTIONS = 2048  # at once, strangers included; some 55 kB each during a handshake
+_CONNECTIONS = 2048  # at once, strangers included; about 55 kB each during a handshake
 
 
 class CannotConnect(ConnectionError):
-    """No connection came about, or it ended before the peer's first frame; the text says why."""
+    """No connection could be made, or it ended before the peer's first frame. The text says why."""
 
     def __init__(self, reason: str, in_handshake: bool):
         super().__init__(reason)
-        self.in_handshake = in_handshake  # somebody was reached
+        self.in_handshake = in_handshake  # a peer was reached
 
 
 class ConnectionLost(ConnectionError):
-    """A connection ended without being closed; the text says why."""
+    """A connection ended without being closed. The text says why."""
 
 
 class Connection:
-    """Frames to and from one peer, whose certificate is of the mesh's authority. Use it in `async with`."""
+    """Frames to and from one peer with a certificate of the mesh's authority. Use it in `async with`."""
 
     def __init__(self, stream: TlsStream, largest: int):
         self._stream = stream
-        self._longest = min(largest + BESIDE, _HEARTBEAT - 1)
-        self._received_any = False  # of the peer's frames
+        self._longest = min(largest + FRAME_OVERHEAD_BYTES, _HEARTBEAT - 1)
+        self._received_any = False  # frame of the peer
         self._heart: asyncio.Task[None] | None = None
         self.peer_names = stream.peer_names()
 
@@ -64,12 +64,12 @@ class Connection:
         await self._stream.close()
 
     def peer_certificate(self) -> bytes:
-        """The peer's certificate, as DER."""
+        """Returns the peer's certificate, as DER."""
         return self._stream.peer_certificate()
 
     async def receive(self) -> bytes | None:
-        """The next frame; none when the peer has closed the connection. A frame's length is checked before anything of
-        the frame is read."""
+        """Returns the next frame, or None when the peer has closed the connection. Checks a frame's length before it
+        reads the frame."""
         length = _HEARTBEAT
         while length == _HEARTBEAT:
             head = await self._exactly(LENGTH.size)
@@ -86,7 +86,7 @@ class Connection:
         return frame
 
     async def send(self, frame: bytes) -> None:
-        """Queues a frame, then waits while the peer does not read. A cancelled wait leaves the frame queued."""
+        """Queues a frame, then waits until the peer reads. If the wait is cancelled, the frame stays queued."""
         try:
             self._stream.write(LENGTH.pack(len(frame)) + frame)
             await self._stream.drain()
@@ -94,7 +94,7 @@ class Connection:
             raise ConnectionLost(reason_of(error)) from None
 
     async def _exactly(self, count: int) -> bytes:
-        """So many bytes; none, or only some, where the peer closes the connection first."""
+        """Returns `count` bytes, or fewer if the peer closes the connection first."""
         try:
             found = await self._stream.read(count, _SILENCE_S)
         except TimeoutError:
@@ -102,7 +102,7 @@ class Connection:
         except OSError as error:
             if self._received_any:
                 raise ConnectionLost(reason_of(error)) from None
-            # A handshake of TLS 1.3 ends for the dialling side before the other side has seen its certificate.
+            # In TLS 1.3 the handshake ends for the dialling side before the other side has seen its certificate.
             raise CannotConnect(reason_of(error), in_handshake=True) from None
         self._received_any = True
         return found
@@ -110,14 +110,14 @@ class Connection:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
-            if not self._stream.queued():  # else the peer has bytes to read already
-                with suppress(OSError):  # whoever reads finds out
+            if not self._stream.queued():  # otherwise the peer already has bytes to read
+                with suppress(OSError):  # the reading task reports it
                     self._stream.write(LENGTH.pack(_HEARTBEAT))
 
 
 @asynccontextmanager
 async def dialled(address: str, name: str, context: ssl.SSLContext, largest: int) -> AsyncIterator[Connection]:
-    """A connection to whoever has a certificate for this name at an address. Raises CannotConnect."""
+    """Connects to the peer at an address, which must have a certificate for `name`. Raises CannotConnect."""
     async with await _dial(address, name, context, largest) as connection:
         yield connection
 
@@ -140,8 +140,8 @@ async def _dial(address: str, name: str, context: ssl.SSLContext, largest: int) 
 
 
 class Listener:
-    """Accepts connections at an address and gives each that has a certificate of the mesh's authority to `answer`. A
-    peer that fails in the handshake is reported by its address and the reason."""
+    """Accepts connections and passes each peer with a certificate of the mesh's authority to `answer`. Reports a peer
+    that fails in the handshake by its address and the reason."""
 
     def __init__(
         self,
@@ -204,14 +204,14 @@ class Listener:
 
 
 def _on_all_interfaces(port: int) -> socket.socket:
-    """IPv4 and IPv6 by one socket, where the system has both."""
+    """Returns one socket for IPv4 and IPv6 where the system has both."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
 
 
 def _shown(peer: tuple[Any, ...] | None) -> str:
-    """A peer's address without its port, which is another for each connection."""
+    """Returns a peer's address without its port, which differs for each connection."""
     if not peer:
         return "unknown"
     found = ipaddress.ip_address(peer[0].partition("%")[0])
@@ -220,8 +220,8 @@ def _shown(peer: tuple[Any, ...] | None) -> str:
 
 
 def _connections() -> int:
-    """How many to allow at once. Half of the files that a process may open remain for what a node must write: many
-    systems allow 1,024 by default, and strangers could take them all."""
+    """Returns how many connections to allow at once: at most half of the files that a process may open. The others
+    remain for what a node must write. Many systems allow 1,024 by default, and strangers could use up all of them."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(_OPEN_FILES, most)
     if allowed != resource.RLIM_INFINITY and allowed < wanted:

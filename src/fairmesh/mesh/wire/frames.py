@@ -1,4 +1,4 @@
-"""What two neighbours say to each other over the stream of their edge: frames of a kind, checked when they are read."""
+"""The frames that two neighbours exchange over their stream; every frame is checked when it is read."""
 
 import json
 import math
@@ -12,23 +12,23 @@ PROTOCOL = 1
 _MAGIC = b"fairmesh"
 _HELLO = struct.Struct("<B8sH")  # kind, magic, protocol
 _STEP = struct.Struct("<BQ")  # kind, step
-_MESSAGE = struct.Struct("<BQQ")  # kind, step, the step before which the receiver's own messages are durable here
-LENGTH = struct.Struct("<I")  # stands before every frame on a connection
+_MESSAGE = struct.Struct("<BQQ")  # kind, step, and the acknowledgement: the receiver's messages before it are durable
+LENGTH = struct.Struct("<I")  # precedes every frame on a connection
 MESSAGE_HEAD_BYTES = LENGTH.size + _MESSAGE.size
 _HELLO_AT_MOST = 1 << 18
 _REASON_AT_MOST = 2000
 
 
 class Refused(FairmeshError):
-    """What came over an edge cannot be taken; the text says why, and is told to whoever sent it."""
+    """What came over an edge cannot be accepted. The text says why, and is sent to the sender."""
 
 
 class Kind(IntEnum):
     """The first byte of a frame."""
 
-    HELLO = 1  # who I am, what we must have agreed on, and what of yours I hold
-    MESSAGE = 2  # a step's message
-    HELD = 3  # every message before this step is durable here; else told with the next message
+    HELLO = 1  # who I am, what we must agree on, and how far I have received your messages
+    MESSAGE = 2  # the message of a step; carries an acknowledgement too
+    ACK = 3  # every message before this step is durable here
     NEWS = 4  # announcements of sites
     FINISHED = 5  # I need nothing more from you
     REFUSED = 6  # why I close the stream
@@ -41,7 +41,7 @@ class Frame(NamedTuple):
     body: bytes = b""
 
     def reason(self) -> str:
-        """What a refusal says, of a length and in letters that can be shown to people."""
+        """Returns the text of a refusal, printable and of bounded length."""
         return "".join(c if c.isprintable() else "?" for c in self.body[:_REASON_AT_MOST].decode(errors="replace"))
 
 
@@ -50,7 +50,7 @@ def hello(table: dict[str, Any], protocol: int = PROTOCOL) -> bytes:
 
 
 def read_hello(data: bytes) -> dict[str, Any]:
-    """The table of a first frame. Another protocol is refused by its number, whatever follows it."""
+    """Returns the table of a first frame. Refuses another protocol by its version number, before it reads the rest."""
     if len(data) < _HELLO.size or len(data) > _HELLO_AT_MOST:
         raise Refused(f"a first frame of {len(data)} bytes is no greeting")
     kind, magic, protocol = _HELLO.unpack_from(data)
@@ -68,7 +68,7 @@ def read_hello(data: bytes) -> dict[str, Any]:
 
 
 def read_json(data: bytes) -> Any:
-    """Strict JSON from elsewhere; raises ValueError also for numbers that are none and for brackets without end."""
+    """Parses JSON from a peer strictly. Raises ValueError also for NaN, infinities and very deep nesting."""
 
     def refuse(text: str) -> float:
         raise ValueError(f"{text} is not JSON")
@@ -83,7 +83,7 @@ def read_json(data: bytes) -> Any:
 
 
 def size(frame: bytes) -> int:
-    """Bytes of a frame and of its length before it."""
+    """Returns the bytes of a frame on the connection, with the length that precedes it."""
     return LENGTH.size + len(frame)
 
 
@@ -91,8 +91,8 @@ def message(step: int, durable: int, payload: bytes) -> bytes:
     return _MESSAGE.pack(Kind.MESSAGE, step, durable) + payload
 
 
-def held(step: int) -> bytes:
-    return _STEP.pack(Kind.HELD, step)
+def ack(step: int) -> bytes:
+    return _STEP.pack(Kind.ACK, step)
 
 
 def news(entries: bytes) -> bytes:
@@ -108,17 +108,17 @@ def refused(reason: str) -> bytes:
 
 
 def read_frame(data: bytes) -> Frame:
-    """A frame after the first."""
+    """Reads any frame after the first."""
     kind = data[0] if data else 0
     if kind == Kind.MESSAGE:
         if len(data) < _MESSAGE.size:
-            raise Refused("a message ends in its head")
+            raise Refused("a message ends within its header")
         _, step, durable = _MESSAGE.unpack_from(data)
         return Frame(Kind.MESSAGE, step, durable, data[_MESSAGE.size :])
-    if kind == Kind.HELD:
+    if kind == Kind.ACK:
         if len(data) != _STEP.size:
             raise Refused(f"an acknowledgement of {len(data)} bytes; it has {_STEP.size}")
-        return Frame(Kind.HELD, durable=_STEP.unpack(data)[1])
+        return Frame(Kind.ACK, durable=_STEP.unpack(data)[1])
     if kind in (Kind.NEWS, Kind.REFUSED):
         return Frame(Kind(kind), body=data[1:])
     if kind == Kind.FINISHED and len(data) == 1:

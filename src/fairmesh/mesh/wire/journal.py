@@ -1,7 +1,8 @@
-"""What a node received and sent since its oldest kept checkpoint, on disk: the messages a restart needs, and no others.
+"""The journal of a node: the messages it received and sent since its oldest kept checkpoint, for use after a restart.
 
-Segments of records, each with its length and checksum; a record cut short by a crash ends the journal. A new segment is
-begun at every checkpoint, and those that only tell of rounds before the oldest one kept are removed.
+The journal is a series of segments of records. Each record has its length and a checksum; a record that a crash cut
+short ends the journal. Every checkpoint begins a new segment. Segments that contain only rounds before the oldest kept
+checkpoint are removed.
 """
 
 import os
@@ -18,14 +19,14 @@ from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.storage.files import sync_folder
 
 _HEAD = struct.Struct("<II")  # length and CRC-32 of what follows
-_RECEIVED = struct.Struct("<BQH")  # kind, step, from whom
-_SENT = struct.Struct("<BQH")  # kind, step, how many receivers; their positions follow
+_RECEIVED = struct.Struct("<BQH")  # kind, step, sender
+_SENT = struct.Struct("<BQH")  # kind, step, number of receivers; their positions follow
 _POSITION = struct.Struct("<H")
-_IS_RECEIVED, _IS_SENT, _IS_HELD = 1, 2, 3
+_IS_RECEIVED, _IS_SENT, _IS_ACK = 1, 2, 3
 
 
 class StorageError(FairmeshError):
-    """The state folder cannot be written; what is there stays good, and the node continues from it later."""
+    """The state folder cannot be written. What is there stays valid, and the node can continue from it later."""
 
 
 class _Place(NamedTuple):
@@ -35,14 +36,14 @@ class _Place(NamedTuple):
 
 
 class Journal:
-    """Appends from the training thread; `settle` makes what was appended durable and may run in another."""
+    """A journal in a folder. The training thread appends; `settle` syncs to disk and may run in another thread."""
 
     def __init__(self, folder: Path):
         self._folder, self._lock = folder, threading.Lock()
-        self._received: dict[tuple[int, int], _Place] = {}  # (from whom, step)
+        self._received: dict[tuple[int, int], _Place] = {}  # (sender, step)
         self._sent: dict[int, list[tuple[tuple[int, ...], _Place]]] = {}  # step -> receivers and where
-        self.held: dict[int, int] = {}  # the step before which a neighbour told everything durable
-        self._last_step: dict[Path, int] = {}  # the last step a segment tells of
+        self.acknowledged: dict[int, int] = {}  # neighbour -> it has every message before this step
+        self._last_step: dict[Path, int] = {}  # the last step in a segment
         self.bytes_since_segment = 0
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -50,10 +51,10 @@ class Journal:
             for path in self._segments:
                 self._read(path, path == self._segments[-1])
             self._file = open(self._segments[-1], "ab", buffering=0) if self._segments else self._begun()  # noqa: SIM115
-            os.fdatasync(self._file.fileno())  # what was read is told durable, and may not have been yet
+            os.fdatasync(self._file.fileno())  # what was read will be acknowledged, so it must be on disk
 
     def _begun(self) -> FileIO:
-        """A new last segment. They are counted, and not called by rounds: those can be done again."""
+        """Opens a new last segment. Segments are numbered and not named by rounds, since rounds can be repeated."""
         last = int(self._segments[-1].stem.removeprefix("journal-")) if self._segments else 0
         path = self._folder / f"journal-{last + 1:012d}.log"
         file = open(path, "xb", buffering=0)  # noqa: SIM115
@@ -73,14 +74,16 @@ class Journal:
                 at += _HEAD.size + length
         if at < path.stat().st_size:
             if not last:
-                raise StorageError(f"{path} is damaged after byte {at}; restore it, or leave the mesh with this site")
-            os.truncate(path, at)  # what a crash cut short was neither acknowledged nor sent
+                raise StorageError(
+                    f"{path} is damaged after byte {at}; restore it from a backup, or remove this site from the mesh"
+                )
+            os.truncate(path, at)  # a record that a crash cut short was neither acknowledged nor sent
 
     def _note(self, path: Path, start: int, body: bytes) -> None:
         kind, step, whom = _RECEIVED.unpack_from(body)
         head = _RECEIVED.size
-        if kind == _IS_HELD:
-            self.held[whom] = max(step, self.held.get(whom, 0))
+        if kind == _IS_ACK:
+            self.acknowledged[whom] = max(step, self.acknowledged.get(whom, 0))
             return
         if kind == _IS_RECEIVED:
             self._received[whom, step] = _Place(path, start + head, len(body) - head)
@@ -94,7 +97,7 @@ class Journal:
         record = _HEAD.pack(len(body), zlib.crc32(body)) + body
         with self._lock, storing(self._folder):
             start, left = self._file.tell(), memoryview(record)
-            while left:  # on a disk that gets full a part may be written before the error comes
+            while left:  # on a full disk, part of a record may be written before the error
                 left = left[self._file.write(left) :]
             self._note(self._segments[-1], start + _HEAD.size, body)
             self.bytes_since_segment += len(record)
@@ -102,12 +105,12 @@ class Journal:
     def log_received(self, whom: int, step: int, payload: bytes) -> None:
         self._append(_RECEIVED.pack(_IS_RECEIVED, step, whom) + payload)
 
-    def log_held(self, whom: int, step: int) -> None:
-        """Only for the end of a run: a node that restarts then knows whether anybody can still need it."""
-        self._append(_RECEIVED.pack(_IS_HELD, step, whom))
+    def log_ack(self, whom: int, step: int) -> None:
+        """Logs an acknowledgement, so that a node that restarts at the end knows whether a neighbour still needs it."""
+        self._append(_RECEIVED.pack(_IS_ACK, step, whom))
 
     def log_sent(self, step: int, payloads: Mapping[int, bytes]) -> None:
-        """One record for all receivers of the same bytes."""
+        """Logs the messages of a step, with one record for all receivers of the same bytes."""
         receivers: dict[bytes, list[int]] = {}
         for position, payload in payloads.items():
             receivers.setdefault(payload, []).append(position)
@@ -121,16 +124,16 @@ class Journal:
             return self._at(self._received.get((whom, step)))
 
     def sent(self, step: int) -> dict[int, bytes]:
-        """What was sent in a step, by receiver; empty where it is not known any more."""
+        """Returns what was sent in a step, by receiver; empty if the journal no longer has it."""
         with self._lock:
             return {p: self._at(place) or b"" for positions, place in self._sent.get(step, ()) for p in positions}
 
     def receivers(self, step: int) -> list[int]:
-        """To whom something was sent in a step."""
+        """Returns the receivers of a step's messages."""
         return [position for positions, _ in self._sent.get(step, ()) for position in positions]
 
     def next_from(self, whom: int) -> int | None:
-        """The first step of which nothing was received from a neighbour; none where nothing ever was."""
+        """Returns the step after the last one received from a neighbour, or None if nothing was received."""
         return max((step + 1 for who, step in self._received if who == whom), default=None)
 
     def steps_sent(self) -> list[int]:
@@ -144,7 +147,7 @@ class Journal:
             return file.read(place.length)
 
     def settle(self) -> None:
-        """Makes everything appended so far survive a power cut."""
+        """Syncs everything appended so far, so that it survives a power cut."""
         with self._lock:
             number = os.dup(self._file.fileno())
         try:
@@ -154,7 +157,7 @@ class Journal:
             os.close(number)
 
     def begin_segment(self, unsettled: Mapping[int, Mapping[int, bytes]]) -> None:
-        """At a checkpoint, with the sent messages that somebody still needs."""
+        """Begins a segment at a checkpoint, with the sent messages that a neighbour still needs."""
         with self._lock, storing(self._folder):
             os.fdatasync(self._file.fileno())
             before, self._file = self._file, self._begun()
@@ -165,7 +168,7 @@ class Journal:
         self.settle()
 
     def drop_before(self, keep_from: int) -> None:
-        """Removes segments that tell of nothing received from this step on."""
+        """Removes the segments that contain only steps before this one."""
         with self._lock, storing(self._folder):
             gone = [p for p in self._segments[:-1] if self._last_step.get(p, -1) < keep_from]
             self._segments = [path for path in self._segments if path not in gone]
@@ -177,7 +180,7 @@ class Journal:
                 path.unlink()
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Returns the bytes on disk."""
         return sum(path.stat().st_size for path in self._segments)
 
     def close(self) -> None:
@@ -187,7 +190,7 @@ class Journal:
 
 @contextmanager
 def storing(folder: Path) -> Iterator[None]:
-    """Turns an error of the file system into one that says what to do."""
+    """Turns an error of the file system into a StorageError that says what to do."""
     try:
         yield
     except (OSError, BadInput) as error:
@@ -195,6 +198,6 @@ def storing(folder: Path) -> Iterator[None]:
         if not isinstance(reason, OSError):
             raise
         raise StorageError(
-            f"cannot write the state in {folder}: {reason.strerror or reason}; nothing is lost: make room or mend it "
-            "and start the node again, it continues where it was"
+            f"cannot write the state in {folder}: {reason.strerror or reason}; nothing is lost: free space or repair "
+            "the disk and start the node again, and it continues where it was"
         ) from error

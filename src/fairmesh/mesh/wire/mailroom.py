@@ -1,8 +1,9 @@
-"""Every message of a step exactly once, whatever streams are lost, repeated or reordered.
+"""Delivers every message of a step exactly once, even if streams are lost, repeated or reordered.
 
-The training thread posts a step's messages and takes its neighbours'; streams come and go in another thread. A message
-is logged before it is sent and after it was read, told durable only when it is, and kept until the other side says it
-is durable there. So whoever restarts finds in its journal, or is sent again, all that it needs.
+The training thread posts the messages of a step and takes those of its neighbours. Streams come and go in another
+thread. Outgoing messages are logged before they are sent, and kept until the neighbour acknowledges them. Incoming
+messages are logged once decoded, and acknowledged only after fsync. So a node that restarts finds all messages it needs
+in its journal, or its neighbours send them again.
 """
 
 import statistics
@@ -18,62 +19,62 @@ from fairmesh.errors import FairmeshError, in_a_line
 from fairmesh.mesh.wire.frames import (
     MESSAGE_HEAD_BYTES,
     Refused,
-    held,
+    ack,
     message,
 )
 from fairmesh.mesh.wire.journal import Journal
 
-_WINDOW = 64  # messages that a neighbour has not yet told durable; then the node waits
-_AHEAD = 2  # messages of a neighbour held in memory: it sends step t + 1 once it has our step t
+_WINDOW = 64  # messages that a neighbour has not acknowledged; with more, the node waits
+_AHEAD = 2  # messages of a neighbour kept in memory: it sends step t + 1 once it has our step t
 _LOOK_EVERY_S = 1.0
 _AFTER_ROUNDS = 2  # steps: sums at the end
 _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
 
-Observe = Callable[[str, int], None]  # told of the points between which a crash may fall, and of the step there
+Observe = Callable[[str, int], None]  # observe(point, step): called at each point where tests let a node crash
 
 
-class Holdings(NamedTuple):
-    """What a side tells of the other's messages when a stream begins."""
+class Progress(NamedTuple):
+    """How far one side has received the other's messages; sent when a stream begins."""
 
-    durable: int  # it never needs a step before this one again
-    here: int  # the next step to send
+    durable: int  # all steps before this one are on disk and are never needed again
+    due: int  # the next step to send
 
 
 @dataclass
 class Counters:
-    """Bytes over one edge, by what they were."""
+    """Traffic over one edge."""
 
     messages_out: int = 0
     messages_in: int = 0
-    bytes_out: int = 0  # of the algorithm's messages, as the codec made them
+    bytes_out: int = 0  # the algorithm's messages as encoded
     bytes_in: int = 0
-    beside_out: int = 0  # greetings, heads and lengths of messages, acknowledgements, news, sums at the end
-    beside_in: int = 0
+    overhead_out: int = 0  # bytes: greetings, message headers and lengths, acknowledgements, news, sums at the end
+    overhead_in: int = 0
     connections: int = 0
     refused: int = 0
 
     def sent(self, size: int, of_a_round: bool) -> None:
         self.messages_out += of_a_round
         self.bytes_out += size * of_a_round
-        self.beside_out += MESSAGE_HEAD_BYTES + size * (not of_a_round)
+        self.overhead_out += MESSAGE_HEAD_BYTES + size * (not of_a_round)
 
     def received(self, size: int, of_a_round: bool) -> None:
         self.messages_in += of_a_round
         self.bytes_in += size * of_a_round
-        self.beside_in += MESSAGE_HEAD_BYTES + size * (not of_a_round)
+        self.overhead_in += MESSAGE_HEAD_BYTES + size * (not of_a_round)
 
 
 @dataclass
 class _Edge:
-    """One neighbour as this node sees it."""
+    """The state of the exchange with one neighbour."""
 
     taken: int  # the next step to take from it
-    durable: int  # every step before is durable here
-    held: int = 0  # every step before is durable there
-    outbox: dict[int, bytes | None] = field(default_factory=dict)  # by step, until durable there; None: in the journal
+    durable: int  # every earlier step is durable here
+    acknowledged: int = 0  # every earlier step is durable there
+    outbox: dict[int, bytes | None] = field(default_factory=dict)  # by step, until acknowledged; None: in the journal
     inbox: dict[int, bytes] = field(default_factory=dict)  # arrived, not yet read
-    cursor: int = 0  # the next step to put on the present stream
-    told: int = -1  # the last `durable` told on the present stream
+    cursor: int = 0  # the next step to put on the current stream
+    ack_sent: int = -1  # the last `durable` sent on the current stream
     stream: object | None = None
     last_seen: float | None = None  # seconds since the epoch
     counters: Counters = field(default_factory=Counters)
@@ -82,53 +83,64 @@ class _Edge:
         return sum(payload is not None for payload in self.outbox.values()) < _WINDOW
 
     def due(self) -> int:
-        """The next step that must arrive: after those in memory, or those read or logged."""
+        """Returns the next step that must arrive: after those in memory, read or logged."""
         return max(self.inbox) + 1 if self.inbox else max(self.taken, self.durable)
 
 
 class Mailroom:
-    """The messages between this node and its neighbours, by position among all nodes."""
+    """The messages between this node and its neighbours.
+
+    Args:
+        neighbours: Their positions among all nodes.
+        journal: Where messages are logged.
+        first: The step that this node does next, according to its checkpoint.
+        observe: Called at each point where tests let a node crash.
+    """
 
     def __init__(self, neighbours: Sequence[int], journal: Journal, first: int, observe: Observe):
-        """`first` is the step that this node will do next, as its checkpoint says."""
         self._journal, self._observe = journal, observe
-        self.largest = _BEFORE_THE_MODEL_IS_KNOWN  # bytes of a message
-        self.rounds = range(0)  # the steps that are an algorithm's rounds
+        self.largest = _BEFORE_THE_MODEL_IS_KNOWN  # bytes per message
+        self.rounds = range(0)  # the steps that are rounds of the algorithm
         self._changed = threading.Condition()
         self._edges = {}
         for position in neighbours:
             known = journal.next_from(position)
-            self._edges[position] = _Edge(first, max(first, known or 0), journal.held.get(position, 0))
+            self._edges[position] = _Edge(first, max(first, known or 0), journal.acknowledged.get(position, 0))
         for step in journal.steps_sent():
             for position in journal.receivers(step):
-                if position in self._edges and step >= self._edges[position].held:
+                if position in self._edges and step >= self._edges[position].acknowledged:
                     self._edges[position].outbox[step] = None
         self._wake: Callable[[Iterable[int]], None] = lambda positions: None
         self._close: Callable[[object, str], None] = lambda stream, reason: None
         self._stop: FairmeshError | None = None
         self.waiting_for: dict[int, float] = {}  # position -> since when, while waiting
         self._unsettled, self._settling = threading.Event(), True
-        self._spent: deque[float] = deque(maxlen=1000)  # seconds a step
+        self._spent: deque[float] = deque(maxlen=1000)  # seconds per step
         self._failure: FairmeshError | None = None
         self._posting_s = 0.0
         self._settler = threading.Thread(target=self._settle, name="journal", daemon=True)
         self._settler.start()
 
     def serve(self, wake: Callable[[Iterable[int]], None], close: Callable[[object, str], None]) -> None:
-        """Connects the streams: `wake(positions)` when there is something to send, `close(stream, reason)`."""
+        """Connects the streams. `wake(positions)` is called when there is something to send, and
+        `close(stream, reason)` when a stream must end."""
         self._wake, self._close = wake, close
 
     # The training thread
 
     def post(self, step: int, payloads: Mapping[int, bytes]) -> None:
-        """Logs and hands over a step's messages. What was logged before a restart must be what is posted now."""
+        """Logs the messages of a step and hands them to the streams.
+
+        Raises:
+            FairmeshError: If a message differs from the one logged for this step before a restart.
+        """
         began = time.perf_counter()
         before = self._journal.sent(step)
         for position, payload in payloads.items():
             if position in before and before[position] != payload:
                 raise FairmeshError(
-                    f"step {step} gives another message now than before the restart: this machine does not compute the "
-                    "same twice (another version of torch, or another number of threads?); restore what was changed"
+                    f"step {step} gives a different message than before the restart, so this machine cannot reproduce "
+                    "its own computation; restore the version of torch and the number of threads it had before"
                 )
         fresh = {position: payload for position, payload in payloads.items() if position not in before}
         with self._changed:
@@ -140,13 +152,17 @@ class Mailroom:
             self._observe("logged", step)
         with self._changed:
             for position, payload in fresh.items():
-                if step >= self._edges[position].held:  # else a power cut lost it here, but not there
+                if step >= self._edges[position].acknowledged:  # else the neighbour has it; a power cut lost it here
                     self._edges[position].outbox[step] = payload
         self._wake(fresh)
         self._posting_s = time.perf_counter() - began
 
     def take(self, step: int, positions: Sequence[int], read: Callable[[int, bytes], Any]) -> dict[int, Any]:
-        """Each neighbour's message of a step as `read` gives it; one that `read` refuses is waited for again."""
+        """Waits for the messages of a step.
+
+        Returns:
+            For each position, what `read` makes of its message. A message that `read` refuses is awaited again.
+        """
         began = time.perf_counter()
         found: dict[int, Any] = {}
         for position in positions:
@@ -177,7 +193,7 @@ class Mailroom:
         return found
 
     def _arrived(self, step: int, missing: Sequence[int]) -> list[tuple[int, bytes]]:
-        """What is there of a step, as soon as there is something."""
+        """Waits for at least one missing message of a step; returns those that are there."""
         now = time.time()
 
         def there() -> list[tuple[int, bytes]]:
@@ -192,13 +208,13 @@ class Mailroom:
         return found
 
     def stop(self, reason: FairmeshError) -> None:
-        """Ends a wait of the training thread with this error."""
+        """Ends any wait of the training thread with this error."""
         with self._changed:
             self._stop = self._stop or reason
             self._changed.notify_all()
 
-    def go_on(self) -> None:
-        """Takes a stop back."""
+    def resume(self) -> None:
+        """Undoes `stop`."""
         with self._changed:
             self._stop = None
 
@@ -212,7 +228,7 @@ class Mailroom:
     # Durability
 
     def _settle(self) -> None:
-        """Makes what was noted durable, and then lets it be told so."""
+        """Syncs the journal to disk, then allows acknowledgements of what it contains."""
         while True:
             self._unsettled.wait()
             if not self._settling:
@@ -232,20 +248,22 @@ class Mailroom:
                 for position, step in noted.items():
                     self._edges[position].durable = max(self._edges[position].durable, step)
 
-    def owed_to(self) -> list[int]:
-        """Neighbours that have not told everything durable yet; of the others that is noted on disk."""
+    def unacknowledged_by(self) -> list[int]:
+        """Returns the neighbours that have not acknowledged everything; logs to disk that the others have."""
         with self._changed:
-            owed = {position for position, edge in self._edges.items() if edge.outbox}
-            free = {position: edge.held for position, edge in self._edges.items() if position not in owed}
-        unnoted = {position: step for position, step in free.items() if self._journal.held.get(position, 0) < step}
-        for position, step in unnoted.items():
-            self._journal.log_held(position, step)
-        if unnoted:
+            waiting = {position for position, edge in self._edges.items() if edge.outbox}
+            free = {position: edge.acknowledged for position, edge in self._edges.items() if position not in waiting}
+        unlogged = {
+            position: step for position, step in free.items() if self._journal.acknowledged.get(position, 0) < step
+        }
+        for position, step in unlogged.items():
+            self._journal.log_ack(position, step)
+        if unlogged:
             self._journal.settle()
-        return sorted(owed)
+        return sorted(waiting)
 
     def unsettled(self) -> dict[int, dict[int, bytes]]:
-        """Messages that a neighbour may still need, by step and receiver."""
+        """Returns the messages that a neighbour may still need, by step and receiver."""
         found: dict[int, dict[int, bytes]] = {}
         with self._changed:
             for position, edge in self._edges.items():
@@ -254,18 +272,18 @@ class Mailroom:
         return found
 
     def rotate(self, keep_from: int) -> None:
-        """Begins a new segment of the journal at a checkpoint; what was received from step `keep_from` on stays."""
+        """Begins a new journal segment at a checkpoint; keeps what was received from step `keep_from` on."""
         self._journal.begin_segment(self.unsettled())
-        self.owed_to()
+        self.unacknowledged_by()
         self._observe("segment begun", keep_from)
         self._journal.drop_before(keep_from)
 
     def journal_bytes(self) -> int:
-        """Written since the last checkpoint."""
+        """Returns the bytes written since the last checkpoint."""
         return self._journal.bytes_since_segment
 
     def median_ms(self) -> float | None:
-        """Of the last steps: the time in which the training thread logged, sent and waited."""
+        """Returns the median time per step in which the training thread logged, sent and waited, over recent steps."""
         return 1000 * statistics.median(self._spent) if self._spent else None
 
     def close(self) -> None:
@@ -275,26 +293,26 @@ class Mailroom:
 
     # The streams' thread
 
-    def holdings(self, position: int) -> Holdings:
-        """What to tell a neighbour of its messages."""
+    def progress(self, position: int) -> Progress:
+        """Returns how far this side has received a neighbour's messages."""
         with self._changed:
             edge = self._edges[position]
-            return Holdings(edge.durable, edge.due())
+            return Progress(edge.durable, edge.due())
 
-    def connected(self, position: int, stream: object, theirs: Holdings) -> None:
-        """A stream begins, and replaces the one there was."""
+    def connected(self, position: int, stream: object, theirs: Progress) -> None:
+        """Begins a stream, which replaces the previous one."""
         with self._changed:
             edge = self._edges[position]
-            if self.rounds and theirs.here > self.rounds.stop + _AFTER_ROUNDS:
-                raise Refused(f"it says that it holds step {theirs.here - 1}, which this run does not have")
+            if self.rounds and theirs.due > self.rounds.stop + _AFTER_ROUNDS:
+                raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
             first = min(edge.outbox, default=None)
-            if first is not None and theirs.here < first:
+            if first is not None and theirs.due < first:
                 raise Refused(
-                    f"it asks for step {theirs.here}, which it had told durable (the first kept is {first}): its state "
-                    "is older than it was; restore the newest, or leave the mesh with it"
+                    f"it asks for step {theirs.due}, which it had acknowledged (the first kept is {first}): its state "
+                    "is older than it was; restore the newest state there, or remove that site from the mesh"
                 )
             edge.stream = stream
-            edge.cursor, edge.told = theirs.here, -1
+            edge.cursor, edge.ack_sent = theirs.due, -1
             edge.counters.connections += 1
             self._forget(edge, theirs.durable)
             self._changed.notify_all()
@@ -304,14 +322,14 @@ class Mailroom:
             if self._edges[position].stream is stream:
                 self._edges[position].stream = None
 
-    def untold(self, position: int) -> bool:
-        """Whether something has become durable that no message has told yet."""
+    def ack_due(self, position: int) -> bool:
+        """Returns whether messages have become durable here that are not acknowledged yet."""
         edge = self._edges[position]
-        return edge.told < edge.durable
+        return edge.ack_sent < edge.durable
 
-    def outgoing(self, position: int, stream: object, tell: bool) -> list[tuple[int, bytes]]:
-        """Messages to put on a stream now, with their steps; they also tell what is durable here, or, with `tell`, a
-        frame of its own does (step -1)."""
+    def outgoing(self, position: int, stream: object, with_ack: bool) -> list[tuple[int, bytes]]:
+        """Returns the frames to put on a stream now, with their steps. Messages carry an acknowledgement; with
+        `with_ack`, a frame of its own (step -1) follows where one is due."""
         frames: list[tuple[int, bytes]] = []
         with self._changed:
             edge = self._edges[position]
@@ -321,15 +339,15 @@ class Mailroom:
                 if step >= edge.cursor:
                     payload = self._payload(position, step)
                     frames.append((step, message(step, edge.durable, payload)))
-                    edge.cursor, edge.told = step + 1, edge.durable
+                    edge.cursor, edge.ack_sent = step + 1, edge.durable
                     edge.counters.sent(len(payload), step in self.rounds)
-            if tell and edge.told < edge.durable:
-                edge.told = edge.durable
-                frames.append((-1, held(edge.durable)))
+            if with_ack and edge.ack_sent < edge.durable:
+                edge.ack_sent = edge.durable
+                frames.append((-1, ack(edge.durable)))
             return frames
 
     def arrived(self, position: int, stream: object, step: int, payload: bytes) -> bool:
-        """Takes a message that came over a stream, or says that there is no room for it until others were read."""
+        """Takes a message that came over a stream. Returns False if there is no room until others have been read."""
         with self._changed:
             edge = self._edges[position]
             if edge.stream is not stream:
@@ -342,22 +360,22 @@ class Mailroom:
                 raise Refused(f"a message of step {step}, which lies in the future; step {due} is due")
             if len(payload) > self.largest:
                 raise Refused(f"a message of {len(payload)} bytes; the largest of this experiment has {self.largest}")
-            if len(edge.inbox) >= _AHEAD:  # it sends again what a power cut here lost
+            if len(edge.inbox) >= _AHEAD:  # the neighbour is sending again what a power cut lost here
                 return False
             edge.inbox[step] = payload
             edge.counters.received(len(payload), step in self.rounds)
             self._changed.notify_all()
             return True
 
-    def held_there(self, position: int, stream: object, step: int) -> None:
-        """A neighbour holds every message before this step durably."""
+    def acknowledged(self, position: int, stream: object, step: int) -> None:
+        """Takes a neighbour's acknowledgement of every message before this step."""
         with self._changed:
             edge = self._edges[position]
             if edge.stream is not stream:
                 return
             edge.last_seen = time.time()
             if step > edge.cursor:
-                raise Refused(f"it tells step {step} durable, but was sent only those before {edge.cursor}")
+                raise Refused(f"it acknowledges step {step}, but was sent only those before {edge.cursor}")
             self._forget(edge, step)
             self._changed.notify_all()
 
@@ -366,20 +384,20 @@ class Mailroom:
         return self._journal.sent(step)[position] if kept is None else kept
 
     def _forget(self, edge: _Edge, before: int) -> None:
-        edge.held = max(edge.held, before)
+        edge.acknowledged = max(edge.acknowledged, before)
         edge.outbox = {step: payload for step, payload in edge.outbox.items() if step >= before}
 
-    def seen(self, position: int, beside_in: int = 0, beside_out: int = 0) -> None:
-        """Bytes other than messages went over an edge."""
+    def seen(self, position: int, overhead_in: int = 0, overhead_out: int = 0) -> None:
+        """Counts bytes other than messages over an edge."""
         edge = self._edges[position]
-        if beside_in:
+        if overhead_in:
             edge.last_seen = time.time()
-        edge.counters.beside_in += beside_in
-        edge.counters.beside_out += beside_out
+        edge.counters.overhead_in += overhead_in
+        edge.counters.overhead_out += overhead_out
 
     def refuse(self, position: int, reason: str, over: object = None) -> None:
-        """Drops what a neighbour sent and was not taken, and closes its stream with the reason; one that has been
-        replaced is none of its any more."""
+        """Drops what a neighbour sent and nobody took yet, and closes its stream with the reason. Does nothing for a
+        stream that has been replaced."""
         with self._changed:
             edge = self._edges[position]
             if over is not None and edge.stream is not over:
@@ -391,13 +409,13 @@ class Mailroom:
             self._close(stream, reason)
 
     def view(self) -> dict[int, dict[str, Any]]:
-        """Each edge in numbers, for people and monitors."""
+        """Returns the state and the counters of each edge, for status and monitoring."""
         with self._changed:
             return {
                 position: {
                     "connected": edge.stream is not None,
                     "last_seen": edge.last_seen,
-                    "kept_for_it": len(edge.outbox),
+                    "unacknowledged": len(edge.outbox),
                     **vars(edge.counters),
                 }
                 for position, edge in self._edges.items()

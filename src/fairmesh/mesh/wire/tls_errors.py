@@ -1,4 +1,4 @@
-"""Why a connection failed, in words an operator understands, from what TLS and sockets say."""
+"""Translates errors of TLS and sockets into words that an operator understands."""
 
 import os
 import re
@@ -13,17 +13,17 @@ _WORDS = {
     "certificate is not yet valid": "a certificate that is not valid yet; do the clocks agree?",
     "Hostname mismatch": "a certificate of another site",
     "Hostname Verification Check failed": "a certificate of another site",
-    "CERTIFICATE_VERIFY_FAILED": "a certificate that is not good",
+    "CERTIFICATE_VERIFY_FAILED": "a certificate that cannot be verified",
     "UNSUPPORTED_PROTOCOL": "an old version of TLS; TLS 1.3 is needed",
     "TLSV1_ALERT_PROTOCOL_VERSION": "an old version of TLS; TLS 1.3 is needed",
     "HTTP_REQUEST": "not TLS: a request of plain HTTP",
     "HTTPS_PROXY_REQUEST": "not TLS: a request to a proxy",
     "WRONG_VERSION_NUMBER": "not TLS",
     "ALERT_UNKNOWN_CA": "it does not know the authority of this site's certificate",
-    "ALERT_CERTIFICATE_EXPIRED": "it takes this site's certificate for expired",
+    "ALERT_CERTIFICATE_EXPIRED": "it says that this site's certificate has expired",
     "ALERT_BAD_CERTIFICATE": "it does not accept this site's certificate",
     "ALERT_CERTIFICATE_UNKNOWN": "it does not accept this site's certificate",
-    "CERTIFICATE_REQUIRED": "it wants a certificate",
+    "CERTIFICATE_REQUIRED": "it requires a certificate",
     "Connection refused": "connection refused: nobody listens there",
     "No route to host": "no route to it",
     "Network is unreachable": "no route to it",
@@ -39,14 +39,14 @@ _WORDS = {
 
 
 def in_words(said: str) -> str:
-    """The words for it; what was said where there are none."""
+    """Returns the words for an error text, or the text itself where there are none."""
     return next((words for sign, words in _WORDS.items() if sign in said), said)
 
 
 def reason_of(error: Exception) -> str:
-    """The words for an error of a socket or of TLS."""
+    """Returns the words for an error of a socket or of TLS."""
     if isinstance(error, TimeoutError):
         return _WORDS["timed out"]
-    # asyncio leaves out what the system says of a number.
+    # asyncio gives only the error number of a failed connect.
     said = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda found: os.strerror(int(found[1])), str(error))
     return in_words(said or type(error).__name__)

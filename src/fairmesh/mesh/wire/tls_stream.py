@@ -1,7 +1,7 @@
 """TLS over an asyncio stream. The handshake is a coroutine, so its caller sees why it failed and who the peer is.
 
-This module does not use asyncio's own TLS. A server of asyncio does not report failed handshakes, and it allocates
-256 KiB for each connection, also for a stranger's.
+This module does not use asyncio's own TLS: an asyncio server does not report failed handshakes, and it allocates
+256 KiB per connection, even for a stranger.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fairmesh.errors import BadInput
 
 _PIECE = 1 << 18  # bytes read from the socket at once
-READ_AHEAD = 1 << 20  # bytes that may wait to be decrypted; then the peer is held back
+READ_AHEAD = 1 << 20  # bytes that may wait to be decrypted; with more, the peer is slowed down
 _RECORD = 1 << 14  # bytes; TLS decrypts no more at once
 _ENCRYPT = 1 << 20  # bytes encrypted at once
 _LINGER_S = 1.0
@@ -22,23 +22,23 @@ _LINGER_S = 1.0
 
 @dataclass(frozen=True)
 class Credentials:
-    """PEM texts of a site: its key, its certificate, and the authority's certificate."""
+    """The PEM texts of a site: its key, its certificate, and the authority's certificate."""
 
     key: bytes
     certificate: bytes
     authority: bytes
 
     def for_dialling(self) -> ssl.SSLContext:
-        """The peer must have a certificate of this authority for the name that is dialled."""
+        """Returns a context that requires a certificate of this authority for the dialled name."""
         context = self._context(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = True
         context.hostname_checks_common_name = False
         return context
 
     def for_listening(self) -> ssl.SSLContext:
-        """The peer must have a certificate of this authority; the caller looks at the name in it."""
+        """Returns a context that requires a certificate of this authority; the caller checks the name in it."""
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
-        context.num_tickets = 0  # every connection shows its certificate again
+        context.num_tickets = 0  # no resumption: every connection shows its certificate
         return context
 
     def _context(self, protocol: int) -> ssl.SSLContext:
@@ -55,21 +55,21 @@ class Credentials:
 
 
 class TlsStream:
-    """Bytes both ways over an asyncio stream, encrypted. Call `handshake` first."""
+    """Encrypted bytes in both directions over an asyncio stream. Call `handshake` first."""
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         context: ssl.SSLContext,
-        server_name: str | None = None,  # the name that is dialled; none on the listening side
+        server_name: str | None = None,  # the dialled name; None on the listening side
     ):
         self._reader, self._writer, self._context, self._server_name = reader, writer, context, server_name
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
 
     async def handshake(self) -> None:
-        """Raises ssl.SSLError or another OSError where it fails. TLS tells the peer the kind of failure."""
+        """Does the handshake. Raises ssl.SSLError or another OSError if it fails; TLS sends the peer an alert."""
         listening = self._server_name is None
         if listening:
             await self._fetch()  # a stranger who sends nothing costs no TLS object
@@ -86,18 +86,18 @@ class TlsStream:
             self._flush()
 
     def peer_names(self) -> list[str]:
-        """Every alternative name in the peer's certificate, which the handshake has verified."""
+        """Returns every alternative name in the peer's certificate, which the handshake has verified."""
         found = self._secured().getpeercert() or {}
         entries: tuple[tuple[str, str], ...] = found.get("subjectAltName", ())  # type: ignore[assignment]
         return [name if kind == "DNS" else f"{kind}:{name}" for kind, name in entries]
 
     def peer_certificate(self) -> bytes:
-        """The peer's certificate, as DER."""
+        """Returns the peer's certificate, as DER."""
         return self._secured().getpeercert(binary_form=True) or b""
 
     async def read(self, count: int, silence_s: float) -> bytes:
-        """So many bytes; fewer, or none, where the stream ends before. Raises TimeoutError when the peer sends nothing
-        for so many seconds."""
+        """Returns `count` bytes, or fewer if the stream ends first. Raises TimeoutError if the peer sends nothing for
+        `silence_s` seconds."""
         tls, pieces = self._secured(), []
         while count:
             try:
@@ -116,8 +116,8 @@ class TlsStream:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def write(self, data: bytes) -> None:
-        """Encrypts all of it and queues it for the socket, so that no other write can come in between. Call `drain`
-        afterwards."""
+        """Encrypts the data and queues all of it for the socket at once, so that no other write can interleave. Call
+        `drain` afterwards."""
         if self._writer.transport.is_closing():
             raise ConnectionResetError("Connection lost")
         tls, left = self._secured(), memoryview(data)
@@ -126,16 +126,16 @@ class TlsStream:
             self._flush()
 
     async def drain(self) -> None:
-        """Waits until the socket has taken most of what is queued."""
+        """Waits until the socket has accepted most of what is queued."""
         await self._writer.drain()
 
     def queued(self) -> bool:
-        """Whether the socket has not yet taken all."""
+        """Returns whether the socket has not yet accepted everything."""
         return self._writer.transport.get_write_buffer_size() > 0
 
     async def close(self) -> None:
-        """Ends the stream and waits a moment for the peer to end it too. A socket closed with unread bytes resets the
-        connection, and the peer may then lose the last bytes sent to it, which may say why the stream ends."""
+        """Ends the stream and waits a moment for the peer to end it too. Closing a socket with unread bytes resets the
+        connection, and the peer could lose the last bytes sent to it, which may say why the stream ends."""
         try:
             if self._tls is not None:
                 with suppress(ssl.SSLError):  # the peer has not ended its side yet, or the handshake failed
@@ -173,8 +173,8 @@ class TlsStream:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """The path of a pipe that holds the content. `ssl` reads keys only from files, and a pipe keeps a key off the
-    disk."""
+    """Yields the path of a pipe that contains the content. `ssl` reads keys only from files, and a pipe keeps the key
+    off the disk."""
     reading, writing = os.pipe()
     try:
         os.set_blocking(writing, False)
@@ -189,5 +189,5 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask on the terminal otherwise."""
+    """Refuses an encrypted key. Without this function, OpenSSL would ask for a password on the terminal."""
     raise ValueError("the key is encrypted; a node needs one without a password")

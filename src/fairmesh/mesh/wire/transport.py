@@ -1,4 +1,4 @@
-"""A node among organisations as one host of a network: the rounds of an algorithm as steps of its mailroom."""
+"""The transport of a node between organisations: each round of an algorithm is a step of its mailroom."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,12 +12,12 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
 from fairmesh.topology.mixing import Mixing
 
-FIRST_ROUND = 1  # its step; in step 0 neighbours compare the models they start from
-_NO_SERVER = "between organisations there is no server and nothing goes to everybody; use ad-gda"
+FIRST_ROUND = 1  # its step; in step 0 neighbours compare their initial models
+_NO_SERVER = "between organisations there is no server and no broadcast; use ad-gda"
 
 
 class MeshProcess(ProcessGroup):
-    """A node that meets nobody but its neighbours, by messages."""
+    """A process group of one node, which reaches its neighbours by messages only."""
 
     world_size, rank, local_world_size, job = 1, 0, 1, None
 
@@ -37,9 +37,9 @@ class MeshProcess(ProcessGroup):
 
 
 class PeerTransport(Transport):
-    """One node, number `own` of the run; its neighbours have numbers in the run and positions in the mesh, which differ
-    once a site has left. Every neighbour of any round gets a message in every step, be it an empty one: so steps are
-    counted alike at both ends."""
+    """The transport of node number `own` of the run. Neighbours have numbers in the run and positions in the mesh; the
+    two differ once a site has left. Every neighbour of any round gets a message in every step, if only an empty one, so
+    that both ends count the same steps."""
 
     def __init__(self, own: int, neighbours: Sequence[int], positions: Sequence[int], mailroom: Mailroom):
         self._own, self._mailroom, self.process_group = own, mailroom, MeshProcess()
