@@ -17,7 +17,13 @@ from torch import Tensor
 
 from fairmesh.errors import BadInput, LostProcess, in_a_line
 from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
+from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.networks.transport import (
+    Arrivals,
+    Edge,
+    Read,
+    Transport,
+)
 from fairmesh.topology.mixing import Mixing
 
 

@@ -1,6 +1,5 @@
 """Nodes hosted here among others hosted elsewhere: messages are encoded, carried by a transport, decoded and mixed."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,26 +17,9 @@ from fairmesh.compression.codes import Code
 from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
-from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.product import current
+from fairmesh.networks.transport import Edge, Read, Transport
 from fairmesh.topology.mixing import Mixing, union_of
-
-Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
-Read = Callable[[Edge, bytes], Any]  # a message as its receiver uses it; DecodeError where it must be refused
-Arrivals = Callable[[], Mapping[Edge, Any]]  # waits for the expected messages, and gives them as read
-
-
-class Transport(ABC):
-    """Carries bytes between the hosts of a network. Every host calls the same methods in the same order."""
-
-    process_group: ProcessGroup
-
-    @abstractmethod
-    def exchange(
-        self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
-    ) -> Arrivals:
-        """Hands over the messages of nodes hosted here to nodes elsewhere, and does not wait for the expected ones
-        until they are asked for, so that sending overlaps with computing."""
 
 
 class RemoteNetwork(Network):

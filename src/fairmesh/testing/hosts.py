@@ -12,7 +12,13 @@ from torch import Tensor
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
+from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.networks.transport import (
+    Arrivals,
+    Edge,
+    Read,
+    Transport,
+)
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
 from fairmesh.testing.violations import ContractViolation

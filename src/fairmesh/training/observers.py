@@ -23,7 +23,7 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.training.loop import Best, Training, TrainingState
-from fairmesh.training.metrics import Meter
+from fairmesh.training.meter import Meter
 
 __all__ = ["CsvWriter", "EarlyStopping", "ObservedRun", "Observer", "Watch"]
 

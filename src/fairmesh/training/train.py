@@ -21,7 +21,7 @@ from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training, TrainingState
-from fairmesh.training.metrics import Meter
+from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
     Checkpointing,
     Divergence,

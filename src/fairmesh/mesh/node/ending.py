@@ -21,7 +21,7 @@ from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.training.loop import TrainingState
-from fairmesh.training.metrics import with_spread
+from fairmesh.training.meter import with_spread
 from fairmesh.training.result import Result, summary_of
 
 

@@ -16,7 +16,7 @@ from fairmesh.mesh.node.store import Store
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.remote import RemoteNetwork
-from fairmesh.problems.evaluation import Evaluator
+from fairmesh.problems.metrics import Evaluator
 from fairmesh.problems.problem import Problem
 from fairmesh.topology.mixing import union_of
 from fairmesh.training.loop import Training, TrainingState

@@ -9,7 +9,13 @@ from torch import Tensor
 from fairmesh.errors import BadInput
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.process_group import ProcessGroup
-from fairmesh.networks.remote import Arrivals, Edge, Read, RemoteNetwork, Transport
+from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.networks.transport import (
+    Arrivals,
+    Edge,
+    Read,
+    Transport,
+)
 from fairmesh.topology.mixing import Mixing
 
 FIRST_ROUND = 1  # its step; in step 0 neighbours compare their initial models

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.roles import StateView
-from fairmesh.problems.evaluation import Evaluator, group_means, spread
+from fairmesh.problems.metrics import Evaluator, group_means, spread
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import worst_case

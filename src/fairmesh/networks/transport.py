@@ -1,0 +1,28 @@
+"""What carries messages between processes: the base class of transports."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fairmesh.networks.process_group import ProcessGroup
+
+Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
+
+
+Read = Callable[[Edge, bytes], Any]  # a message as its receiver uses it; DecodeError where it must be refused
+
+
+Arrivals = Callable[[], Mapping[Edge, Any]]  # waits for the expected messages, and gives them as read
+
+
+class Transport(ABC):
+    """Carries bytes between the hosts of a network. Every host calls the same methods in the same order."""
+
+    process_group: ProcessGroup
+
+    @abstractmethod
+    def exchange(
+        self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
+    ) -> Arrivals:
+        """Hands over the messages of nodes hosted here to nodes elsewhere, and does not wait for the expected ones
+        until they are asked for, so that sending overlaps with computing."""
