@@ -172,9 +172,9 @@ def test_a_node_s_own_coordinate_is_its_position(order):
 def test_an_order_or_identities_that_do_not_name_the_nodes_are_refused():
     with pytest.raises(fm.BadInput, match="order must name each of the 8 nodes once"):
         MemoryNetwork(fm.Ring().build(8), order=[0] * 8)
-    with pytest.raises(fm.BadInput, match="identities must be 8 different whole numbers"):
+    with pytest.raises(fm.BadInput, match="identities must be 8 different integers"):
         MemoryNetwork(fm.Ring().build(8), identities=[1] * 8)
-    with pytest.raises(fm.BadInput, match="identities must be 8 different whole numbers"):
+    with pytest.raises(fm.BadInput, match="identities must be 8 different integers"):
         MemoryNetwork(fm.Ring().build(8), identities=range(7))
 
 

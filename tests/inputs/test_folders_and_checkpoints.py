@@ -145,7 +145,7 @@ def test_another_format_number_is_refused_with_both_numbers(folder):
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     path.write_bytes(save(load(path.read_bytes()), metadata | {"format": "7"}))
-    refused_to_resume(folder, CHECKPOINT, "format 7", "reads 2")
+    refused_to_resume(folder, CHECKPOINT, "format 7", "format 2")
 
 
 def test_a_model_file_as_checkpoint_is_refused(folder):

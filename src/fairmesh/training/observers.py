@@ -1,6 +1,6 @@
-"""What happens around the rounds: measuring, recording, checkpoints, divergence, stopping, progress.
+"""Observers: measuring, recording, checkpoints, divergence, stopping, progress.
 
-All of these are observers. A run calls them after every round with the number of rounds done and the state.
+A run calls its observers after every round with the number of rounds done and the state.
 Simulations, ranks of a cluster and nodes between organisations use this one loop and differ only in their observers.
 """
 
@@ -27,8 +27,8 @@ from fairmesh.training.metrics import Meter
 
 __all__ = ["CsvWriter", "EarlyStopping", "ObservedRun", "Observer", "Watch"]
 
-_LOOK_EVERY = 50  # rounds between looks for divergence, at most
-_ASK_EVERY_S = 0.5  # seconds, about, between two times that the processes of a run ask each other whether to stop
+_LOOK_EVERY = 50  # rounds at most between two checks for divergence
+_ASK_EVERY_S = 0.5  # about so many seconds between two times that the processes ask each other whether to stop
 
 
 class ObservedRun:
@@ -74,12 +74,12 @@ class ObservedRun:
 
     @property
     def is_last(self) -> bool:
-        """Whether this round ends the run."""
+        """Returns whether this round ends the run."""
         return self.round == self.rounds or self.stop_reason is not None
 
     @property
     def measure_due(self) -> bool:
-        """Whether this round is to be measured."""
+        """Returns whether this round is to be measured."""
         return self.round % self.training.options.measure_every == 0 or self.is_last
 
     def stop(self, reason: str) -> None:
@@ -125,7 +125,7 @@ class Observer(ABC):
         """Is called at the end of the run.
 
         Args:
-            error: What ended the run, or None where it ended well.
+            error: What ended the run, or None if it ended normally.
         """
 
 
@@ -178,8 +178,8 @@ def observe(run: ObservedRun, states: Iterable[tuple[int, TrainingState]], obser
 
 
 class StopRequests(Observer):
-    """Notes that the run was asked to stop. Of several processes all stop after the same round, so they ask each other,
-    about twice a second."""
+    """Notes that the run was asked to stop. Several processes must stop after the same round, so they ask each other
+    about twice per second."""
 
     def __init__(self, process_group: ProcessGroup, event: threading.Event):
         self._process_group, self._event = process_group, event
@@ -205,15 +205,15 @@ class StopRequests(Observer):
 
 
 class Divergence(Observer):
-    """Raises `Diverged` once a model or a dual is not finite or has exploded, or only notes it where told to `mark`. It
-    looks before every measurement and checkpoint, so that neither is of a diverged run."""
+    """Raises `Diverged` once a model or a dual is not finite or has exploded; with `mark`, only notes it. It checks
+    before every measurement and checkpoint, so that neither is of a diverged run."""
 
     def __init__(self, checkpoints: "Checkpointing | None" = None, *, mark: bool = False):
         self._checkpoints, self._mark = checkpoints, mark
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._sound = run, run.round
-        options = run.training.options  # a GPU is not made to wait more often than it is measured
+        options = run.training.options  # on a GPU, check only when measuring, since each check waits for it
         on_cpu = run.training.device.type == "cpu"
         self._every = min(options.measure_every, _LOOK_EVERY) if on_cpu else options.measure_every
 
@@ -275,7 +275,7 @@ class KeepBest(Observer):
 
 
 class Checkpointing(Observer):
-    """Writes the run's checkpoint every so many rounds, at the end, and when the run is asked to stop."""
+    """Writes the run's checkpoint every `every` rounds, at the end, and when the run is asked to stop."""
 
     def __init__(self, checkpoints: Checkpoints, every: int, saved: int | None = None):
         self._checkpoints, self._every, self.saved = checkpoints, every, saved
@@ -290,8 +290,8 @@ class Checkpointing(Observer):
 
 
 class Ending(Observer):
-    """Raises `Interrupted` when the run was asked to stop from outside; when an observer ended it, has it measured and
-    checkpointed."""
+    """Raises `Interrupted` if the run was asked to stop from outside. If an observer ended it, has the last round
+    measured and checkpointed."""
 
     def __init__(self, last_words: Sequence[Observer]):
         self._last_words = last_words
@@ -415,7 +415,7 @@ register(Observer, {"early-stopping": EarlyStopping, "csv": CsvWriter})
 
 @contextmanager
 def stop_signals(handle: bool) -> Iterator[threading.Event]:
-    """Gives an event that Ctrl-C or SIGTERM sets while it is open, if `handle`; a second Ctrl-C stops at once."""
+    """Yields an event that Ctrl-C or SIGTERM sets while it is open, if `handle`. A second Ctrl-C stops at once."""
     stop = threading.Event()
     if not handle or threading.current_thread() is not threading.main_thread():
         yield stop
