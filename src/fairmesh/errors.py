@@ -14,7 +14,7 @@ class FairmeshError(Exception):
 
 
 class BadInput(FairmeshError, ValueError):
-    """A setting, a graph or a site's data cannot be used; the message says which, and why.
+    """A setting, a graph or a site's data cannot be used. The message says which one and why.
 
     Example:
         >>> import fairmesh as fm
@@ -26,11 +26,11 @@ class BadInput(FairmeshError, ValueError):
 
 
 class MissingPackage(BadInput):
-    """A package that only some features need is not installed; the message says how to get it."""
+    """A package that only some features need is not installed. The message says how to install it."""
 
 
 class Diverged(FairmeshError, ArithmeticError):
-    """Training produced values that are not finite or that exploded; the message says which step size to lower."""
+    """Training produced values that are not finite or that exploded. The message says which step size to lower."""
 
 
 class CheckpointError(FairmeshError):
@@ -38,11 +38,11 @@ class CheckpointError(FairmeshError):
 
 
 class Interrupted(FairmeshError):
-    """Training was asked to stop, by Ctrl-C or SIGTERM; its checkpoint is kept."""
+    """Training was asked to stop, by Ctrl-C or SIGTERM. Its checkpoint is kept."""
 
 
 class LostProcess(FairmeshError):
-    """Another process of the run is gone or silent; after a restart all continue from their last common checkpoint."""
+    """Another process of the run is gone or silent. After a restart, all continue from their last common checkpoint."""
 
 
 _EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for
@@ -62,7 +62,7 @@ def optional(extra: str) -> Iterator[None]:
         extra: the extra of pyproject.toml that installs the packages, such as "plot".
 
     Raises:
-        MissingPackage: where an import inside the `with` block finds no such package.
+        MissingPackage: If an import inside the `with` block finds no such package.
 
     Example:
         >>> with optional("plot"):

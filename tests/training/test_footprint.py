@@ -167,6 +167,6 @@ def test_a_split_folder_refuses_another_number_of_replicas_and_passes_over_other
     settings = {"out": tmp_path / "run", "dtype": "float64"}
     fm.train(problem, fm.Ring(), algorithm, 2, seeds=range(5), memory_gib=two_at_once, **settings)
     (tmp_path / "run" / "replicas-old-x").mkdir()
-    with pytest.raises(fm.BadInput, match="holds replicas 0 to 4 in portions of 2, but 3 are asked for now"):
+    with pytest.raises(fm.BadInput, match="replicas 0 to 4 in portions of 2, but now 3 are asked for"):
         fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(3), resume=True, **settings)
     fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(5), resume=True, **settings)

@@ -173,7 +173,7 @@ def test_what_cannot_be_fused_is_captured_and_what_cannot_be_captured_is_run_as_
     assert tried == [True, False]
     assert [str(warning.message) for warning in told] == [
         "rounds cannot be compiled into fewer kernels: RuntimeError: no compiler today",
-        "rounds cannot be cuda_graph as a CUDA graph, and run more slowly: RuntimeError: no capture today",
+        "rounds cannot be captured as a CUDA graph, and run more slowly: RuntimeError: no capture today",
     ]
 
     def refusing(*_):
@@ -227,7 +227,7 @@ class _Branching(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "reason"), [(_Counting, "keep something in Python"), (_Branching, "RuntimeError: It appears")]
+    ("module", "reason"), [(_Counting, "same result twice"), (_Branching, "RuntimeError: It appears")]
 )
 def test_a_model_that_cannot_be_recorded_runs_as_it_is_with_a_warning(module, reason):
     generator = torch.Generator().manual_seed(0)

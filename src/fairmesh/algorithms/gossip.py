@@ -91,9 +91,9 @@ def moved(models: Tensor, apart: Tensor, share: float | Tensor) -> Tensor:
     return models.addcmul(apart, share) if isinstance(share, Tensor) else models.add(apart, alpha=share)
 
 
-def gossip_step(models: Tensor, copies: PublicCopies, rate: float | Tensor, ctx: Round) -> Tensor:
+def gossip_step(models: Tensor, copies: PublicCopies, consensus_step: float | Tensor, ctx: Round) -> Tensor:
     """Returns x_i + gamma (s_i - x_hat_i)."""
-    return moved(models, disagreement(copies, ctx), rate)
+    return moved(models, disagreement(copies, ctx), consensus_step)
 
 
 def compressed_difference(

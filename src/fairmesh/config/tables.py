@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from fairmesh.config.imports import class_at, imported, path_of
-from fairmesh.config.migrations import KEYS, NAMES
+from fairmesh.config.migrations import COMPLEMENTS, KEYS, NAMES
 from fairmesh.config.registry import FAMILIES, IMPORT, is_registered, registered_name, role_of
 from fairmesh.errors import BadInput, in_a_line, nearest
 
@@ -296,7 +296,8 @@ def _with_checked_fields(thing: Any, where: str) -> Any:
 def _hint(renamed: str | None, word: str, known: Iterable[str]) -> str:
     """What to write instead of an unknown word: its new name, or the known word nearest to it."""
     if renamed is not None and renamed in known:
-        return f"; it is now {renamed!r}: `fairmesh migrate FILE` rewrites old files"
+        value = ", and its value is 1 minus the old one" if word in COMPLEMENTS else ""
+        return f"; it is now {renamed!r}{value}: `fairmesh migrate FILE` rewrites old files"
     return nearest(word, known)
 
 

@@ -1,4 +1,4 @@
-"""What an algorithm may ask of its network: mixes of named parts, a server's average, and nothing else."""
+"""The interface of a network: exchange of named parts, mixing, and a server's averages."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -21,18 +21,18 @@ class Part:
     """One named piece of the message that every node sends in a round."""
 
     code: Code
-    nominal_bits: float  # what the paper bills for it, to one neighbour
+    nominal_bits: float  # what the paper counts for it, per neighbour
     followed: bool = False  # receivers keep a copy and add this difference, so it must reach them even in rounds
     # in which the edge carries no weight
 
     @cached_property
     def rows(self) -> Tensor:
-        """What receivers decode: (..., nodes, dim)."""
+        """Returns what receivers decode: (..., nodes, dim)."""
         return self.code.decode()
 
 
 class Traffic(NamedTuple):
-    """What was sent: by the paper's nominal billing, and as bytes of the codec's messages, headers included."""
+    """What was sent: nominal bits as the paper counts them, and bytes of the encoded messages with their headers."""
 
     node_bits: PerNode  # nominal (..., nodes)
     server_bits: HeldByAll  # nominal (...)
@@ -40,7 +40,7 @@ class Traffic(NamedTuple):
     server_bytes: HeldByAll  # (...)
 
     def plus(self, more: "Sequence[Traffic]") -> "Traffic":
-        """With what was sent since."""
+        """Returns the sum with later traffic."""
         return Traffic(*(functools.reduce(torch.add, parts) for parts in zip(self, *more)))
 
 
@@ -51,59 +51,60 @@ class Delivery(ABC):
 
     @abstractmethod
     def mix(self, name: str) -> Tensor:
-        """sum_j W[i, j] decode(code_j) for each hosted node i: (..., nodes, dim)."""
+        """Returns sum_j W[i, j] decode(code_j) for each hosted node i: (..., nodes, dim)."""
 
     @abstractmethod
     def follow(self, name: str, kept: Tensor) -> Tensor:
-        """What each node keeps of its neighbours' public copies, with the differences that arrived added."""
+        """Returns what each node keeps of its neighbours' public copies, with the received differences added."""
 
 
 class Network(ABC):
     """Connects the nodes hosted here with each other and with those hosted elsewhere."""
 
     n: int  # all nodes
-    hosted: Tensor  # (nodes,) positions among all nodes of those hosted here
-    identities: Tensor  # (nodes,) whole numbers that name the hosted nodes' random streams
-    own: Tensor  # (nodes, n) 1 where a column is the hosted node's own position
+    hosted: Tensor  # (nodes,) positions, among all nodes, of those hosted here
+    identities: Tensor  # (nodes,) integers that name the hosted nodes' random streams
+    own: Tensor  # (nodes, n) 1 in the column of the hosted node's own position
     by_identity: Tensor  # (n,) positions of all nodes in the order of their identities
-    kept_of: Tensor | None  # (nodes, slots) identities of those whose copies a node keeps, where it keeps one of each
-    process_group: ProcessGroup  # that together host all nodes
-    cycle: Sequence[Mixing]  # the graphs that rounds take in turn
+    kept_of: Tensor | None  # (nodes, slots) identities of the nodes whose copies a node keeps, if it keeps one per node
+    process_group: ProcessGroup  # the processes that together host all nodes
+    cycle: Sequence[Mixing]  # the graphs that rounds use in turn
 
     @abstractmethod
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
-        """One message from each node to each of its neighbours."""
+        """Sends one message from each node to each of its neighbours."""
 
     @abstractmethod
     def copies(self, models: Tensor) -> Tensor:
-        """What a node keeps of its neighbours' public copies while those are all zero."""
+        """Returns what a node keeps of its neighbours' public copies while those are all zero."""
 
     @abstractmethod
     def mixed_copies(self, kept: Tensor, round_index: Tensor) -> Tensor:
-        """s_i = sum_j W[i, j] x_hat_j of this round, from what each node keeps: (..., nodes, dim)."""
+        """Returns s_i = sum_j W[i, j] x_hat_j of this round, from what each node keeps: (..., nodes, dim)."""
 
     @abstractmethod
     def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
-        """A server's row (..., 1, dim) at every node; sent to those where `receivers` (..., nodes) is true."""
+        """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""
 
     @abstractmethod
     def average(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Traffic]:
-        """sum_i weights[i] rows[i] at the server, (..., 1, dim); a node of weight zero (..., nodes) sends nothing."""
+        """Returns sum_i weights[i] rows[i] at the server, (..., 1, dim). A node of weight zero sends nothing."""
 
     @abstractmethod
     def report(self, values: Tensor, senders: Tensor) -> tuple[Tensor, Traffic]:
-        """One number of each node (..., nodes, 1) at the server, (..., 1, n); sent where `senders` is true."""
+        """Returns one number per node (..., nodes, 1) at the server, (..., 1, n); it is sent where `senders` is
+        true."""
 
     @abstractmethod
     def gather(self, rows: Tensor) -> Tensor:
-        """All nodes' rows (..., n, dim) in the order of their positions, for observers; not traffic."""
+        """Returns all nodes' rows (..., n, dim), ordered by position, for observers. It is not counted as traffic."""
 
     def beta(self) -> float:
-        """||I - W||_2, the largest of any round."""
+        """Returns ||I - W||_2, the largest of any round."""
         return max(mixing.beta for mixing in self.cycle)
 
     def mean(self, rows: Tensor) -> Tensor:
-        """The mean over all nodes, wherever hosted, of rows (..., nodes, dim): (..., dim)."""
+        """Returns the mean of rows (..., nodes, dim) over all nodes of all processes: (..., dim)."""
         return (
             rows.mean(dim=-2)
             if self.process_group.world_size == 1
@@ -111,7 +112,7 @@ class Network(ABC):
         )
 
     def mean_of_processes(self, rows: Tensor) -> Tensor:
-        """The mean over all nodes of what is a mean over those of each host."""
+        """Returns the mean over all nodes, from each process's mean over its own nodes."""
         return (
             rows
             if self.process_group.world_size == 1

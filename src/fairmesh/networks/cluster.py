@@ -1,6 +1,7 @@
-"""The ranks of a cluster as the hosts of a network, by torch.distributed: neighbouring ranks talk to each other only.
+"""The ranks of a cluster as the processes of a run, through torch.distributed. Only ranks with neighbouring nodes
+exchange messages.
 
-Its connections are neither encrypted nor authenticated: for networks whose members trust each other."""
+Connections are neither encrypted nor authenticated, so use it only where all machines trust each other."""
 
 import functools
 import itertools
@@ -28,47 +29,47 @@ from fairmesh.topology.mixing import Mixing
 
 
 def blocks_of(nodes: int, ranks: int) -> list[range]:
-    """Nodes in equal shares, the first ranks with one more where they do not go round evenly."""
+    """Returns the nodes of each rank, in equal shares; the first ranks have one more if the shares are not even."""
     if ranks > nodes:
-        raise BadInput(f"{ranks} ranks for {nodes} nodes: use at most one a node")
+        raise BadInput(f"{ranks} ranks for {nodes} nodes: use at most one rank per node")
     each, more = divmod(nodes, ranks)
     starts = [k * each + min(k, more) for k in range(ranks + 1)]
     return [range(first, last) for first, last in itertools.pairwise(starts)]
 
 
 def backend_of(device: str, local_rank: int, local_ranks: int, gpus: int) -> tuple[str, torch.device]:
-    """What carries bytes, and the device of a rank: gloo on CPUs, NCCL between GPUs, of which each rank has its own."""
+    """Returns the backend and the device of a rank: gloo on CPUs, NCCL between GPUs, with one GPU per rank."""
     if not device.startswith("cuda"):
         return "gloo", torch.device("cpu")
     if device != "cuda":
-        raise BadInput(f"device {device!r}: on a cluster each rank takes its own GPU; use 'cuda'")
+        raise BadInput(f"device {device!r}: on a cluster each rank uses its own GPU; write 'cuda'")
     if gpus < local_ranks:
         raise BadInput(
-            f"{local_ranks} ranks on a machine with {gpus} GPUs: start at most one a GPU, or use device 'cpu'"
+            f"{local_ranks} ranks on a machine with {gpus} GPUs: start at most one rank per GPU, or use device 'cpu'"
         )
     return "cpu:gloo,cuda:nccl", torch.device("cuda", local_rank)
 
 
 @contextmanager
 def joined(device: str, timeout_s: float) -> Iterator["Ranks"]:
-    """This process as one of the ranks that torchrun started; a rank silent for so long counts as lost."""
+    """Joins the ranks that torchrun started. A rank that is silent for `timeout_s` seconds counts as lost."""
     try:
-        local, beside = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        local, local_ranks = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     except (KeyError, ValueError):
         raise BadInput(
-            "--network cluster needs torchrun: use `fairmesh launch EXPERIMENT --processes P` on one machine, or on "
-            "each `torchrun ... -m fairmesh run EXPERIMENT --network cluster` (docs/cluster.md)"
+            "--network cluster needs torchrun: use `fairmesh launch EXPERIMENT --processes P` on one machine, or "
+            "`torchrun ... -m fairmesh run EXPERIMENT --network cluster` on each of several (docs/cluster.md)"
         ) from None
     if (
         os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     ):
         raise BadInput(
-            "ranks that torchrun starts again would not find each other: give torchrun --max-restarts=0, or set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where it is started"
+            "ranks that torchrun restarts would not find each other: start torchrun with --max-restarts=0, or with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
         )
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # only neighbours connect
-    backend, own = backend_of(device, local, beside, torch.cuda.device_count())
+    backend, own = backend_of(device, local, local_ranks, torch.cuda.device_count())
     if own.type == "cuda":
         torch.cuda.set_device(own)
     with _reaching("has not found the others"):
@@ -85,21 +86,21 @@ def _reaching(failure: str = "has lost contact with another") -> Iterator[None]:
         yield
     except RuntimeError as error:  # what torch.distributed raises, of whatever kind
         rank = os.environ.get("RANK", "?")
-        reason = in_a_line(error).partition(". This is typically")[0]  # where gloo begins to guess
-        reason = re.sub(r"\[[^\]]*\.cc:\d+\] ", "", reason)  # the line of its source
+        reason = in_a_line(error).partition(". This is typically")[0]  # gloo guesses at causes from here on
+        reason = re.sub(r"\[[^\]]*\.cc:\d+\] ", "", reason)  # a line number of gloo's source
         raise LostProcess(f"rank {rank} {failure}: {reason}") from error
 
 
 class Ranks(ProcessGroup):
-    """All that joined the default process group."""
+    """The ranks of torch.distributed's default process group."""
 
     def __init__(self, device: torch.device | None = None):
         if not dist.is_initialized():
             raise BadInput("a cluster needs torch.distributed: start with torchrun, or call init_process_group before")
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
-        self.device = device or torch.device("cpu")  # where messages lie when they are sent
+        self.device = device or torch.device("cpu")  # of messages when they are sent
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        # torchrun calls a job "none" that was not named: then only a restart is known to be the same one.
+        # torchrun calls a job without a name "none". Then only a restart is known to be the same job.
         named = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         restarted = any(self.all_gather_json(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))))
         self.job = named if named != "none" or restarted else None
@@ -134,18 +135,18 @@ class Ranks(ProcessGroup):
     def network(
         self, cycle: Sequence[Mixing], *, device: torch.device, dtype: torch.dtype, count_bytes: bool
     ) -> RemoteNetwork:
-        """Messages are encoded, so their bytes are counted in any case."""
+        """Returns the network of this rank's nodes. Messages are encoded, so their bytes are always counted."""
         blocks = blocks_of(cycle[0].n, self.world_size)
         return RemoteNetwork(cycle, blocks[self.rank], ClusterTransport(blocks, self), device=device, dtype=dtype)
 
 
 class ClusterTransport(Transport):
-    """Messages between neighbouring ranks; `blocks` says which nodes each rank hosts."""
+    """Carries messages between neighbouring ranks. `blocks` lists the nodes of each rank."""
 
     def __init__(self, blocks: Sequence[Sequence[int]], ranks: Ranks | None = None):
         self.process_group = ranks = ranks or Ranks()
         if len(blocks) != ranks.world_size:
-            raise BadInput(f"{len(blocks)} blocks of nodes for {ranks.world_size} ranks; give one a rank")
+            raise BadInput(f"{len(blocks)} blocks of nodes for {ranks.world_size} ranks; give one block per rank")
         self._rank_of = {node: rank for rank, block in enumerate(blocks) for node in block}
         self._device = ranks.device
 
@@ -177,7 +178,8 @@ class ClusterTransport(Transport):
         return arrivals
 
     def _by_rank(self, edges: Mapping[Edge, bytes] | Sequence[Edge]) -> dict[int, list[Edge]]:
-        """Edges to or from other ranks, by rank, in an order that both ends know: by sender, then by receiver."""
+        """Returns the edges to or from other ranks, by rank, in an order that both ends know: by sender, then by
+        receiver."""
         of: dict[int, list[Edge]] = {}
         outward = isinstance(edges, Mapping)
         for edge in sorted(edges) if outward else sorted(edges, key=lambda edge: (edge[1], edge[0])):
@@ -187,8 +189,8 @@ class ClusterTransport(Transport):
     def _swap(
         self, tensors: Mapping[int, Tensor], sizes: Mapping[int, int], dtype: torch.dtype
     ) -> Callable[[], dict[int, Tensor]]:
-        """Sends a tensor to some ranks and receives one of a known size from some, all at once; what is returned waits
-        for them."""
+        """Starts to send tensors to some ranks and to receive tensors of known sizes from some, all at once. Returns a
+        function that waits for them and returns those received."""
         mine = {rank: tensor.to(self._device) for rank, tensor in tensors.items()}
         theirs = {rank: torch.empty(size, dtype=dtype, device=self._device) for rank, size in sizes.items()}
         operations = [dist.P2POp(dist.isend, tensor, rank) for rank, tensor in mine.items()]
@@ -196,7 +198,7 @@ class ClusterTransport(Transport):
         with _reaching():
             pending = dist.batch_isend_irecv(operations) if operations else []
 
-        def arrived(sending: Mapping[int, Tensor] = mine) -> dict[int, Tensor]:  # which must live until it was sent
+        def arrived(sending: Mapping[int, Tensor] = mine) -> dict[int, Tensor]:  # keeps them alive until sent
             with _reaching():
                 for one in pending:
                     one.wait()
@@ -210,7 +212,7 @@ def _bytes(data: bytes) -> Tensor:
 
 
 def _packed(texts: Sequence[bytes]) -> bytes:
-    """Messages one after the other; one that follows its equal, as to two receivers of a rank, is not repeated."""
+    """Concatenates messages. One that equals its predecessor, as for two receivers at one rank, is not repeated."""
     parts, before = [], None
     for text in texts:
         repeated = text == before

@@ -1,4 +1,4 @@
-"""All nodes in this process: mixing is a product with W."""
+"""The network with all nodes in this process: mixing is a product with W."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -49,11 +49,11 @@ class _MemoryDelivery(Delivery):
 
 
 class MemoryNetwork(Network):
-    """Every node is hosted here, in any order; the graph stays, or cycles through a schedule.
+    """Hosts every node in this process, in any order. The graph is fixed, or cycles through a schedule.
 
-    While W is fixed a node keeps the mixed public copy s_i of its neighbours as one row. When it changes, a node must
-    keep every neighbour's copy and mix those anew; since all receivers of a copy hold the same numbers, here one stack
-    of copies stands for all of theirs."""
+    With a fixed W, a node keeps the mixed public copy s_i of its neighbours as one row. With a changing W, a node must
+    keep every neighbour's copy and mix them again in each round. All receivers of a copy have the same numbers, so one
+    stack of copies serves all nodes."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class MemoryNetwork(Network):
             raise BadInput(f"order must name each of the {self.n} nodes once")
         names = np.arange(self.n) if identities is None else np.asarray(identities)
         if len(set(names.tolist())) != self.n:
-            raise BadInput(f"identities must be {self.n} different whole numbers, got {names.tolist()}")
+            raise BadInput(f"identities must be {self.n} different integers, got {names.tolist()}")
         device = torch.device(device)
         self.hosted = torch.as_tensor(place, device=device)
         self.identities = torch.as_tensor(names[place], dtype=torch.int64, device=device)
@@ -120,8 +120,8 @@ class MemoryNetwork(Network):
         return Traffic(self._nobody, bits, self._nobody, size)
 
     def _bytes_sent(self, parts: Mapping[str, Part], degrees: Tensor) -> Tensor:
-        """Each node's message times its neighbours of this round; to those of other rounds go only the differences
-        that they follow."""
+        """Returns the bytes that each node sends: its message to each neighbour of this round, and to neighbours of
+        other rounds only the differences that they follow."""
         if not self._count_bytes:
             return self._nobody
         sizes = {name: part_sizes(part.code) for name, part in parts.items()}
@@ -136,7 +136,8 @@ class MemoryNetwork(Network):
 
 
 def _together(sizes: Iterable[Tensor | int]) -> Tensor | int:
-    """The bytes of a message with parts of these sizes, numbers first: every operation on a tensor costs."""
+    """Returns the bytes of a message with parts of these sizes. Adds plain numbers first, since operations on tensors
+    are slower."""
     total: Tensor | int = HEADER_BYTES
     for size in sorted(sizes, key=lambda size: not isinstance(size, int)):
         total = total + size

@@ -1,4 +1,4 @@
-"""The processes that host the nodes of one run together, in the terms of MPI."""
+"""The processes that together host the nodes of one run, in the terms of MPI."""
 
 import json
 from abc import ABC, abstractmethod
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class ProcessGroup(ABC):
-    """Every process calls the same methods in the same order. What they carry is not counted as the algorithm's
-    traffic, except for the sums that a server forms."""
+    """The processes of a run. Every process calls the same methods in the same order. Their communication is not
+    counted as the algorithm's traffic, except for the sums that a server forms."""
 
     world_size: int
     rank: int  # of this process; rank 0 leads: it writes files and reports for all

@@ -1,6 +1,6 @@
-"""x -> W x for a stack of rows, by what is fastest for the graph: a dense product, a sum of rolled stacks, or neighbour
-by neighbour. The rule was measured (docs/performance.md); it depends on the graph and the device alone, so that a rerun
-adds in the same order."""
+"""Computes W x for a stack of rows, in the way that is fastest for the graph: as a dense product, as a sum of rolled
+stacks, or neighbour by neighbour. The choice was measured (docs/performance.md). It depends only on the graph and the
+device, so that a second run adds in the same order."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fairmesh.topology.mixing import Mixing
 
-_DENSE_UP_TO = 16  # nodes on a CPU: below, one small product beats everything
-_ROLLED_BELOW, _SPARSE_BELOW = 0.2, 0.15  # entries of W that are not zero, where these beat the dense product on a CPU
+_DENSE_UP_TO = 16  # nodes on a CPU; for so few, one small product is fastest
+_ROLLED_BELOW, _SPARSE_BELOW = 0.2, 0.15  # share of nonzero entries of W below which these are faster on a CPU
 _SPARSE_BELOW_ON_GPU = 0.34
 _ALWAYS_SPARSE_ABOVE = 2048  # nodes; a larger W is never stored densely
 _CROWDED = 32  # neighbours; a node with more, and with over four times the usual number, gets a dense row of its own
@@ -22,7 +22,7 @@ _CROWDED = 32  # neighbours; a node with more, and with over four times the usua
 
 class _Rolled(NamedTuple):
     """A graph that looks the same from every node: nodes on a ring (n,) or a torus (rows, columns), and the weight of
-    the node so many steps away along each axis."""
+    a node by its distance in steps along each axis."""
 
     shape: tuple[int, ...]
     weights: dict[tuple[int, ...], float]
@@ -48,7 +48,7 @@ class _Rolled(NamedTuple):
         total = grid * own if onto is None else torch.add(onto.unflatten(-2, self.shape), grid, alpha=own)
         ahead = (slice(None),) * (grid.ndim - 1 - len(self.shape))
         for step, weight in self.weights.items():
-            if any(step):  # the part that does not pass an edge, and the parts that come round again
+            if any(step):  # the part that does not cross an end of the grid, and the parts that wrap around
                 for pieces in itertools.product(*(_pieces(s, length) for s, length in zip(step, self.shape))):
                     to, source = (ahead + side for side in zip(*pieces))
                     total[to].add_(grid[source], alpha=weight)
@@ -56,14 +56,14 @@ class _Rolled(NamedTuple):
 
 
 def _pieces(step: int, length: int) -> list[tuple[slice, slice]]:
-    """Where along one axis x[i + step] lands: slices of i and of i + step, wrapped round."""
+    """Returns the slices of i and of i + step along one axis, wrapped around."""
     if step == 0:
         return [(slice(None), slice(None))]
     return [(slice(0, length - step), slice(step, length)), (slice(length - step, length), slice(0, step))]
 
 
 class _Slots:
-    """Neighbour by neighbour, with dense rows for the few crowded nodes; one table for each graph of a cycle."""
+    """Mixes neighbour by neighbour, with dense rows for the few nodes of high degree; one table per graph."""
 
     def __init__(self, matrices: Sequence[scipy.sparse.csr_array], device: torch.device, dtype: torch.dtype):
         n = len(matrices[0].indptr) - 1
@@ -95,7 +95,7 @@ class _Slots:
 
 
 def _slots(matrix: scipy.sparse.csr_array, slots: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each node's neighbours and their weights (slots, n); a node with fewer adds 0 times itself."""
+    """Returns each node's neighbours and their weights (slots, n). A node with fewer neighbours adds 0 times itself."""
     n, counts = len(matrix.indptr) - 1, np.diff(matrix.indptr)
     neighbours, weights = np.tile(np.arange(n), (slots, 1)), np.zeros((slots, n))
     slot = np.arange(matrix.nnz) - np.repeat(matrix.indptr[:-1], counts)
@@ -105,7 +105,7 @@ def _slots(matrix: scipy.sparse.csr_array, slots: int) -> tuple[np.ndarray, np.n
 
 
 def current(tables: Tensor, round_index: Tensor) -> Tensor:
-    """This round's table of those (cycle, ...) that are taken in turn."""
+    """Returns this round's table, of tables (cycle, ...) that are used in turn."""
     if len(tables) == 1:
         return tables[0]
     now = (round_index % len(tables)).to(tables.device)
@@ -113,7 +113,7 @@ def current(tables: Tensor, round_index: Tensor) -> Tensor:
 
 
 class Product:
-    """x -> W_t x for rows (..., n, dim) in the given order of nodes; W stays, or cycles."""
+    """The map x -> W_t x for rows (..., n, dim) in the given order of nodes. W is fixed or cycles."""
 
     def __init__(self, cycle: Sequence[Mixing], order: np.ndarray, device: torch.device, dtype: torch.dtype):
         matrices = [mixing.matrix[order][:, order].tocsr() for mixing in cycle]
@@ -133,7 +133,7 @@ class Product:
             self._slots = _Slots(matrices, device, dtype)
 
     def __call__(self, rows: Tensor, round_index: Tensor, onto: Tensor | None = None) -> Tensor:
-        """W_t rows, added to `onto` where that is given."""
+        """Returns W_t rows, added to `onto` if given."""
         if self._rolled:
             return self._rolled(rows, onto)
         if self.way == "dense":

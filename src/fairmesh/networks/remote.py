@@ -1,4 +1,4 @@
-"""Nodes hosted here among others hosted elsewhere: messages are encoded, carried by a transport, decoded and mixed."""
+"""The network of a process that hosts some of the nodes: messages are encoded, transported, decoded and mixed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,9 +23,9 @@ from fairmesh.topology.mixing import Mixing, union_of
 
 
 class RemoteNetwork(Network):
-    """The nodes at positions `hosted`, which talk to those elsewhere through a transport; messages between nodes hosted
-    here never leave. While W is fixed a node keeps the mixed copy of its neighbours as one row, else, or with
-    `each_copy`, a copy of each neighbour of any round: (..., nodes, slots, dim)."""
+    """Hosts the nodes at positions `hosted`, which reach the others through a transport. Messages between nodes hosted
+    here stay in the process. With a fixed W, a node keeps the mixed copy of its neighbours as one row. With a changing
+    W, or with `each_copy`, it keeps a copy of each neighbour of any round: (..., nodes, slots, dim)."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class RemoteNetwork(Network):
         self.n, self.cycle, self._transport = cycle[0].n, cycle, transport
         self._here = list(hosted)
         if not self._here or len(set(self._here)) != len(self._here) or not set(self._here) <= set(range(self.n)):
-            raise BadInput(f"hosted must name some of the {self.n} nodes once each, got {self._here}")
+            raise BadInput(f"hosted must name some of the {self.n} nodes, each once, got {self._here}")
         names = np.arange(self.n) if identities is None else np.asarray(identities)
         if len(set(names.tolist())) != self.n:
-            raise BadInput(f"identities must be {self.n} different whole numbers, got {names.tolist()}")
+            raise BadInput(f"identities must be {self.n} different integers, got {names.tolist()}")
         self.device, self.process_group = torch.device(device), transport.process_group
         self.hosted = torch.tensor(self._here, device=self.device)
         self.identities = torch.as_tensor(names[self._here], dtype=torch.int64, device=self.device)
@@ -53,13 +53,13 @@ class RemoteNetwork(Network):
         self._one_row = len(cycle) == 1 and not each_copy
         self._neighbours = [[_neighbours(mixing, i) for i in self._here] for mixing in cycle]  # of each round
         self._reached = [_neighbours(union_of(cycle), i) for i in self._here]  # of any round
-        # Whose rows are at hand once messages have come, by position: so that sums run in the simulator's order.
+        # The nodes whose rows are known after the exchange, ordered by position, so that sums agree with the simulator.
         self._known = sorted({j for reached in self._reached for j in reached} | set(self._here))
         weights = np.stack([mixing.matrix[self._here][:, self._known].toarray() for mixing in cycle])
         self._weights = torch.as_tensor(weights, dtype=dtype, device=self.device)  # (cycle, nodes, known)
         self._at = {node: k for k, node in enumerate(self._known)}
         self._own_places = torch.tensor([self._at[i] for i in self._here], device=self.device)
-        # Each node's own place and its neighbours' among the known, padded with its own: (nodes, slots).
+        # The indices of each node and its neighbours among the known, padded with the node's own: (nodes, slots).
         slots = [[self._at[j] for j in (i, *reached)] for i, reached in zip(self._here, self._reached)]
         width = max(map(len, slots))
         self._slots = torch.tensor([row + [row[0]] * (width - len(row)) for row in slots], device=self.device)
@@ -91,7 +91,8 @@ class RemoteNetwork(Network):
         return _RemoteDelivery(self, lambda: self._known_rows(parts, arrivals()), round_index, sent)
 
     def _encoded(self, parts: Mapping[str, Part], now: int) -> list[tuple[list[bytes], list[bytes]]]:
-        """Of every hosted node, for each replica: its message, and what neighbours of other rounds get of it."""
+        """Returns for every hosted node, for each replica: its message, and the part that neighbours of other rounds
+        get."""
         replicas = _replicas(next(iter(parts.values())).code)
         followed = {name for name, part in parts.items() if part.followed} if len(self._neighbours) > 1 else set()
         made = []
@@ -103,7 +104,8 @@ class RemoteNetwork(Network):
         return made
 
     def _reader(self, parts: Mapping[str, Part], now: int) -> Read:
-        """Decodes a message, of each replica; what one sender sends to several nodes of this host, once."""
+        """Returns a function that decodes the messages of each replica. If one sender sends the same bytes to several
+        nodes of this process, they are decoded once."""
         templates = {name: _row(part.code, 0, 0) for name, part in parts.items()}
         followed = {name: template for name, template in templates.items() if parts[name].followed}
         neighbours = dict(zip(self._here, self._neighbours[now % len(self._neighbours)]))
@@ -121,11 +123,11 @@ class RemoteNetwork(Network):
     def _known_rows(
         self, parts: Mapping[str, Part], arrived: Mapping[Edge, list[dict[str, Code]]]
     ) -> dict[str, Tensor]:
-        """Every known node's rows of each part: (..., known, dim); zero where none came."""
+        """Returns every known node's rows of each part: (..., known, dim); zero where none arrived."""
         decoded: dict[int, list[dict[str, Code]]] = {}
         for (sender, _), codes in arrived.items():
             if sender not in decoded or len(codes[0]) > len(decoded[sender][0]):
-                decoded[sender] = codes  # a whole message says all that a short one does
+                decoded[sender] = codes  # a whole message contains all that a short one does
         rows = {}
         for name, part in parts.items():
             own = part.rows
@@ -139,13 +141,13 @@ class RemoteNetwork(Network):
         return rows
 
     def mixed(self, rows: Tensor, round_index: Tensor, onto: Tensor | None = None) -> Tensor:
-        """sum_j W[i, j] rows_j of the known nodes' rows (replicas, known, dim), for each hosted node i, added to `onto`
-        where that is given."""
+        """Returns sum_j W[i, j] rows_j over the known nodes' rows (replicas, known, dim), for each hosted node i, added
+        to `onto` if given."""
         matrix = current(self._weights, round_index).expand(len(rows), -1, -1)
         return torch.bmm(matrix, rows) if onto is None else torch.baddbmm(onto, matrix, rows)
 
     def added_to(self, kept: Tensor, rows: Tensor, round_index: Tensor) -> Tensor:
-        """What nodes keep of their neighbours' public copies with rows (replicas, known, dim) added."""
+        """Returns what nodes keep of their neighbours' public copies, with rows (replicas, known, dim) added."""
         return self.mixed(rows, round_index, kept) if self._one_row else kept + rows[..., self._slots, :]
 
     def copies(self, models: Tensor) -> Tensor:
@@ -187,7 +189,7 @@ class _RemoteDelivery(Delivery):
     ):
         self._network, self._arrive, self._round, self.sent = network, arrive, round_index, sent
         self._rows: Mapping[str, Tensor] | None = (
-            None  # not a cached_property: in Python 3.11 all of a class share a lock
+            None  # not a cached_property: in Python 3.11 all instances share a lock
         )
 
     def _arrived(self, name: str) -> Tensor:
@@ -211,20 +213,20 @@ def _replicas(code: Code) -> int:
 
 
 def _row(code: Code, replica: int, node: int) -> Any:
-    """One node's code of one replica, each tensor of one row."""
+    """Returns one node's code of one replica, with tensors of one row."""
     taken: list[Any] = [t[replica, node].unsqueeze(0) if isinstance(t, Tensor) else t for t in code]
     return type(code)(*taken)
 
 
 def _joined(texts: Sequence[bytes]) -> bytes:
-    """Messages one after the other, each after its length; one alone as it is."""
+    """Concatenates messages, each preceded by its length. A single message stays as it is."""
     if len(texts) == 1:
         return texts[0]
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
 def _parted(data: bytes, count: int) -> list[bytes]:
-    """The messages that were joined; refused where there are not so many."""
+    """Returns the messages that were joined. Refuses data that does not contain `count` messages."""
     if count == 1:
         return [data]
     texts, at = [], 0
@@ -233,5 +235,5 @@ def _parted(data: bytes, count: int) -> list[bytes]:
         texts.append(data[at + 4 : at + 4 + length])
         at += 4 + length
     if at != len(data):
-        raise DecodeError(f"{len(data)} bytes arrived where {count} messages take {at}")
+        raise DecodeError(f"{len(data)} bytes arrived, but {count} messages take {at}")
     return texts

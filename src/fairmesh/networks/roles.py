@@ -103,7 +103,7 @@ HeldByAll = Annotated[Tensor, HELD_BY_ALL]
 
 @functools.cache
 def _declared(kind: type) -> dict[str, Role]:
-    """The role that each field of a NamedTuple class declares."""
+    """Returns the role that each field of a NamedTuple class declares."""
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except NameError as error:
@@ -115,7 +115,7 @@ def _declared(kind: type) -> dict[str, Role]:
 
 
 def _role_in(hint: Any) -> Role:
-    """The role in an annotation, also in one of a union such as `Duals | None`."""
+    """Returns the role in an annotation, also in a union such as `Duals | None`."""
     if typing.get_origin(hint) is Annotated:
         inner, *extras = typing.get_args(hint)
         roles = (item for item in extras if isinstance(item, Role))
@@ -124,7 +124,7 @@ def _role_in(hint: Any) -> Role:
 
 
 def roles_of(state: Any, path: str = "state", outer: Role | None = None) -> dict[str, Role]:
-    """Returns the role of every tensor of a state, by its path; fields that are None are left out.
+    """Returns the role of every tensor of a state, by its path, without fields that are None.
 
     Args:
         state: A NamedTuple of tensors and of such NamedTuples.
@@ -173,7 +173,7 @@ class StateView:
             if role.shows:
                 shown.setdefault(role.shows, []).append(path.removeprefix("."))
         if "models" not in shown and hasattr(state, "models"):
-            shown["models"] = ["models"]  # the one name that needs no annotation
+            shown["models"] = ["models"]  # the only name that needs no annotation
         if "models" not in shown:
             raise BadInput(
                 f"{type(state).__name__} has no models: call a field `models`, (..., nodes, dim), or annotate one with "
@@ -191,7 +191,7 @@ class StateView:
         return None if get is None else get(state)
 
     def models(self, state: Any) -> Tensor:
-        """Returns the models: (..., nodes, dim), or (..., 1, dim) where a server holds the one model."""
+        """Returns the models: (..., nodes, dim), or (..., 1, dim) if a server has the only model."""
         return self._get["models"](state)
 
     def duals(self, state: Any) -> Tensor | None:

@@ -7,16 +7,12 @@ from typing import Any
 from fairmesh.networks.process_group import ProcessGroup
 
 Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
-
-
 Read = Callable[[Edge, bytes], Any]  # a message as its receiver uses it; DecodeError where it must be refused
-
-
 Arrivals = Callable[[], Mapping[Edge, Any]]  # waits for the expected messages, and gives them as read
 
 
 class Transport(ABC):
-    """Carries bytes between the hosts of a network. Every host calls the same methods in the same order."""
+    """Carries bytes between the processes of a network. Every process calls the same methods in the same order."""
 
     process_group: ProcessGroup
 

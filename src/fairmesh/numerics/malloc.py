@@ -1,5 +1,5 @@
-"""Memory that a CPU run reuses: glibc hands large blocks back to the system as soon as they are freed, and the system
-clears every page of the next one anew, which for a stack of models costs more than the arithmetic on it."""
+"""Lets a CPU run reuse freed memory. By default, glibc returns large blocks to the system when they are freed, and the
+system clears every page of the next block. For a stack of models that costs more than the arithmetic on it."""
 
 import ctypes
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ _LARGE = 2**31 - 1
 
 @contextmanager
 def reused() -> Iterator[None]:
-    """While it is open, freed memory stays with the process; afterwards what is free is given back, and glibc keeps its
-    usual thresholds, which from then on no longer adapt. Elsewhere than with glibc nothing changes."""
+    """Keeps freed memory in the process while it is open. Afterwards, free memory is returned and glibc has its usual
+    thresholds again, which no longer adapt. Without glibc it does nothing."""
     try:
         library = ctypes.CDLL(None)
         tune, trim = library.mallopt, library.malloc_trim

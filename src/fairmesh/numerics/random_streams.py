@@ -1,6 +1,6 @@
-"""Counter-based random streams: (seed, purpose, round, identity, coordinate) -> bits, with no state to keep.
+"""Counter-based random streams: (seed, purpose, round, identity, coordinate) -> bits, without any state.
 
-A 64-bit key is mixed from seed, purpose, round and identity; a 32-bit hash of key and coordinate gives the bits. Only
+A 64-bit key is mixed from seed, purpose, round and identity. A 32-bit hash of key and coordinate gives the bits. Only
 wrapping integer arithmetic is used, so every device, thread count and placement of nodes draws the same integers.
 """
 
@@ -26,7 +26,7 @@ _HASH_A, _HASH_B = _signed(0x7FEB352D, 32), _signed(0x846CA68B, 32)
 
 
 def _mix64(x: Tensor) -> Tensor:
-    """A bijection of 64-bit integers in which every input bit reaches every output bit."""
+    """Returns a bijection of 64-bit integers in which every input bit affects every output bit."""
     x = x + _GOLDEN_64
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_A
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_B
@@ -34,7 +34,7 @@ def _mix64(x: Tensor) -> Tensor:
 
 
 def _low32(x: Tensor) -> Tensor:
-    """The low 32 bits as a signed 32-bit integer."""
+    """Returns the low 32 bits as a signed 32-bit integer."""
     return (((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
 
 
@@ -44,61 +44,61 @@ def _counters(count: int, device: torch.device) -> Tensor:
 
 
 def _high_bits(first: Tensor, second: Tensor, counters: Tensor) -> Tensor:
-    """32-bit integers (..., count) whose high bits are fully mixed, the low ones not yet, from the halves (..., 1) of a
-    key; for a fixed key a bijection of the coordinate, so that no two share their bits."""
+    """Returns 32-bit integers (..., count) from the halves (..., 1) of a key. Their high bits are fully mixed, the low
+    ones not yet. For a fixed key this is a bijection of the coordinate, so no two coordinates share their bits."""
     x = counters + first
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_HASH_A).bitwise_xor_(second)
     return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_HASH_B)
 
 
 def keys(seeds: Tensor, purpose: str, round_index: Tensor | int, identities: Tensor) -> Tensor:
-    """64-bit keys (..., nodes) of the streams of `identities` (nodes,), one row per seed in `seeds` (...)."""
+    """Returns 64-bit keys (..., nodes) of the streams of `identities` (nodes,), one row per seed in `seeds` (...)."""
     key = _mix64(_mix64(seeds) ^ zlib.crc32(purpose.encode()))
     key = _mix64(key + round_index)
     return _mix64(key.unsqueeze(-1) ^ _mix64(identities))
 
 
 def halves(key: Tensor) -> tuple[Tensor, Tensor]:
-    """The low and the high 32 bits of keys (...): (..., 1) each."""
+    """Returns the low and the high 32 bits of keys (...): (..., 1) each."""
     return _low32(key).unsqueeze(-1), _low32(key >> 32).unsqueeze(-1)
 
 
 def sixteen_bits(key: Tensor, count: int) -> Tensor:
-    """16-bit integers (..., count or one more). Two come of each 32-bit integer: the lowest bits of the second are not
-    mixed fully."""
+    """Returns 16-bit integers (..., count or one more), two from each 32-bit integer. The lowest bits of the second are
+    not fully mixed."""
     return _high_bits(*halves(key), _counters((count + 1) // 2, key.device)).view(torch.int16)
 
 
 def bits(key: Tensor, count: int) -> Tensor:
-    """The first `count` 32-bit integers, as int32, of each stream: (..., count)."""
+    """Returns the first `count` 32-bit integers of each stream, as int32: (..., count)."""
     x = _high_bits(*halves(key), _counters(count, key.device))
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
 def uniform(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Uniforms on the grid of 2^-24 in [0, 1): the same numbers in every dtype."""
+    """Returns uniform numbers on the grid of 2^-24 in [0, 1), the same in every dtype."""
     return (bits(key, count) >> 8).bitwise_and_(0xFFFFFF).to(dtype).mul_(2.0**-24)
 
 
 def integers(key: Tensor, count: int, below: Tensor) -> Tensor:
-    """Integers in [0, below), below (..., 1) or a number under 2^31, as int64."""
+    """Returns integers in [0, below) as int64; `below` is a tensor (..., 1) or a number under 2^31."""
     return ((bits(key, count).to(torch.int64) & 0xFFFFFFFF) * below) >> 32
 
 
 class Draw:
-    """What each hosted node draws for one purpose in one round, from keys (..., nodes); `ahead` gives its sixteen_bits
-    where they are worked out for many rounds at once."""
+    """What each hosted node draws for one purpose in one round, from keys (..., nodes). `ahead` gives its sixteen_bits
+    if they are computed for many rounds at once."""
 
     def __init__(self, key: Tensor, dtype: torch.dtype, ahead: Callable[[int], Tensor] | None = None):
         self._key, self._dtype = key, dtype
         self._sixteen_bits = ahead or partial(sixteen_bits, key)
 
     def uniforms(self, count: int) -> Tensor:
-        """In [0, 1): (..., nodes, count)."""
+        """Returns uniform numbers in [0, 1): (..., nodes, count)."""
         return uniform(self._key, count, self._dtype)
 
     def dither(self, count: int) -> Tensor:
-        """Whole numbers, uniform over 16 bits; times DITHER they lie in [-1/2, 1/2)."""
+        """Returns integers, uniform over 16 bits; times DITHER they lie in [-1/2, 1/2)."""
         return self._sixteen_bits(count)[..., :count].to(self._dtype)
 
 

@@ -1,4 +1,4 @@
-"""A function of tensors recorded once as a flat list of operations, and replayed without the layers that found them."""
+"""Traces a function of tensors once as a flat list of operations, and replays it without the layers above them."""
 
 import warnings
 from collections.abc import Callable
@@ -13,47 +13,47 @@ from torch.fx.node import map_arg
 
 from fairmesh.errors import in_a_line
 
-_recording: list[None] = []  # one entry for every recording under way
+_recording: list[None] = []  # one entry per trace in progress
 
 
 def values_readable(tensor: Tensor) -> bool:
-    """Whether a decision may hang on a tensor's value: on a CPU, where reading it costs no waiting, and not while the
-    operations are being recorded to be replayed with other values."""
+    """Returns whether a decision may depend on a tensor's value. It may on a CPU, where reading it needs no
+    synchronisation, but not while operations are traced, since they are replayed with other values."""
     return tensor.is_cpu and not _recording
 
 
 def recorded(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
-    """The operations on tensors that a call of the function comes down to."""
+    """Returns the operations on tensors that a call of the function performs."""
     _recording.append(None)
     try:
         module = make_fx(function)(*arguments)
     finally:
         _recording.pop()
-    module.graph.eliminate_dead_code()  # what changes a tensor in place is never taken for dead
+    module.graph.eliminate_dead_code()  # it never removes in-place operations
     module.recompile()
     return module
 
 
-_TOLERANCES = {torch.float64: (1e-9, 1e-12)}  # relative, absolute; said in docs/performance.md
-_USUAL_TOLERANCE = (1e-3, 1e-5)  # of float32 and what is shorter
+_TOLERANCES = {torch.float64: (1e-9, 1e-12)}  # relative, absolute; documented in docs/performance.md
+_USUAL_TOLERANCE = (1e-3, 1e-5)  # for float32 and shorter types
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:
-    """Whether a replay gives what the function itself gives, but for rounding."""
+    """Returns whether a replay agrees with the function itself up to rounding."""
     rtol, atol = _TOLERANCES.get(one.dtype, _USUAL_TOLERANCE)
     return torch.allclose(one, other, rtol=rtol, atol=atol, equal_nan=True)
 
 
 class Traced:
-    """`function`, recorded for the shapes it is called with. What vmap, autograd and a user's module decide in Python
-    for every call they decide once; the operations, and so the results, stay the same."""
+    """Traces `function` for the shapes it is called with. What vmap, autograd and a user's module decide in Python is
+    decided once instead of in every call. The operations stay the same."""
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]):
         self._function = function
         self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        if not values_readable(arguments[0]):  # a whole round is being recorded, this function in it
+        if not values_readable(arguments[0]):  # a whole round, with this function in it, is being traced
             return self._function(*arguments)
         shapes = tuple((t.shape, t.dtype) for t in arguments)
         if shapes not in self._replays:
@@ -61,17 +61,17 @@ class Traced:
         return self._replays[shapes](*arguments)
 
     def _checked(self, arguments: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
-        """The recording, or the function itself where it cannot be recorded or does not do the same twice."""
+        """Returns the trace, or the function itself if it cannot be traced or the replay does not agree with it."""
         try:
             replay = _tidied(recorded(self._function, *arguments))
             pairs = zip(self._function(*arguments), replay(*arguments), strict=True)
             if all(_agree(a, b) for a, b in pairs):
                 return replay
-            reason = "it does not give the same twice: does it keep something in Python between its calls?"
-        except Exception as error:  # whatever a user's module does that vmap allows
+            reason = "it does not give the same result twice: does it keep state in Python between calls?"
+        except Exception as error:  # anything that a user's module may raise
             reason = in_a_line(error)
         warnings.warn(
-            f"model and loss run more slowly, as they cannot be recorded: {reason}", RuntimeWarning, stacklevel=3
+            f"model and loss run more slowly, since they cannot be traced: {reason}", RuntimeWarning, stacklevel=3
         )
         return self._function
 
@@ -80,8 +80,8 @@ _SAME = {"view", "expand", "reshape", "_unsafe_view", "alias", "detach"}
 
 
 def _tidied(module: GraphModule) -> GraphModule:
-    """Operations with the same inputs once, those that change nothing or make constants not at all, products with the
-    long side last. A recording in which anything is changed in place is left as it is."""
+    """Simplifies a trace: merges operations with the same inputs, removes those that change nothing, folds constants,
+    and turns products so that the long side is last. Leaves a trace with in-place operations as it is."""
     operations = [node for node in module.graph.nodes if isinstance(node.target, OpOverload)]
     if any(node.target._schema.is_mutable for node in operations):  # type: ignore[union-attr]
         return module
@@ -100,11 +100,11 @@ def _tidied(module: GraphModule) -> GraphModule:
     return module
 
 
-_MAKERS = {"ones_like": 1.0, "zeros_like": 0.0, "new_zeros": 0.0}  # whose result follows from a shape
+_MAKERS = {"ones_like": 1.0, "zeros_like": 0.0, "new_zeros": 0.0}  # operations whose result depends only on a shape
 
 
 def _fold_constants(module: GraphModule) -> None:
-    """What follows from shapes alone (the gradient of a mean begins with it) is worked out now."""
+    """Computes now what depends only on shapes, such as the start of the gradient of a mean."""
     known: dict[Node, Tensor] = {}
     for node in module.graph.nodes:
         if not isinstance(node.target, OpOverload):
@@ -126,7 +126,7 @@ def _fold_constants(module: GraphModule) -> None:
 
 
 def _unchanged(node: Node) -> Node | None:
-    """The argument that an operation hands on as it is."""
+    """Returns the argument that an operation passes on unchanged, or None."""
     first, value = node.args[0] if node.args else None, node.meta.get("val")
     before = first.meta.get("val") if isinstance(first, Node) else None
     if not isinstance(value, Tensor) or not isinstance(before, Tensor) or value.dtype != before.dtype:
@@ -138,8 +138,8 @@ def _unchanged(node: Node) -> Node | None:
 
 
 def _turn(graph: Graph, node: Node) -> None:
-    """A B as (B^T A^T)^T where the result is higher than wide and small beside A: a CPU multiplies small matrices up to
-    1.5 times faster with the long side last."""
+    """Replaces A B with (B^T A^T)^T if the result is taller than wide and small compared with A. A CPU multiplies small
+    matrices up to 1.5 times faster with the long side last."""
     rows, columns = node.meta["val"].shape[1:]
     if rows <= columns or node.args[0].meta["val"].shape[2] < 2 * rows:  # type: ignore[union-attr]
         return
@@ -150,6 +150,6 @@ def _turn(graph: Graph, node: Node) -> None:
         back = graph.call_function(turned, (product, 1, 2))
         same = graph.call_function(
             torch.ops.aten.clone.default, (back,), {"memory_format": torch.contiguous_format}
-        )  # others may count on its strides
+        )  # later operations may rely on its strides
     node.replace_all_uses_with(same)
     graph.erase_node(node)

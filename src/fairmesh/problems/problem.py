@@ -20,6 +20,7 @@ from fairmesh.errors import BadInput
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.losses import Augmentation, Loss, as_floats, check_loss
 
+BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
 _RESERVED = {
     "round", "replica", "seed", "loss", "lambda", "phi", "validation", "own_models", "consensus_models",
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
@@ -266,7 +267,7 @@ class Problem:
     def higher_is_better(self, metric: str) -> bool:
         """Returns whether a larger value of a metric is better."""
         chosen = self.metrics.get(metric)
-        return chosen.higher_is_better if isinstance(chosen, Metric) else metric != "loss"
+        return chosen.higher_is_better if isinstance(chosen, Metric) else BUILT_IN_METRICS.get(metric, True)
 
     def held_out(self, split: Literal["test", "validation", "train"]) -> tuple[list[Samples], list[int]]:
         """Returns the distinct sets of a split that are here, and the index of the one that judges each site.

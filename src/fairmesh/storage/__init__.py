@@ -1,1 +1,1 @@
-"""What is written to disk, whole or not at all."""
+"""What is written to disk, and how: atomically."""

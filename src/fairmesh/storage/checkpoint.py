@@ -1,4 +1,4 @@
-"""The state of a run, or a part, as a file: written atomically, checked on reading, refused where it is another's."""
+"""A state, or part of one, as a file: written atomically, checked on reading, refused if it is of another run."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from fairmesh.errors import CheckpointError
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
-FORMAT = 2  # a file may be one of several, and says of which nodes
+FORMAT = 2  # a file may be one of several, and names its nodes
 
 
 def _fingerprint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
@@ -30,19 +30,29 @@ def _fingerprint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
 
 
 class Stored(NamedTuple):
-    """What one file holds."""
+    """The content of one file."""
 
     tensors: dict[str, Tensor]
     round: int
-    more: dict[str, Any]  # what else its writer said
+    more: dict[str, Any]  # further values from its writer
     fingerprint: str
 
 
 def write_stored(
     path: Path, tensors: Mapping[str, Tensor], round_index: int, identity: Mapping[str, Any], **more: Any
 ) -> str:
-    """Writes tensors of a state and returns the file's fingerprint; `identity` holds the settings that determine the
-    trajectory, one value per name."""
+    """Writes tensors of a state.
+
+    Args:
+        path: The file.
+        tensors: By name.
+        round_index: How many rounds are done.
+        identity: The settings that determine the trajectory, by name.
+        **more: Further values to store.
+
+    Returns:
+        The file's fingerprint.
+    """
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     metadata = {"format": str(FORMAT), "round": str(round_index), "identity": json.dumps(identity, sort_keys=True)}
     metadata |= {name: json.dumps(value) for name, value in more.items()}
@@ -52,12 +62,12 @@ def write_stored(
 
 
 def round_of(path: Path) -> int:
-    """The round of a checkpoint that is whole; refuses a damaged one."""
+    """Returns the round of a checkpoint. Refuses a damaged one."""
     return int(_read(path)[0]["round"])
 
 
 def read_stored(path: Path, identity: Mapping[str, Any]) -> Stored:
-    """What a file holds. Refuses a damaged one, another format, and another experiment by name."""
+    """Returns the content of a file. Refuses a damaged file, another format, and another experiment."""
     metadata, tensors = _read(path)
     stored = json.loads(metadata["identity"])
     wanted = json.loads(json.dumps(identity))
@@ -75,7 +85,7 @@ def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[
 
 
 def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
-    """The state in a file that holds a whole one, and its round."""
+    """Returns the whole state in a file, and its round."""
     stored = read_stored(path, identity)
     return unflatten_state(like, checked_like(like, stored.tensors)), stored.round
 
@@ -87,13 +97,16 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path} is damaged or no checkpoint ({error}); delete the folder to start anew"
+            f"{path} is damaged or not a checkpoint ({error}); delete the folder to start again"
         ) from error
     if metadata.get("format") != str(FORMAT):
-        raise CheckpointError(f"{path} has checkpoint format {metadata.get('format')}, this version reads {FORMAT}")
+        raise CheckpointError(
+            f"{path} has checkpoint format {metadata.get('format')}, but this version reads format {FORMAT}; use the "
+            "version that wrote it, or delete the folder to start again"
+        )
     if metadata.get("fingerprint") != _fingerprint(tensors, metadata):
         raise CheckpointError(
-            f"{path} is damaged: its content does not match its fingerprint; delete the folder to start anew"
+            f"{path} is damaged: its content does not match its fingerprint; delete the folder to start again"
         )
     return metadata, tensors
 

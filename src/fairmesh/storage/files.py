@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Writes files atomically."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from fairmesh.errors import BadInput
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """All of the content or what was there before, even if the machine stops in between."""
+    """Writes a file. If the machine stops meanwhile, the file has all of the new content or all of the old."""
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:
@@ -17,7 +17,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(partial, path)
         sync_folder(path.parent)
     except OSError as error:
-        partial.unlink(missing_ok=True)  # what is left of it may be what fills the disk
+        partial.unlink(missing_ok=True)  # it may be what fills the disk
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
 
 
@@ -29,7 +29,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def private_folder(folder: Path) -> None:
-    """A folder that only its owner can look into, where it is made now."""
+    """Makes a folder that only its owner can read. Leaves the permissions of an existing folder alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -37,7 +37,8 @@ def private_folder(folder: Path) -> None:
 
 
 def replace_quickly(path: Path, content: bytes) -> None:
-    """Whoever reads the file finds the old content or the new; a power cut may lose both."""
+    """Replaces a file without waiting for the disk. Readers see the old content or the new; a power cut may lose
+    both."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(content)
@@ -48,7 +49,7 @@ def replace_quickly(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder survive a power cut."""
+    """Syncs the names in a folder, so that they survive a power cut."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

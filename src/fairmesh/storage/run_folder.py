@@ -23,23 +23,23 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 EXPERIMENT = "experiment.toml"
-JOB = "launched-by"  # who began the run, while it runs: its restarts go on by themselves
+JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
 
 
 def portion_name(first: object, last: object) -> str:
-    """The folder, inside a run's, of replicas that ran at once because not all could."""
+    """Returns the name of the folder, inside a run's, for replicas that ran together when not all could."""
     return f"replicas-{first}-{last}"
 
 
 def _portions_in(path: Path) -> list[tuple[int, int]]:
-    """First and last replica of every portion in a run's folder."""
+    """Returns the first and last replica of every portion in a run's folder."""
     found = [re.fullmatch(portion_name(r"(\d+)", r"(\d+)"), inside.name) for inside in path.iterdir()]
     return sorted((int(match[1]), int(match[2])) for match in found if match)
 
 
 class RunFolder:
-    """Opens a folder for a run: a new or empty one, or with `resume` the one that holds its checkpoint. Only the first
-    host writes it, but for checkpoints."""
+    """Opens a folder for a run: a new or empty one, or with `resume` the one that has its checkpoint. Only the leading
+    process writes to it, except for checkpoints."""
 
     def __init__(self, path: str | os.PathLike, *, resume: bool, process_group: ProcessGroup | None = None):
         self.path, self._process_group = Path(path), process_group or SingleProcess()
@@ -65,7 +65,7 @@ class RunFolder:
                 )  # this run, started again by its launcher
                 if not resume:
                     (self.path / METRICS).unlink(missing_ok=True)
-            names = {path.name for path in self.path.iterdir()} - {EXPERIMENT, JOB}  # alone they hold no work
+            names = {path.name for path in self.path.iterdir()} - {EXPERIMENT, JOB}  # these alone are no results
         except OSError as error:
             raise BadInput(f"cannot use {self.path} as a run folder: {error.strerror or error}") from error
         if not os.access(self.path, os.W_OK):
@@ -77,7 +77,7 @@ class RunFolder:
             hint = "resume it (--resume)" if begun else "choose another"
             raise BadInput(f"the run folder {self.path} is not empty; {hint} or remove it")
         if occupied and not self.checkpoint.exists() and not self._portions:
-            raise BadInput(f"the run folder {self.path} holds no {CHECKPOINT} to resume from; choose another folder")
+            raise BadInput(f"the run folder {self.path} has no {CHECKPOINT} to resume from; choose another folder")
         self.resuming = occupied
         if self._process_group.job is not None:
             self._write(JOB, self._process_group.job.encode())
@@ -87,7 +87,7 @@ class RunFolder:
         return self._process_group.job is not None and mark.exists() and mark.read_text() == self._process_group.job
 
     def close(self) -> None:
-        """The run has ended: what its launcher starts in this folder from now on is another."""
+        """Marks the run as ended, so that a later start of the same job in this folder is another run."""
         if self._process_group.is_leader:
             (self.path / JOB).unlink(missing_ok=True)
 
@@ -96,15 +96,15 @@ class RunFolder:
             write_atomically(self.path / name, content)
 
     def replicas_at_once(self, replicas: int) -> int:
-        """As many as the run that is resumed had at once, so that its checkpoints fit."""
+        """Returns how many replicas the resumed run trained at once, so that its checkpoints fit."""
         if not self._portions:
             return replicas
         first, last = self._portions[0]
         size = last - first + 1
         if self._portions[-1][1] >= replicas or any(one[0] % size for one in self._portions):
             raise BadInput(
-                f"the run folder {self.path} holds replicas 0 to {self._portions[-1][1]} in portions of {size}, but "
-                f"{replicas} are asked for now; ask for the same, or choose another folder"
+                f"the run folder {self.path} has replicas 0 to {self._portions[-1][1]} in portions of {size}, but now "
+                f"{replicas} are asked for; ask for the same number, or choose another folder"
             )
         return size
 
@@ -115,7 +115,7 @@ class RunFolder:
         self._write(EXPERIMENT, (partial + tomli_w.dumps(dict(table))).encode())
 
     def records(self) -> list[Record]:
-        """What was recorded so far; a last line cut short is passed over."""
+        """Returns what was recorded so far. Skips a last line that was cut short."""
         mine = read_records(self.path, ragged=True) if self._process_group.is_leader else []
         return self._process_group.all_gather_json(mine)[0]
 
@@ -141,7 +141,7 @@ class RunFolder:
 
 
 def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Record]:
-    """The records of metrics.jsonl; with `ragged`, a last line that was cut short is passed over."""
+    """Returns the records of metrics.jsonl. With `ragged`, skips a last line that was cut short."""
     path = Path(folder) / METRICS
     if not path.exists():
         if ragged:
@@ -164,9 +164,9 @@ def read_summary(folder: str | os.PathLike) -> dict[str, Any]:
     try:
         summary = with_nan(json.loads(path.read_text(encoding="utf-8")))
         if "variants" not in summary:
-            raise BadInput(f"{path} was not written by this version of fairmesh")
+            raise BadInput(f"{path} was not written by this version of fairmesh; run the experiment again")
         return summary
     except FileNotFoundError:
-        raise BadInput(f"{folder} holds no finished run: it has no {SUMMARY}") from None
+        raise BadInput(f"{folder} has no finished run: there is no {SUMMARY}") from None
     except (OSError, json.JSONDecodeError) as error:
         raise BadInput(f"{path}: {error}") from error

@@ -1,7 +1,8 @@
-"""A run's checkpoint over all its processes: each writes its nodes' records, and one file says which belong together.
+"""The checkpoint of a run over several processes: each writes a file with its nodes' rows.
 
-That file holds the first host's records and replaces the last one when all others' are on the disk, so that at any time
-one round is there whole. A run goes on from it on any number of processes."""
+The leader's file also lists the others that belong to it. It replaces the previous one when all others are on disk, so
+that at any time one complete round is there. A run can continue from it on any number of processes.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,17 +19,17 @@ from fairmesh.storage.checkpoint import Stored, read_stored, write_stored
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
 
-def _shard(path: Path, now: object, host: object) -> Path:
-    return path.with_stem(f"{path.stem}-{now}-{host}")
+def _shard(path: Path, now: object, rank: object) -> Path:
+    return path.with_stem(f"{path.stem}-{now}-{rank}")
 
 
 def is_shard(path: Path, name: str) -> bool:
-    """Whether a file of this name is another host's part of the checkpoint at `path`."""
+    """Returns whether a file of this name is another process's part of the checkpoint at `path`."""
     return Path(name).match(_shard(path, "[0-9]*", "[0-9]*").name)
 
 
 class Checkpoints:
-    """Those of a run over this network, of which the newest is kept at `path`."""
+    """The checkpoints of a run over this network; the newest is kept at `path`."""
 
     def __init__(self, path: Path, network: Network, roles: Mapping[str, Role], identity: Mapping[str, Any]):
         self._path, self._network, self._identity, self._roles = path, network, identity, roles
@@ -55,14 +56,15 @@ class Checkpoints:
                         old.unlink(missing_ok=True)
 
     def _records(self, state: Any) -> dict[str, Tensor]:
-        """Of a copy of each neighbour, a node's record holds its own: the neighbours' records hold theirs."""
+        """Returns the tensors to write. Where a node keeps a copy per neighbour, only its own public copy is written,
+        since the neighbours write theirs."""
         tensors = flatten_state(state)
         if self._network.kept_of is None:
             return tensors
         return {name: t[:, :, 0] if self._roles[name].per_neighbour else t for name, t in tensors.items()}
 
     def load(self, like: Any) -> tuple[Any, int]:
-        """The state of this host's nodes, of the form of `like`, and its round; hosts do not meet."""
+        """Returns the state of this process's nodes, of the form of `like`, and its round. Needs no communication."""
         first = read_stored(self._path, self._identity)
         pieces = _Pieces(self._path, self._identity, first)
         tensors: dict[str, Tensor] = {}
@@ -80,7 +82,7 @@ class Checkpoints:
 
 
 class _Pieces:
-    """The files of one checkpoint, each read when it is needed, once."""
+    """The files of one checkpoint; each is read once, when it is needed."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any], first: Stored):
         self._path = path
@@ -95,29 +97,31 @@ class _Pieces:
         if file not in self._stored:
             path = self._path.with_name(file)
             if not path.exists():
-                raise CheckpointError(f"{path} is missing, and {self._path} needs it; delete the folder to start anew")
+                raise CheckpointError(f"{path} is missing, and {self._path} needs it; delete the folder to start again")
             stored = self._read(path)
             if stored.fingerprint != self._fingerprints[file]:
-                raise CheckpointError(f"{path} is not the one that {self._path} was written with; delete the folder")
+                raise CheckpointError(
+                    f"{path} is not the file that {self._path} was written with; delete the folder to start again"
+                )
             self._stored[file] = stored
         tensor = self._stored[file].tensors.get(name)
         if tensor is None:
-            raise CheckpointError(f"{self._path.with_name(file)} does not hold {name}; it is of another run")
+            raise CheckpointError(f"{self._path.with_name(file)} does not contain {name}; it is of another run")
         return tensor
 
     def rows(self, name: str, nodes: Sequence[int]) -> Tensor:
-        """The records of these nodes: (replicas, nodes, ...)."""
+        """Returns the rows of these nodes: (replicas, nodes, ...)."""
         for file, there in self._nodes.items():
             if there == nodes:
                 return self._tensor(file, name)
         absent = [node for node in nodes if node not in self._place]
         if absent:
-            raise CheckpointError(f"{self._path} holds no record of nodes {absent}; it is of another run")
+            raise CheckpointError(f"{self._path} has no rows of nodes {absent}; it is of another run")
         places = [self._place[node] for node in nodes]
         return torch.stack([self._tensor(file, name)[:, k] for file, k in places], dim=1)
 
     def mean(self, name: str, nodes: Sequence[int]) -> Tensor:
-        """What a host had that hosted the same nodes, to the bit; else the mean over all nodes."""
+        """Returns what a process with the same nodes had, to the bit, or else the mean over all nodes."""
         for file, there in self._nodes.items():
             if there == nodes:
                 return self._tensor(file, name)

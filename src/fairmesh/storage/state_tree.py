@@ -1,4 +1,4 @@
-"""States as flat tables of tensors, and back."""
+"""Converts states to flat tables of tensors, and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from fairmesh.errors import CheckpointError
 
 
 def flatten_state(state: Any, name: str = "state") -> dict[str, Tensor]:
-    """The tensors of nested NamedTuples by their paths; fields that are None are left out."""
+    """Returns the tensors of nested NamedTuples by their paths, without fields that are None."""
     if state is None:
         return {}
     if isinstance(state, Tensor):
@@ -21,7 +21,7 @@ def flatten_state(state: Any, name: str = "state") -> dict[str, Tensor]:
 
 
 def unflatten_state(like: Any, tensors: Mapping[str, Tensor], name: str = "state") -> Any:
-    """A state of the form of `like` with other tensors in it."""
+    """Returns a state of the form of `like` with these tensors."""
     if like is None:
         return None
     if isinstance(like, Tensor):
@@ -30,11 +30,9 @@ def unflatten_state(like: Any, tensors: Mapping[str, Tensor], name: str = "state
 
 
 def checked_like(like: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The stored tensors of a state, where they have the shapes of this one's."""
+    """Returns the stored tensors of a state. Refuses them if their shapes or dtypes differ from those of `like`."""
     for name, tensor in flatten_state(like).items():
         stored = tensors.get(name)
         if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
-            raise CheckpointError(
-                f"the checkpoint does not hold {name} of shape {tuple(tensor.shape)}; it is of another run"
-            )
+            raise CheckpointError(f"the checkpoint has no {name} of shape {tuple(tensor.shape)}; it is of another run")
     return {name: tensors[name].to(tensor.device) for name, tensor in flatten_state(like).items()}

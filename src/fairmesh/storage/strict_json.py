@@ -6,7 +6,7 @@ from typing import Any
 
 
 def as_json(value: Any, **style: Any) -> str:
-    """Strict JSON: numbers that are not finite, which a diverged replica has, become null."""
+    """Returns strict JSON. Numbers that are not finite, as in a diverged replica, become null."""
 
     def strict(item: Any) -> Any:
         if isinstance(item, dict):
@@ -19,7 +19,7 @@ def as_json(value: Any, **style: Any) -> str:
 
 
 def with_nan(value: Any) -> Any:
-    """What `as_json` wrote, with null as the number that was not finite."""
+    """Returns parsed output of `as_json`, with null replaced by NaN."""
     if isinstance(value, dict):
         return {key: with_nan(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,5 +1,5 @@
-"""Rounds on a GPU: one round recorded as a flat list of operations, fused where that is possible, captured as a CUDA
-graph, and replayed with no work for the host but to say go."""
+"""Rounds on a GPU: one round is traced as a flat list of operations, fused where possible, captured as a CUDA graph,
+and replayed. For each further round the CPU only launches the graph."""
 
 import warnings
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics.tracing import recorded
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 
-Step = Callable[[Any, Tensor], Any]  # (state, number of the round) -> the state after it
+Step = Callable[[Any, Tensor], Any]  # (state, round number) -> the state after the round
 
-_WARM_UP = 3  # rounds before the capture, in which libraries choose and allocate
+_WARM_UP = 3  # rounds before the capture, in which libraries choose algorithms and allocate memory
 
 
 @torch.library.custom_op("fairmesh::kept", mutates_args=())
 def kept(tensor: Tensor) -> Tensor:
-    """A copy that the compiler leaves alone: a plain clone it takes for superfluous, and reads what was cloned after it
-    has been overwritten."""
+    """Returns a copy that the compiler cannot remove. Inductor removes a plain `clone()` as redundant and then reads
+    the source after it has been overwritten."""
     return tensor.clone()
 
 
@@ -31,15 +31,19 @@ def _(tensor: Tensor) -> Tensor:
 
 
 def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> tuple[GraphModule, list[Tensor]]:
-    """A round as a function that changes the given tensors, of a state and of the round's number, into the next one's;
-    and these tensors, copies of the state's."""
+    """Traces a round.
+
+    Returns:
+        A function that changes the tensors of a state and the round number in place into those after the round; and
+        these tensors, which are copies of the state's.
+    """
     buffers = [t.clone() for t in flatten_state(state).values()] + [torch.tensor(done, device=device)]
     names = list(flatten_state(state))
 
     def change(*buffers: Tensor) -> list[Tensor]:
         *parts, now = buffers
         after = [*flatten_state(step(unflatten_state(state, dict(zip(names, parts))), now)).values(), now + 1]
-        held = {old.untyped_storage().data_ptr() for old in buffers}  # what is handed on must not be overwritten first
+        held = {old.untyped_storage().data_ptr() for old in buffers}  # must not be overwritten before they are read
         changed = [(old, new) for old, new in zip(buffers, after) if new is not old]
         copied = [kept(new) if new.untyped_storage().data_ptr() in held else new for _, new in changed]
         for (old, _), new in zip(changed, copied):
@@ -47,26 +51,26 @@ def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> t
         return []
 
     with torch.no_grad():
-        step(state, buffers[-1])  # as written, once: errors in a user's code read best so, and tables are made outside
+        step(state, buffers[-1])  # once untraced: errors in a user's code are clearer, and tables are made outside
         return recorded(change, *[t.clone() for t in buffers]), buffers
 
 
 def captured_rounds(step: Step, state: Any, done: int, device: torch.device, fuse: bool) -> "CapturedRounds | None":
-    """The rounds fused and captured; only captured where fusing fails; None, with a warning, where that fails too: then
-    they can still be run one operation at a time."""
+    """Returns the rounds fused and captured, or only captured if fusing fails. Returns None with a warning if that
+    fails too; then rounds run one operation at a time."""
     for fused in (True, False) if fuse else (False,):
         try:
             return CapturedRounds(step, state, done, device, fused)
         except (torch.cuda.OutOfMemoryError, BadInput):
             raise
-        except Exception as error:  # whatever a compiler or a user's module raises
+        except Exception as error:  # anything that a compiler or a user's module may raise
             what = "compiled into fewer kernels" if fused else "captured as a CUDA graph, and run more slowly"
             warnings.warn(f"rounds cannot be {what}: {in_a_line(error)}", RuntimeWarning, stacklevel=2)
     return None
 
 
 class CapturedRounds:
-    """Replays one round over and over on buffers of its own."""
+    """Replays one round repeatedly on buffers of its own."""
 
     def __init__(self, step: Step, state: Any, done: int, device: torch.device, fuse: bool = True):
         module, self._buffers = recorded_round(step, state, done, device)
@@ -93,5 +97,5 @@ class CapturedRounds:
             run(*self._buffers)
 
     def advance(self) -> None:
-        """One more round, asked for; the GPU does it in its own time."""
+        """Starts one more round; does not wait for the GPU."""
         self._graph.replay()

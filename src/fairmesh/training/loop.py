@@ -1,4 +1,4 @@
-"""The round loop: it yields states; whoever watches measures and records."""
+"""The round loop. It yields states; observers measure and record them."""
 
 import dataclasses
 import functools
@@ -23,12 +23,12 @@ from fairmesh.training.cuda_graph import CapturedRounds, captured_rounds
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data
 from fairmesh.training.replicas import Replica, stacked
 
-_EXPLODED = 1e6  # a model this many times longer than it began (or than 1) has diverged
+_EXPLODED = 1e6  # a model whose norm is this many times its initial norm (or 1) has diverged
 _FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s
 
 
 class Best(NamedTuple):
-    """The network-average model of the best measured round by validation."""
+    """The network-average model of the measured round that is best on validation data."""
 
     score: Tensor  # (replicas,)
     round: Tensor  # (replicas,)
@@ -36,12 +36,12 @@ class Best(NamedTuple):
 
 
 class TrainingState(NamedTuple):
-    """Everything a run is after some rounds. Averages are over the nodes hosted here."""
+    """The complete state of a run after some rounds. Averages are over the nodes hosted here."""
 
     algorithm: Any
     average_model: PerProcess  # theta_o, the mean over time of the network averages (replicas, dim)
     average_dual: Annotated[PerProcess | None, Role(over_nodes=True, on_simplex=True)]  # lambda_o (replicas, n)
-    iterate: PerProcess | None  # a network average drawn uniformly over time (replicas, dim), where asked for
+    iterate: PerProcess | None  # a network average drawn uniformly over time (replicas, dim), with keep_iterate
     sent: Traffic
     best: Annotated[Best | None, HELD_BY_ALL]
 
@@ -56,7 +56,7 @@ class Training:
         replicas: Sequence[Replica],
         options: Options,
         first: int = 0,
-        network: Network | None = None,  # of the nodes hosted here, where not all are
+        network: Network | None = None,  # of the nodes hosted here, if not all are
     ):
         self.problem, self.topology, self.replicas, self.options = problem, topology, list(replicas), options
         self._first = first  # the number of the first replica in the whole run
@@ -85,7 +85,7 @@ class Training:
         )
 
     def identity(self) -> dict[str, Any]:
-        """The settings that determine the trajectory, by name: rounds and measurements are not among them."""
+        """Returns the settings that determine the trajectory, by name. Rounds and measurements are not among them."""
         digests = self.network.process_group.all_gather_json(list(self.problem.digests_here().items()))
         return {
             "topology": to_table(self.topology),
@@ -99,8 +99,8 @@ class Training:
         }
 
     def roles(self, state: TrainingState) -> dict[str, Role]:
-        """Returns the role of every tensor of a state, by its path, with who holds it decided: a row per hosted node by
-        default, or the same at every process where a server holds the algorithm's state."""
+        """Returns the role of every tensor of a state, by its path, with `held_by` filled in: "node" by default, or
+        "all" if a server has the algorithm's state."""
         at_server = self.algorithm.needs_server
         found = {}
         for path, role in roles_of(state).items():
@@ -114,7 +114,7 @@ class Training:
         return StateView(self.algorithm.init(self.oracle, self.network))
 
     def initial(self) -> TrainingState:
-        """The state before round 0."""
+        """Returns the state before round 0."""
         state = self.algorithm.init(self.oracle, self.network)
         self.__dict__["view"] = StateView(state)  # known now, so it need not be found by another init
         count, dim = len(self.replicas), self.view.models(state).shape[-1]
@@ -134,11 +134,11 @@ class Training:
         )
 
     def advance(self, state: TrainingState, done: int) -> TrainingState:
-        """The state after round number `done`."""
+        """Returns the state after round number `done`."""
         return self.after_round(state, torch.tensor(done, device=self.device))
 
     def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
-        """The state after the round whose number a scalar tensor holds: operations on tensors alone."""
+        """Returns the state after the round whose number is in a scalar tensor. Uses operations on tensors only."""
         ctx = Round(index, self.oracle, self.network, self._round_cache)
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
         duals = self.view.duals(state.algorithm)
@@ -153,19 +153,20 @@ class Training:
         )
 
     def _shares(self, rounds: Tensor) -> Tensor:
-        """What round t contributes to the mean over time: 1 / (t + 1)."""
+        """Returns the share of round t in the mean over time: 1 / (t + 1)."""
         return (1.0 / (rounds + 1).double()).to(self.dtype)
 
     def _drawn(self, index: Tensor) -> Tensor:
-        """Whether round t replaces the iterate kept so far: with chance 1 / (t + 1), so that all are equally likely."""
+        """Returns whether round t replaces the iterate kept so far. The probability is 1 / (t + 1), so that all rounds
+        are equally likely."""
         key = random_streams.keys(
             self.oracle.seeds, "iterate", index, torch.zeros(1, dtype=torch.int64, device=self.device)
         )
         return random_streams.integers(key, 1, index + 1)[:, 0] == 0  # (replicas, 1)
 
     def states(self, state: TrainingState, done: int, rounds: int) -> Iterator[tuple[int, TrainingState]]:
-        """How many rounds are done and the state then, from `done` to `rounds`. On a GPU the states are one set of
-        buffers, which the next round changes."""
+        """Yields the number of rounds done and the state then, from `done` to `rounds`. On a GPU all states share one
+        set of buffers, which the next round changes."""
         yield done, state
         captured = self._captured(state, done, rounds)
         for t in range(done, rounds):
@@ -177,7 +178,7 @@ class Training:
             yield t + 1, state
 
     def _captured(self, state: TrainingState, done: int, rounds: int) -> CapturedRounds | None:
-        """The rounds as a CUDA graph, where there is a GPU that holds the data and more than a round to do."""
+        """Returns the rounds as a CUDA graph, if the data is on a GPU and there is more than one round to do."""
         on_gpu = self.device.type == "cuda" and self.data_home.type == "cuda"
         if not on_gpu or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
@@ -185,14 +186,14 @@ class Training:
         return captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
 
     def unsound(self, state: TrainingState) -> Tensor:
-        """Where a node's model or dual is not finite or has exploded: (replicas, nodes)."""
+        """Returns where a node's model or dual is not finite or has exploded: (replicas, nodes)."""
         models, duals = self.view.models(state.algorithm), self.view.duals(state.algorithm)
         start = torch.linalg.vector_norm(self.oracle.initial_rows, dim=-1, keepdim=True).clamp(min=1.0)
         bad = ~(torch.linalg.vector_norm(models, dim=-1) <= _EXPLODED * start)
         return bad if duals is None else bad | ~torch.isfinite(duals).all(dim=-1)
 
     def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
-        """Who diverged between two rounds, in which quantity, and what to lower."""
+        """Returns a sentence about which node diverged between two rounds, in which quantity, and what to lower."""
         replica, row = (int(i) for i in self.unsound(state).nonzero()[0])
         norm = float(torch.linalg.vector_norm(self.view.models(state.algorithm)[replica, row]))
         duals = self.view.duals(state.algorithm)

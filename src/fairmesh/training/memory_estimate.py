@@ -1,4 +1,4 @@
-"""How much memory a run needs, and how much there is: known before anything large is allocated."""
+"""Estimates how much memory a run needs and how much is free, before anything large is allocated."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,20 +13,20 @@ from fairmesh.problems.oracle import AS_FLOATS_UP_TO
 from fairmesh.problems.problem import Problem
 
 _DUAL_COPIES = 8  # of all dual weights
-_ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's own workspace
-_AHEAD = 24 << 20  # bytes of what is worked out for many rounds at once, and in passing
+_ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's workspace
+_AHEAD = 24 << 20  # bytes of what is computed for many rounds at once, and of temporary values
 _KEPT = 7  # twelfths of its models and duals: three copies and an average, twice while they are merged
-_SHARE = 0.9  # of the free memory that a run may plan with
+_SHARE = 0.9  # of the free memory that a run may use
 _GIB = 2.0**30
 
 
 class Footprint(NamedTuple):
-    """Bytes at the peak of a round, an estimate from above."""
+    """An upper estimate of the bytes at the peak of a round."""
 
-    fixed: int  # data, tables over all pairs of nodes, what is worked out ahead
+    fixed: int  # data, tables over all pairs of nodes, what is computed ahead
     per_replica: int
     description: str
-    kept: int = 0  # on the host, of a replica that has run in a portion, until all are merged
+    kept: int = 0  # in main memory, per replica of a finished portion, until all are merged
 
     def of(self, replicas: int) -> int:
         return self.fixed + replicas * self.per_replica
@@ -35,8 +35,15 @@ class Footprint(NamedTuple):
 def footprint(
     problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_counts: bool, hosted: int | None = None
 ) -> Footprint:
-    """Of a run of this algorithm with so many nodes hosted here, or all; `data_counts` where a copy of the data lies in
-    the same memory."""
+    """Returns the footprint of a run.
+
+    Args:
+        problem: The problem.
+        algorithm: The algorithm.
+        dtype: Of models and duals.
+        data_counts: Whether a copy of the data is in the same memory.
+        hosted: How many nodes this process hosts; None for all.
+    """
     every, dim = problem.n, problem.flat_model.dim
     n = every if hosted is None else hosted
     batch, samples = _batch_bytes(problem, dtype)
@@ -59,7 +66,8 @@ def footprint(
 
 
 def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:
-    """What a node's batch needs with all that a pass keeps for its gradient, found by one pass; and its samples."""
+    """Returns the bytes that a node's batch needs with all that a pass keeps for its gradient, and its samples. Runs
+    one pass to find out."""
     train = max((problem.sites[i].train for i in problem.here), key=len)
     samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
     inputs = as_floats(train.inputs[torch.arange(min(samples, 8)) % len(train)], torch.float32)
@@ -80,7 +88,7 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """What can still be allocated, or None where the system does not say."""
+    """Returns how many bytes can still be allocated, or None if the system does not say."""
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
@@ -102,8 +110,8 @@ def free_bytes(device: torch.device) -> int | None:
 def replicas_that_fit(
     need: Footprint, replicas: int, limit: float | None, device: torch.device, sharing: int = 1
 ) -> tuple[int, str]:
-    """How many replicas can run at once where so many processes share the host's memory, and a sentence about it;
-    refuses a run of which not even one can."""
+    """Returns how many replicas can run at once if `sharing` processes share the machine's memory, and a sentence about
+    it. Refuses a run of which not even one replica fits."""
     free = free_bytes(device)
     share = _SHARE / (sharing if device.type == "cpu" else 1)
     usable = limit * _GIB if limit is not None else None if free is None else share * free
@@ -111,14 +119,14 @@ def replicas_that_fit(
     if usable is None:
         return replicas, f"memory: about {whole / _GIB:.2f} GiB"
     fit, waiting = min(replicas, int((usable - need.fixed) // need.per_replica)), 0
-    if fit < replicas and device.type == "cpu":  # what has run waits in the same memory
+    if fit < replicas and device.type == "cpu":  # finished portions wait in the same memory
         waiting = replicas * need.kept
         fit = int((usable - need.fixed - waiting) // need.per_replica)
     if fit < 1:
         there = f"{usable / _GIB:.2f} GiB can be used" + ("" if limit is None else f" (memory_gib = {limit:g})")
         raise BadInput(
             f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description})"
-            + (f" and the ends of {replicas} keep {waiting / _GIB:.2f} GiB" if waiting else "")
+            + (f" and the results of {replicas} replicas take {waiting / _GIB:.2f} GiB" if waiting else "")
             + f", but {there}; use fewer nodes or replicas, a smaller model or batch, or a machine with more memory"
         )
     text = f"memory: about {need.of(fit) / _GIB:.2f} GiB of {usable / _GIB:.2f} GiB"

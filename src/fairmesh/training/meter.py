@@ -1,4 +1,4 @@
-"""What is measured: every site's accuracy and loss, who is left behind, how far nodes disagree, what was sent."""
+"""Measures a state: every site's metrics and their spread, the disagreement of nodes, and the traffic."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from fairmesh.storage.run_folder import Record
 
 
 class Meter:
-    """Turns a state into one record per replica, the same at every host: each judges the sites whose data it holds.
-    Everything by site is in the order of the sites, wherever placed."""
+    """Turns a state into one record per replica, the same at every process. Each process evaluates the sites whose data
+    it has. Values by site are in the order of the sites, whatever their placement."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class Meter:
         network: Network,
         view: StateView,
         *,
-        at_server: bool = False,  # it holds the one model
+        at_server: bool = False,  # a server has the only model
         home: torch.device | None = None,  # of the held-out data
         own_models: bool = False,
-        regularizer: Regularizer | None = None,  # given where Phi is to be measured
-        alpha_of_sum: bool = False,  # its alpha is m times the paper's
+        regularizer: Regularizer | None = None,  # if Phi is to be measured
+        alpha_of_sum: bool = False,  # its alpha is n times the paper's
     ):
         self._problem, self._network, self._view, self._at_server = problem, network, view, at_server
         self._node_of_site = placements.cpu().argsort(dim=-1)
@@ -50,50 +50,52 @@ class Meter:
         return "test" if self._test else "train"
 
     def by_site(self, rows: Tensor, split: str) -> dict[str, Tensor]:
-        """Each metric of the rows (replicas, dim) at every site: (replicas, sites)."""
+        """Returns each metric of the rows (replicas, dim) at every site: (replicas, sites)."""
         evaluator = {"test": self._test or self._train, "validation": self._validation, "train": self._train}[split]
         if not evaluator:
             return {}
-        with self._network.process_group.fail_together():  # a user's metric may fail at one
+        with self._network.process_group.fail_together():  # a user's metric may fail at one process
             found = evaluator.of_sites(rows)
         return found if self._network.process_group.world_size == 1 else self._from_holders(found)
 
     def _from_holders(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Each metric at every site as the first host that holds the site's data has it."""
+        """Returns each metric at every site, from the first process that has the site's data."""
         mine = torch.stack(list(found.values()))  # (metrics, replicas, sites)
         every = self._network.process_group.all_gather(mine.numpy().tobytes())
-        of_hosts = torch.stack([torch.frombuffer(bytearray(one), dtype=mine.dtype).view_as(mine) for one in every])
-        chosen = of_hosts[self._holder, :, :, torch.arange(len(self._holder))]  # (sites, metrics, replicas)
+        of_processes = torch.stack([torch.frombuffer(bytearray(one), dtype=mine.dtype).view_as(mine) for one in every])
+        chosen = of_processes[self._holder, :, :, torch.arange(len(self._holder))]  # (sites, metrics, replicas)
         return dict(zip(found, chosen.permute(1, 2, 0)))
 
     def mean(self, rows: Tensor) -> Tensor:
-        """The network average of hosted rows (replicas, nodes, dim), or the server's row: (replicas, dim)."""
+        """Returns the network average of hosted rows (replicas, nodes, dim), or the server's row: (replicas, dim)."""
         return rows.mean(dim=-2) if self._at_server else self._network.mean(rows)
 
     def _consensus_error(self, rows: Tensor, average: Tensor) -> Tensor:
-        """The mean over nodes of the squared distance to the network average: (replicas,)."""
+        """Returns the mean over nodes of the squared distance to the network average: (replicas,)."""
         distances = (rows - average.unsqueeze(-2)).square().sum(dim=-1, keepdim=True)
         return self.mean(distances).squeeze(-1).cpu()
 
     def _of_nodes(self, values: Tensor) -> Tensor:
-        """All nodes' numbers (replicas, n) from those of the hosted."""
+        """Returns all nodes' numbers (replicas, n) from those of the hosted nodes."""
         return self._network.gather(values.to(self._network.own.device).unsqueeze(-1)).squeeze(-1).cpu()
 
     def worst_on_validation(self, rows: Tensor) -> Tensor:
-        """The primary metric of the worst site on validation data, negated where lower is better: (replicas,)."""
+        """Returns the worst site's primary metric on validation data, negated if lower is better: (replicas,)."""
         primary = self._problem.primary
         values = self.by_site(rows, "validation")[primary]
         return values.amin(dim=-1) if self._problem.higher_is_better(primary) else -values.amax(dim=-1)
 
     def weights(self, state: Any) -> Tensor | None:
-        """lambda by node (replicas, n): the network's average, or each node's own weight, scaled to sum to one."""
+        """Returns lambda by node (replicas, n): the network's average, or each node's own weight, scaled to sum to
+        one."""
         duals, own = self._view.duals(state), self._view.own_weights(state)
         if duals is not None:
             return self.mean(duals)
         return None if own is None else normalized(self._network.gather(own).squeeze(-1))
 
     def records(self, round_index: int, state: Any, sent: Traffic) -> list[Record]:
-        """One record per replica of the network-average model; `state` is an algorithm's, of the hosted nodes."""
+        """Returns one record per replica for the network-average model. `state` is the algorithm's, of the hosted
+        nodes."""
         models, duals, weights = self._view.models(state), self._view.duals(state), self.weights(state)
         average = self.mean(models)
         columns: list[dict[str, Any]] = [{"round": round_index, "replica": r} for r in range(len(average))]
@@ -126,7 +128,7 @@ class Meter:
         return columns
 
     def worst_case(self, rows: Tensor) -> Tensor:
-        """Phi(theta) = max over lambda of g, from every site's whole training set: (replicas,)."""
+        """Returns Phi(theta) = max over lambda of g, from every site's whole training set: (replicas,)."""
         if self._regularizer is None:
             raise ValueError("this meter was made without a regularizer")
         losses = self.by_site(rows, "train")["loss"].unsqueeze(-2)
@@ -136,7 +138,7 @@ class Meter:
 
 
 def with_spread(columns: list[Record], values: dict[str, Tensor], problem: Problem, under: str | None) -> None:
-    """Adds to each replica's record each metric's numbers by site, by group, and their worst, mean, best and gap."""
+    """Adds each metric's values by site and by group, and their worst, mean, best and gap, to each replica's record."""
     names = [str(site.group) for site in problem.sites]
     for metric, by_site in values.items():
         higher, own = problem.higher_is_better(metric), metric in problem.metrics

@@ -1,6 +1,6 @@
-"""What happens around the rounds: measuring, recording, checkpoints, divergence, stopping, progress.
+"""Observers: measuring, recording, checkpoints, divergence, stopping, progress.
 
-All of these are observers. A run calls them after every round with the number of rounds done and the state.
+A run calls its observers after every round with the number of rounds done and the state.
 Simulations, ranks of a cluster and nodes between organisations use this one loop and differ only in their observers.
 """
 
@@ -27,8 +27,8 @@ from fairmesh.training.meter import Meter
 
 __all__ = ["CsvWriter", "EarlyStopping", "ObservedRun", "Observer", "Watch"]
 
-_LOOK_EVERY = 50  # rounds between looks for divergence, at most
-_ASK_EVERY_S = 0.5  # seconds, about, between two times that the processes of a run ask each other whether to stop
+_LOOK_EVERY = 50  # rounds at most between two checks for divergence
+_ASK_EVERY_S = 0.5  # about so many seconds between two times that the processes ask each other whether to stop
 
 
 class ObservedRun:
@@ -74,17 +74,18 @@ class ObservedRun:
 
     @property
     def is_last(self) -> bool:
-        """Whether this round ends the run."""
+        """Returns whether this round ends the run."""
         return self.round == self.rounds or self.stop_reason is not None
 
     @property
     def measure_due(self) -> bool:
-        """Whether this round is to be measured."""
+        """Returns whether this round is to be measured."""
         return self.round % self.training.options.measure_every == 0 or self.is_last
 
     def stop(self, reason: str) -> None:
-        """Ends the run after this round, with its result. On a cluster all processes must ask for it in the same round;
-        they exchange the request in rounds that are measured.
+        """Ends the run after this round, with its result. The processes of a cluster end after the next round that is
+        measured, when they exchange the request. A node between organisations cannot end the run of all sites; there
+        the request is ignored.
 
         Args:
             reason: Recorded in the summary.
@@ -125,7 +126,7 @@ class Observer(ABC):
         """Is called at the end of the run.
 
         Args:
-            error: What ended the run, or None where it ended well.
+            error: What ended the run, or None if it ended normally.
         """
 
 
@@ -173,13 +174,23 @@ def observe(run: ObservedRun, states: Iterable[tuple[int, TrainingState]], obser
         error = raised
         raise
     finally:
-        for observer in reversed(started):
-            observer.finish(error)
+        failures = [failure for observer in reversed(started) if (failure := _failure_to_finish(observer, error))]
+        if failures and error is None:
+            raise failures[0]
+
+
+def _failure_to_finish(observer: Observer, error: BaseException | None) -> Exception | None:
+    """Lets an observer finish, whatever the others did; returns what it raised."""
+    try:
+        observer.finish(error)
+    except Exception as failure:
+        return failure
+    return None
 
 
 class StopRequests(Observer):
-    """Notes that the run was asked to stop. Of several processes all stop after the same round, so they ask each other,
-    about twice a second."""
+    """Notes that the run was asked to stop. Several processes must stop after the same round, so they ask each other
+    about twice per second."""
 
     def __init__(self, process_group: ProcessGroup, event: threading.Event):
         self._process_group, self._event = process_group, event
@@ -205,15 +216,15 @@ class StopRequests(Observer):
 
 
 class Divergence(Observer):
-    """Raises `Diverged` once a model or a dual is not finite or has exploded, or only notes it where told to `mark`. It
-    looks before every measurement and checkpoint, so that neither is of a diverged run."""
+    """Raises `Diverged` once a model or a dual is not finite or has exploded; with `mark`, only notes it. It checks
+    before every measurement and checkpoint, so that neither is of a diverged run."""
 
     def __init__(self, checkpoints: "Checkpointing | None" = None, *, mark: bool = False):
         self._checkpoints, self._mark = checkpoints, mark
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._sound = run, run.round
-        options = run.training.options  # a GPU is not made to wait more often than it is measured
+        options = run.training.options  # on a GPU, check only when measuring, since each check waits for it
         on_cpu = run.training.device.type == "cpu"
         self._every = min(options.measure_every, _LOOK_EVERY) if on_cpu else options.measure_every
 
@@ -275,7 +286,7 @@ class KeepBest(Observer):
 
 
 class Checkpointing(Observer):
-    """Writes the run's checkpoint every so many rounds, at the end, and when the run is asked to stop."""
+    """Writes the run's checkpoint every `every` rounds, at the end, and when the run is asked to stop."""
 
     def __init__(self, checkpoints: Checkpoints, every: int, saved: int | None = None):
         self._checkpoints, self._every, self.saved = checkpoints, every, saved
@@ -290,19 +301,19 @@ class Checkpointing(Observer):
 
 
 class Ending(Observer):
-    """Raises `Interrupted` when the run was asked to stop from outside; when an observer ended it, has it measured and
-    checkpointed."""
+    """Raises `Interrupted` if the run was asked to stop from outside. If an observer ended it, has the last round
+    measured and checkpointed."""
 
     def __init__(self, last_words: Sequence[Observer]):
-        self._last_words = last_words
+        self._last_words, self._pending = last_words, None
 
     def after_round(self, round: int, state: TrainingState) -> None:
         run, process_group = self.run, self.run.training.network.process_group
         if process_group.world_size > 1 and run.fresh:
-            reasons = process_group.all_gather_json(run.stop_reason)
+            reasons = process_group.all_gather_json(run.stop_reason or self._pending)
             run.stop_reason = next(filter(None, reasons), None)
-        elif process_group.world_size > 1:
-            run.stop_reason = None  # until a round is measured
+        elif process_group.world_size > 1 and run.stop_reason is not None:
+            self._pending, run.stop_reason = self._pending or run.stop_reason, None  # until a round is measured
         if run.stop_reason is not None:
             for observer in self._last_words:
                 observer.after_round(round, run.state)
@@ -355,22 +366,30 @@ class EarlyStopping(Observer):
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._scores = run, []
+        rounds = sorted({record["round"] for record in run.records})
+        for known in rounds:  # of a run that is resumed
+            self._note([record for record in run.records if record["round"] == known])
         if self.split not in ("test", "validation"):
             raise BadInput(f'split must be "test" or "validation", got {self.split!r}')
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if not self.run.fresh:
             return
+        metric = self._note(self.run.fresh)
+        since = len(self._scores) - 1 - self._scores.index(max(self._scores))
+        if since >= self.patience:
+            self.run.stop(f"the worst site's {metric} has not improved for {since} measurements")
+
+    def _note(self, records: list[Record]) -> str:
+        """Notes the score of one measured round; returns the metric."""
         problem = self.run.training.problem
         metric = self.metric or problem.primary
-        tables = [record if self.split == "test" else record.get("validation", {}) for record in self.run.fresh]
+        tables = [record if self.split == "test" else record.get("validation", {}) for record in records]
         if any(metric not in table for table in tables):
             raise BadInput(f"no {self.split} {metric!r} is measured{nearest(metric, tables[0])}")
         worst = sum(table[metric]["worst"] for table in tables) / len(tables)
         self._scores.append(worst if problem.higher_is_better(metric) else -worst)
-        since = len(self._scores) - 1 - self._scores.index(max(self._scores))
-        if since >= self.patience:
-            self.run.stop(f"the worst site's {metric} has not improved for {since} measurements")
+        return metric
 
 
 @dataclass
@@ -378,7 +397,7 @@ class CsvWriter(Observer):
     """Writes every measurement as a row of a CSV file: round, replica, worst, mean and best of each metric, bytes.
 
     Args:
-        path: The file. It is written again from the start by every run that is not resumed.
+        path: The file. A run writes it again from the start; a resumed run keeps the rows up to its checkpoint.
 
     Example:
         >>> import fairmesh as fm
@@ -389,19 +408,18 @@ class CsvWriter(Observer):
 
     def start(self, run: ObservedRun) -> None:
         self.run = run
-        if run.training.network.process_group.is_leader and run.round == 0 and run.first_replica == 0:
+        if run.training.network.process_group.is_leader and run.first_replica == 0:
             Path(self.path).unlink(missing_ok=True)
+            self._append(run.records)
 
     def after_round(self, round: int, state: TrainingState) -> None:
-        if not self.run.fresh or not self.run.training.network.process_group.is_leader:
+        if self.run.training.network.process_group.is_leader:
+            self._append(self.run.fresh)
+
+    def _append(self, records: list[Record]) -> None:
+        rows = [self._row(record) for record in records]
+        if not rows:
             return
-        rows = []
-        for record in self.run.fresh:
-            row = {"round": round, "replica": self.run.first_replica + record["replica"], "seed": record["seed"]}
-            for metric, numbers in record.items():
-                if isinstance(numbers, dict) and "worst" in numbers:
-                    row |= {f"{metric}_{what}": numbers[what] for what in ("worst", "mean", "best")}
-            rows.append(row | {"bytes_total": record["bytes_total"]})
         new = not Path(self.path).exists()
         with open(self.path, "a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, rows[0])
@@ -409,13 +427,20 @@ class CsvWriter(Observer):
                 writer.writeheader()
             writer.writerows(rows)
 
+    def _row(self, record: Record) -> Record:
+        row = {"round": record["round"], "replica": self.run.first_replica + record["replica"], "seed": record["seed"]}
+        for metric, numbers in record.items():
+            if isinstance(numbers, dict) and "worst" in numbers:
+                row |= {f"{metric}_{what}": numbers[what] for what in ("worst", "mean", "best")}
+        return row | {"bytes_total": record["bytes_total"]}
+
 
 register(Observer, {"early-stopping": EarlyStopping, "csv": CsvWriter})
 
 
 @contextmanager
 def stop_signals(handle: bool) -> Iterator[threading.Event]:
-    """Gives an event that Ctrl-C or SIGTERM sets while it is open, if `handle`; a second Ctrl-C stops at once."""
+    """Yields an event that Ctrl-C or SIGTERM sets while it is open, if `handle`. A second Ctrl-C stops at once."""
     stop = threading.Event()
     if not handle or threading.current_thread() is not threading.main_thread():
         yield stop

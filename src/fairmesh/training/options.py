@@ -1,4 +1,4 @@
-"""How a run is carried out: measuring, checkpoints, device, memory."""
+"""Options of a run: measurements, checkpoints, device, memory."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -76,7 +76,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def device_of(name: str) -> torch.device:
-    """The device, refused where it is not there."""
+    """Returns the device. Refuses one that is not available."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -89,7 +89,7 @@ def device_of(name: str) -> torch.device:
 
 
 def home_of_data(problem: Problem, device: torch.device, wish: str) -> torch.device:
-    """Where the training data lives: on the device where it fits beside the models, else on the host."""
+    """Returns the device of the training data: the device itself if there is room next to the models, else the CPU."""
     if device.type == "cpu" or wish == "host":
         return torch.device("cpu")
     held = [problem.sites[i].train for i in problem.here]

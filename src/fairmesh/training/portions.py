@@ -1,4 +1,4 @@
-"""Replicas that the memory does not hold at once, run in portions one after another, and their results as one."""
+"""Runs replicas in portions, one after another, if they do not fit into memory together; merges their results."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,10 +25,11 @@ from fairmesh.training.result import Result
 def that_fit(
     problem: Problem, replicas: Sequence[Replica], options: Options, process_group: ProcessGroup
 ) -> tuple[int, str]:
-    """How many of the replicas can run at once, and a sentence about the memory they take at this host."""
+    """Returns how many replicas can run at once, and a sentence about the memory they need in this process."""
     device = device_of(options.device)
-    beside = home_of_data(problem, device, options.data_on).type == device.type
-    need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], beside, len(process_group.nodes(problem.n)))
+    data_counts = home_of_data(problem, device, options.data_on).type == device.type
+    nodes = len(process_group.nodes(problem.n))
+    need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], data_counts, nodes)
     return replicas_that_fit(need, len(replicas), options.memory_gib, device, process_group.local_world_size)
 
 
@@ -49,7 +50,7 @@ def portions(replicas: Sequence[Replica], at_once: int) -> Iterator[Portion]:
 
 
 def _numbered(records: Sequence[Record], first: int) -> list[Record]:
-    """A portion's records with its replicas numbered as in the whole run."""
+    """Returns a portion's records with replicas numbered as in the whole run."""
     return [record | {"replica": first + record["replica"]} for record in records]
 
 
@@ -58,7 +59,7 @@ def on_host(state: Any) -> Any:
 
 
 def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
-    """One result of all replicas in their order."""
+    """Returns one result of all replicas, in their order."""
     records, diverged, first = [], [], 0
     for result in results:
         records += _numbered(result.records, first)

@@ -18,7 +18,7 @@ Placements = int | Sequence[Sequence[int]] | Literal["by-seed"] | None
 
 @dataclass(frozen=True)
 class Replica:
-    """One run among those trained together: node i holds the data of site placement[i]."""
+    """One run of those trained together. Node i has the data of site placement[i]."""
 
     seed: int
     placement: tuple[int, ...]
@@ -26,8 +26,8 @@ class Replica:
 
 
 def replicas_of(algorithms: Sequence[Algorithm], seeds: Sequence[int], placements: Placements, n: int) -> list[Replica]:
-    """Every algorithm with every placement and every seed. A number of placements means random ones, of which placement
-    k is the same in every experiment over n nodes; "by-seed" gives seed k the random placement k and no other."""
+    """Returns a replica for every algorithm, placement and seed. A number of placements means random ones; placement k
+    is the same in every experiment over n nodes. "by-seed" gives seed k only the random placement k."""
     try:
         seeds = [int(seed) for seed in seeds]
     except (TypeError, ValueError) as error:
@@ -35,7 +35,7 @@ def replicas_of(algorithms: Sequence[Algorithm], seeds: Sequence[int], placement
             f"seeds must be a list of whole numbers, got {seeds!r}; for three seeds write range(3)"
         ) from error
     if any(not 0 <= seed < 2**63 for seed in seeds):
-        raise BadInput(f"seeds lie in 0..2^63 - 1, got {seeds}")
+        raise BadInput(f"seeds must lie in 0..2^63 - 1, got {seeds}")
     if not algorithms or not seeds:
         raise BadInput("a run needs at least one algorithm and one seed")
     if len(set(seeds)) != len(seeds):
@@ -52,26 +52,26 @@ def replicas_of(algorithms: Sequence[Algorithm], seeds: Sequence[int], placement
         try:
             chosen = [tuple(int(i) for i in placement) for placement in placements]
         except (TypeError, ValueError) as error:
-            raise BadInput(f"placements is a number or a list of permutations, got {placements!r}") from error
+            raise BadInput(f"placements must be a number or a list of permutations, got {placements!r}") from error
     for placement in chosen:
         if sorted(placement) != list(range(n)):
-            raise BadInput(f"a placement names each of the {n} sites once, got {list(placement)}")
+            raise BadInput(f"a placement must name each of the {n} sites once, got {list(placement)}")
     return [Replica(seed, placement, a) for a in algorithms for placement in chosen for seed in seeds]
 
 
 def sites_at(nodes: Sequence[int], replicas: Sequence[Replica]) -> set[int]:
-    """The sites whose data these nodes hold, in any replica."""
+    """Returns the sites whose data these nodes have in any replica."""
     return {replica.placement[node] for node in nodes for replica in replicas}
 
 
 def random_placement(k: int, n: int) -> tuple[int, ...]:
-    """The k-th random placement of n sites on n nodes."""
+    """Returns the k-th random placement of n sites on n nodes."""
     key = random_streams.keys(torch.tensor([k]), "placement", 0, torch.tensor([0]))
     return tuple(random_streams.bits(key, n).flatten().argsort(stable=True).tolist())
 
 
 def stacked(algorithms: Sequence[Algorithm], dtype: torch.dtype, device: torch.device) -> Algorithm:
-    """One algorithm whose numbers are (replicas, 1, 1) wherever those of the given ones differ."""
+    """Returns one algorithm whose numbers are tensors (replicas, 1, 1) where those of the given ones differ."""
     return _stacked(list(algorithms), dtype, device, "algorithm")
 
 
@@ -83,13 +83,13 @@ def _stacked(things: list[Any], dtype: torch.dtype, device: torch.device, where:
     if same_kind and isinstance(first, float):
         return torch.tensor(things, dtype=dtype, device=device)[:, None, None]
     if same_kind and dataclasses.is_dataclass(first) and not isinstance(first, Compressor):
-        # Schedules stay in float64: ratio^t loses digits otherwise. The step is rounded once, when it is used.
+        # Schedules stay in float64, since ratio^t would lose digits. The step is rounded once, when it is used.
         inner = torch.float64 if isinstance(first, Schedule) else dtype
         copy = object.__new__(type(first))  # each replica's numbers were checked when its own object was made
         for field in dataclasses.fields(first):
             kind = torch.float64 if field.metadata.get("exact") else inner
             values = [getattr(thing, field.name) for thing in things]
-            if field.type is float:  # 1 and 0.5 are both numbers
+            if field.type is float:  # so that 1 and 0.5 have the same type
                 values = [float(value) for value in values]
             if field.metadata.get("structural") and any(value != values[0] for value in values):
                 raise _cannot_stack(f"{where}.{field.name}", values)
@@ -100,6 +100,6 @@ def _stacked(things: list[Any], dtype: torch.dtype, device: torch.device, where:
 
 def _cannot_stack(where: str, values: list[Any]) -> BadInput:
     return BadInput(
-        f"{where} differs between replicas ({values[0]!r} and {next(v for v in values if v != values[0])!r}), and only "
-        "step sizes, rates and strengths may within one batched run; train these separately"
+        f"{where} differs between replicas ({values[0]!r} and {next(v for v in values if v != values[0])!r}), but only "
+        "step sizes, rates and strengths may differ within one batch; train these separately"
     )

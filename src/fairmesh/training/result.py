@@ -1,4 +1,4 @@
-"""What a run gave: its records, its models, and its end in one table."""
+"""The result of a run: its records, its models, and a summary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,15 +61,15 @@ class Result:
     rounds: int
     records: list[Record]
     state: TrainingState = field(repr=False)
-    diverged: list[int] = field(default_factory=list)  # replicas, where told to go on without them
+    diverged: list[int] = field(default_factory=list)
     judged_on: str = "test"
-    averages: Averages | None = None  # where not all nodes are hosted here
-    stop_reason: str | None = None  # why an observer ended the run early
-    seconds: float = 0.0  # that the run took
+    averages: Averages | None = None
+    stop_reason: str | None = None
+    seconds: float = 0.0
 
     @property
     def final(self) -> list[Record]:
-        """The last record of each replica."""
+        """Returns the last record of each replica."""
         last = max(record["round"] for record in self.records)
         return [record for record in self.records if record["round"] == last]
 
@@ -84,7 +84,7 @@ class Result:
 
     @property
     def worst(self) -> float:
-        """The primary metric at the worst site in the last measurement, averaged over replicas."""
+        """Returns the primary metric at the worst site in the last measurement, averaged over replicas."""
         values = self.values("worst")
         return sum(values) / len(values)
 

@@ -1,4 +1,4 @@
-"""A run from start to end: measured, checkpointed, stopped on request or when it stops making sense."""
+"""Runs training from start to end: measured, checkpointed, and stopped on request or on divergence."""
 
 import threading
 import time
@@ -133,8 +133,8 @@ def train(
     if process_group.world_size > 1 and at_once < len(replicas):
         with process_group.fail_together():
             raise BadInput(
-                f"only {at_once} of {len(replicas)} replicas fit at once beside each other, and on a cluster all must; "
-                "use more machines or fewer replicas"
+                f"only {at_once} of {len(replicas)} replicas fit into memory at once, and on a cluster all must; use "
+                "more machines or fewer replicas"
             )
     settings = settings or _settings(topology, replicas, rounds)
     watching = as_observers(observers)
@@ -154,7 +154,7 @@ def train(
             training = Training(problem, topology, portion.replicas, chosen, portion.first)
             one = _run(training, rounds, inside, settings, watching, stop, portion.first)
             results.append(replace(one, state=on_host(one.state)))
-            del training, one  # frees the device before the next
+            del training, one  # frees the device for the next portion
     result = replace(merged(results, replicas), seconds=time.perf_counter() - started)
     if folder:
         folder.write_settings(settings)
@@ -197,7 +197,7 @@ def _checked(
         raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
     for one in algorithms:
         one.check(problem.prior_of_sites, problem.flat_model.dim)
-    stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run together, also where it need not
+    stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run in one batch, even if it need not
     return replicas, chosen
 
 
@@ -225,7 +225,7 @@ def _run(
                     raise BadInput(f"the checkpoint is already at round {done}, beyond the {rounds} rounds asked for")
             run, saved = ObservedRun(training, rounds, state, done, first_replica), done
             kept = (record for record in folder.records() if record["round"] <= done)
-            # The end of a run that is now extended was measured off schedule.
+            # If the run is now longer, its former last round was measured off schedule.
             run.records = [r for r in kept if r["round"] % options.measure_every == 0 or r["round"] == rounds]
             folder.replace_records(run.records)
         folder.write_settings(settings)
@@ -274,7 +274,7 @@ def _meter(training: Training) -> Meter:
 
 
 def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
-    """With the averages over all nodes, wherever hosted."""
+    """Returns the result, with the averages over the nodes of all processes."""
     training, state, averages = run.training, run.state, None
     if training.network.process_group.world_size > 1:
         averages = Averages(meter.mean(training.view.models(state.algorithm)), meter.weights(state.algorithm))
@@ -300,7 +300,7 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
 
 
 def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> dict[str, Any]:
-    """What is known of a run whose data and model were given in Python."""
+    """Returns the known settings of a run whose data and model were given in Python."""
     return {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from torch import Tensor
+
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, Interrupted
@@ -18,6 +20,7 @@ from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.problems.metrics import Evaluator
 from fairmesh.problems.problem import Problem
+from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.observers import Divergence, ObservedRun, Observer, observe
@@ -155,6 +158,16 @@ class _SiteMeasuring(Observer):
         weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
         weight = weight if duals is None else float(duals[0, 0, node])
         self._watcher.measured(values, training.problem.primary, weight)
+        self.run.fresh = [self._record(round, state, found)]
+        self.run.records += self.run.fresh
+
+    def _record(self, round: int, state: TrainingState, found: Mapping[str, Tensor]) -> Record:
+        """This site's numbers in the form of a simulation's record, for observers: its site is the only one."""
+        record: Record = {"round": round, "replica": 0, "seed": self.run.training.replicas[0].seed}
+        for name, value in found.items():
+            number = float(value[0, self._number])
+            record[name] = {"worst": number, "mean": number, "best": number, "gap": 0.0, "sites": [number]}
+        return record | {"bytes_total": int(state.sent.node_bytes.sum())}
 
 
 class _Checkpointing(Observer):
