@@ -101,5 +101,5 @@ def _stacked(things: list[Any], dtype: torch.dtype, device: torch.device, where:
 def _cannot_stack(where: str, values: list[Any]) -> BadInput:
     return BadInput(
         f"{where} differs between replicas ({values[0]!r} and {next(v for v in values if v != values[0])!r}), but only "
-        "step sizes, rates and strengths may differ within one batch; train these separately"
+        "step sizes and strengths may differ within one batch; train these separately"
     )
