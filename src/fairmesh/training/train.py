@@ -12,7 +12,7 @@ import torch
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.config.tables import to_table
-from fairmesh.errors import BadInput, FairmeshError, nearest
+from fairmesh.errors import BadInput, FairmeshError, LostProcess, nearest
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import malloc
@@ -243,8 +243,8 @@ def _run(
     try:
         with memory:
             observe(run, training.states(run.state, run.round, rounds), every)
-    except FairmeshError:
-        if folder:
+    except FairmeshError as error:
+        if folder and not isinstance(error, LostProcess):  # its launcher restarts the run, which must find its mark
             folder.close()
         raise
     result = _result(run, meter, time.perf_counter() - started)
