@@ -18,11 +18,12 @@ from fairmesh.networks.cluster import Ranks
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.training.memory_estimate import footprint
 from tests import toys
+from tests.cluster.rank import ONE_OF_EACH_KIND, run_cases
 from tests.examples import THOROUGH
 from tests.recordings import shared_recordings
 
 ROOT = Path(__file__).parents[2]
-ROUNDS, PART = 30, 12
+ROUNDS, PART, FEW_ROUNDS = 30, 12, 8
 TOY = """
 rounds = 100000
 [data]
@@ -115,6 +116,7 @@ def first(folder: Path, process_group: ProcessGroup, cases: list[str]) -> dict[s
         shutil.copytree(folder / "ad-gda begun", folder / "ad-gda continued")
     dist.barrier()
     trained("ad-gda", folder / "ad-gda continued", process_group, resume=True)
+    run_cases(folder, process_group.rank, process_group.world_size, FEW_ROUNDS, ONE_OF_EACH_KIND)
     nodes = process_group.nodes(8)
     need = footprint(problem().keeping(set(nodes)), CASES["drfa"][1], torch.float64, True, len(nodes))
     room = need.fixed + 1.2 * need.per_replica + 4 * need.kept

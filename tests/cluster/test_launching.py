@@ -2,6 +2,7 @@
 once."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -22,9 +23,8 @@ from tests.refusals import refused
 def test_launch_stops_all_ranks_after_the_same_round_on_ctrl_c(stopped):
     rounds, err = stopped["rounds"], stopped["err"]
     assert stopped["code"] == 130
-    (line,) = [line for line in err.splitlines() if "100000" in line]  # one rank says so
-    assert f" {rounds[CHECKPOINT]} " in line
-    assert "fairmesh launch ... --resume" in line
+    (line,) = [line for line in err.splitlines() if "fairmesh launch ... --resume" in line]  # one rank says so
+    assert {str(rounds[CHECKPOINT]), "100000"} <= set(re.findall(r"\d+", line))
     assert "Traceback" not in err
     assert len(rounds) == 2
     assert len(set(rounds.values())) == 1

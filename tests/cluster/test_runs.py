@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.storage.run_folder import CHECKPOINT
-from tests.cluster.runs import CASES, DAMAGED, PART, ROUNDS, ends, trained
+from tests.cluster.rank import ONE_OF_EACH_KIND, check_case
+from tests.cluster.runs import CASES, DAMAGED, FEW_ROUNDS, PART, ROUNDS, ends, trained
 from tests.pairwise import case as case_of
 
 
@@ -79,6 +80,12 @@ def ranks_of(clustered: Path) -> list[dict[str, Any]]:
     found = [torch.load(path) for path in sorted(clustered.glob("first-*.pt"))]
     assert len(found) == (2 if clustered.name == "two ranks" else 3)
     return found
+
+
+@on_two_ranks_and_three
+@pytest.mark.parametrize("case", ONE_OF_EACH_KIND)
+def test_cluster_ends_where_the_simulator_ends(clustered, case):
+    check_case(clustered, len(ranks_of(clustered)), FEW_ROUNDS, case)
 
 
 @every_case

@@ -154,12 +154,12 @@ def _called(path: str) -> Site:
 
 
 def _data_of(table: Mapping[str, Any], folder: Path) -> Data:
-    def beside(value: Any, key: str = "") -> Any:
+    def resolved(value: Any, key: str = "") -> Any:
         if isinstance(value, Mapping):
-            return {inner: beside(item, inner) for inner, item in value.items()}
+            return {inner: resolved(item, inner) for inner, item in value.items()}
         return str(folder / value) if key in ("file", "folder") and isinstance(value, str) else value
 
-    return from_table(Data, beside(table), "data")
+    return from_table(Data, resolved(table), "data")
 
 
 def _only(data: Data) -> Site:

@@ -28,7 +28,7 @@ from fairmesh.training.meter import Meter
 __all__ = ["CsvWriter", "EarlyStopping", "ObservedRun", "Observer", "Watch"]
 
 _LOOK_EVERY = 50  # rounds at most between two checks for divergence
-_ASK_EVERY_S = 0.5  # about so many seconds between two times that the processes ask each other whether to stop
+_ASK_EVERY_S = 0.5  # approximate seconds between two times that processes ask each other whether to stop
 
 
 class ObservedRun:
