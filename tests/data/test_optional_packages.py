@@ -50,7 +50,7 @@ NEEDS = {  # extra -> package, and something that cannot be done without it
 
 
 @pytest.mark.parametrize("extra", NEEDS)
-def test_a_missing_package_is_named_with_the_extra_that_installs_it(extra, tmp_path, without):
+def test_missing_package_is_named_with_the_extra_that_installs_it(extra, tmp_path, without):
     package, use = NEEDS[extra]
     without(package)
     with pytest.raises(MissingPackage, match=rf"fairmesh\[{extra}\]"):
@@ -62,7 +62,7 @@ def test_optional_lets_other_errors_of_an_import_through():
         from numpy import no_such_name  # noqa: F401
 
 
-def test_every_extra_that_a_message_names_is_declared():
+def test_extras_named_in_messages_are_declared():
     declared = (ROOT / "pyproject.toml").read_text()
     for path in (ROOT / "src").rglob("*.py"):
         for name in re.findall(r"optional\(\"(\w+)\"\)", path.read_text()):

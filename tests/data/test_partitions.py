@@ -181,7 +181,7 @@ def test_instrument_camera_keeps_shape_kind_and_range(shape):
     assert torch.equal(seen[2:3], through_second_camera(images[2:3]))  # an image does not depend on the others
 
 
-def test_by_site_makes_one_node_a_site_or_as_many_as_asked_for():
+def test_by_site_makes_one_node_per_site_or_as_many_as_asked_for():
     given_pool = pool(sites=2)
     plain = fm.data.BySite().sites(given_pool)
     assert [(site.name, site.group, len(site.train[0]), len(site.test[0])) for site in plain] == [

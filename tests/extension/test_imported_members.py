@@ -142,7 +142,7 @@ def test_load_experiment_takes_observers_of_a_file_next_to_it(folder):
     assert to_table(fm.load_experiment(folder / "run" / "experiment.toml")) == to_table(experiment)
 
 
-def test_an_observer_in_an_experiment_stays_the_object_that_it_was():
+def test_observer_in_an_experiment_stays_the_object_that_it_was():
     observer = mine.StopAt(2)
     experiment = fm.Experiment(mine.ToySites(), fm.Ring(), fm.DSGD(0.1), 4, observers=(observer,))
     assert experiment.observers[0] is observer
@@ -153,7 +153,7 @@ def test_an_observer_in_an_experiment_stays_the_object_that_it_was():
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_of_one_class_is_not_resumed_by_another_with_the_same_fields(tmp_path):
+def test_checkpoint_of_one_class_is_not_resumed_by_another_with_the_same_fields(tmp_path):
     problem = toys.problem()
     fm.train(problem, fm.Ring(), mine.ExactDiffusion(), 4, out=tmp_path)
     with pytest.raises(fm.CheckpointError, match=r"LocalSteps.*ExactDiffusion"):
@@ -161,7 +161,7 @@ def test_a_checkpoint_of_one_class_is_not_resumed_by_another_with_the_same_field
     fm.train(problem, fm.Ring(), mine.ExactDiffusion(), 8, out=tmp_path, resume=True)
 
 
-def test_a_checkpoint_with_an_outside_part_is_not_resumed_with_another_part(tmp_path):
+def test_checkpoint_with_an_outside_part_is_not_resumed_with_another_part(tmp_path):
     problem = toys.problem()
     fm.train(problem, fm.Ring(), fm.ChocoSGD(0.1, 0.3, compressor=mine.Ternary()), 2, out=tmp_path)
     with pytest.raises(fm.CheckpointError, match=r"compressor\.name"):
@@ -176,7 +176,7 @@ def _local_class(gain: float) -> type[fm.algorithms.Algorithm]:
     return Local
 
 
-def test_a_class_inside_a_function_trains_writes_its_folder_and_resumes_in_the_same_process(tmp_path):
+def test_class_inside_a_function_trains_writes_its_folder_and_resumes_in_the_same_process(tmp_path):
     kind = _local_class(1.0)
     experiment = fm.Experiment(mine.ToySites(), fm.Ring(), kind(0.1), 4)
     fm.run(experiment, out=tmp_path)
@@ -185,7 +185,7 @@ def test_a_class_inside_a_function_trains_writes_its_folder_and_resumes_in_the_s
     assert path == "tests.extension.test_imported_members:_local_class.<locals>.Local"
 
 
-def test_a_class_inside_a_function_cannot_be_read_by_another_process():
+def test_class_inside_a_function_cannot_be_read_by_another_process():
     table = {"name": "import", "path": "somewhere:f.<locals>.Local"}
     with pytest.raises(fm.BadInput, match=r"it\.path: 'f\.<locals>\.Local' was defined inside a function"):
         from_table(fm.algorithms.Algorithm, table, "it")
@@ -213,7 +213,7 @@ def _python(*arguments: str, folder: Path, text: str | None = None) -> subproces
     return subprocess.run(command, cwd=folder, input=text, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_a_class_of_a_script_is_known_by_the_script_s_file(tmp_path):
+def test_class_of_a_script_is_known_by_the_script_s_file(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = _python("script.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -221,7 +221,7 @@ def test_a_class_of_a_script_is_known_by_the_script_s_file(tmp_path):
     assert to_table(written.algorithm)["path"] == f"{(tmp_path / 'script.py').resolve()}:Mine"
 
 
-def test_a_class_of_a_notebook_trains_and_reading_its_run_folder_says_what_to_do(tmp_path):
+def test_class_of_a_notebook_trains_and_reading_its_run_folder_says_what_to_do(tmp_path):
     done = _python("-", folder=tmp_path, text=SCRIPT)  # like a notebook, it has no file
     assert done.returncode == 0, done.stderr
     with pytest.raises(fm.BadInput, match=r"algorithm\.path: 'Mine' was defined in a notebook.* move the class"):
@@ -356,7 +356,7 @@ def test_checked_is_how_an_outside_class_checks_its_fields_on_construction():
         kind("two")
 
 
-def test_a_field_may_be_of_one_member_and_a_list_may_hold_different_types():
+def test_field_may_be_of_one_member_and_a_list_may_hold_different_types():
     @dataclass(frozen=True)
     class Sheet:
         compressor: fm.Quantize

@@ -22,7 +22,7 @@ REGULARIZERS = {**toys.REGULARIZERS, "mine": mine.SquaredDistance()}
 SCHEDULES = {**FAMILIES[fm.schedules.Schedule], "mine": mine.Cosine(0.1, 40)}
 
 
-def test_the_tables_hold_every_registered_member():
+def test_tables_hold_every_registered_member():
     for role, table in FAMILIES.items():
         assert toys.covers(role, table)
 

@@ -58,7 +58,7 @@ def test_news_reach_those_who_are_no_neighbours(boards):
     assert boards["c"].of_all("status") == {"a": status(7)}
 
 
-def test_the_newest_holds_whatever_comes_later(boards):
+def test_newest_holds_whatever_comes_later(boards):
     boards["a"].announce("status", status(7), 1)
     old = boards["a"].news(0)[1]
     boards["a"].announce("status", status(8), 2)
@@ -68,7 +68,7 @@ def test_the_newest_holds_whatever_comes_later(boards):
     assert boards["b"].of("a", "status") == status(8)
 
 
-def test_only_what_is_new_is_told_again(boards):
+def test_announcements_are_told_again_only_if_new(boards):
     pass_on(boards, "a", "b")
     now, entries = boards["b"].news(0)
     assert {entry["site"] for entry in json.loads(entries)} == {"a", "b"}
@@ -88,7 +88,7 @@ def test_only_what_is_new_is_told_again(boards):
     ],
     ids=["another body", "a higher number", "another site", "no signature"],
 )
-def test_a_neighbour_cannot_speak_for_another_site(boards, forge):
+def test_neighbour_cannot_speak_for_another_site(boards, forge):
     boards["a"].announce("status", status(7), 1)
     boards["c"].announce("status", status(5), 1)
     pass_on(boards, "a", "b")
@@ -107,12 +107,12 @@ def test_a_neighbour_cannot_speak_for_another_site(boards, forge):
     [b"", b"{", b"7", b'[{"site": "a"}]', b'[{"site":"x","kind":"status","number":1,"body":{},"signature":""}]',
      b'[{"site":"a","kind":"gossip","number":1,"body":{},"signature":""}]'],
 )  # fmt: skip
-def test_what_is_no_news_of_this_mesh_is_refused(boards, entries):
+def test_announcements_that_are_no_news_of_this_mesh_are_refused(boards, entries):
     with pytest.raises(Refused):
         boards["b"].heard(entries)
 
 
-def test_a_restarted_site_knows_what_it_and_others_had_said(boards, keys, tmp_path):
+def test_restarted_site_knows_what_it_and_others_had_said(boards, keys, tmp_path):
     made, authority = keys
     boards["a"].announce("frozen", FROZEN, 2)
     pass_on(boards, "b", "a")
@@ -140,7 +140,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_a_site_signs_must_have_the_form_that_others_rely_on(boards, case):
+def test_signed_facts_must_have_the_form_that_others_rely_on(boards, case):
     kind, body = WRONG[case]
     boards["a"].announce(kind, body, 1)
     with pytest.raises(Refused, match=f"news of kind '{kind}' from a with|cannot be read"):
@@ -148,13 +148,13 @@ def test_what_a_site_signs_must_have_the_form_that_others_rely_on(boards, case):
     assert boards["b"].of("a", kind) is None
 
 
-def test_what_is_not_finite_is_told_as_nothing(boards):
+def test_announced_numbers_that_are_not_finite_become_null(boards):
     boards["a"].announce("status", status(7) | {"metric": float("nan"), "weight": float("inf")}, 1)
     pass_on(boards, "a", "b")
     assert boards["b"].of("a", "status") == status(7) | {"metric": None, "weight": None}
 
 
-def test_what_a_site_said_is_passed_on_when_its_certificate_has_expired(tmp_path_factory, tmp_path):
+def test_announcements_are_passed_on_after_their_site_s_certificate_has_expired(tmp_path_factory, tmp_path):
     made, authority = _signed_for(tmp_path_factory.mktemp("expired"), {"a": -0.001, "b": 1, "c": 1})
     boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
     boards["a"].announce("status", status(7), 1)
@@ -167,9 +167,7 @@ def test_what_a_site_said_is_passed_on_when_its_certificate_has_expired(tmp_path
     assert again.of("a", "status") == status(7)
 
 
-def test_a_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_key_signed(
-    tmp_path_factory, monkeypatch
-):
+def test_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_key_signed(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("renewed")
     made, authority = _signed_for(folder, dict.fromkeys(NAMES, 1))
     boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
@@ -188,7 +186,7 @@ def test_a_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_k
     assert boards["c"].of("a", "status") == status(8)
 
 
-def test_with_a_new_key_a_site_says_again_what_it_had_said_and_knows_what_others_did(tmp_path, monkeypatch):
+def test_site_with_a_new_key_says_again_what_it_had_said_and_knows_what_others_did(tmp_path, monkeypatch):
     made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
     boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
     boards["b"].announce("frozen", FROZEN | {"round": 9}, 1)
@@ -206,7 +204,7 @@ def test_with_a_new_key_a_site_says_again_what_it_had_said_and_knows_what_others
     assert boards["c"].of("a", "frozen") == FROZEN
 
 
-def test_a_damaged_memory_is_passed_over(boards, tmp_path):
+def test_damaged_memory_is_passed_over(boards, tmp_path):
     (tmp_path / "bulletin.json").write_bytes(b'[{"site": "a"')
     boards["a"].restored(tmp_path / "bulletin.json")
     assert boards["a"].of("b", "certificate") is None
@@ -229,7 +227,7 @@ def test_much_news_is_told_in_pieces_and_all_of_it(boards, monkeypatch):
     assert boards["c"].of("b", "certificate") is not None
 
 
-def test_what_is_said_in_place_of_what_was_said_before_counts_though_the_clock_went_back(boards, monkeypatch):
+def test_announcements_replace_earlier_ones_though_the_clock_went_back(boards, monkeypatch):
     boards["a"].announce("status", status(1))
     monkeypatch.setattr("time.time", lambda: 1000.0)
     boards["a"].announce("status", status(2))

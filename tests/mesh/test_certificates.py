@@ -48,7 +48,7 @@ def request_for(name: str, alternatives: list[x509.GeneralName], key=None) -> by
     return asked.sign(key or ec.generate_private_key(ec.SECP256R1()), SHA256()).public_bytes(Encoding.PEM)
 
 
-def test_a_signed_certificate_has_nothing_wrong(home, mesh):
+def test_signed_certificate_has_nothing_wrong(home, mesh):
     key, certificate = made(home, mesh)
     assert check_certificate(certificate, authority(home), "alpha", datetime.now(UTC), key) == []
 
@@ -59,7 +59,7 @@ def test_private_keys_can_be_read_by_their_owner_alone(home, mesh):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_key_is_never_written_over(home):
+def test_key_is_never_written_over(home):
     make_key(home, "alpha")
     before = {path: path.read_bytes() for path in home.iterdir()}
     with pytest.raises(BadInput, match=r"alpha\.key exists already"):
@@ -69,7 +69,7 @@ def test_a_key_is_never_written_over(home):
     assert {path: path.read_bytes() for path in home.iterdir()} == before
 
 
-def test_a_certificate_can_serve_both_ends_of_a_connection_and_sign_no_other(home, mesh):
+def test_certificate_can_serve_both_ends_of_a_connection_and_sign_no_other(home, mesh):
     _, pem = made(home, mesh)
     certificate = x509.load_pem_x509_certificate(pem)
     extensions = certificate.extensions
@@ -86,7 +86,7 @@ def test_a_certificate_can_serve_both_ends_of_a_connection_and_sign_no_other(hom
     assert (own.ca, own.path_length) == (True, 0)
 
 
-def test_a_certificate_begins_a_little_in_the_past_and_ends_with_the_authority_at_the_latest(home, mesh):
+def test_certificate_begins_a_little_in_the_past_and_ends_with_the_authority_at_the_latest(home, mesh):
     _, short = made(home, mesh, "alpha", days=20)
     _, long = made(home, mesh, "beta", days=1000)
     now = datetime.now(UTC)
@@ -125,12 +125,12 @@ def test_serial_numbers_differ(home, mesh):
         (lambda: b"", "is not a PEM file"),
     ],
 )
-def test_the_authority_refuses_a_request_that_is_not_one_sites_own(home, mesh, request_, reason):
+def test_authority_refuses_a_request_that_is_not_one_sites_own(home, mesh, request_, reason):
     with pytest.raises(BadInput, match=reason):
         sign(request_(), home, mesh, 20)
 
 
-def test_a_request_changed_on_its_way_is_refused(home, mesh):
+def test_request_changed_on_its_way_is_refused(home, mesh):
     asked = x509.load_pem_x509_csr(request_for("alpha", [x509.DNSName("alpha")]))
     content = asked.public_bytes(Encoding.DER)
     assert content.count(b"alpha") == 2
@@ -139,24 +139,24 @@ def test_a_request_changed_on_its_way_is_refused(home, mesh):
         sign(changed, home, mesh, 20)
 
 
-def test_a_site_that_has_left_gets_no_certificate(home, mesh):
+def test_site_that_has_left_gets_no_certificate(home, mesh):
     with pytest.raises(BadInput, match="for site 'gamma', which is not in the mesh trial: alpha, beta"):
         made(home, mesh.without("gamma"), "gamma")
 
 
-def test_the_authority_of_another_mesh_does_not_sign(tmp_path, mesh):
+def test_authority_of_another_mesh_does_not_sign(tmp_path, mesh):
     make_authority(tmp_path, "other", days=30)
     with pytest.raises(BadInput, match="is of mesh 'other', not of 'trial'"):
         made(tmp_path, mesh)
 
 
-def test_an_authority_that_has_expired_does_not_sign(tmp_path, mesh):
+def test_authority_that_has_expired_does_not_sign(tmp_path, mesh):
     make_authority(tmp_path, "trial", days=-1)
     with pytest.raises(BadInput, match="the authority expired on"):
         made(tmp_path, mesh)
 
 
-def test_a_certificate_of_another_authority_is_reported(home, mesh, tmp_path_factory):
+def test_certificate_of_another_authority_is_reported(home, mesh, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     make_authority(other, "trial", days=30)  # the same name, another key
     _, certificate = made(other, mesh)
@@ -165,14 +165,14 @@ def test_a_certificate_of_another_authority_is_reported(home, mesh, tmp_path_fac
     ]
 
 
-def test_a_site_cannot_be_another_sites_authority(home, mesh):
+def test_site_cannot_be_another_sites_authority(home, mesh):
     _, certificate = made(home, mesh)
     assert check_certificate(certificate, certificate, "alpha") == [
         "the file given as the authority's certificate is not an authority's certificate"
     ]
 
 
-def test_an_expired_certificate_and_one_not_yet_valid_are_reported(home, mesh):
+def test_expired_certificate_and_one_not_yet_valid_are_reported(home, mesh):
     _, expired = made(home, mesh, days=-2)
     [said] = check_certificate(expired, authority(home), "alpha")
     assert said.startswith("the certificate expired on ")
@@ -184,14 +184,14 @@ def test_an_expired_certificate_and_one_not_yet_valid_are_reported(home, mesh):
     assert [line.split(" expired")[0] for line in said] == ["the certificate", "the authority's certificate"]
 
 
-def test_a_wrong_name_is_reported(home, mesh):
+def test_wrong_name_is_reported(home, mesh):
     _, certificate = made(home, mesh)
     assert check_certificate(certificate, authority(home), "beta") == [
         "the certificate is for 'alpha', not for site 'beta'"
     ]
 
 
-def test_a_key_of_another_certificate_and_one_that_others_can_read_are_reported(home, mesh):
+def test_key_of_another_certificate_and_one_that_others_can_read_are_reported(home, mesh):
     key, _ = made(home, mesh)
     _, certificate = made(home, mesh, "beta")
     key.chmod(0o640)
@@ -203,12 +203,12 @@ def test_a_key_of_another_certificate_and_one_that_others_can_read_are_reported(
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"])
-def test_a_damaged_certificate_is_reported_not_raised(home, damage):
+def test_damaged_certificate_is_reported_not_raised(home, damage):
     assert len(check_certificate(damage, authority(home), "alpha")) == 1
     assert len(check_certificate(authority(home), damage, "alpha")) == 1
 
 
-def test_a_request_and_its_certificate_have_one_fingerprint_and_others_another(home, mesh):
+def test_request_and_its_certificate_have_one_fingerprint_and_others_another(home, mesh):
     _, certificate = made(home, mesh)
     _, other = made(home, mesh, "beta")
     assert fingerprint((home / "alpha.csr").read_bytes()) == fingerprint(certificate)
@@ -216,7 +216,7 @@ def test_a_request_and_its_certificate_have_one_fingerprint_and_others_another(h
     assert len(fingerprint(certificate).split()) == 6
 
 
-def test_a_signature_holds_for_its_data_its_name_and_its_authority_only(home, mesh, tmp_path_factory):
+def test_signature_holds_for_its_data_its_name_and_its_authority_only(home, mesh, tmp_path_factory):
     key, certificate = made(home, mesh)
     stranger, _ = made(home, mesh, "beta")
     other = tmp_path_factory.mktemp("other")

@@ -42,12 +42,12 @@ def test_killed_nodes_end_bit_for_bit_where_they_would_have(short):
     assert "older one is used" in done["said"]
 
 
-def test_a_killed_node_is_back_within_seconds(short):
+def test_killed_node_is_back_within_seconds(short):
     assert short["recoveries"] >= 4
     assert short["recovery_median_s"] <= 5
 
 
-def test_every_disturbance_was_recorded_and_none_changed_a_bit(recorded):
+def test_chaos_results_record_every_disturbance_and_no_changed_bit(recorded):
     assert recorded["nodes"] == len(NAMES) == 6
     assert [one["what"] for one in recorded["runs"] if not one["identical"]] == []
     assert run(recorded, "kill -9 at random moments")["kills"] == 20
@@ -61,16 +61,16 @@ def test_every_disturbance_was_recorded_and_none_changed_a_bit(recorded):
     assert min(run(recorded, "power cut")["journal_bytes_lost"]) > 0
 
 
-def test_the_recorded_recoveries_take_less_than_five_seconds_in_the_median(recorded):
+def test_recorded_recoveries_take_less_than_five_seconds_in_the_median(recorded):
     seconds = [one for found in recorded["runs"] for one in found.get("recovery_s", ())]
     assert len(seconds) > 40
     assert statistics.median(seconds) <= 5
 
 
-def test_the_recorded_state_of_a_node_does_not_grow(recorded):
+def test_recorded_state_of_a_node_does_not_grow(recorded):
     alone = run(recorded, "left alone")
     assert 0 < alone["disk_bytes_late"] <= 1.1 * alone["disk_bytes_early"]
 
 
-def test_the_whole_takes_less_than_five_minutes(recorded):
+def test_whole_takes_less_than_five_minutes(recorded):
     assert recorded["seconds"] < 300

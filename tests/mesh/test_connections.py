@@ -133,7 +133,7 @@ def test_frames_go_both_ways_and_the_listening_side_knows_the_name(sites):
     run(work())
 
 
-def test_whoever_answers_under_another_name_is_not_greeted(sites):
+def test_neighbour_that_answers_under_another_name_is_not_greeted(sites):
     async def work():
         async with listening(sites["alpha"]) as server:
             with pytest.raises(CannotConnect, match="a certificate of another site"):
@@ -146,7 +146,7 @@ def test_whoever_answers_under_another_name_is_not_greeted(sites):
     run(work())
 
 
-def test_another_authority_is_refused_by_both_sides_with_the_reason_and_the_address(sites, others):
+def test_authority_of_another_mesh_is_refused_by_both_sides_with_the_reason_and_the_address(sites, others):
     async def work():
         async with listening(sites["beta"]) as server:
             with pytest.raises(CannotConnect, match="a certificate of another authority"):
@@ -167,7 +167,7 @@ def test_another_authority_is_refused_by_both_sides_with_the_reason_and_the_addr
     run(work())
 
 
-def test_a_key_that_cannot_be_used_is_refused(sites):
+def test_key_that_cannot_be_used_is_refused(sites):
     texts = sites["alpha"]
     for wrong in (
         Credentials(sites["beta"].key, texts.certificate, texts.authority),
@@ -183,7 +183,7 @@ def test_a_key_that_cannot_be_used_is_refused(sites):
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"])
-def test_a_stranger_who_does_not_end_the_handshake_is_cut_off(sites, monkeypatch, said):
+def test_stranger_who_does_not_end_the_handshake_is_cut_off(sites, monkeypatch, said):
     monkeypatch.setattr(connections, "_HANDSHAKE_S", 0.2)
 
     async def work():
@@ -200,7 +200,7 @@ def test_a_stranger_who_does_not_end_the_handshake_is_cut_off(sites, monkeypatch
     run(work())
 
 
-def test_a_peer_that_does_not_answer_is_not_waited_for(sites, monkeypatch):
+def test_peer_that_does_not_answer_is_not_waited_for(sites, monkeypatch):
     monkeypatch.setattr(connections, "_DIAL_S", 0.2)
 
     async def work():
@@ -218,7 +218,7 @@ def test_a_peer_that_does_not_answer_is_not_waited_for(sites, monkeypatch):
     run(work())
 
 
-def test_an_idle_connection_is_kept_by_heartbeats_and_a_silent_one_is_lost(sites, monkeypatch):
+def test_idle_connection_is_kept_by_heartbeats_and_a_silent_one_is_lost(sites, monkeypatch):
     monkeypatch.setattr(connections, "_SILENCE_S", 0.5)
     monkeypatch.setattr(connections, "_HEARTBEAT_S", 0.1)
 
@@ -240,7 +240,7 @@ def test_an_idle_connection_is_kept_by_heartbeats_and_a_silent_one_is_lost(sites
     run(work())
 
 
-def test_a_process_that_hangs_is_noticed_in_15_seconds(sites, tmp_path):
+def test_process_that_hangs_is_noticed_in_15_seconds(sites, tmp_path):
     address = f"127.0.0.1:{free_ports(1)[0]}"
 
     async def serve():
@@ -269,7 +269,7 @@ def test_a_process_that_hangs_is_noticed_in_15_seconds(sites, tmp_path):
         assert ended(process, 10) == -signal.SIGKILL
 
 
-def test_the_length_of_a_frame_is_checked_before_the_frame_is_sent(sites):
+def test_length_of_a_frame_is_checked_before_the_frame_is_sent(sites):
     async def take(connection: Connection) -> None:
         await connection.receive()
 
@@ -288,7 +288,7 @@ def test_the_length_of_a_frame_is_checked_before_the_frame_is_sent(sites):
 
 
 @pytest.mark.parametrize("sent", [b"\x05", b"\x05\x00\x00\x00ab"])
-def test_a_frame_that_is_cut_short_is_no_frame(sites, sent):
+def test_frame_that_is_cut_short_is_no_frame(sites, sent):
     async def work():
         async with listening(sites["beta"]) as server:
             for properly in (True, False):
@@ -308,7 +308,7 @@ def test_a_frame_that_is_cut_short_is_no_frame(sites, sent):
     run(work())
 
 
-def test_more_connections_than_allowed_are_turned_away_and_room_is_given_back(sites, monkeypatch):
+def test_connections_beyond_the_limit_are_refused_and_room_is_given_back(sites, monkeypatch):
     monkeypatch.setattr(connections, "_connections", lambda: 2)
 
     async def work():
@@ -349,7 +349,7 @@ def test_half_of_the_files_a_process_may_open_remain(monkeypatch, limits, asked,
 # What is never lost
 
 
-def test_a_peer_that_does_not_read_holds_the_sender_back(sites):
+def test_peer_that_does_not_read_holds_the_sender_back(sites):
     go_on = asyncio.Event()
 
     async def late(connection: Connection) -> None:
@@ -378,7 +378,7 @@ def test_a_peer_that_does_not_read_holds_the_sender_back(sites):
     run(work())
 
 
-def test_the_last_frame_arrives_though_the_other_side_was_still_sending(sites):
+def test_last_frame_arrives_though_the_other_side_was_still_sending(sites):
     async def refuse(connection: Connection) -> None:
         await connection.send(b"why")
 
@@ -396,7 +396,7 @@ def test_the_last_frame_arrives_though_the_other_side_was_still_sending(sites):
     run(work())
 
 
-def test_a_listener_that_closes_ends_its_connections(sites):
+def test_listener_that_closes_ends_its_connections(sites):
     async def work():
         async with listening(sites["beta"]) as server:
             silent = await plain(server)
@@ -418,7 +418,7 @@ def test_a_listener_that_closes_ends_its_connections(sites):
 # Addresses
 
 
-def test_a_port_in_use_is_refused_in_words(sites):
+def test_port_in_use_is_refused_in_words(sites):
     async def work():
         async with listening(sites["beta"]) as server:
             with pytest.raises(BadInput, match=f"cannot listen on {server.address}: another program uses the port"):

@@ -8,7 +8,7 @@ SECURITY = HERE.parents[1] / "docs" / "security.md"
 NAMED = re.findall(r"`((?:\.\./compression/)?test_\w+\.py)(?:::(test_\w+))?`", SECURITY.read_text(encoding="utf-8"))
 
 
-def test_every_protection_names_tests_that_exist():
+def test_protections_name_tests_that_exist():
     assert len(NAMED) > 20
     for file, test in NAMED:
         text = (HERE / file).read_text()

@@ -31,7 +31,7 @@ def reopened(journal, folder):
     return Journal(folder)
 
 
-def test_what_was_logged_is_found_again(tmp_path):
+def test_journal_entries_are_found_again(tmp_path):
     journal = Journal(tmp_path)
     journal.log_sent(4, {1: b"to one", 2: b"to two"})
     journal.log_received(2, 4, b"from two")
@@ -45,7 +45,7 @@ def test_what_was_logged_is_found_again(tmp_path):
     assert journal.steps_sent() == [4]
 
 
-def test_the_same_bytes_to_several_are_written_once(tmp_path):
+def test_same_bytes_to_several_are_written_once(tmp_path):
     journal = Journal(tmp_path)
     journal.log_sent(0, dict.fromkeys(range(5), b"x" * 10_000))
     assert journal.size() < 10_100
@@ -54,7 +54,7 @@ def test_the_same_bytes_to_several_are_written_once(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(cut=st.integers(0, 400), flip=st.booleans())
-def test_a_tail_that_a_crash_cut_short_or_garbled_is_dropped_and_nothing_before_it(tmp_path_factory, cut, flip):
+def test_tail_that_a_crash_cut_short_or_garbled_is_dropped_and_nothing_before_it(tmp_path_factory, cut, flip):
     folder = tmp_path_factory.mktemp("journal")
     journal = Journal(folder)
     for step in range(6):
@@ -85,7 +85,7 @@ def test_damage_before_the_newest_segment_is_refused_by_the_files_name(tmp_path)
         Journal(tmp_path)
 
 
-def test_a_checkpoint_ends_a_segment_and_only_what_is_needed_is_kept(tmp_path):
+def test_checkpoint_ends_a_segment_and_only_what_is_needed_is_kept(tmp_path):
     journal = Journal(tmp_path)
     for step in range(1, 31):
         journal.log_sent(step, {1: b"s%d" % step})
@@ -102,7 +102,7 @@ def test_a_checkpoint_ends_a_segment_and_only_what_is_needed_is_kept(tmp_path):
     assert len(list(tmp_path.glob("journal-*.log"))) == 2
 
 
-def test_a_message_that_somebody_still_needs_outlives_its_segment(tmp_path):
+def test_message_that_somebody_still_needs_outlives_its_segment(tmp_path):
     journal = Journal(tmp_path)
     journal.log_sent(1, {1: b"needed", 2: b"settled"})
     journal.begin_segment({1: {1: b"needed"}})
@@ -111,7 +111,7 @@ def test_a_message_that_somebody_still_needs_outlives_its_segment(tmp_path):
 
 
 @pytest.mark.parametrize("room", [0, 3, 20])
-def test_a_full_disk_says_what_to_do_and_what_was_logged_stays(tmp_path, room):
+def test_full_disk_says_what_to_do_and_what_was_logged_stays(tmp_path, room):
     journal = Journal(tmp_path)
     journal.log_received(1, 0, b"before")
     file = journal._file
@@ -137,7 +137,7 @@ def test_a_full_disk_says_what_to_do_and_what_was_logged_stays(tmp_path, room):
     assert reopened(journal, tmp_path).received(1, 1) == b"after"
 
 
-def test_a_disk_that_writes_in_pieces_is_asked_again(tmp_path):
+def test_disk_that_writes_in_pieces_is_asked_again(tmp_path):
     journal = Journal(tmp_path)
     file = journal._file
 
@@ -164,7 +164,7 @@ def test_checkpoints_of_the_same_round_have_segments_of_their_own(tmp_path):
         assert journal.received(1, 21) == b"after the checkpoint"
 
 
-def test_what_is_found_at_the_start_is_made_durable_before_anybody_is_told_so(tmp_path):
+def test_journal_found_at_the_start_is_made_durable_before_anybody_is_told_so(tmp_path):
     journal = Journal(tmp_path)
     journal.log_received(1, 0, b"written, but perhaps not on the disk yet")
     journal.close()
@@ -173,7 +173,7 @@ def test_what_is_found_at_the_start_is_made_durable_before_anybody_is_told_so(tm
     assert made_durable.call_count == 1
 
 
-def test_a_segment_has_its_name_on_the_disk_before_it_is_written_to(tmp_path):
+def test_segment_has_its_name_on_the_disk_before_it_is_written_to(tmp_path):
     journal = Journal(tmp_path)
     with mock.patch.object(module, "sync_folder") as named:
         journal.begin_segment({1: {1: b"needed"}})

@@ -92,7 +92,7 @@ def _events(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (folder / name / "state" / "log.jsonl").read_text().splitlines()]
 
 
-def test_all_who_remain_go_on_from_one_round_and_end_alike(left):
+def test_remaining_sites_continue_from_one_round_and_end_alike(left):
     rounds, models, mesh = set(), set(), Mesh.read(left / "mesh" / "mesh.toml")
     for name in NAMES:
         if name == DEAD:
@@ -191,7 +191,7 @@ def _stacked(states):
     ],
     ids=str,
 )
-def test_what_sums_to_zero_over_all_begins_anew_and_the_rest_of_a_tracked_state_stays(weighting):
+def test_fields_that_sum_to_zero_are_reset_and_the_rest_of_a_tracked_state_stays(weighting):
     state = _Tracked(weighting).after(None, fm.topologies.Circulant((1, 2)).build(6), range(6), range(8))
     slots, prior = [0, 1, 2, 4, 5], torch.ones(5, dtype=torch.float64) / 5
     mine = _rows(state, 0)
@@ -285,7 +285,7 @@ def _vote(mesh, *gone):
     return {"sites": list(gone), "generation": mesh.generation, "mesh": mesh.without(*gone).structure()}
 
 
-def test_only_the_vote_of_all_who_remain_removes_a_site():
+def test_votes_of_all_who_remain_are_needed_to_remove_a_site():
     mesh = _mesh()
     voted = {name: _vote(mesh, "d") for name in ("a", "b")}
     assert leaving.decided(_Votes(voted), mesh) is None
@@ -293,7 +293,7 @@ def test_only_the_vote_of_all_who_remain_removes_a_site():
     assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "d")}), mesh) == ("d",)
 
 
-def test_several_can_leave_at_once_and_a_vote_can_be_changed():
+def test_votes_can_remove_several_sites_at_once_and_can_be_changed():
     mesh = _mesh()
     voted = {name: _vote(mesh, "c", "d") for name in ("a", "b")}
     assert leaving.decided(_Votes(voted), mesh) == ("c", "d")
@@ -302,7 +302,7 @@ def test_several_can_leave_at_once_and_a_vote_can_be_changed():
     assert mesh.without("c", "d").generation == 3
 
 
-def test_a_vote_for_what_cannot_be_counts_for_nothing_and_harms_nobody():
+def test_vote_for_what_cannot_be_counts_for_nothing_and_harms_nobody():
     mesh = Mesh("two", "0" * 64, (Member("a", "127.0.0.1:7001", ("b",)), Member("b", "127.0.0.1:7002", ("a",))))
     body = {"sites": ["b"], "generation": 1, "mesh": "x"}
     assert leaving.votes(_Votes({"a": body}), mesh) == {}
@@ -310,7 +310,7 @@ def test_a_vote_for_what_cannot_be_counts_for_nothing_and_harms_nobody():
     assert leaving.votes(_Votes({"a": body | {"sites": []}}), mesh) == {}
 
 
-def test_who_has_left_stays_out_whatever_mesh_file_comes_later(tmp_path):
+def test_site_that_left_stays_out_whatever_mesh_file_comes_later(tmp_path):
     mesh = _mesh()
     leaving.note_removed(tmp_path, mesh.without("d"))
     (tmp_path / "generation-2").mkdir()
@@ -323,7 +323,7 @@ def test_who_has_left_stays_out_whatever_mesh_file_comes_later(tmp_path):
         leaving.still_in(tmp_path, moved.without("d").without("b"))
 
 
-def test_the_model_keeps_the_outputs_that_only_the_leavers_labels_needed():
+def test_model_keeps_the_outputs_that_only_the_leavers_labels_needed():
     mesh = _mesh()
     told = {name: {"outputs": 10} for name in ("a", "b", "c")}
     assert leaving.outputs_before(_Votes(told), mesh.without("d")) == 10
@@ -339,7 +339,7 @@ def test_votes_for_another_mesh_or_of_an_earlier_generation_do_not_count():
     assert leaving.decided(_Votes(forged), mesh) is None
 
 
-def test_a_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart(tmp_path):
+def test_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart(tmp_path):
     with pytest.raises(fm.BadInput, match="this site itself"):
         leaving.wish(tmp_path, _mesh(), "a", ["a"])
     line = Mesh(
@@ -356,7 +356,7 @@ def test_a_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart
     assert leaving.wished(tmp_path, line) is None
 
 
-def test_a_wish_holds_for_its_own_generation_only(tmp_path):
+def test_wish_holds_for_its_own_generation_only(tmp_path):
     mesh = _mesh()
     leaving.wish(tmp_path, mesh, "a", ["d"])
     assert leaving.wished(tmp_path, mesh) == ["d"]

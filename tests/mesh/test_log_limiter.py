@@ -18,7 +18,7 @@ class Clock:
         self.said.append((what, fields))
 
 
-def test_the_same_is_told_once_a_minute_with_a_count():
+def test_same_is_told_once_a_minute_with_a_count():
     clock = Clock()
     for _ in range(5000):
         clock.limiter("warning", "refused", reason="no certificate")
@@ -29,7 +29,7 @@ def test_the_same_is_told_once_a_minute_with_a_count():
     assert 1 + sum(fields["more_times"] for _, fields in clock.said[1:]) == 5000
 
 
-def test_what_was_kept_back_is_told_though_nothing_follows():
+def test_log_tells_held_back_repeats_though_nothing_follows():
     clock = Clock()
     for _ in range(3):
         clock.limiter("warning", "refused", "beta", "a reason")
@@ -50,14 +50,14 @@ def test_reasons_that_are_made_up_fill_neither_log_nor_memory():
     assert len(clock.limiter._counts) <= 7 * 51
 
 
-def test_another_site_with_the_same_reason_is_told_too():
+def test_log_tells_the_same_reason_for_another_site():
     clock = Clock()
     for site in ("alpha", "beta"):
         clock.limiter("warning", "refused", site, "a reason")
     assert [fields["site"] for _, fields in clock.said] == ["alpha", "beta"]
 
 
-def test_the_same_reason_from_another_address_is_told_too():
+def test_same_reason_from_another_address_is_told_too():
     clock = Clock()
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
         clock.limiter("warning", "refused", address=address, reason="no certificate")
@@ -69,7 +69,7 @@ def test_the_same_reason_from_another_address_is_told_too():
     ]
 
 
-def test_many_addresses_fill_neither_log_nor_memory():
+def test_refusals_from_many_addresses_fill_neither_log_nor_memory():
     clock = Clock()
     for i in range(50_000):
         clock.limiter("warning", "refused", address=f"2001:db8::{i:x}", reason="no certificate")

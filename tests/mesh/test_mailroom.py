@@ -58,7 +58,7 @@ def mailroom(tmp_path):
     made.close()
 
 
-def test_what_is_posted_goes_out_once_on_a_stream_and_again_on_the_next_until_it_is_durable_there(mailroom):
+def test_posted_messages_go_out_once_per_stream_until_they_are_durable_there(mailroom):
     first, second = object(), object()
     mailroom.post(0, {1: b"zero"})
     mailroom.connected(1, first, Progress(0, 0))
@@ -73,7 +73,7 @@ def test_what_is_posted_goes_out_once_on_a_stream_and_again_on_the_next_until_it
     assert mailroom.unacknowledged_by() == []
 
 
-def test_a_neighbour_that_has_a_message_is_not_sent_it_again_though_it_is_not_durable_there(mailroom):
+def test_neighbour_that_has_a_message_is_not_sent_it_again_though_it_is_not_durable_there(mailroom):
     stream = object()
     mailroom.post(0, {1: b"zero"})
     mailroom.post(1, {1: b"one"})
@@ -83,7 +83,7 @@ def test_a_neighbour_that_has_a_message_is_not_sent_it_again_though_it_is_not_du
 
 
 @pytest.mark.parametrize(("step", "reason"), [(0, "replayed"), (3, "future"), (2**40, "future")])
-def test_a_replayed_or_future_step_is_refused(mailroom, step, reason):
+def test_replayed_or_future_step_is_refused(mailroom, step, reason):
     stream = object()
     mailroom.connected(1, stream, Progress(0, 0))
     mailroom.arrived(1, stream, 0, b"zero")
@@ -92,7 +92,7 @@ def test_a_replayed_or_future_step_is_refused(mailroom, step, reason):
         mailroom.arrived(1, stream, step, b"other")
 
 
-def test_a_neighbour_cannot_fill_the_memory(mailroom):
+def test_neighbour_cannot_fill_the_memory(mailroom):
     stream = object()
     mailroom.connected(1, stream, Progress(0, 0))
     with pytest.raises(Refused, match="1001 bytes; the largest of this experiment has 1000"):
@@ -102,7 +102,7 @@ def test_a_neighbour_cannot_fill_the_memory(mailroom):
     assert mailroom.arrived(1, stream, 2, b"x")
 
 
-def test_a_stream_that_was_replaced_is_refused_without_harm_to_the_one_there_is(mailroom):
+def test_stream_that_was_replaced_is_refused_without_harm_to_the_one_there_is(mailroom):
     closed = []
     mailroom.serve(lambda positions: None, lambda stream, reason: closed.append(stream))
     before, now = object(), object()
@@ -116,7 +116,7 @@ def test_a_stream_that_was_replaced_is_refused_without_harm_to_the_one_there_is(
     assert closed == [now]
 
 
-def test_a_message_lost_here_by_a_power_cut_and_durable_there_is_not_kept_when_it_is_made_again(mailroom):
+def test_message_lost_here_by_a_power_cut_and_durable_there_is_not_kept_when_it_is_made_again(mailroom):
     mailroom.connected(1, object(), Progress(5, 5))
     for step in range(5):
         mailroom.post(step, {1: text(0, step)})
@@ -125,7 +125,7 @@ def test_a_message_lost_here_by_a_power_cut_and_durable_there_is_not_kept_when_i
     assert mailroom.unacknowledged_by() == [1]
 
 
-def test_that_a_neighbour_holds_everything_is_known_after_a_restart(tmp_path):
+def test_restart_knows_that_a_neighbour_holds_everything(tmp_path):
     first = room(tmp_path)
     first.post(0, {1: b"zero"})
     stream = object()
@@ -140,7 +140,7 @@ def test_that_a_neighbour_holds_everything_is_known_after_a_restart(tmp_path):
     second.close()
 
 
-def test_what_cannot_be_read_is_refused_not_logged_and_waited_for_again(mailroom):
+def test_messages_that_cannot_be_read_are_refused_before_they_are_logged(mailroom):
     closed = []
     mailroom.serve(lambda positions: None, lambda stream, reason: closed.append((stream, reason)))
     bad, good = object(), object()
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_is_refused_not_logged_and_waited_for_again(mailroom
     assert found == {1: b"good"}
 
 
-def test_it_tells_durable_only_what_is(mailroom):
+def test_mailroom_acknowledges_only_what_is_durable(mailroom):
     stream = object()
     mailroom.connected(1, stream, Progress(0, 0))
     mailroom.arrived(1, stream, 0, b"zero")
@@ -178,7 +178,7 @@ def test_it_tells_durable_only_what_is(mailroom):
     assert (frame.kind, frame.durable) == (Kind.ACK, 1)
 
 
-def test_a_restarted_node_finds_what_it_had_and_is_sent_what_it_missed(tmp_path):
+def test_restarted_node_finds_what_it_had_and_is_sent_what_it_missed(tmp_path):
     before = room(tmp_path)
     stream = object()
     before.connected(1, stream, Progress(0, 0))
@@ -219,7 +219,7 @@ def test_messages_that_come_while_it_catches_up_are_kept_in_order(tmp_path):
         after.close()
 
 
-def test_another_message_than_before_the_restart_is_an_error(tmp_path):
+def test_message_that_differs_from_before_the_restart_is_an_error(tmp_path):
     before = room(tmp_path)
     before.post(0, {1: b"this"})
     before.close()
@@ -231,7 +231,7 @@ def test_another_message_than_before_the_restart_is_an_error(tmp_path):
         after.close()
 
 
-def test_a_neighbour_whose_state_is_older_than_what_it_told_durable_is_refused(mailroom):
+def test_neighbour_whose_state_is_older_than_what_it_told_durable_is_refused(mailroom):
     stream = object()
     for step in range(3):
         mailroom.post(step, {1: b"x"})
@@ -242,7 +242,7 @@ def test_a_neighbour_whose_state_is_older_than_what_it_told_durable_is_refused(m
         mailroom.connected(1, object(), Progress(0, 0))
 
 
-def test_who_tells_durable_what_was_not_sent_is_refused(mailroom):
+def test_neighbour_that_acknowledges_what_was_not_sent_is_refused(mailroom):
     stream = object()
     mailroom.post(0, {1: b"x"})
     mailroom.connected(1, stream, Progress(0, 0))
@@ -251,7 +251,7 @@ def test_who_tells_durable_what_was_not_sent_is_refused(mailroom):
         mailroom.acknowledged(1, stream, 2)
 
 
-def test_a_wait_ends_when_it_is_told_to(mailroom):
+def test_wait_ends_when_it_is_told_to(mailroom):
     threading.Timer(0.1, lambda: mailroom.stop(Interrupted("enough"))).start()
     with pytest.raises(Interrupted, match="enough"):
         taken(mailroom, 0)
@@ -260,7 +260,7 @@ def test_a_wait_ends_when_it_is_told_to(mailroom):
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_two_ends_exchange_every_step_once_whatever_streams_break_and_nodes_restart(tmp_path_factory, data):
+def test_mailrooms_exchange_every_step_once_whatever_streams_break_and_nodes_restart(tmp_path_factory, data):
     """Two mailrooms, a scheduler that decides what happens next: a stream moves a frame, breaks, an end restarts."""
     folders = [tmp_path_factory.mktemp("end") for _ in range(2)]
     rooms = [room(folder, neighbours=[1 - k]) for k, folder in enumerate(folders)]
@@ -314,14 +314,14 @@ def test_two_ends_exchange_every_step_once_whatever_streams_break_and_nodes_rest
         rooms[k].close()
 
 
-def test_who_claims_to_hold_more_than_the_run_has_is_refused(mailroom):
+def test_neighbour_that_claims_more_rounds_than_the_run_has_is_refused(mailroom):
     mailroom.rounds = range(1, 11)
     mailroom.connected(1, object(), Progress(13, 13))  # ten rounds and two sums
     with pytest.raises(Refused, match="step 13, which this run does not have"):
         mailroom.connected(1, object(), Progress(14, 14))
 
 
-def test_a_wait_is_counted_from_its_beginning_though_others_arrive_and_some_are_refused(tmp_path):
+def test_wait_is_counted_from_its_beginning_though_others_arrive_and_some_are_refused(tmp_path):
     both = room(tmp_path, neighbours=(1, 2))
     try:
         stream = object()

@@ -50,7 +50,7 @@ def meshes(draw) -> Mesh:
 
 
 @given(meshes())
-def test_a_mesh_written_and_read_is_the_same(tmp_path_factory, made):
+def test_mesh_written_and_read_is_the_same(tmp_path_factory, made):
     path = tmp_path_factory.mktemp("mesh") / "mesh.toml"
     made.write(path)
     read = Mesh.read(path)
@@ -60,7 +60,7 @@ def test_a_mesh_written_and_read_is_the_same(tmp_path_factory, made):
 
 
 @given(meshes())
-def test_of_every_edge_exactly_one_end_dials_and_the_other_has_an_address(made):
+def test_edges_are_dialled_by_exactly_one_end(made):
     for member in made.present:
         for other in made.neighbours(member.name):
             assert made.dials(member.name, other) != made.dials(other, member.name)
@@ -69,13 +69,13 @@ def test_of_every_edge_exactly_one_end_dials_and_the_other_has_an_address(made):
     assert 2 * len(made.edges) == sum(len(made.neighbours(m.name)) for m in made.present)
 
 
-def test_where_both_ends_have_an_address_the_earlier_site_dials(mesh):
+def test_edges_between_two_addresses_are_dialled_by_the_earlier_site(mesh):
     assert mesh.edges == (("alpha", "beta"), ("gamma", "alpha"), ("gamma", "beta"))
     with pytest.raises(BadInput, match="s0 and s2 are not neighbours"):
         ring(4).dials("s0", "s2")
 
 
-def test_the_order_in_which_neighbours_are_written_does_not_matter(mesh):
+def test_order_in_which_neighbours_are_written_does_not_matter(mesh):
     turned = tuple(replace(m, neighbours=m.neighbours[::-1]) for m in mesh.members)
     assert replace(mesh, members=turned) == mesh
     assert replace(mesh, members=turned).digest() == mesh.digest()
@@ -91,18 +91,18 @@ def test_the_order_in_which_neighbours_are_written_does_not_matter(mesh):
         lambda mesh: mesh.without("gamma"),
     ],
 )
-def test_another_mesh_has_another_digest(mesh, changed):
+def test_mesh_digest_differs_for_another_mesh(mesh, changed):
     assert changed(mesh).digest() != mesh.digest()
 
 
-def test_the_file_is_short_and_readable(mesh):
+def test_file_is_short_and_readable(mesh):
     lines = mesh.text().splitlines()
     assert len(lines) <= 5 + 5 * len(mesh.members)
     assert 'neighbours = ["beta", "gamma"]' in lines
     assert "generation = 1" in lines
 
 
-def test_after_a_site_has_left_the_others_keep_their_positions():
+def test_sites_that_remain_keep_their_positions():
     whole = ring(4)
     rest = whole.without("s1")
     assert (whole.generation, rest.generation) == (1, 2)
@@ -147,12 +147,12 @@ def test_after_a_site_has_left_the_others_keep_their_positions():
         (lambda: Member("a", "0.0.0.0:7700"), "site a: 0.0.0.0 is an address to listen on"),
     ],
 )
-def test_what_cannot_be_a_mesh_is_refused_with_the_reason(made, reason):
+def test_mesh_file_that_cannot_be_a_mesh_is_refused_with_the_reason(made, reason):
     with pytest.raises(BadInput, match=re.escape(reason)):
         made()
 
 
-def test_an_address_may_be_ipv6():
+def test_address_may_be_ipv6():
     assert host_and_port("[2001:db8::1]:7700", "x") == ("2001:db8::1", 7700)
 
 
@@ -167,7 +167,7 @@ def test_an_address_may_be_ipv6():
         ("[mesh]", "[mesh", "is not valid TOML"),
     ],
 )
-def test_a_mesh_file_that_is_wrong_is_refused_by_key(mesh, tmp_path, old, new, reason):
+def test_mesh_file_that_is_wrong_is_refused_by_key(mesh, tmp_path, old, new, reason):
     path = tmp_path / "mesh.toml"
     path.write_text(mesh.text().replace(old, new, 1))
     with pytest.raises(BadInput, match=re.escape(reason)) as refused:
@@ -175,7 +175,7 @@ def test_a_mesh_file_that_is_wrong_is_refused_by_key(mesh, tmp_path, old, new, r
     assert str(path) in str(refused.value)
 
 
-def test_a_site_file_names_files_beside_it(tmp_path):
+def test_site_file_names_files_beside_it(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text('name = "alpha"\nkey = "secret/alpha.key"\nauthority = "/etc/authority.pem"\n')
     read = SiteFile.read(path)
@@ -186,7 +186,7 @@ def test_a_site_file_names_files_beside_it(tmp_path):
     assert (read.listen, read.data) == (None, None)
 
 
-def test_a_site_file_written_and_read_is_the_same_and_never_written_over(tmp_path):
+def test_site_file_written_and_read_is_the_same_and_never_written_over(tmp_path):
     data = {"name": "npz", "file": "rows.npz"}
     made = SiteFile.of(tmp_path / "site.toml", {"name": "alpha", "listen": "0.0.0.0:7700", "data": data})
     made.write()
@@ -206,7 +206,7 @@ def test_a_site_file_written_and_read_is_the_same_and_never_written_over(tmp_pat
         ('name = "Alpha"', "name 'Alpha': use 1 to 63"),
     ],
 )
-def test_a_site_file_that_is_wrong_is_refused_with_the_reason(tmp_path, text, reason):
+def test_site_file_that_is_wrong_is_refused_with_the_reason(tmp_path, text, reason):
     path = tmp_path / "site.toml"
     path.write_text(text)
     with pytest.raises(BadInput, match=re.escape(reason)) as refused:
@@ -214,7 +214,7 @@ def test_a_site_file_that_is_wrong_is_refused_with_the_reason(tmp_path, text, re
     assert str(path) in str(refused.value)
 
 
-def test_the_files_can_be_read_without_the_extra():
+def test_files_can_be_read_without_the_extra():
     blocked = "import sys; sys.modules.update(dict.fromkeys(['cryptography', 'prometheus_client']))"
     read = f"{blocked}; import fairmesh.mesh.members, fairmesh.mesh.agreement, fairmesh.cli.main"
     asked = f"{blocked}; import fairmesh.mesh.certificates"

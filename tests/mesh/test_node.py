@@ -110,7 +110,7 @@ def test_alone_a_node_waits_and_with_little_patience_stops_and_says_for_whom(liv
     assert seen["status alone"]["sites"]["c"] == {}
 
 
-def test_two_nodes_cannot_share_a_state(lived):
+def test_state_folder_cannot_be_shared_by_two_nodes(lived):
     folder, seen = lived
     assert seen["second node"] == 1
     assert "another node is running with the state in" in (folder / "a.log").read_text()
@@ -150,11 +150,11 @@ def test_asked_to_stop_it_keeps_its_state_and_the_run_ends_all_the_same(lived):
     assert seen["ends"] == dict.fromkeys(NAMES, 0)
 
 
-def test_a_node_of_a_finished_run_ends_at_once(lived):
+def test_node_of_a_finished_run_ends_at_once(lived):
     assert lived[1]["again"] == 0
 
 
-def test_every_site_ends_with_the_same_report_and_it_is_the_simulators(lived):
+def test_sites_end_with_the_simulators_report(lived):
     folder, _ = lived
     results = [folder / name / "state" / "result" for name in NAMES]
     for file in (
@@ -181,7 +181,7 @@ def test_every_site_ends_with_the_same_report_and_it_is_the_simulators(lived):
             assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6)
 
 
-def test_the_counted_bytes_of_all_edges_are_the_algorithms(lived):
+def test_counted_bytes_of_all_edges_are_the_algorithms(lived):
     folder, _ = lived
     record = json.loads((folder / "a" / "state" / "result" / "metrics.jsonl").read_text())
     edges = [edge for name in "ac" for edge in read_status(folder / name / "state")["edges"].values()]
@@ -192,7 +192,7 @@ def test_the_counted_bytes_of_all_edges_are_the_algorithms(lived):
 def test_logs_name_no_data(lived):
     folder, _ = lived
     known = {"time", "level", "what", "site", "sites", "reason", "since", "seconds", "round", "rounds", "folder",
-             "accuracy", "loss", "file", "options", "more_times", "days"}  # fmt: skip
+             "accuracy", "loss", "file", "options", "more_times", "days", "address"}  # fmt: skip
     for name in NAMES:
         for event in _events(folder, name):
             assert event.keys() <= known, event
@@ -212,7 +212,7 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
         common_problem(Member(), sites[0], {"a": mine, "b": other})  # type: ignore[arg-type]
 
 
-def test_a_site_that_left_cannot_start(tmp_path):
+def test_site_that_left_cannot_start(tmp_path):
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     mesh = fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
     site = SiteFile.read(tmp_path / "c" / "site.toml")
@@ -221,7 +221,7 @@ def test_a_site_that_left_cannot_start(tmp_path):
         run_node(site.path)
 
 
-def test_a_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path):
+def test_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path):
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
     file = tmp_path / "a" / "mesh.toml"
@@ -231,12 +231,12 @@ def test_a_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path
         run_node(tmp_path / "a" / "site.toml")
 
 
-def test_the_state_is_its_owners_alone(lived):
+def test_state_is_its_owners_alone(lived):
     folder, _ = lived
     assert (folder / "a" / "state").stat().st_mode & 0o777 == 0o700
 
 
-def test_another_experiment_than_the_meshs_is_refused_before_anything_is_sent(tmp_path):
+def test_experiment_of_another_mesh_is_refused_before_anything_is_sent(tmp_path):
     (tmp_path / "experiment.toml").write_text(EXPERIMENT)
     fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
     file = tmp_path / "a" / "experiment.toml"

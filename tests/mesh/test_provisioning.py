@@ -118,7 +118,7 @@ def test_init_writes_the_mesh_and_says_who_dials_whom(cli, tmp_path):
     assert stat.S_IMODE((tmp_path / "mesh" / "authority.key").stat().st_mode) == 0o600
 
 
-def test_every_command_speaks_json(cli):
+def test_commands_print_json(cli):
     code, out, err = founded(cli, "alpha=a.example:1", "beta", options=("--json", "--name", "pair"))
     facts = json.loads(out)
     assert (code, err, facts["mesh"]) == (0, "", "pair")
@@ -130,14 +130,14 @@ def test_every_command_speaks_json(cli):
     assert (code, err, json.loads(out)["fingerprint"]) == (0, "", made["fingerprint"])
 
 
-def test_the_graph_is_the_experiments(cli, tmp_path):
+def test_graph_is_the_experiments(cli, tmp_path):
     (tmp_path / "trial.toml").write_text(TRIAL.replace('"ring"', '"star"'))
     founded(cli, "a=h:1", "b", "c", "d")
     made = Mesh.read(tmp_path / "mesh" / "mesh.toml")
     assert [len(member.neighbours) for member in made.members] == [3, 1, 1, 1]
 
 
-def test_a_schedule_of_graphs_needs_all_its_edges(cli, tmp_path):
+def test_schedule_of_graphs_needs_all_its_edges(cli, tmp_path):
     schedule = "[topology]\nname = 'changing'\ntopologies = [{ name = 'edges', edges = [[0, 1]] }, { name = 'star' }]"
     (tmp_path / "trial.toml").write_text(TRIAL.replace('[topology]\nname = "ring"', schedule))
     assert founded(cli, "a=h:1", "b", "c")[0] == 0
@@ -182,7 +182,7 @@ def test_sites_that_make_no_mesh_are_refused_and_nothing_is_written(cli, tmp_pat
         ('"ring"', '"hypercube"', "a hypercube needs a power of two"),
     ],
 )
-def test_what_cannot_run_without_a_server_in_one_run_is_refused(cli, tmp_path, old, new, reason):
+def test_experiments_that_need_a_server_or_several_runs_are_refused(cli, tmp_path, old, new, reason):
     assert old in TRIAL
     (tmp_path / "trial.toml").write_text(TRIAL.replace(old, new))
     code, _, err = founded(cli, "alpha=h:1", "beta=h:2", "gamma")
@@ -191,7 +191,7 @@ def test_what_cannot_run_without_a_server_in_one_run_is_refused(cli, tmp_path, o
     assert not (tmp_path / "mesh").exists()
 
 
-def test_every_algorithm_without_a_server_may_be_deployed():
+def test_algorithms_without_a_server_may_be_deployed():
     from tests.toys import ALGORITHMS
 
     trial = fm.Experiment(fm.data.Digits(), fm.Ring(), fm.DSGD(), rounds=3)
@@ -203,7 +203,7 @@ def test_every_algorithm_without_a_server_may_be_deployed():
             refuse_undeployable(replace(trial, algorithm=algorithm))
 
 
-def test_a_second_mesh_does_not_take_the_firsts_place(cli, tmp_path):
+def test_second_mesh_does_not_take_the_firsts_place(cli, tmp_path):
     founded(cli, "alpha=h:1", "beta")
     before = {path: path.read_bytes() for path in (tmp_path / "mesh").iterdir()}
     code, _, err = founded(cli, "alpha=h:1", "beta")
@@ -212,7 +212,7 @@ def test_a_second_mesh_does_not_take_the_firsts_place(cli, tmp_path):
     assert {path: path.read_bytes() for path in (tmp_path / "mesh").iterdir()} == before
 
 
-def test_the_private_keys_are_in_no_other_file(sites):
+def test_private_keys_are_in_no_other_file(sites):
     secrets = {path: b"".join(path.read_bytes().splitlines()[1:-1]) for path in sites.rglob("*.key")}
     assert len(secrets) == 4
     for path in sites.rglob("*"):
@@ -224,7 +224,7 @@ def test_the_private_keys_are_in_no_other_file(sites):
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secrets)
 
 
-def test_a_sites_folder_is_complete_and_may_be_moved(sites, cli):
+def test_sites_folder_is_complete_and_may_be_moved(sites, cli):
     assert {path.name for path in (sites / "alpha").iterdir()} == {
         "alpha.key", "alpha.csr", "alpha.pem", "site.toml", "mesh.toml", "experiment.toml", "authority.pem",
     }  # fmt: skip
@@ -233,13 +233,13 @@ def test_a_sites_folder_is_complete_and_may_be_moved(sites, cli):
     assert wrong(found) == {"neighbour beta"}  # whose node does not run
 
 
-def test_a_site_listens_on_its_port_or_not_at_all(sites):
+def test_site_listens_on_its_port_or_not_at_all(sites):
     port = Mesh.read(sites / "mesh" / "mesh.toml").members[0].address.rpartition(":")[2]
     assert SiteFile.read(sites / "alpha" / "site.toml").listen == f"0.0.0.0:{port}"
     assert SiteFile.read(sites / "gamma" / "site.toml").listen is None
 
 
-def test_a_key_for_a_stranger_or_made_twice_is_refused(sites, cli):
+def test_key_for_a_stranger_or_made_twice_is_refused(sites, cli):
     code, _, err = cli("key", "mesh/mesh.toml", "alfa")
     assert code == 2
     assert "has no site 'alfa'; did you mean 'alpha'?" in err
@@ -254,7 +254,7 @@ def test_a_key_for_a_stranger_or_made_twice_is_refused(sites, cli):
     assert (sites / "alpha" / "alpha.key").read_bytes() == before
 
 
-def test_a_key_is_not_made_for_another_experiment(cli, tmp_path):
+def test_key_is_not_made_for_another_experiment(cli, tmp_path):
     founded(cli, "alpha=h:1", "beta")
     (tmp_path / "mesh" / "experiment.toml").write_text(TRIAL.replace("consensus_step = 0.5", "consensus_step = 0.4"))
     code, _, err = cli("key", "mesh/mesh.toml", "alpha")
@@ -273,7 +273,7 @@ def test_sign_refuses_another_fingerprint_than_the_one_read_out(sites, cli):
     assert not Path("never.pem").exists()
 
 
-def test_a_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(sites, cli):
+def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(sites, cli):
     code, found = verdicts(cli, "gamma")
     assert wrong(found) == {"neighbour alpha", "neighbour beta"}
     assert code == 1
@@ -337,7 +337,7 @@ def _drop_line(path: Path, start: str) -> None:
 
 
 @pytest.mark.parametrize("holder", [None, "beta", "alpha"])
-def test_a_port_may_be_held_by_the_sites_own_node_and_by_nobody_else(sites, cli, holder):
+def test_port_may_be_held_by_the_sites_own_node_and_by_nobody_else(sites, cli, holder):
     port = int(SiteFile.read(sites / "alpha" / "site.toml").listen.rpartition(":")[2])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if holder:
@@ -367,21 +367,21 @@ def _site_with(sites: Path, data: str) -> tuple[SiteFile, fm.Experiment, Mesh]:
     return site_file, fm.load_experiment(site_file.experiment), Mesh.read(site_file.mesh)
 
 
-def test_without_data_of_its_own_a_site_takes_the_experiments_at_its_position(sites):
+def test_site_without_data_of_its_own_takes_the_experiments_at_its_position(sites):
     parts = _site_with(sites, "")
     taken, expected = own_site(*parts), parts[1].data.sites()[1]
     assert taken.name == "beta"
     assert taken.train[0].equal(expected.train[0])
 
 
-def test_a_sites_own_data_may_be_a_function_in_a_file_beside_it(sites, monkeypatch, tmp_path_factory):
+def test_sites_own_data_may_be_a_function_in_a_file_beside_it(sites, monkeypatch, tmp_path_factory):
     parts = _site_with(sites, 'data = "own.py:site"')
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     taken = own_site(*parts)
     assert (taken.name, len(taken.train[0])) == ("beta", 8)
 
 
-def test_a_sites_own_data_may_be_a_table_with_files_beside_it(sites, monkeypatch, tmp_path_factory):
+def test_sites_own_data_may_be_a_table_with_files_beside_it(sites, monkeypatch, tmp_path_factory):
     pictures = np.zeros((20, 8, 8), np.float32)
     np.savez(sites / "beta" / "rows.npz", x=pictures, y=np.arange(20) % 10)
     table = '[data]\nname = "npz"\nfile = "rows.npz"\npartition = { name = "even", nodes = 1 }\n'
@@ -417,7 +417,7 @@ def _with_own_metric(folder: Path, at: str = "") -> Path:
     return path
 
 
-def test_the_agreed_fields_do_not_depend_on_where_files_lie_but_on_what_they_hold(tmp_path):
+def test_agreed_fields_do_not_depend_on_where_files_lie_but_on_what_they_hold(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one, two = _with_own_metric(tmp_path / "one"), _with_own_metric(tmp_path / "two", "code")
@@ -442,20 +442,20 @@ def test_the_agreed_fields_do_not_depend_on_where_files_lie_but_on_what_they_hol
         ({"prior": (0.2, 0.3, 0.5)}, "prior: nothing here, [0.2, 0.3, 0.5] there"),
     ],
 )
-def test_a_field_in_which_two_sites_differ_is_named(cli, changed, field):
+def test_field_in_which_two_sites_differ_is_named(cli, changed, field):
     here = fm.load_experiment("trial.toml")
     there = replace(here, **changed)
     assert differences(agreed(here), agreed(there)) == [field]
     assert digest_of(agreed(here)) != digest_of(agreed(there))
 
 
-def test_a_sites_data_device_and_memory_are_its_own_affair(cli):
+def test_sites_data_device_and_memory_are_its_own_affair(cli):
     here = fm.load_experiment("trial.toml")
     own = fm.Options(device="cuda", memory_gib=3.0, data_on="host", checkpoint_every=5)
     assert digest_of(agreed(replace(here, data=fm.data.MNIST(), options=own))) == digest_of(agreed(here))
 
 
-def test_the_python_files_that_an_experiment_names_go_with_it(cli, tmp_path):
+def test_python_files_that_an_experiment_names_go_with_it(cli, tmp_path):
     _with_own_metric(tmp_path, "code")
     assert founded(cli, "alpha=h:1", "beta")[0] == 0
     assert cli("key", "mesh/mesh.toml", "alpha")[0] == 0
@@ -465,7 +465,7 @@ def test_the_python_files_that_an_experiment_names_go_with_it(cli, tmp_path):
     assert digest_of(agreed(fm.load_experiment(tmp_path / "alpha" / "experiment.toml"))) == mesh.experiment
 
 
-def test_two_python_files_of_one_name_are_refused(tmp_path):
+def test_python_files_of_one_name_are_refused(tmp_path):
     path = _with_own_metric(tmp_path, "code")
     (tmp_path / "own.py").write_text(OWN)
     path.write_text(path.read_text() + 'other = "own.py:half"\n')
@@ -475,7 +475,7 @@ def test_two_python_files_of_one_name_are_refused(tmp_path):
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_a_request_for_a_site_outside_the_mesh_is_refused(sites, cli):
+def test_request_for_a_site_outside_the_mesh_is_refused(sites, cli):
     make_key(sites, "delta")
     code, _, err = cli("sign", "delta.csr")
     assert code == 2

@@ -40,7 +40,7 @@ class _End:
 
 
 @pytest.mark.parametrize("name", toys.TOPOLOGIES)
-def test_every_node_gets_the_same_bits_of_the_sum_over_any_graph(name):
+def test_spanning_tree_sum_has_the_same_bits_at_every_node(name):
     mixing = union_of(toys.TOPOLOGIES[name].build(8))
     tree, post = spanning_tree(mixing), _Post()
     rows = torch.randn(8, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 10.0 ** torch.arange(5)
@@ -52,7 +52,7 @@ def test_every_node_gets_the_same_bits_of_the_sum_over_any_graph(name):
     assert len(post.letters) == 2 * 7  # a tree: one message each way over each of its edges
 
 
-def test_the_tree_spans_the_graph_over_its_edges_and_all_nodes_find_the_same():
+def test_tree_spans_the_graph_over_its_edges_and_all_nodes_find_the_same():
     mixing = union_of(toys.TOPOLOGIES["erdos-renyi"].build(8))
     tree = spanning_tree(mixing)
     assert tree[0].parent is None

@@ -143,7 +143,7 @@ def door(running):
 # Before a word is said
 
 
-def test_no_certificate_is_refused(door):
+def test_client_without_a_certificate_is_refused(door):
     assert handshaken(door.address) == b""
     said = door.says("no certificate")
     assert (said["level"], said["address"]) == ("warning", "127.0.0.1")
@@ -163,17 +163,17 @@ def test_tls_1_2_is_refused_even_with_a_neighbours_certificate(door):
     assert handshaken(door.address, door.folder / "beta", "beta") != b""
 
 
-def test_a_certificate_of_another_authority_is_refused(door):
+def test_certificate_of_another_authority_is_refused(door):
     assert handshaken(door.address, foreign(door.folder / "foreign", "beta", door.founder), "beta") == b""
     door.says("a certificate of another authority")
 
 
-def test_an_expired_certificate_is_refused(door):
+def test_expired_certificate_is_refused(door):
     assert handshaken(door.address, certified(door.folder / "expired", "beta", door.founder, -1), "beta") == b""
     door.says("an expired certificate")
 
 
-def test_a_failed_handshake_is_told_by_the_log_alone(door):
+def test_failed_handshake_is_told_by_the_log_alone(door):
     handshaken(door.address)
     door.says("no certificate")
     lines = (door.folder / "gamma.log").read_text().splitlines()
@@ -187,9 +187,7 @@ def test_a_failed_handshake_is_told_by_the_log_alone(door):
     ("name", "reason"),
     [("omega", "it is not a neighbour"), ("alpha", "it is not a neighbour"), ("delta", "this side dials it")],
 )
-def test_a_name_that_is_no_site_a_site_that_is_no_neighbour_and_one_that_shall_be_dialled_are_refused(
-    door, name, reason
-):
+def test_name_that_is_no_site_a_site_that_is_no_neighbour_and_one_that_shall_be_dialled_are_refused(door, name, reason):
     home = door.folder / name
     if name not in NAMES:
         certified(home, name, door.founder)
@@ -233,7 +231,7 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize("case", GREETINGS)
-def test_a_greeting_of_something_else_is_refused_by_its_reason_on_both_sides(door, case):
+def test_greeting_of_something_else_is_refused_by_its_reason_on_both_sides(door, case):
     made, reason = GREETINGS[case]
     end = door.as_beta(lambda due: [made(door, due)])
     assert [reason in told for told in end["told"]] == [True]
@@ -300,7 +298,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("case", STREAMS)
-def test_what_no_neighbour_sends_is_refused_by_its_reason_on_both_sides(door, case):
+def test_frames_that_no_neighbour_sends_are_refused_with_the_reason_on_both_sides(door, case):
     made, reason = STREAMS[case]
     end = door.after_greeting(made(door))
     assert [reason in told for told in end["told"]] == [True]
@@ -308,7 +306,7 @@ def test_what_no_neighbour_sends_is_refused_by_its_reason_on_both_sides(door, ca
     assert set(door.status()["waiting_for"]) == {"beta", "delta"}
 
 
-def test_a_frame_that_is_too_long_is_refused_by_its_length_before_it_is_read(door):
+def test_frame_that_is_too_long_is_refused_by_its_length_before_it_is_read(door):
     before = door.memory_kib()
     end = door.after_greeting(_message(STOP_AT, bytes(64 << 20)))
     reason = f"a frame of {(64 << 20) + 17:,} bytes; at most "
@@ -317,7 +315,7 @@ def test_a_frame_that_is_too_long_is_refused_by_its_length_before_it_is_read(doo
     assert door.memory_kib() < before + (32 << 10)
 
 
-def test_one_neighbour_cannot_take_more_than_its_streams(door):
+def test_neighbour_cannot_take_more_than_its_streams(door):
     home = door.folder / "beta"
     end = apart(door.folder, lambda: spoken(home, "beta", door.address, "gamma", lambda due: [], streams=9))
     assert end == {"told": ["beta: it has 8 streams open already"], "frames": 1}
@@ -327,7 +325,7 @@ def test_one_neighbour_cannot_take_more_than_its_streams(door):
 # Many at once
 
 
-def test_a_thousand_connections_at_once_cost_little_and_keep_no_neighbour_out(door):
+def test_thousand_connections_at_once_cost_little_and_keep_no_neighbour_out(door):
     def crowd() -> dict:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -356,12 +354,12 @@ def test_a_thousand_connections_at_once_cost_little_and_keep_no_neighbour_out(do
     until(lambda: door.files() <= files + 5)
 
 
-def test_a_crowd_is_a_line_in_the_log_and_a_count(door):
+def test_crowd_is_a_line_in_the_log_and_a_count(door):
     said = [entry for entry in door.log() if entry["what"] == "refused" and entry.get("reason") == "no certificate"]
     assert 1 <= len(said) <= 4  # a minute each
 
 
-def test_a_stranger_who_says_nothing_is_cut_off(door):
+def test_stranger_who_says_nothing_is_cut_off(door):
     assert door.silent.recv(1) == b""
 
 
@@ -372,7 +370,7 @@ def test_a_stranger_who_says_nothing_is_cut_off(door):
     ("holder", "reason"),
     [("alpha", "a certificate of another site"), ("foreign", "a certificate of another authority")],
 )
-def test_whoever_answers_in_a_neighbours_place_must_have_its_name_and_this_authority(door, holder, reason):
+def test_neighbour_that_answers_must_have_the_name_and_this_authority(door, holder, reason):
     home = foreign(door.folder / "false", "delta", door.founder) if holder == "foreign" else door.folder / holder
     name = "delta" if holder == "foreign" else holder
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -455,7 +453,7 @@ def test_check_says_that_a_node_does_not_run(door):
 # And then
 
 
-def test_a_check_beside_a_running_node_leaves_its_stream_alone(door, running):
+def test_check_beside_a_running_node_leaves_its_stream_alone(door, running):
     folder, nodes = running
     nodes["beta"] = started(folder, "beta")
     until(lambda: door.status()["edges"]["beta"]["connected"])
@@ -468,7 +466,7 @@ def test_a_check_beside_a_running_node_leaves_its_stream_alone(door, running):
     assert after["connections"] == before["connections"]
 
 
-def test_the_run_ends_where_an_undisturbed_one_ends(door, running, experiment, tmp_path):
+def test_run_ends_where_an_undisturbed_one_ends(door, running, experiment, tmp_path):
     folder, nodes = running
     nodes["delta"] = started(folder, "delta")
     fleet.provisioned(tmp_path, experiment, NAMES)

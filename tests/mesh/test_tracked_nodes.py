@@ -44,7 +44,7 @@ def lived(tmp_path_factory):
     return folder
 
 
-def test_every_site_ends_where_the_simulator_ends(lived):
+def test_sites_end_where_the_simulator_ends(lived):
     """Its steps reach zero at the run's end, and each site's weight is that of the simulation."""
     assert json.loads((lived / "ends.json").read_text()) == [0, 0, 0]
     expected = fm.run(load_experiment(lived / "experiment.toml"))
@@ -59,7 +59,7 @@ def test_every_site_ends_where_the_simulator_ends(lived):
         assert torch.allclose(load_file(results[0] / "model.safetensors")[name], tensor, rtol=0, atol=1e-6)
 
 
-def test_a_site_s_status_tells_its_weight(lived):
+def test_site_s_status_tells_its_weight(lived):
     weights = [read_status(lived / name / "state")["weight"] for name in NAMES]
     assert all(weight > 0 for weight in weights)
 

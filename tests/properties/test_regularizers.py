@@ -233,7 +233,7 @@ def test_maximiser_under_chi_square_is_the_one_a_search_over_all_supports_finds(
     np.testing.assert_allclose(found.numpy().ravel(), expected, atol=1e-9)
 
 
-def test_no_regularizer_gives_all_weight_to_the_worst_node():
+def test_maximiser_without_a_regularizer_gives_all_weight_to_the_worst_node():
     losses = torch.tensor([[[0.1, 3.0, 2.0]], [[5.0, 0.0, 1.0]]], dtype=torch.float64)
     prior = torch.full((1, 3), 1 / 3, dtype=torch.float64)
     assert fm.regularizers.NoRegularizer().maximiser(losses, prior).tolist() == [[[0, 1, 0]], [[1, 0, 0]]]

@@ -36,7 +36,7 @@ def at(t: int) -> torch.Tensor:
     return torch.tensor(t)
 
 
-def test_a_full_batch_of_unequal_sites_is_each_nodes_mean_over_its_own_samples():
+def test_full_batch_of_unequal_sites_is_each_nodes_mean_over_its_own_samples():
     made = made_with("full")
     _, oracle = on_stack(made, fm.Ring())
     models = models_of(oracle)
@@ -48,7 +48,7 @@ def test_a_full_batch_of_unequal_sites_is_each_nodes_mean_over_its_own_samples()
     assert torch.allclose(oracle.losses(models, at(9), 0), losses, rtol=0, atol=1e-13)
 
 
-def test_a_full_batch_of_equal_sites_is_each_nodes_mean_too():
+def test_full_batch_of_equal_sites_is_each_nodes_mean_too():
     made = problem(3, sites=sites(3, sizes=(6, 6, 6)), sampling=fm.Sampling(order="full"))
     _, oracle = on_stack(made, fm.Ring())
     models = models_of(oracle)
@@ -133,7 +133,7 @@ def test_random_batches_differ_between_nodes_rounds_calls_and_seeds():
     assert len({tuple(row.tolist()) for row in own}) == 2 * 2 * 2 * 3
 
 
-def test_the_gradient_is_that_of_the_samples_looked_at():
+def test_gradient_is_that_of_the_samples_looked_at():
     made = made_with("random")
     _, oracle = on_stack(made, fm.Ring())
     models = models_of(oracle)
@@ -197,7 +197,7 @@ def test_clipping_shortens_long_gradients_to_the_norm_and_leaves_short_ones():
     assert float(shortened.norm(dim=-1).max()) == pytest.approx(limit, rel=1e-12)
 
 
-def test_the_clipped_gradient_includes_weight_decay():
+def test_clipped_gradient_includes_weight_decay():
     _, oracle = on_stack(made_with("full", weight_decay=5.0, clip_norm=0.5), fm.Ring())
     models = models_of(oracle)
     _, plain = on_stack(made_with("full"), fm.Ring())
@@ -206,7 +206,7 @@ def test_the_clipped_gradient_includes_weight_decay():
     assert torch.allclose(gradients, whole * 0.5 / whole.norm(dim=-1, keepdim=True), rtol=0, atol=1e-13)
 
 
-def test_a_zero_gradient_survives_clipping():
+def test_zero_gradient_survives_clipping():
     made = problem(2, loss=lambda o, t: (o * 0).sum(), clip_norm=1.0)
     _, oracle = on_stack(made, fm.Ring())
     assert torch.count_nonzero(oracle.losses_and_gradients(oracle.initial_models(), at(0), 0)[1]) == 0

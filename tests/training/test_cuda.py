@@ -21,7 +21,7 @@ from tests import toys
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def test_a_gpu_draws_the_same_integers_as_a_cpu():
+def test_gpu_draws_the_same_integers_as_a_cpu():
     drawn = []
     for device in ("cpu", "cuda"):
         seeds, identities = torch.tensor([0, 1, 2**40], device=device), torch.arange(100, device=device)
@@ -50,13 +50,13 @@ def _rounds(algorithm, topology=None, rounds=8, captured=True, fuse=False, **opt
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
-def test_a_captured_round_gives_the_same_bits_as_one_operation_at_a_time(name):
+def test_captured_round_gives_the_same_bits_as_one_operation_at_a_time(name):
     eager, captured = (_rounds(toys.ALGORITHMS[name], captured=c, keep_iterate=True) for c in (False, True))
     for part in eager:
         assert torch.equal(eager[part], captured[part]), part
 
 
-def test_a_captured_round_follows_a_schedule_of_graphs():
+def test_captured_round_follows_a_schedule_of_graphs():
     algorithm, changing = (
         toys.ALGORITHMS["ad-gda"],
         fm.topologies.Changing((fm.Ring(), fm.topologies.Star(), fm.topologies.Complete())),
@@ -67,7 +67,7 @@ def test_a_captured_round_follows_a_schedule_of_graphs():
 
 
 @pytest.mark.parametrize("name", ["ad-gda", "drfa"])
-def test_a_fused_round_is_the_round_as_written_to_rounding(name):
+def test_fused_round_is_the_round_as_written_to_rounding(name):
     algorithm = toys.ALGORITHMS[name]
     eager, fused = (_rounds(algorithm, captured=c, fuse=True, dtype="float64") for c in (False, True))
     for part in eager:
@@ -89,7 +89,7 @@ def test_kernels_count_what_torchs_operations_count(share):
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e30])
-def test_a_diverged_nodes_levels_leave_the_others_counts_alone(odd):
+def test_diverged_nodes_levels_leave_the_others_counts_alone(odd):
     """A symbol that lies outside a row's histogram would be counted in a neighbour's, or past the end."""
     levels = (3 * torch.randn(5, 5000, generator=torch.Generator().manual_seed(0))).round().clamp(-18, 18).cuda()
     sound = entropy.level_histograms(levels, 18)
@@ -106,7 +106,7 @@ class _Pair(NamedTuple):
 
 
 @pytest.mark.parametrize("fuse", [False, True])
-def test_a_captured_round_may_hand_on_the_tensors_it_was_given(fuse):
+def test_captured_round_may_hand_on_the_tensors_it_was_given(fuse):
     def step(state, t):
         return _Pair(state.now + 1, state.now)
 
@@ -118,7 +118,7 @@ def test_a_captured_round_may_hand_on_the_tensors_it_was_given(fuse):
     assert replay.state.before.tolist() == [4.0] * 3
 
 
-def test_a_run_resumed_on_a_gpu_is_the_uninterrupted_one(tmp_path):
+def test_run_resumed_on_a_gpu_is_the_uninterrupted_one(tmp_path):
     pytest.importorskip("tomli_w")
     problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
     for rounds in (12, 20):
@@ -136,7 +136,7 @@ def test_replicas_in_portions_on_a_gpu_give_what_they_give_at_once():
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
-def test_a_gpu_trains_to_the_same_models_as_a_cpu(name):
+def test_gpu_trains_to_the_same_models_as_a_cpu(name):
     problem, algorithm = toys.problem(), toys.ALGORITHMS[name]
     rows = [
         fm.train(problem, fm.Ring(), algorithm, 30, seeds=(0, 1), dtype="float64", device=device).row().cpu()
@@ -147,7 +147,7 @@ def test_a_gpu_trains_to_the_same_models_as_a_cpu(name):
 
 @pytest.mark.parametrize("compressor", toys.COMPRESSORS)
 @pytest.mark.parametrize("topology", ["star", "changing"])
-def test_every_compressor_does_the_same_on_a_gpu(compressor, topology):
+def test_compressors_do_the_same_on_a_gpu(compressor, topology):
     algorithm = fm.ADGDA(1.0, 0.05, consensus_step=0.2, compressor=toys.COMPRESSORS[compressor])
     rows = [
         fm.train(toys.problem(), toys.TOPOLOGIES[topology], algorithm, 20, dtype="float64", device=device).row().cpu()
@@ -165,7 +165,7 @@ def test_data_left_on_the_host_gives_the_same_bits():
     assert torch.equal(*rows)
 
 
-def test_a_rerun_on_a_gpu_is_bit_identical():
+def test_rerun_on_a_gpu_is_bit_identical():
     runs = [
         fm.train(toys.problem(), fm.Ring(), toys.ALGORITHMS["ad-gda"], 50, device="cuda", seeds=range(4)).row()
         for _ in range(2)
@@ -174,7 +174,7 @@ def test_a_rerun_on_a_gpu_is_bit_identical():
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
-def test_a_gpu_counts_the_same_bytes_as_a_cpu(name):
+def test_gpu_counts_the_same_bytes_as_a_cpu(name):
     rows = torch.randn(2, 5, 3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows[0, 1] = 0.0
     rows[1, 2] *= torch.rand(3000, generator=torch.Generator().manual_seed(1)).pow(30)
@@ -186,7 +186,7 @@ def test_a_gpu_counts_the_same_bytes_as_a_cpu(name):
     assert torch.equal(torch.as_tensor(here), torch.as_tensor(there).cpu())
 
 
-def test_a_rerun_of_a_cnn_on_a_gpu_is_bit_identical_metrics_included():
+def test_rerun_of_a_cnn_on_a_gpu_is_bit_identical_metrics_included():
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.rand(60, 3, 16, 16, generator=generator), torch.randint(0, 4, (60,), generator=generator)
     sites = [fm.Site((images[i::6], labels[i::6]), test=(images, labels)) for i in range(6)]

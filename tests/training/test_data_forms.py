@@ -39,7 +39,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_same_samples_in_another_form_give_the_same_run(form):
+def test_same_samples_in_another_form_give_the_same_run(form):
     plain = sites(4)
     other = [fm.Site(FORMS[form](*s.train), test=FORMS[form](*s.test), group=s.group) for s in plain]
     a, b = (fm.train(problem(4, sites=given), fm.Ring(), ALGORITHM, 4, measure_every=2) for given in (plain, other))
@@ -47,7 +47,7 @@ def test_the_same_samples_in_another_form_give_the_same_run(form):
     assert a.records == b.records
 
 
-def test_a_site_may_be_given_as_its_training_data_alone():
+def test_site_may_be_given_as_its_training_data_alone():
     plain = sites(3)
     bare = fm.train(problem(3, sites=[s.train for s in plain]), fm.Ring(), ALGORITHM, 3)
     wrapped = fm.train(problem(3, sites=[fm.Site(s.train) for s in plain]), fm.Ring(), ALGORITHM, 3)
@@ -125,12 +125,12 @@ def test_whole_numbers_reach_an_embedding_as_they_are():
 
 
 @pytest.mark.parametrize("home", ["host", "device", "auto"])
-def test_where_the_data_lives_does_not_change_the_run(home):
+def test_storage_of_the_data_does_not_change_the_run(home):
     run = fm.train(problem(3), fm.Ring(), ALGORITHM, 4, data_on=home)
     assert torch.equal(run.row(), fm.train(problem(3), fm.Ring(), ALGORITHM, 4).row())
 
 
-def test_a_module_given_as_it_is_is_where_every_seed_starts_and_is_not_changed():
+def test_module_given_as_it_is_is_where_every_seed_starts_and_is_not_changed():
     model = small_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     result = fm.train(problem(3, model=model), fm.Ring(), ALGORITHM, 3, seeds=(0, 1), measure_every=3)
@@ -138,7 +138,7 @@ def test_a_module_given_as_it_is_is_where_every_seed_starts_and_is_not_changed()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_function_makes_another_model_for_each_seed_and_leaves_torchs_generator_alone():
+def test_function_makes_another_model_for_each_seed_and_leaves_torchs_generator_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)

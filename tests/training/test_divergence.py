@@ -25,7 +25,7 @@ REGRESSION = fm.Problem(
 HUGE = fm.DSGD(primal_step=20.0)  # grows some tenfold a round
 
 
-def test_a_huge_step_stops_the_run_with_rounds_node_quantity_and_what_to_lower(tmp_path):
+def test_huge_step_stops_the_run_with_rounds_node_quantity_and_what_to_lower(tmp_path):
     with pytest.raises(fm.Diverged) as caught:
         fm.train(REGRESSION, fm.Ring(), HUGE, 400, measure_every=1, checkpoint_every=2, out=tmp_path / "run")
     message = str(caught.value)
@@ -38,7 +38,7 @@ def test_a_huge_step_stops_the_run_with_rounds_node_quantity_and_what_to_lower(t
     assert message.endswith(f"the checkpoint of round {kept} is kept")
 
 
-def test_the_last_good_checkpoint_is_sound_and_can_be_resumed_from(tmp_path):
+def test_last_good_checkpoint_is_sound_and_can_be_resumed_from(tmp_path):
     with pytest.raises(fm.Diverged) as caught:
         fm.train(REGRESSION, fm.Ring(), HUGE, 400, measure_every=1, checkpoint_every=2, out=tmp_path / "run")
     kept = int(str(caught.value).split("checkpoint of round ")[1].split()[0])
@@ -57,12 +57,12 @@ def test_divergence_between_measurements_is_not_checkpointed(tmp_path):
         assert file.metadata()["round"] == "0"
 
 
-def test_a_run_without_a_folder_diverges_with_the_same_words_and_no_checkpoint():
+def test_run_without_a_folder_diverges_with_the_same_words_and_no_checkpoint():
     with pytest.raises(fm.Diverged, match=r"node \d .* lower primal_step \(starts at 20\)$"):
         fm.train(REGRESSION, fm.Ring(), HUGE, 400, measure_every=1)
 
 
-def test_it_stops_early_though_measurements_are_rare():
+def test_divergence_stops_early_though_measurements_are_rare():
     seen = []
     with pytest.raises(fm.Diverged, match="between rounds 0 and 50"):
         fm.train(
@@ -71,7 +71,7 @@ def test_it_stops_early_though_measurements_are_rare():
     assert max(seen) == 49
 
 
-def test_a_non_finite_model_is_called_so():
+def test_non_finite_model_is_called_so():
     with pytest.raises(fm.Diverged, match=r"a non-finite model \(norm nan\)"):
         fm.train(REGRESSION, fm.Ring(), fm.DSGD(primal_step=1e18), 50, measure_every=50)
 
@@ -86,7 +86,7 @@ def test_compressed_algorithms_are_told_to_lower_the_rate_with_their_delta():
     assert f"or consensus_step (0.7): the compressor guarantees delta = {compressor.delta(7):.3g}" in message
 
 
-def test_the_diverged_replica_is_named_by_number_and_seed():
+def test_diverged_replica_is_named_by_number_and_seed():
     pair = [fm.DSGD(primal_step=step) for step in (0.05, 20.0)]
     with pytest.raises(fm.Diverged, match=r"replica 1 \(seed 4\), node \d"):
         fm.train(REGRESSION, fm.Ring(), pair, 60, seeds=(4,), measure_every=5)
@@ -105,18 +105,18 @@ def test_marking_lets_the_others_go_on_and_reports_which_diverged(tmp_path):
         assert marked.final[r]["loss"]["worst"] == pytest.approx(alone.final[0]["loss"]["worst"], rel=1e-10)
 
 
-def test_a_sound_run_marks_nobody():
+def test_sound_run_marks_nobody():
     assert fm.train(problem(3), fm.Ring(), fm.DSGD(), 3, on_divergence="mark").diverged == []
 
 
-def test_a_large_but_steady_model_is_no_divergence():
+def test_large_but_steady_model_is_no_divergence():
     big = nn.Linear(FEATURES, 1)
     nn.init.constant_(big.weight, 3e6)
     made = fm.Problem(big, list(REGRESSION.sites), loss=F.mse_loss, sampling=fm.Sampling(order="full"))
     assert fm.train(made, fm.Ring(), fm.DSGD(primal_step=0.01), 3, measure_every=1).rounds == 3
 
 
-def test_a_model_that_starts_from_zero_may_grow():
+def test_model_that_starts_from_zero_may_grow():
     zero = nn.Linear(FEATURES, 1)
     nn.init.zeros_(zero.weight)
     nn.init.zeros_(zero.bias)
@@ -125,7 +125,7 @@ def test_a_model_that_starts_from_zero_may_grow():
 
 
 @pytest.mark.parametrize(("bits", "nodes"), [(4, 8), (8, 20)], ids=["few counters", "many counters"])
-def test_a_replica_beside_one_that_turns_into_nan_gives_the_bits_it_gives_alone(bits, nodes):
+def test_replica_beside_one_that_turns_into_nan_gives_the_bits_it_gives_alone(bits, nodes):
     generator = torch.Generator().manual_seed(0)
     sites = [fm.Site((torch.randn(5, 6, generator=generator), torch.arange(5) % 3)) for _ in range(nodes)]
     problem = fm.Problem(torch.nn.Linear(6, 3), sites, sampling=fm.Sampling(3))

@@ -48,7 +48,7 @@ def _problems() -> dict[str, fm.Problem]:
 
 @pytest.mark.parametrize("name", ["wide", "large batches", "images", "many nodes"])
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_a_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
+def test_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
     problem = _problems()[name]
     algorithm = fm.ADGDA(0.1, 1e-4, consensus_step=0.2, compressor=fm.Quantize(4))
     every = replicas_of([algorithm], range(replicas), None, problem.n)
@@ -63,7 +63,7 @@ def test_a_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
     assert need / 8 < peak <= need, f"{peak / need:.2f} of the estimate"
 
 
-def test_a_run_that_cannot_fit_is_refused_with_the_numbers_before_anything_is_allocated():
+def test_run_that_cannot_fit_is_refused_with_the_numbers_before_anything_is_allocated():
     with pytest.raises(
         fm.BadInput, match=r"one replica needs about [\d.]+ GiB on cpu \(8 nodes x 53 parameters"
     ) as error:
@@ -76,7 +76,7 @@ def test_a_run_that_cannot_fit_is_refused_with_the_numbers_before_anything_is_al
         fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5, memory_gib=0.0)
 
 
-def test_as_many_replicas_run_at_once_as_fit():
+def test_replicas_run_together_as_far_as_they_fit():
     need = Footprint(fixed=100, per_replica=50, description="")
     for room, fit in ((151, 1), (249, 2), (250, 3), (10_000, 7)):
         assert replicas_that_fit(need, 7, room / GIB, torch.device("cpu"))[0] == fit
@@ -114,7 +114,7 @@ def test_replicas_in_portions_give_what_they_give_at_once(two_at_once, tmp_path)
     assert (tmp_path / "split" / "model-4.safetensors").exists()
 
 
-def test_a_split_run_is_resumed_in_the_portions_it_was_begun_in(two_at_once, tmp_path):
+def test_split_run_is_resumed_in_the_portions_it_was_begun_in(two_at_once, tmp_path):
     problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
     settings = {"seeds": range(5), "measure_every": 4, "dtype": "float64"}
     fm.train(problem, fm.Ring(), algorithm, 8, out=tmp_path / "run", memory_gib=two_at_once, **settings)
@@ -126,7 +126,7 @@ def test_a_split_run_is_resumed_in_the_portions_it_was_begun_in(two_at_once, tmp
     assert [r["round"] for r in longer.records if r["replica"] == 4] == [0, 4, 8, 12]
 
 
-def test_the_command_line_says_how_much_memory_a_run_takes(tmp_path):
+def test_command_line_says_how_much_memory_a_run_takes(tmp_path):
     file = tmp_path / "small.toml"
     file.write_text('rounds = 2\ndata = "digits"\ntopology = "ring"\nalgorithm = "ad-gda"\n')
     command = [sys.executable, "-m", "fairmesh", "run", str(file), "--out", str(tmp_path / "out")]
@@ -135,7 +135,7 @@ def test_the_command_line_says_how_much_memory_a_run_takes(tmp_path):
     assert "memory: about 0.0" in done.stderr
 
 
-def test_what_is_refused_does_not_hang_on_how_many_fit_at_once(two_at_once):
+def test_refusals_do_not_depend_on_how_many_replicas_fit_at_once(two_at_once):
     problem, seen = toys.problem(), []
     wrong = [toys.ALGORITHMS["ad-gda"], fm.ADGDA(0.1, dual_step=1e6)]
     mixed = [fm.ADGDA(0.1, 0.01), fm.ADGDA(0.1, 0.01, consensus_step=0.3, compressor=fm.TopK(0.5))]
@@ -162,7 +162,7 @@ def test_numbers_of_replicas_are_the_whole_runs(two_at_once):
         fm.train(problem, fm.Ring(), runs, 30, memory_gib=two_at_once, dtype="float64")
 
 
-def test_a_split_folder_refuses_another_number_of_replicas_and_passes_over_other_folders(two_at_once, tmp_path):
+def test_split_folder_refuses_another_number_of_replicas_and_passes_over_other_folders(two_at_once, tmp_path):
     problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
     settings = {"out": tmp_path / "run", "dtype": "float64"}
     fm.train(problem, fm.Ring(), algorithm, 2, seeds=range(5), memory_gib=two_at_once, **settings)

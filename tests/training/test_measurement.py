@@ -32,7 +32,7 @@ def loss_of(made: fm.Problem, row: torch.Tensor, samples) -> float:
     return float(F.cross_entropy(outputs_of(made, row, samples.inputs), samples.targets).detach())
 
 
-def test_a_record_holds_every_sites_accuracy_and_loss_of_the_network_average():
+def test_record_holds_every_sites_accuracy_and_loss_of_the_network_average():
     made = problem(5)
     result = fm.train(made, fm.Ring(), ALGORITHM, 6, measure_every=3, dtype="float64")
     assert [record["round"] for record in result.records] == [0, 3, 6]
@@ -53,7 +53,7 @@ def test_a_record_holds_every_sites_accuracy_and_loss_of_the_network_average():
     assert result.worst == record["accuracy"]["worst"]
 
 
-def test_the_last_round_is_measured_though_it_is_no_multiple():
+def test_last_round_is_measured_though_it_is_no_multiple():
     result = fm.train(problem(3), fm.Ring(), ALGORITHM, 5, measure_every=3)
     assert [record["round"] for record in result.records] == [0, 3, 5]
 
@@ -70,13 +70,13 @@ def test_group_means_and_the_worst_group_are_those_of_their_sites():
         assert result.values("worst_group", metric) == [entry["worst_group"]]
 
 
-def test_a_site_without_a_group_is_its_own():
+def test_site_without_a_group_is_its_own():
     given = [fm.Site(s.train, s.test, name="Lyon" if i == 1 else None) for i, s in enumerate(sites(3))]
     entry = fm.train(problem(3, sites=given), fm.Ring(), ALGORITHM, 1).final[0]["accuracy"]
     assert entry["groups"] == dict(zip(["node 0", "Lyon", "node 2"], entry["sites"]))
 
 
-def test_a_shared_test_set_is_measured_once_and_is_equal_for_all():
+def test_shared_test_set_is_measured_once_and_is_equal_for_all():
     calls = []
 
     def counted(outputs, targets):
@@ -91,7 +91,7 @@ def test_a_shared_test_set_is_measured_once_and_is_equal_for_all():
     assert len(set(record["accuracy"]["sites"])) == len(set(record["loss"]["sites"])) == 1
 
 
-def test_without_test_data_sites_are_judged_on_their_training_data():
+def test_sites_without_test_data_are_judged_on_their_training_data():
     made = problem(3, sites=[fm.Site(s.train) for s in sites(3)])
     result = fm.train(made, fm.Ring(), ALGORITHM, 2, dtype="float64")
     expected = [loss_of(made, result.row()[0], (s.train.inputs, s.train.targets)) for s in made.sites]
@@ -124,7 +124,7 @@ def test_user_metrics_stand_in_the_records_beside_accuracy():
     assert made.primary == "accuracy"
 
 
-def test_a_users_accuracy_takes_the_place_of_ours_and_names_the_worst_site():
+def test_users_accuracy_takes_the_place_of_ours_and_names_the_worst_site():
     made = problem(3, metrics={"accuracy": lambda outputs, targets: 0.25})
     result = fm.train(made, fm.Ring(), ALGORITHM, 1)
     assert result.final[0]["accuracy"]["sites"] == [0.25] * 3
@@ -276,7 +276,7 @@ def averages_over_time(made, algorithm, rounds: int, **options):
     return models, torch.stack([state.algorithm.duals.mean(dim=-2)[0] for state in states])
 
 
-def test_the_time_averages_are_those_of_the_rounds_before_the_last():
+def test_time_averages_are_those_of_the_rounds_before_the_last():
     result = fm.train(problem(4), fm.Ring(), ALGORITHM, 7, dtype="float64")
     models, duals = averages_over_time(problem(4), ALGORITHM, 7, dtype="float64")
     assert torch.allclose(result.row("time-average")[0], models[:-1].mean(dim=0), rtol=0, atol=1e-13)
@@ -284,7 +284,7 @@ def test_the_time_averages_are_those_of_the_rounds_before_the_last():
     assert torch.allclose(result.row()[0], models[-1], rtol=0, atol=1e-13)
 
 
-def test_the_kept_iterate_is_one_of_the_network_averages_before_the_last_drawn_evenly():
+def test_kept_iterate_is_one_of_the_network_averages_before_the_last_drawn_evenly():
     rounds, seeds = 5, range(300)
     result = fm.train(
         problem(2, sites=sites(2, sizes=(6, 6)), model=small_model()),
@@ -305,7 +305,7 @@ def test_the_kept_iterate_is_one_of_the_network_averages_before_the_last_drawn_e
     assert sum((c - 60) ** 2 / 60 for c in counts[:-1]) < 20  # chi-square with 4 degrees: 1 in 2,000
 
 
-def test_the_best_round_by_the_worst_sites_validation_is_kept():
+def test_best_round_by_the_worst_sites_validation_is_kept():
     given = [fm.Site(s.train, test=s.test, validation=s.test) for s in sites(4)]
     made = problem(4, sites=given)
     algorithm = fm.DSGD(
@@ -325,7 +325,7 @@ def test_the_best_round_by_the_worst_sites_validation_is_kept():
     assert 0 < int(result.state.best.round.min()) < 12  # else the last round would do as well
 
 
-def test_where_only_loss_is_measured_the_best_round_has_the_least_worst_loss():
+def test_best_round_has_the_least_worst_loss_if_only_loss_is_measured():
     inputs = torch.linspace(-1, 1, 40).reshape(20, 2)
     targets = inputs.sum(dim=1, keepdim=True)
     made = fm.Problem(
@@ -339,7 +339,7 @@ def test_where_only_loss_is_measured_the_best_round_has_the_least_worst_loss():
     assert -float(result.state.best.score) == pytest.approx(min(losses))
 
 
-def test_a_batch_of_seeds_and_placements_gives_what_each_gives_alone():
+def test_batch_of_seeds_and_placements_gives_what_each_gives_alone():
     together = fm.train(
         problem(4), fm.Ring(), ALGORITHM, 4, seeds=(3, 5), placements=[range(4), PLACEMENT], dtype="float64"
     )
@@ -352,7 +352,7 @@ def test_a_batch_of_seeds_and_placements_gives_what_each_gives_alone():
         assert record["lambda"] == pytest.approx(alone.final[0]["lambda"], rel=1e-12)
 
 
-def test_the_watcher_is_told_of_every_round_and_every_record():
+def test_watcher_is_told_of_every_round_and_every_record():
     told = []
     result = fm.train(
         problem(3),

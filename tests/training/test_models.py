@@ -26,7 +26,7 @@ def pretrained() -> nn.Sequential:
     return nn.Sequential(body.eval().requires_grad_(False), nn.Linear(8, CLASSES))
 
 
-def test_a_head_on_a_frozen_body_trains_and_the_body_stays_out_of_the_row():
+def test_head_on_a_frozen_body_trains_and_the_body_stays_out_of_the_row():
     model = pretrained()
     made = problem(4, model=model)
     assert made.flat_model.dim == 8 * CLASSES + CLASSES
@@ -40,7 +40,7 @@ def test_a_head_on_a_frozen_body_trains_and_the_body_stays_out_of_the_row():
         assert torch.equal(tensor, before[name]) == name.startswith("0.")
 
 
-def test_the_exported_state_dict_loads_strictly_and_gives_the_measured_accuracy():
+def test_exported_state_dict_loads_strictly_and_gives_the_measured_accuracy():
     made = problem(4, model=pretrained())
     result = fm.train(made, fm.Ring(), ALGORITHM, 30, measure_every=30)
     fresh = pretrained()
@@ -56,7 +56,7 @@ def test_the_exported_state_dict_loads_strictly_and_gives_the_measured_accuracy(
         assert result.final[0]["loss"]["sites"][i] == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_frozen_dropout_in_eval_mode_stays_off():
+def test_frozen_dropout_in_eval_mode_stays_off():
     body = nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.5)).eval().requires_grad_(False)
     made = problem(2, model=nn.Sequential(body, nn.Linear(8, CLASSES)))
     inputs = torch.ones(3, FEATURES)
@@ -106,7 +106,7 @@ def with_dropout(p: float = 0.4) -> nn.Sequential:
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Dropout(p), nn.Linear(16, CLASSES))
 
 
-def test_a_run_with_dropout_is_repeated_bit_for_bit_whatever_torchs_generator():
+def test_run_with_dropout_is_repeated_bit_for_bit_whatever_torchs_generator():
     runs = []
     for seed in (0, 123):
         torch.manual_seed(seed)
@@ -159,7 +159,7 @@ def test_dropout_differs_between_streams_layers_and_uses_of_one_layer():
     assert float((layered > 0).float().mean()) == pytest.approx(0.25, abs=0.06)
 
 
-def test_one_dropout_layer_in_two_places_draws_twice():
+def test_dropout_layer_used_in_two_places_draws_twice():
     layer = nn.Dropout(0.5)
     twice = masks(nn.Sequential(layer, layer), (20, 50), [1])[0]
     assert float((twice > 0).float().mean()) == pytest.approx(0.25, abs=0.06)
@@ -202,7 +202,7 @@ def shifted(batch, draw):
     return batch + 0.1 * draw(len(batch), 1)
 
 
-def test_an_augmentation_draws_from_our_streams_so_that_runs_repeat():
+def test_augmentation_draws_from_our_streams_so_that_runs_repeat():
     runs = []
     for seed in (0, 9):
         torch.manual_seed(seed)
@@ -235,12 +235,12 @@ def test_augmentation_draws_uniforms_that_differ_between_nodes_and_rounds():
     assert float((means - 0.5).abs().max()) < 6 * (1 / 12 / 300) ** 0.5
 
 
-def test_two_draws_of_one_augmentation_are_independent():
+def test_augmentation_draws_are_independent():
     products = drawn_by(lambda batch, draw: (draw(*batch.shape) - 0.5) * (draw(*batch.shape) - 0.5), 3, 3)
     assert float(products.abs().max()) < 6 * (1 / 144 / 300) ** 0.5  # with the same draws twice it would be 1 / 12
 
 
-def test_the_row_and_its_parameters_are_two_views_of_the_same_numbers():
+def test_row_and_its_parameters_are_two_views_of_the_same_numbers():
     made = problem(2)
     row = torch.arange(made.flat_model.dim).double()
     pieces = made.flat_model.parameters_of(row)

@@ -48,12 +48,12 @@ def _apart(training: Training, recorded_at: int, start: int, rounds: int) -> flo
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
-def test_every_algorithm_is_replayed_as_it_is_written(name):
+def test_algorithms_are_replayed_as_written(name):
     assert _apart(_training(toys.ALGORITHMS[name], fm.Ring()), recorded_at=0, start=2, rounds=6) < 1e-12
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
-def test_every_compressor_is_replayed_as_it_is_written_and_as_many_bytes_are_counted(name):
+def test_compressors_are_replayed_as_written_with_the_same_byte_counts(name):
     algorithm = fm.ADGDA(0.5, 0.05, consensus_step=0.2, compressor=toys.COMPRESSORS[name])
     assert _apart(_training(algorithm, fm.topologies.Star()), recorded_at=0, start=1, rounds=5) < 1e-12
 
@@ -77,7 +77,7 @@ def test_schedules_of_steps_and_of_graphs_follow_the_tensor_that_holds_the_round
         assert _apart(_training(algorithm, changing, problem), recorded_at=1, start=3, rounds=4) < 1e-12
 
 
-def test_a_recording_with_dropout_and_augmentation_draws_anew_in_every_round():
+def test_recording_with_dropout_and_augmentation_draws_anew_in_every_round():
     generator = torch.Generator().manual_seed(0)
     sites = [fm.Site((torch.randn(9, 6, generator=generator), torch.arange(9) % 3)) for _ in range(4)]
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
@@ -86,7 +86,7 @@ def test_a_recording_with_dropout_and_augmentation_draws_anew_in_every_round():
     assert _apart(training, recorded_at=0, start=0, rounds=5) < 1e-12
 
 
-def test_a_recorded_function_gives_the_same_and_is_recorded_anew_for_other_shapes():
+def test_recorded_function_gives_the_same_and_is_recorded_anew_for_other_shapes():
     def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         product = torch.bmm(a, b.mT)
         return (product.relu() + torch.bmm(a, b.mT) * 1, (product + product).sum(dim=-1))
@@ -100,7 +100,7 @@ def test_a_recorded_function_gives_the_same_and_is_recorded_anew_for_other_shape
     assert len(recorded._replays) == 3
 
 
-def test_a_recording_that_changes_something_in_place_starts_afresh_every_time():
+def test_recording_that_changes_something_in_place_starts_afresh_every_time():
     def function(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first, second = torch.zeros_like(a), torch.zeros_like(a)
         return (first.add_(a), second.sub_(a), torch.ones_like(a).mean() + a)
@@ -111,7 +111,7 @@ def test_a_recording_that_changes_something_in_place_starts_afresh_every_time():
             assert torch.equal(got, wanted)
 
 
-def test_a_block_of_rounds_is_worked_out_as_each_round_alone():
+def test_block_of_rounds_is_worked_out_as_each_round_alone():
     calls = []
 
     def function(rounds: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def test_a_block_of_rounds_is_worked_out_as_each_round_alone():
 @pytest.mark.parametrize(
     "layer", [nn.Conv2d(3, 5, 3), nn.Conv2d(1, 4, (2, 3), padding=(1, 2)), nn.Conv2d(2, 3, 1, bias=False)]
 )
-def test_a_convolution_of_many_models_is_the_same_however_it_is_done(models, layer):
+def test_convolution_of_many_models_is_the_same_however_it_is_done(models, layer):
     layer = layer.double()
     images = torch.randn(4, 6, layer.in_channels, 9, 8, dtype=torch.float64)
     weights = torch.randn(4, *layer.weight.shape, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_a_convolution_of_many_models_is_the_same_however_it_is_done(models, lay
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)
 
 
-def test_only_plain_convolutions_with_few_channels_are_done_otherwise(monkeypatch):
+def test_convolutions_are_rewritten_only_if_plain_with_few_channels(monkeypatch):
     done = []
     monkeypatch.setattr(convolutions, "by_product", lambda *a: done.append(a) or nn.functional.conv2d(*a))
     for layer in (
@@ -160,7 +160,7 @@ def test_only_plain_convolutions_with_few_channels_are_done_otherwise(monkeypatc
     assert len(done) == 1
 
 
-def test_what_cannot_be_fused_is_captured_and_what_cannot_be_captured_is_run_as_written(monkeypatch):
+def test_rounds_that_cannot_be_fused_are_captured_or_run_as_written(monkeypatch):
     tried = []
 
     def failing(step, state, done, device, fuse):
@@ -189,7 +189,7 @@ class _State(NamedTuple):
     previous: torch.Tensor
 
 
-def test_a_state_that_hands_on_an_old_tensor_is_replayed_rightly():
+def test_state_that_hands_on_an_old_tensor_is_replayed_rightly():
     def step(state: _State, now: torch.Tensor) -> _State:
         return _State(state.models + 1, state.models)
 
@@ -229,7 +229,7 @@ class _Branching(nn.Module):
 @pytest.mark.parametrize(
     ("module", "reason"), [(_Counting, "same result twice"), (_Branching, "RuntimeError: It appears")]
 )
-def test_a_model_that_cannot_be_recorded_runs_as_it_is_with_a_warning(module, reason):
+def test_model_that_cannot_be_recorded_runs_as_it_is_with_a_warning(module, reason):
     generator = torch.Generator().manual_seed(0)
     sites = [fm.Site((torch.randn(9, 6, generator=generator), torch.arange(9) % 3)) for _ in range(4)]
     problem = fm.Problem(module(), sites, sampling=fm.Sampling(5))
@@ -249,7 +249,7 @@ def test_constants_keep_the_strides_of_what_they_are_like():
 
 
 @pytest.mark.parametrize("schedule", [fm.schedules.Geometric(0.5, 0.998), fm.schedules.Staircase(0.5, 0.9, 3)], ids=str)
-def test_a_step_size_is_the_same_bits_wherever_a_run_is_taken_up(schedule):
+def test_step_size_is_the_same_bits_wherever_a_run_is_taken_up(schedule):
     def steps(rounds: torch.Tensor) -> torch.Tensor:
         return schedule.at(rounds[:, None, None, None])
 

@@ -63,20 +63,20 @@ def straight(tmp_path_factory) -> dict[str, Any]:
     return outcome(folder)
 
 
-def test_a_run_leaves_its_settings_records_summary_models_and_checkpoint(straight):
+def test_run_leaves_its_settings_records_summary_models_and_checkpoint(straight):
     assert set(straight) == {
         *("experiment.toml", "metrics.jsonl", "summary.json", CHECKPOINT),
         *(f"model{kept}{r}.safetensors" for kept in ("", "-best", "-iterate", "-time-average") for r in ("", "-1")),
     }
 
 
-def test_the_same_run_again_is_bit_identical(straight, tmp_path):
+def test_same_run_again_is_bit_identical(straight, tmp_path):
     train(tmp_path / "run")
     assert outcome(tmp_path / "run") == straight
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(straight, tmp_path, number):
+def test_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(straight, tmp_path, number):
     folder = tmp_path / "run"
     stopped = stopped_at(folder, 8, number, RARELY)
     assert stopped.returncode == 1
@@ -89,7 +89,7 @@ def test_a_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(str
     assert outcome(folder) == straight
 
 
-def test_a_run_killed_between_checkpoints_is_resumed_bit_identical_though_a_record_was_cut_short(straight, tmp_path):
+def test_run_killed_between_checkpoints_is_resumed_bit_identical_though_a_record_was_cut_short(straight, tmp_path):
     folder = tmp_path / "run"
     stopped = stopped_at(folder, 11, signal.SIGKILL, 7)
     assert stopped.returncode == -signal.SIGKILL
@@ -128,14 +128,14 @@ def stop_after(folder: Path, done: int, **options) -> None:
 
 
 @pytest.mark.parametrize("done", [0, 9, ROUNDS - 1])
-def test_a_run_broken_off_after_any_round_is_resumed_bit_identical(straight, tmp_path, done):
+def test_run_broken_off_after_any_round_is_resumed_bit_identical(straight, tmp_path, done):
     stop_after(tmp_path / "run", done)
     assert round_of(tmp_path / "run") == done
     train(tmp_path / "run", resume=True)
     assert outcome(tmp_path / "run") == straight
 
 
-def test_a_run_broken_off_twice_is_resumed_bit_identical(straight, tmp_path):
+def test_run_broken_off_twice_is_resumed_bit_identical(straight, tmp_path):
     stop_after(tmp_path / "run", 5)
     stop_after(tmp_path / "run", 13, resume=True)
     train(tmp_path / "run", resume=True)
@@ -154,7 +154,7 @@ def test_resuming_where_nothing_is_begins_anew(straight, tmp_path):
     assert outcome(tmp_path / "run") == straight
 
 
-def test_a_finished_run_can_be_extended_and_is_then_as_if_asked_for_more_at_once(straight, tmp_path):
+def test_finished_run_can_be_extended_and_is_then_as_if_asked_for_more_at_once(straight, tmp_path):
     folder = tmp_path / "run"
     train(folder, rounds=ROUNDS // 2)
     train(folder, resume=True)
@@ -166,13 +166,13 @@ def test_checkpoints_and_measurements_do_not_change_the_trajectory(tmp_path):
     assert torch.equal(*rows)
 
 
-def test_the_handlers_of_signals_are_put_back(tmp_path):
+def test_handlers_of_signals_are_put_back(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     train(tmp_path / "run", rounds=2, handle_signals=True)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path):
+def test_second_ctrl_c_stops_at_once(tmp_path):
     def impatient(now: int, state) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -181,7 +181,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         train(tmp_path / "run", observers=[impatient], handle_signals=True)
 
 
-def test_a_request_to_stop_in_the_last_round_lets_the_run_finish(tmp_path):
+def test_request_to_stop_in_the_last_round_lets_the_run_finish(tmp_path):
     def late(now: int, state) -> None:
         if now == 4:
             signal.raise_signal(signal.SIGTERM)
@@ -190,7 +190,7 @@ def test_a_request_to_stop_in_the_last_round_lets_the_run_finish(tmp_path):
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_run_leaves_ctrl_c_alone_unless_told_to_handle_it():
+def test_run_leaves_ctrl_c_alone_unless_told_to_handle_it():
     def watch(now: int, state) -> None:
         signal.raise_signal(signal.SIGINT)
 
@@ -198,7 +198,7 @@ def test_a_run_leaves_ctrl_c_alone_unless_told_to_handle_it():
         train(None, observers=[watch])  # type: ignore[arg-type]
 
 
-def test_the_checkpoint_of_a_stopped_run_is_refused_for_other_settings(tmp_path):
+def test_checkpoint_of_a_stopped_run_is_refused_for_other_settings(tmp_path):
     stop_after(tmp_path / "run", 3)
     with pytest.raises(fm.CheckpointError, match="dtype is 'float64' here but 'float32' there"):
         train(tmp_path / "run", resume=True, dtype="float64")

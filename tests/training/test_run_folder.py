@@ -29,7 +29,7 @@ def test_metrics_holds_one_line_of_json_per_record(run):
     ]
 
 
-def test_the_summary_holds_the_means_over_replicas_and_the_final_records(run):
+def test_summary_holds_the_means_over_replicas_and_the_final_records(run):
     folder, result = run
     summary = read_summary(folder)
     for name in ("worst", "mean", "best", "gap", "worst_group"):
@@ -46,7 +46,7 @@ def test_the_summary_holds_the_means_over_replicas_and_the_final_records(run):
     assert summary["groups"] == ["even", "odd", "even", "odd"]
 
 
-def test_the_models_load_into_the_users_module(run):
+def test_models_load_into_the_users_module(run):
     folder, result = run
     for replica, name in enumerate(("model", "model-1")):
         stored = load_file(folder / f"{name}.safetensors")
@@ -57,7 +57,7 @@ def test_the_models_load_into_the_users_module(run):
     assert not torch.equal(average["0.weight"], load_file(folder / "model.safetensors")["0.weight"])
 
 
-def test_the_settings_are_toml_that_says_what_was_run(run):
+def test_settings_are_toml_that_says_what_was_run(run):
     table = tomllib.loads((run[0] / "experiment.toml").read_text())
     assert table["rounds"] == 6
     assert table["topology"]["name"] == "ring"
@@ -70,5 +70,5 @@ def test_the_settings_are_toml_that_says_what_was_run(run):
     }
 
 
-def test_no_partial_file_is_left_behind(run):
+def test_partial_files_are_never_left_behind(run):
     assert not list(run[0].glob("*.partial"))

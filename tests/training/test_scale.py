@@ -5,7 +5,7 @@ import torch
 import fairmesh as fm
 
 
-def test_a_thousand_nodes_of_the_fc_model_run_on_a_ring_with_four_bits():
+def test_thousand_nodes_of_the_fc_model_run_on_a_ring_with_four_bits():
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(1000, 5, 784, generator=generator)
     labels = torch.randint(0, 10, (1000, 5), generator=generator)

@@ -37,7 +37,7 @@ def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
     assert one.replicas[0].algorithm == ending
 
 
-def test_a_run_whose_steps_end_with_it_is_not_extended_and_says_which_steps(problem, tmp_path):
+def test_run_whose_steps_end_with_it_is_not_extended_and_says_which_steps(problem, tmp_path):
     algorithm = fm.TrackedADGDA(fm.schedules.Linear(0.3))
     fm.train(problem, fm.Ring(), algorithm, 6, out=tmp_path)
     with pytest.raises(fm.CheckpointError, match=r"primal_step\.rounds is 12 here but 6 there"):
@@ -47,7 +47,7 @@ def test_a_run_whose_steps_end_with_it_is_not_extended_and_says_which_steps(prob
 
 
 @pytest.mark.parametrize("placement", [tuple(range(8)), (3, 0, 7, 5, 1, 6, 2, 4)])
-def test_each_node_s_own_weight_is_recorded_as_lambda_by_site(problem, placement):
+def test_lambda_is_recorded_as_each_nodes_own_weight(problem, placement):
     result = fm.train(problem, fm.Ring(), PRICED, 20, placements=[placement], dtype="float64", measure_every=10)
     assert [sum(record["lambda"]) for record in result.records] == pytest.approx([1.0] * 3)
     assert result.records[0]["lambda"] == pytest.approx(problem.prior_of_sites[list(range(8))].tolist(), rel=0.2)
@@ -59,7 +59,7 @@ def test_each_node_s_own_weight_is_recorded_as_lambda_by_site(problem, placement
     assert result.weights("time-average") is None
 
 
-def test_where_nothing_is_weighed_no_weights_are_recorded(problem):
+def test_weights_are_not_recorded_by_algorithms_without_them(problem):
     result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(0.2, weighting=fm.weighting.PriorWeights()), 3)
     assert "lambda" not in result.final[0]
     assert result.weights() is None
@@ -70,7 +70,7 @@ def test_where_nothing_is_weighed_no_weights_are_recorded(problem):
     [fm.weighting.ShadowPrice(), fm.weighting.ExactMaximum(), fm.weighting.ProjectedAscent()],
     ids=["price", "maximum", "ascent"],
 )
-def test_the_worst_case_is_that_of_the_paper_s_objective_with_alpha_over_m(problem, weighting):
+def test_worst_case_is_that_of_the_paper_s_objective_with_alpha_over_m(problem, weighting):
     made = toys.problem(sites=[fm.Site(site.train) for site in toys.sites()])
     algorithm = fm.TrackedADGDA(0.2, weighting=weighting, regularizer=fm.ChiSquare(0.4))
     result = fm.train(made, fm.Ring(), algorithm, 4, dtype="float64", measure_phi=True)
@@ -79,7 +79,7 @@ def test_the_worst_case_is_that_of_the_paper_s_objective_with_alpha_over_m(probl
     assert result.final[0]["phi"] == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_it_runs_and_reports_from_a_file(tmp_path):
+def test_tracked_runs_and_reports_from_a_file(tmp_path):
     text = """
 rounds = 12
 data = { name = "digits", nodes = 4 }
