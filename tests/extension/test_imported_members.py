@@ -231,6 +231,7 @@ def test_class_of_a_notebook_trains_and_reading_its_run_folder_says_what_to_do(t
 # On a cluster ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # cluster/test_launching.py launches a built-in algorithm
 def test_fairmesh_launch_gives_what_one_process_gives(folder):
     command = ["-m", "fairmesh", "launch", str(folder / "toy.toml"), "--processes", "2", "--out", str(folder / "run")]
     done = _python(*command, "--set", "options.dtype=float64", folder=Path(__file__).parents[2])

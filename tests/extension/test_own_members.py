@@ -6,6 +6,7 @@ import fairmesh as fm
 from fairmesh.testing import check_algorithm, check_compressor, check_regularizer, check_schedule, check_topology
 from tests import toys
 from tests.extension import mine
+from tests.pairwise import some_quick
 from tests.properties.test_config import FAMILIES
 
 ALGORITHMS = {
@@ -27,7 +28,9 @@ def test_tables_hold_every_registered_member():
         assert toys.covers(role, table)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@some_quick(
+    "name", ALGORITHMS.keys(), "ad-gda", "drfa", "mine", "with a weighting, a schedule and a regularizer of mine"
+)
 def test_check_algorithm_passes(name):
     check_algorithm(ALGORITHMS[name])
 

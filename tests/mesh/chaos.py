@@ -304,7 +304,7 @@ def main() -> None:
     given = options.parse_args()
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    chaos = Chaos(folder, 140 if given.short else 300, given.seed)
+    chaos = Chaos(folder, 80 if given.short else 300, given.seed)
     draw = random.Random(f"{given.seed} points")
     chaos.run("left alone", chaos.left_alone)
     if given.short:

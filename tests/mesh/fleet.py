@@ -11,6 +11,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+import torch._dynamo  # otherwise torch.func imports it at the first gradient, which takes each node seconds
+
 from fairmesh.cli.mesh import MESH, SITE
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.certificates import make_authority, make_key, sign
@@ -84,8 +87,6 @@ def start(folder: Path, name: str, **options) -> int:
     """A site's node as a process; `options` are those of run_node."""
 
     def work() -> None:
-        import torch
-
         torch.set_num_threads(1)
         from fairmesh.mesh.node.running import run_node
 

@@ -1,7 +1,8 @@
-"""Nodes of a mesh as processes that run every algorithm and compressor one after the other, over real streams:
-`python -m tests.mesh.peer FOLDER`."""
+"""Nodes of a mesh as processes that run one case after the other over real streams:
+`python -m tests.mesh.peer FOLDER CASE ...`."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -41,6 +42,10 @@ CASES = {
         toys.ALGORITHMS["dsgd"],
     ),
 }
+ONE_OF_EACH_KIND = (  # equivalence/test_remote_network.py has all cases, in one process
+    "algorithm ad-gda compressed duals", "algorithm tracked", "algorithm dr-dsgd", "compressor quantize half norms",
+    "compressor top-k", "changing graph",
+)  # fmt: skip
 EXPERIMENT = """
 rounds = 30
 data = "digits"
@@ -54,7 +59,7 @@ def said(level: str, what: str, **fields) -> None:
         print(level, what, fields, file=sys.stderr, flush=True)
 
 
-def run(folder: Path, own: int) -> None:
+def run(folder: Path, own: int, cases: Sequence[str]) -> None:
     torch.set_num_threads(1)
     name = NAMES[own]
     site, mesh = folder / name, Mesh.read(folder / name / "mesh.toml")
@@ -76,13 +81,20 @@ def run(folder: Path, own: int) -> None:
     )  # fmt: skip
     links.start()
     problem, ends, lengths, oracles = toys.problem().keeping({own}), {}, 0, {}
-    for number, (case, (topology, algorithm)) in enumerate(CASES.items()):
+    for number, case in enumerate(cases):
+        topology, algorithm = CASES[case]
         transport = _Later(own, positions, positions, mailroom, number * ROUNDS - FIRST_ROUND)
         network = RemoteNetwork(topology.build(8), [own], transport, dtype=torch.float64, each_copy=True)
         calls = algorithm.oracle_calls()
         if calls not in oracles:  # recording the gradients takes longer than the rounds
             oracles[calls] = Oracle(
-                problem, network.hosted, network.identities, seeds=[0, 4], calls_per_round=calls, dtype=torch.float64
+                problem,
+                network.hosted,
+                network.identities,
+                seeds=[0, 4],
+                calls_per_round=calls,
+                dtype=torch.float64,
+                trace=False,
             )
         oracle = oracles[calls]
         state, sent = algorithm.init(oracle, network), torch.zeros(2, 1, dtype=torch.float64)
@@ -116,10 +128,12 @@ class _Later:
         return self._transport.exchange(self._first + round_index, outgoing, expected, read)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, cases: Sequence[str]) -> None:
     (folder / "experiment.toml").write_text(EXPERIMENT)
     fleet.provisioned(folder, folder / "experiment.toml", NAMES)
-    processes = [fleet.forked(lambda own=own: run(folder, own), folder / f"{NAMES[own]}.log") for own in range(8)]
+    processes = [
+        fleet.forked(lambda own=own: run(folder, own, cases), folder / f"{NAMES[own]}.log") for own in range(8)
+    ]
     codes = [fleet.ended(process, 300) for process in processes]
     if codes != [0] * 8:
         for name in NAMES:
@@ -128,4 +142,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

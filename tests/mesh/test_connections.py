@@ -240,6 +240,7 @@ def test_idle_connection_is_kept_by_heartbeats_and_a_silent_one_is_lost(sites, m
     run(work())
 
 
+@pytest.mark.slow
 def test_process_that_hangs_is_noticed_in_15_seconds(sites, tmp_path):
     address = f"127.0.0.1:{free_ports(1)[0]}"
 

@@ -1,5 +1,6 @@
 """Nodes that talk over mutual TLS end where the simulator ends."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +12,32 @@ from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
-from tests.mesh.peer import CASES, NAMES, ROUNDS
+from tests.mesh.peer import CASES, NAMES, ONE_OF_EACH_KIND, ROUNDS
+from tests.pairwise import some_quick
 
 ROOT = Path(__file__).parents[2]
 
 
+SETS = {"quick": ONE_OF_EACH_KIND, "slow": tuple(case for case in CASES if case not in ONE_OF_EACH_KIND)}
+
+
 @pytest.fixture(scope="module")
-def peers(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("peers")
-    subprocess.run([sys.executable, "-m", "tests.mesh.peer", str(folder)], cwd=ROOT, check=True, timeout=400)
-    return [torch.load(folder / f"{name}.pt") for name in NAMES]
+def ends_of(tmp_path_factory):
+    """Returns how the cases of a set ended at every node, which run together."""
+
+    @functools.cache
+    def ends(name: str) -> list[dict]:
+        folder = tmp_path_factory.mktemp("peers")
+        command = [sys.executable, "-m", "tests.mesh.peer", str(folder), *SETS[name]]
+        subprocess.run(command, cwd=ROOT, check=True, timeout=400)
+        return [torch.load(folder / f"{name}.pt") for name in NAMES]
+
+    return ends
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_peers_are_the_simulator_message_by_message(peers, case):
+@some_quick("case", CASES.keys(), *ONE_OF_EACH_KIND)
+def test_peers_are_the_simulator_message_by_message(ends_of, case):
+    peers = ends_of("quick" if case in ONE_OF_EACH_KIND else "slow")
     topology, algorithm = CASES[case]
     training = Training(toys.problem(), topology, replicas_of([algorithm], [0, 4], None, 8), Options(dtype="float64"))
     expected = training.initial()

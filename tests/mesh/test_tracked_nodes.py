@@ -44,6 +44,7 @@ def lived(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_sites_end_where_the_simulator_ends(lived):
     """Its steps reach zero at the run's end, and each site's weight is that of the simulation."""
     assert json.loads((lived / "ends.json").read_text()) == [0, 0, 0]
@@ -59,6 +60,7 @@ def test_sites_end_where_the_simulator_ends(lived):
         assert torch.allclose(load_file(results[0] / "model.safetensors")[name], tensor, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_site_s_status_tells_its_weight(lived):
     weights = [read_status(lived / name / "state")["weight"] for name in NAMES]
     assert all(weight > 0 for weight in weights)

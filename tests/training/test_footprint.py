@@ -20,6 +20,7 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.contracts.test_memory import peak_bytes
+from tests.pairwise import covering
 
 GIB = 2.0**30
 
@@ -46,8 +47,7 @@ def _problems() -> dict[str, fm.Problem]:
     }
 
 
-@pytest.mark.parametrize("name", ["wide", "large batches", "images", "many nodes"])
-@pytest.mark.parametrize("replicas", [1, 3])
+@covering(1, name=["wide", "large batches", "images", "many nodes"], replicas={"one replica": 1, "three replicas": 3})
 def test_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
     problem = _problems()[name]
     algorithm = fm.ADGDA(0.1, 1e-4, consensus_step=0.2, compressor=fm.Quantize(4))

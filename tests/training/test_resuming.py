@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 import fairmesh as fm
 from fairmesh.storage.run_folder import CHECKPOINT, METRICS
+from tests.pairwise import case
 from tests.training.interrupted_run import ROUNDS, train
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +76,7 @@ def test_same_run_again_is_bit_identical(straight, tmp_path):
     assert outcome(tmp_path / "run") == straight
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, case(signal.SIGINT, quick=False)])
 def test_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(straight, tmp_path, number):
     folder = tmp_path / "run"
     stopped = stopped_at(folder, 8, number, RARELY)
@@ -101,7 +102,7 @@ def test_run_killed_between_checkpoints_is_resumed_bit_identical_though_a_record
     assert outcome(folder) == straight
 
 
-@pytest.mark.parametrize("leave", [1, 40])
+@pytest.mark.parametrize("leave", [40, case(1, quick=False)])
 def test_records_cut_anywhere_after_the_checkpoint_do_not_matter(straight, tmp_path, leave):
     folder = tmp_path / "run"
     stop_after(folder, 9)
@@ -127,7 +128,7 @@ def stop_after(folder: Path, done: int, **options) -> None:
         train(folder, checkpoint_every=1, observers=[watch], **options)
 
 
-@pytest.mark.parametrize("done", [0, 9, ROUNDS - 1])
+@pytest.mark.parametrize("done", [0, case(9, quick=False), case(ROUNDS - 1, quick=False)])
 def test_run_broken_off_after_any_round_is_resumed_bit_identical(straight, tmp_path, done):
     stop_after(tmp_path / "run", done)
     assert round_of(tmp_path / "run") == done
@@ -172,7 +173,15 @@ def test_handlers_of_signals_are_put_back(tmp_path):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_second_ctrl_c_stops_at_once(tmp_path):
+@pytest.fixture
+def python_s_ctrl_c():
+    """Python's own handler, also where the tests were started in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_second_ctrl_c_stops_at_once(python_s_ctrl_c, tmp_path):
     def impatient(now: int, state) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -190,7 +199,7 @@ def test_request_to_stop_in_the_last_round_lets_the_run_finish(tmp_path):
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_run_leaves_ctrl_c_alone_unless_told_to_handle_it():
+def test_run_leaves_ctrl_c_alone_unless_told_to_handle_it(python_s_ctrl_c):
     def watch(now: int, state) -> None:
         signal.raise_signal(signal.SIGINT)
 

@@ -1,10 +1,12 @@
 """A thousand nodes run on a CPU."""
 
+import pytest
 import torch
 
 import fairmesh as fm
 
 
+@pytest.mark.slow
 def test_thousand_nodes_of_the_fc_model_run_on_a_ring_with_four_bits():
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(1000, 5, 784, generator=generator)
