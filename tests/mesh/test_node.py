@@ -1,5 +1,6 @@
 """A node's life from the outside: waiting, stopping, watching, ending where the simulator ends."""
 
+import dataclasses
 import json
 import os
 import re
@@ -37,7 +38,28 @@ compressor = { name = "quantize", bits = 4 }
 measure_every = 40
 checkpoint_every = 25
 dtype = "float64"
+[[observers]]
+name = "import"
+path = "observing.py:Impatient"
 """
+OBSERVER = '''
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import fairmesh as fm
+
+
+@dataclass
+class Impatient(fm.observers.Observer):
+    """Keeps this site's records next to the file of this class, and asks to end the run at every one."""
+
+    def after_round(self, round, state):
+        for record in self.run.fresh:
+            with open(Path(__file__).parent / "records.jsonl", "a") as file:
+                print(json.dumps(record), file=file)
+            self.run.stop("seen enough")
+'''
 
 
 def _until(condition, seconds=60):
@@ -52,8 +74,13 @@ def _until(condition, seconds=60):
     raise TimeoutError("it never came true")
 
 
-def _scenario(folder: Path) -> None:
+def _write_experiment(folder: Path) -> None:
     (folder / "experiment.toml").write_text(EXPERIMENT)
+    (folder / "observing.py").write_text(OBSERVER)
+
+
+def _scenario(folder: Path) -> None:
+    _write_experiment(folder)
     fleet.provisioned(folder, folder / "experiment.toml", NAMES, listening=["a", "b"])
     seen: dict = {}
     # Alone it waits, and with little patience it stops.
@@ -165,7 +192,8 @@ def test_sites_end_with_the_simulators_report(lived):
         "experiment.toml",
     ):
         assert len({(result / file).read_bytes() for result in results}) == 1, file
-    expected = fm.run(load_experiment(folder / "experiment.toml"))
+    experiment = load_experiment(folder / "experiment.toml")
+    expected = fm.run(dataclasses.replace(experiment, observers=()))  # they would end a simulation
     record, alone = json.loads((results[0] / "metrics.jsonl").read_text()), expected.final[0]
     for key in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest", "nominal_bits_total", "round", "seed"):
         assert record[key] == alone[key], key
@@ -187,6 +215,18 @@ def test_counted_bytes_of_all_edges_are_the_algorithms(lived):
     edges = [edge for name in "ac" for edge in read_status(folder / name / "state")["edges"].values()]
     assert all(edge["messages_out"] >= 120 for edge in edges)  # a and c were never restarted; what b missed was resent
     assert sum(edge["bytes_out"] for edge in edges) >= record["bytes_busiest_node"] * 2 * 0.9
+
+
+def test_observers_see_this_site_s_records_and_cannot_end_the_run_alone(lived):
+    folder, _ = lived
+    end = json.loads((folder / "a" / "state" / "result" / "metrics.jsonl").read_text())
+    for name in NAMES:
+        records = [json.loads(line) for line in (folder / name / "records.jsonl").read_text().splitlines()]
+        assert {record["round"] for record in records} == {0, 40, 80, 120}
+        assert all(len(record["accuracy"]["sites"]) == 1 for record in records)
+        assert records[-1]["round"] == end["round"] == 120
+        warnings = [event for event in _events(folder, name) if event.get("reason") == "seen enough"]
+        assert len(warnings) == (2 if name == "b" else 1)  # b was restarted
 
 
 def test_logs_name_no_data(lived):
@@ -213,7 +253,7 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
 
 
 def test_site_that_left_cannot_start(tmp_path):
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    _write_experiment(tmp_path)
     mesh = fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
     site = SiteFile.read(tmp_path / "c" / "site.toml")
     mesh.without("c").write(site.mesh)
@@ -222,7 +262,7 @@ def test_site_that_left_cannot_start(tmp_path):
 
 
 def test_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path):
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    _write_experiment(tmp_path)
     fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
     file = tmp_path / "a" / "mesh.toml"
     text = file.read_text().replace('neighbours = ["b", "c"]', 'neighbours = ["b"]')
@@ -237,7 +277,7 @@ def test_state_is_its_owners_alone(lived):
 
 
 def test_experiment_of_another_mesh_is_refused_before_anything_is_sent(tmp_path):
-    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    _write_experiment(tmp_path)
     fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
     file = tmp_path / "a" / "experiment.toml"
     file.write_text(file.read_text().replace("rounds = 120", "rounds = 121"))

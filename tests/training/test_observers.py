@@ -3,6 +3,7 @@
 import csv
 import json
 import signal
+from types import SimpleNamespace
 from typing import Annotated, NamedTuple
 
 import pytest
@@ -236,3 +237,12 @@ def test_metric_round_trips_through_an_experiment_file(tmp_path):
     fm.run(experiment, out=tmp_path / "run")
     again = fm.load_experiment(tmp_path / "run" / "experiment.toml")
     assert again.metrics["low"].higher_is_better is False
+
+
+def test_csv_writer_keeps_the_rows_of_a_node_that_is_restarted_without_records(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("round,bytes_total\n0,0\n40,7\n80,9\n")
+    group = SimpleNamespace(is_leader=True)
+    training = SimpleNamespace(network=SimpleNamespace(process_group=group))
+    fm.observers.CsvWriter(str(path)).start(SimpleNamespace(training=training, first_replica=0, records=[], round=80))
+    assert path.read_text().split() == ["round,bytes_total", "0,0", "40,7"]

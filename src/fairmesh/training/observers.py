@@ -409,15 +409,22 @@ class CsvWriter(Observer):
     def start(self, run: ObservedRun) -> None:
         self.run = run
         if run.training.network.process_group.is_leader and run.first_replica == 0:
+            rows = [self._row(record) for record in run.records] or self._rows_before(run.round)
             Path(self.path).unlink(missing_ok=True)
-            self._append(run.records)
+            self._append(rows)
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if self.run.training.network.process_group.is_leader:
-            self._append(self.run.fresh)
+            self._append([self._row(record) for record in self.run.fresh])
 
-    def _append(self, records: list[Record]) -> None:
-        rows = [self._row(record) for record in records]
+    def _rows_before(self, round: int) -> list[Record]:
+        """Returns the file's rows of earlier rounds: a node that is restarted does not keep its records."""
+        if round == 0 or not Path(self.path).exists():
+            return []
+        with open(self.path, newline="", encoding="utf-8") as file:
+            return [row for row in csv.DictReader(file) if int(row["round"]) < round]
+
+    def _append(self, rows: list[Record]) -> None:
         if not rows:
             return
         new = not Path(self.path).exists()

@@ -121,6 +121,10 @@ class Oversight(Watcher):
         self._higher_is_better = self.run.training.problem.higher_is_better(primary)
         self._log("info", "measured", **values)
 
+    def ignored_stop(self, reason: str, done: int) -> None:
+        what = "an observer asked to end the run; one site cannot, so the run continues"
+        self._log("warning", what, round=done, reason=reason)
+
     def reached(self, point: str, done: int) -> None:
         self._observe(point, done)
 

@@ -45,6 +45,10 @@ class Watcher(Observer, ABC):
         """Takes this site's own metrics, and its own entry of lambda."""
 
     @abstractmethod
+    def ignored_stop(self, reason: str, done: int) -> None:
+        """Is called once if an observer asks to end the run, which a site alone cannot do."""
+
+    @abstractmethod
     def reached(self, point: str, done: int) -> None:
         """Is called at each point where tests let a node crash."""
 
@@ -220,9 +224,12 @@ class _SiteEnding(Observer):
     """Stops when the watcher asks for it. An observer at one site cannot end the run of all sites."""
 
     def __init__(self, watcher: Watcher):
-        self._watcher = watcher
+        self._watcher, self._ignored = watcher, False
 
     def after_round(self, round: int, state: TrainingState) -> None:
+        if self.run.stop_reason is not None and not self._ignored:
+            self._ignored = True
+            self._watcher.ignored_stop(self.run.stop_reason, round)
         self.run.stop_reason = None
         if self._watcher.stopping and not self.run.is_last:
             raise self._watcher.stopping
