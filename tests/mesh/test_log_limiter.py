@@ -76,7 +76,8 @@ def test_refusals_from_many_addresses_fill_neither_log_nor_memory():
         clock.limiter("warning", "refused", address=f"2001:db8::{i:x}", reason="no certificate")
     clock.limiter.close()
     assert len(clock.said) <= 52
-    assert clock.said[-1] == ("refused", {"reason": "several other addresses or reasons", "more_times": 49_949})
+    what, fields = clock.said[-1]
+    assert (what, fields["more_times"], "address" in fields) == ("refused", 49_949, False)
 
 
 @pytest.mark.parametrize(
