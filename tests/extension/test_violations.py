@@ -1,4 +1,4 @@
-"""Every check notices what it is for: classes that break one rule each."""
+"""Every check finds the violation it is for; each class here breaks one rule."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

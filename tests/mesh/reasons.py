@@ -1,10 +1,10 @@
-"""The reasons in a node's log, by the sign in the text of TLS or of the socket from which they are translated."""
+"""Reasons in a node's log, found by the text of TLS or of the socket that they translate."""
 
 from fairmesh.mesh.wire.tls_errors import in_words
 
 
 def reason(sign: str) -> str:
-    """Returns the words for a sign, which must have some."""
+    """Returns the words for a text of TLS or of a socket; fails if it has none."""
     words = in_words(sign)
     assert words != sign
     return words

@@ -1,4 +1,4 @@
-"""What sites announce: believed only under their own signature, the newest kept, passed on."""
+"""Announcements of sites: only signed ones are accepted, the newest is kept, and all are passed on."""
 
 import json
 from datetime import timedelta
@@ -32,7 +32,7 @@ def _mesh() -> Mesh:
 
 
 def _signed_for(folder, days):
-    """Each site's key and certificate, valid for so many days, and the authority's."""
+    """Returns each site's key and certificate, valid for so many days, and the authority's certificate."""
     make_authority(folder, "three", 1)
     made = {}
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""Keys, certificates and signatures: what the authority signs, what it refuses, and what is wrong said in words."""
+"""Keys, certificates and signatures: what the authority signs, what it refuses, and which faults are reported."""
 
 import stat
 from datetime import UTC, datetime, timedelta
@@ -31,7 +31,7 @@ def home(tmp_path) -> Path:
 
 
 def made(home: Path, mesh, name: str = "alpha", days: float = 20) -> tuple[Path, bytes]:
-    """A site's key and its certificate."""
+    """Makes a site's key and returns it with its certificate."""
     key, request = make_key(home, name)
     return key, sign(request.read_bytes(), home, mesh, days)
 

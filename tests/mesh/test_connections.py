@@ -45,7 +45,7 @@ LARGEST = 1000
 
 
 def provisioned(folder) -> dict[str, Credentials]:
-    """Two sites of a mesh, by their names."""
+    """Returns the credentials of the two sites of a mesh by name."""
     mesh = Mesh("test", "0" * 64, (Member("alpha", "a:1", ("beta",)), Member("beta", "b:1", ("alpha",))))
     authority = make_authority(folder, mesh.name, 1).read_bytes()
     found = {}
@@ -62,7 +62,7 @@ def sites(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """The same names, of another authority."""
+    """Sites with the same names, signed by another authority."""
     return provisioned(tmp_path_factory.mktemp("others"))
 
 

@@ -1,4 +1,4 @@
-"""The journal: what was logged is there after any crash, and what nobody needs is not."""
+"""The journal keeps what was logged through any crash and deletes what nobody needs."""
 
 import errno
 import os
@@ -155,7 +155,7 @@ def test_disk_that_writes_in_pieces_is_asked_again(tmp_path):
 
 
 def test_checkpoints_of_the_same_round_have_segments_of_their_own(tmp_path):
-    """A damaged checkpoint is fallen back from, and its round done again."""
+    """After a damaged checkpoint the node goes back to an older one and does its round again."""
     journal = Journal(tmp_path)
     for _ in range(3):
         journal.begin_segment({})

@@ -1,4 +1,4 @@
-"""The same report again is counted, not repeated; and reasons are words that an operator understands."""
+"""The log limiter counts repeated reports; reasons are words that an operator understands."""
 
 import socket
 import ssl

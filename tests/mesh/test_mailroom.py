@@ -1,4 +1,4 @@
-"""The mailroom: every message of a step once and in its step, whatever the streams do."""
+"""The mailroom delivers every message once and in its step, whatever the streams do."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from tests.refusals import missing_from, refused
 
 
 class Room(Mailroom):
-    """With a journal of its own."""
+    """A mailroom that opens and closes its own journal."""
 
     def __init__(self, folder, neighbours):
         self.journal = Journal(folder)
@@ -264,7 +264,7 @@ def test_wait_ends_when_it_is_told_to(mailroom):
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_mailrooms_exchange_every_step_once_whatever_streams_break_and_nodes_restart(tmp_path_factory, data):
-    """Two mailrooms, a scheduler that decides what happens next: a stream moves a frame, breaks, an end restarts."""
+    """Hypothesis decides what happens next: a frame is carried, a stream breaks, or a mailroom restarts."""
     folders = [tmp_path_factory.mktemp("end") for _ in range(2)]
     rooms = [room(folder, neighbours=[1 - k]) for k, folder in enumerate(folders)]
     steps, done, got = 8, [0, 0], [{}, {}]

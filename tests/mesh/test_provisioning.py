@@ -312,7 +312,7 @@ def test_check_says_what_is_wrong_and_exits_with_one(sites, cli, break_, what, n
 
 
 def _signed(home: Path, name: str, mesh_name: str, days: float) -> None:
-    """A certificate for this key, or for another site's, of the true authority."""
+    """Replaces alpha's certificate by one of the mesh's authority for alpha's key, or for another site's."""
     mesh = Mesh.read(home / "mesh.toml")
     request = home.parent / name / f"{name}.csr"
     (home / "alpha.pem").write_bytes(sign(request.read_bytes(), home.parent / "mesh", mesh, days))

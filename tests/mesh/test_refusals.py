@@ -1,5 +1,5 @@
-"""Whoever has no business with a node is refused, the node says why, and its run does not notice: everything here
-happens to one running mesh, which then ends where an undisturbed one ends."""
+"""A node refuses strangers and wrong messages and logs the reason. All tests disturb one running mesh, which must end
+where an undisturbed one ends."""
 
 import json
 import os
@@ -47,7 +47,7 @@ STOP_AT = 12
 
 
 def started(folder: Path, name: str, stop_at: int | None = None) -> int:
-    """A node as `fairmesh node` runs it; it dies when it has computed its message of a step."""
+    """Starts a node as `fairmesh node` does; with `stop_at` it dies once it has computed its message of that step."""
 
     def work() -> None:
         import torch
@@ -104,7 +104,7 @@ class Door:
         return apart(self.folder, lambda: spoken(home, "beta", self.address, "gamma", say))
 
     def after_greeting(self, *what: bytes) -> dict:
-        """A stream of beta's that begins as it should."""
+        """Sends frames as beta after a correct greeting."""
         return self.as_beta(lambda due: [frames.hello(hello_of(self.folder / "beta", due=due)), *what])
 
     def memory_kib(self) -> int:
@@ -136,7 +136,7 @@ def experiment(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory, experiment):
-    """The nodes by name; whatever still runs at the end is ended."""
+    """The running nodes by name; all are ended after the tests."""
     folder = tmp_path_factory.mktemp("refusals")
     fleet.provisioned(folder, experiment, NAMES)
     nodes = {name: started(folder, name, STOP_AT if name in ("beta", "delta") else None) for name in NAMES}
@@ -264,7 +264,7 @@ def test_brackets_without_end_are_refused(door, head):
 
 
 def _old(door: Door) -> bytes:
-    """What beta sent gamma in its last step."""
+    """Returns what beta sent gamma in its last step."""
     copy = door.folder / "journal"
     shutil.copytree(door.folder / "beta" / "state" / "generation-1", copy, dirs_exist_ok=True)
     journal = Journal(copy)
@@ -413,7 +413,7 @@ def test_neighbour_that_answers_must_have_the_name_and_this_authority(door, hold
 
 
 def checked(door: Door, site: str, clock_s: float = 0.0, home: Path | None = None) -> dict[str, dict]:
-    """Every check of a site, by what it is of."""
+    """Returns every check of a site by its subject."""
 
     def work() -> list[dict]:
         now = time.time

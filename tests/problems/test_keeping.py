@@ -1,4 +1,4 @@
-"""A host that holds some sites' data knows of the others how many samples they have, and no more."""
+"""A host that holds the data of some sites knows only the number of samples of the others."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A run that stops making sense stops, says who, when and what to lower, and keeps its last good checkpoint."""
+"""A run that diverges stops, names node, rounds and step size, and keeps its last good checkpoint."""
 
 import json
 import math
