@@ -8,10 +8,15 @@ import pytest
 import fairmesh as fm
 
 
+def missing_from(text: object, *names: object) -> list[str]:
+    """Returns the names that a text does not hold."""
+    return [str(name) for name in names if str(name) not in str(text)]
+
+
 @contextlib.contextmanager
-def refused(*names: object, error: type[Exception] = fm.BadInput) -> Iterator[pytest.ExceptionInfo]:
+def refused(*names: object, error: type[BaseException] = fm.BadInput) -> Iterator[pytest.ExceptionInfo]:
     """Passes if the block raises the error and its text holds all of the names."""
     with pytest.raises(error) as caught:
         yield caught
-    missing = [str(name) for name in names if str(name) not in str(caught.value)]
+    missing = missing_from(caught.value, *names)
     assert not missing, f"{missing} not in: {caught.value}"

@@ -5,12 +5,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fairmesh.errors import BadInput
 from reproduction.__main__ import app
 from reproduction.page import MINIATURE_NOTE, page
 from reproduction.paper import CELLS
 from reproduction.recipes import rows_of
 from tests.data.test_sources import write_mnist
+from tests.refusals import refused
 
 
 def _called(*arguments: str):
@@ -37,19 +37,19 @@ def test_verdicts_command_prints_a_table_and_the_orderings():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("arguments", "names"),
     [
-        (["table7"], r"'table7'.* all, theory, .*table2"),
-        (["all", "table2"], "'all'.*table2"),
-        (["verdicts", "--out", "nowhere"], "nowhere.*'results'"),
-        (["table2", "--device", "tpu"], "'tpu'"),
-        (["table2", "--data", "nowhere"], "--data nowhere"),
-        (["table2", "--show"], "--show.*frontier.*table2"),
+        (["table7"], ["'table7'", "all, theory, ", "table2"]),
+        (["all", "table2"], ["'all'", "table2"]),
+        (["verdicts", "--out", "nowhere"], ["nowhere", "'results'"]),
+        (["table2", "--device", "tpu"], ["'tpu'"]),
+        (["table2", "--data", "nowhere"], ["--data", "nowhere"]),
+        (["table2", "--show"], ["--show", "frontier", "table2"]),
     ],
 )
-def test_command_refuses_bad_arguments_and_writes_nothing(arguments, reason, tmp_path, monkeypatch):
+def test_command_refuses_bad_arguments_and_writes_nothing(arguments, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match=reason):
+    with refused(*names):
         _called(*arguments)
     assert not any(tmp_path.iterdir())
 
@@ -75,8 +75,8 @@ def test_quick_results_and_full_results_do_not_share_a_folder(tmp_path):
     results = tmp_path / "out" / "results"
     results.mkdir(parents=True)
     (results / "table4a.jsonl").write_text("")
-    with pytest.raises(BadInput, match=r"full runs.*--out"):
+    with refused("full", "--out"):
         _called("table4a", "--quick", "--out", str(tmp_path / "out"))
     (results / "MINIATURE").touch()
-    with pytest.raises(BadInput, match=r"miniature.*--out"):
+    with refused("miniature", "--out"):
         _called("table4a", "--out", str(tmp_path / "out"))

@@ -18,20 +18,20 @@ MODULES = {"fm": fm, **{f"fm.{name}": module for name, module in NAMESPACES.item
 
 
 def sections(thing):
-    """The docstring's sections by name; its first line is under ''."""
+    """Returns the docstring's sections by name; its first line is under ''."""
     text = inspect.cleandoc(thing.__doc__ or "")
     head, *rest = re.split(r"^(Args|Returns|Raises|Example|References):\n", text, flags=re.M)
     return {"": head, **dict(zip(rest[::2], rest[1::2]))}
 
 
 def documented(thing):
-    """The entries of Args by name, each as one line."""
+    """Returns the entries of Args by name, each as one line."""
     entries = re.split(r"^ {4}(\*{0,2}\w+): ", sections(thing).get("Args", ""), flags=re.M)
     return {name: " ".join(text.split()) for name, text in zip(entries[1::2], entries[2::2])}
 
 
 def parameters(thing):
-    """The parameters that a caller may give, with their defaults."""
+    """Returns the parameters that a caller may give, with their defaults."""
     if inspect.isclass(thing) and (inspect.isabstract(thing) or thing in ERRORS | NEVER_CALLED):
         return {}
     if dataclasses.is_dataclass(thing):
@@ -46,7 +46,7 @@ def parameters(thing):
 
 
 def own_methods(thing):
-    """The public methods and properties that a class defines or inherits within fairmesh."""
+    """Returns the public methods and properties that a class defines or inherits within fairmesh."""
     for name, member in inspect.getmembers(thing):
         home = next((base for base in thing.__mro__ if name in vars(base)), object)
         is_ours = home.__module__.startswith("fairmesh") and not name.startswith("_")

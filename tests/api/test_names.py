@@ -13,7 +13,7 @@ HEAVY = ("torch", "numpy", "scipy", "networkx", "matplotlib", "sklearn", "rich")
 
 
 def seen_by_checkers():
-    """What fairmesh/__init__.py imports under TYPE_CHECKING: name -> module it comes from, or that it is."""
+    """Returns what fairmesh/__init__.py imports under TYPE_CHECKING, as {name: module}."""
     found = {}
     for node in ast.parse(Path(fm.__file__).read_text()).body:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -23,7 +23,7 @@ def seen_by_checkers():
 
 
 def imported_by(code):
-    """The heavy modules that are imported after running this code in a new process; it may end it."""
+    """Runs code in a new process and returns the heavy modules that it imported. The code may exit."""
     code = f"import atexit, sys\natexit.register(lambda: print([m for m in {HEAVY} if m in sys.modules]))\n{code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return ast.literal_eval(done.stdout.splitlines()[-1])

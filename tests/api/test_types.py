@@ -19,14 +19,14 @@ HEAVY = "torch.*,numpy.*,scipy.*,networkx.*,matplotlib.*"  # checking these take
 
 @pytest.fixture
 def mistakes(tmp_path):
-    """A program whose line 3 is right and whose later lines are each wrong."""
+    """Writes a program whose line 3 is correct and whose later lines each hold one mistake."""
     path = tmp_path / "mistakes.py"
     path.write_text("\n".join(["import fairmesh as fm", "", CORRECT, *MISTAKES, ""]))
     return path
 
 
 def check(found, mistakes):
-    """`found` are pairs (file, line, text) of errors and of what was revealed."""
+    """Checks errors and revealed types, given as (file, line, text)."""
     assert [text for file, _, text in found if file == CONSUMER.name] == []
     at = {line: text for file, line, text in found if file == mistakes.name}
     assert "ADGDA" in at.pop(3)

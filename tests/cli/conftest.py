@@ -9,7 +9,7 @@ from fairmesh.cli.main import main
 
 @pytest.fixture
 def called(monkeypatch, capsys):
-    """Calls `fairmesh` with arguments: its exit code, what it printed, and what it said."""
+    """Calls `fairmesh` with arguments and returns its exit code, stdout and stderr."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fairmesh", *map(str, arguments)])

@@ -1,4 +1,4 @@
-"""The demo's claims, over five deals of the digits; the README's table of one; the page it writes."""
+"""The demo: its claims for five seeds, the README's table for the first, and the page it writes."""
 
 import json
 import re
@@ -14,7 +14,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 @pytest.fixture(scope="module")
 def algorithms() -> dict:
-    """What the demo of the README gives."""
+    """Returns the results of the demo with the README's seed."""
     return demo(0, None).as_json()["algorithms"]
 
 

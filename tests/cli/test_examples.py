@@ -56,7 +56,7 @@ def test_readme_python_is_at_most_fifteen_lines_and_runs(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "readme.py").write_text(code.replace("rounds=300", "rounds=20"))
     runpy.run_path(str(tmp_path / "readme.py"))
-    assert "worst site" in capsys.readouterr().out
+    assert "worst" in capsys.readouterr().out
     assert (tmp_path / "curves.png").exists()
 
 

@@ -1,4 +1,4 @@
-"""Codes of all compressors, and what a receiver expects of them."""
+"""Codes of all compressors, with the formats that their receivers expect."""
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ def template_of(compressor: Compressor, dim: int, dtype: torch.dtype) -> Code:
 
 
 def row(code: Code, *index: int) -> Code:
-    """The code of one row of a stack."""
+    """Returns the code of one row of a stack."""
     return code._replace(**{k: t[index].unsqueeze(0) for k, t in code._asdict().items() if isinstance(t, Tensor)})
 
 
 def bits(code: Code) -> list:
-    """Everything in a code, to the bit."""
+    """Returns everything in a code, for comparison to the bit."""
     as_bytes = [t.contiguous().flatten().view(torch.uint8).tolist() for t in code if isinstance(t, Tensor)]
     return [type(code), [(t.dtype, tuple(t.shape)) for t in code if isinstance(t, Tensor)], as_bytes] + [
         item for item in code if not isinstance(item, Tensor)

@@ -1,4 +1,4 @@
-"""Lossless, and as long as counted."""
+"""Encoding is lossless, and messages have as many bytes as counted."""
 
 import numpy as np
 import pytest

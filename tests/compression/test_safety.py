@@ -1,4 +1,4 @@
-"""Bytes from a stranger: only DecodeError, with a reason, ever comes out."""
+"""Decoding bytes from an attacker raises DecodeError with a reason, and nothing else."""
 
 import random
 import struct
@@ -16,7 +16,7 @@ DIM = 300
 
 
 def resealed(message: bytes) -> bytes:
-    """The message with length and checksum made right again, as a stranger who knows the format would."""
+    """Returns the message with a correct length and checksum, as an attacker who knows the format would send it."""
     magic, version, parts, round_index, _, _ = struct.unpack("<2sBBIII", message[:16])
     body = message[16:]
     bare = struct.pack("<2sBBIII", magic, version, parts, round_index, len(body), 0)
@@ -59,7 +59,7 @@ def mutated(message: bytes, dice: random.Random) -> bytes:
 
 
 def fuzz(count: int, seed: int) -> dict[str, int]:
-    """Decodes mutated messages, most of them sealed again; how many came through and how many were refused."""
+    """Decodes mutated messages, most with a correct checksum; returns how many were accepted and how many refused."""
     dice, sources = random.Random(seed), seeds()
     outcome = {"taken": 0, "refused": 0}
     reasons: set[str] = set()

@@ -25,14 +25,14 @@ def stack(
     dtype: torch.dtype = torch.float64,
     **network: Any,
 ) -> tuple[MemoryNetwork, Oracle]:
-    """A network over some mixing matrices and the oracle of its nodes."""
+    """Returns a network over some mixing matrices and the oracle of its nodes."""
     net = MemoryNetwork(cycle, dtype=dtype, count_bytes=False, **network)
     calls = algorithm.oracle_calls()
     return net, Oracle(problem, net.hosted, net.identities, seeds=seeds, calls_per_round=calls, dtype=dtype)
 
 
 def after(algorithm: fm.algorithms.Algorithm, network, oracle, rounds: int, state: Any = None, first: int = 0):
-    """The state after some rounds, and the bits that nodes and server sent in them."""
+    """Returns the state after some rounds, and the bits that nodes and server sent in them."""
     state = algorithm.init(oracle, network) if state is None else state
     nodes = torch.zeros(len(oracle.seeds), network.n, dtype=torch.float64)
     server = torch.zeros(len(oracle.seeds), dtype=torch.float64)
@@ -44,7 +44,7 @@ def after(algorithm: fm.algorithms.Algorithm, network, oracle, rounds: int, stat
 
 
 def tensors_of(thing: Any, name: str = "") -> dict[str, Tensor]:
-    """Every tensor reachable from an object's fields, lists and dictionaries, as a copy."""
+    """Returns copies of all tensors reachable from an object's fields, lists and dictionaries."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
 
@@ -87,11 +87,11 @@ def state_bits(state: Any) -> dict[str, Tensor]:
 
 
 def with_steps(algorithm: fm.algorithms.Algorithm, **steps: float) -> fm.algorithms.Algorithm:
-    """The same algorithm with those of the given numbers that it has."""
+    """Returns the algorithm with new values for those of the given fields that it has."""
     names = {field.name for field in dataclasses.fields(algorithm)}
     return dataclasses.replace(algorithm, **{name: value for name, value in steps.items() if name in names})
 
 
 def relabelled(cycle: list[Mixing], order: list[int]) -> list[Mixing]:
-    """The mixing matrices when node order[k] is called k."""
+    """Returns the mixing matrices when node order[k] is called k."""
     return [Mixing(scipy.sparse.csr_array(mixing.matrix.toarray()[np.ix_(order, order)])) for mixing in cycle]

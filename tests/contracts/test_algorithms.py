@@ -35,7 +35,7 @@ def made_again() -> fm.Problem:
 
 @pytest.fixture(scope="module")
 def moved(problem) -> fm.Problem:
-    """The same problem when node MIXED_UP[k] is called k."""
+    """Returns the same problem when node MIXED_UP[k] is called k."""
     return dataclasses.replace(problem, sites=[problem.sites[i] for i in MIXED_UP])
 
 
@@ -149,7 +149,7 @@ def test_ad_gda_renames_its_result_for_every_compressor(problem, moved, compress
 
 
 def test_identities_of_other_nodes_give_another_run(problem):
-    """So that the relabelling above moves something."""
+    """Otherwise the relabelling tests above would prove nothing."""
     algorithm = toys.ALGORITHMS["ad-gda"]
     one, _, _ = after(algorithm, *stack(problem, fm.Ring().build(8), algorithm), 3)
     other, _, _ = after(algorithm, *stack(problem, fm.Ring().build(8), algorithm, identities=MIXED_UP), 3)

@@ -1,4 +1,4 @@
-"""A batch of replicas is what each gives alone; time averages, kept iterates and saved runs are of each replica."""
+"""A batch of replicas gives what each gives alone; time averages, kept iterates and saved runs are per replica."""
 
 import dataclasses
 import os

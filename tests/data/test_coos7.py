@@ -1,4 +1,4 @@
-"""COOS7 from a small generated file of the layout of its own."""
+"""COOS7 from a small generated file that has the layout of the real one."""
 
 import builtins
 

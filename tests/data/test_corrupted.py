@@ -1,4 +1,4 @@
-"""A site that is broken: its training labels or inputs say nothing, the rest of the data is as it was."""
+"""A corrupted site: its training labels or inputs are random, and all other data are unchanged."""
 
 import pytest
 import torch

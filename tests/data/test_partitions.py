@@ -1,4 +1,4 @@
-"""Partitions: who is dealt what, in which order, and by which test samples each is judged."""
+"""Partitions: which samples each site gets, in which order, and which test samples it is measured on."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def pool(train: int = 240, test: int = 120, classes: int = 4, sites: int = 0, se
 
 
 def numbers(samples) -> list[int]:
-    """Which samples of the pool these are."""
+    """Returns which samples of the pool these are."""
     return (samples[0][:, 0, 0].long() * 256 + samples[0][:, 0, 1]).tolist()
 
 

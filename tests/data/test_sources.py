@@ -1,4 +1,4 @@
-"""Official files: where they are found, how they are fetched, gone on with and checked, and what is said when not."""
+"""Official files: where they are found, how they are fetched, resumed and checked, and what errors name."""
 
 import gzip
 import hashlib
@@ -31,7 +31,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Site(http.server.BaseHTTPRequestHandler):
-    """Serves `files`, honours Range, breaks off once after `cut` bytes, and notes what was asked."""
+    """Serves `files`, honours Range, breaks off once after `cut` bytes, and records the requests."""
 
     files: dict[str, bytes]
     cut: int | None

@@ -38,7 +38,7 @@ class ExactDiffusion(fm.algorithms.Algorithm):
 
 @dataclass(frozen=True)
 class LocalSteps(fm.algorithms.Algorithm):
-    """Of the same fields as ExactDiffusion: what tells them apart is the class alone."""
+    """An algorithm with the fields of ExactDiffusion: only the class differs."""
 
     primal_step: fm.schedules.Schedule | float = 0.1
     mixing: float = 0.5
@@ -54,7 +54,7 @@ class LocalSteps(fm.algorithms.Algorithm):
 
 @dataclass(frozen=True)
 class Compressed(fm.ChocoSGD):
-    """A built-in algorithm with a field more."""
+    """A built-in algorithm with one more field."""
 
     damping: float = 1.0
 

@@ -20,6 +20,7 @@ from fairmesh.mesh.agreement import agreed, differences, digest_of
 from fairmesh.mesh.founding import copied
 from tests import toys
 from tests.extension import mine
+from tests.refusals import refused
 
 FILE = Path(mine.__file__)
 MEMBERS = {
@@ -146,7 +147,7 @@ def test_observer_in_an_experiment_stays_the_object_that_it_was():
     observer = mine.StopAt(2)
     experiment = fm.Experiment(mine.ToySites(), fm.Ring(), fm.DSGD(0.1), 4, observers=(observer,))
     assert experiment.observers[0] is observer
-    with pytest.raises(fm.BadInput, match="HiddenSettings is not a dataclass"):
+    with refused("HiddenSettings", "dataclass"):
         to_table(mine.HiddenSettings(3))
 
 
@@ -156,7 +157,7 @@ def test_observer_in_an_experiment_stays_the_object_that_it_was():
 def test_checkpoint_of_one_class_is_not_resumed_by_another_with_the_same_fields(tmp_path):
     problem = toys.problem()
     fm.train(problem, fm.Ring(), mine.ExactDiffusion(), 4, out=tmp_path)
-    with pytest.raises(fm.CheckpointError, match=r"LocalSteps.*ExactDiffusion"):
+    with refused("LocalSteps", "ExactDiffusion", error=fm.CheckpointError):
         fm.train(problem, fm.Ring(), mine.LocalSteps(), 8, out=tmp_path, resume=True)
     fm.train(problem, fm.Ring(), mine.ExactDiffusion(), 8, out=tmp_path, resume=True)
 
@@ -164,7 +165,7 @@ def test_checkpoint_of_one_class_is_not_resumed_by_another_with_the_same_fields(
 def test_checkpoint_with_an_outside_part_is_not_resumed_with_another_part(tmp_path):
     problem = toys.problem()
     fm.train(problem, fm.Ring(), fm.ChocoSGD(0.1, 0.3, compressor=mine.Ternary()), 2, out=tmp_path)
-    with pytest.raises(fm.CheckpointError, match=r"compressor\.name"):
+    with refused("compressor.name", error=fm.CheckpointError):
         fm.train(problem, fm.Ring(), fm.ChocoSGD(0.1, 0.3, compressor=fm.Sign()), 4, out=tmp_path, resume=True)
 
 
@@ -187,7 +188,7 @@ def test_class_inside_a_function_trains_writes_its_folder_and_resumes_in_the_sam
 
 def test_class_inside_a_function_cannot_be_read_by_another_process():
     table = {"name": "import", "path": "somewhere:f.<locals>.Local"}
-    with pytest.raises(fm.BadInput, match=r"it\.path: 'f\.<locals>\.Local' was defined inside a function"):
+    with refused("it.path", "'f.<locals>.Local'", "function"):
         from_table(fm.algorithms.Algorithm, table, "it")
 
 
@@ -224,7 +225,7 @@ def test_class_of_a_script_is_known_by_the_script_s_file(tmp_path):
 def test_class_of_a_notebook_trains_and_reading_its_run_folder_says_what_to_do(tmp_path):
     done = _python("-", folder=tmp_path, text=SCRIPT)  # like a notebook, it has no file
     assert done.returncode == 0, done.stderr
-    with pytest.raises(fm.BadInput, match=r"algorithm\.path: 'Mine' was defined in a notebook.* move the class"):
+    with refused("algorithm.path", "'Mine'", "notebook"):
         fm.load_experiment(tmp_path / "run" / "experiment.toml")
 
 
@@ -263,86 +264,90 @@ def test_agreed_knows_a_class_by_its_file_s_name_and_content(folder, tmp_path_fa
 
 
 @pytest.mark.parametrize(
-    ("role", "table", "message"),
+    ("role", "table", "names"),
     [
-        (fm.topologies.Topology, {}, r"it\.path: missing"),
-        (fm.topologies.Topology, {"path": 3}, r"it\.path: expected a string, got 3"),
-        (fm.topologies.Topology, {"path": "mine"}, r"it\.path: 'mine' is not an import path"),
-        (fm.topologies.Topology, {"path": "tests.extension.mine:Barbel"}, r"it\.path: .*did you mean 'Barbell'"),
+        (fm.topologies.Topology, {}, ["it.path", "missing"]),
+        (fm.topologies.Topology, {"path": 3}, ["it.path", "string", 3]),
+        (fm.topologies.Topology, {"path": "mine"}, ["it.path", "'mine'"]),
+        (fm.topologies.Topology, {"path": "tests.extension.mine:Barbel"}, ["it.path", "Barbel", "'Barbell'"]),
         (
             fm.topologies.Topology,
             {"path": "tests.extension.mine:Ternary"},
-            r"it\.path: .*Ternary, not a subclass of Topology",
+            ["it.path", "Ternary", "Topology"],
         ),
         (
             fm.topologies.Topology,
             {"path": "tests.extension.mine:function"},
-            r"it\.path: .* is a function, not a subclass",
+            ["it.path", "function", "subclass"],
         ),
         (
             fm.topologies.Topology,
             {"path": "tests.extension.mine:NotFrozen"},
-            r"it\.path: NotFrozen is not a frozen dataclass",
+            ["it.path", "NotFrozen", "frozen"],
         ),
         (
             fm.topologies.Topology,
             {"path": "tests.extension.mine:FieldsUndeclared"},
-            r"it\.path: FieldsUndeclared is not a frozen",
+            ["it.path", "FieldsUndeclared", "frozen"],
         ),
-        (fm.topologies.Topology, {"path": "tests.extension.mine:FieldCalledPath"}, r"it\.path: .* has a field 'path'"),
+        (
+            fm.topologies.Topology,
+            {"path": "tests.extension.mine:FieldCalledPath"},
+            ["it.path", "FieldCalledPath", "'path'"],
+        ),
         (
             fm.topologies.Topology,
             {"path": "tests.extension.mine:Barbell", "bridge": 2},
-            r"it\.bridge: .*did you mean 'bridges'",
+            ["it.bridge:", "'bridges'"],
         ),
         (
             fm.topologies.Topology,
             {"path": "tests.extension.mine:Barbell", "bridges": 2.5},
-            r"it\.bridges: expected a whole number",
+            ["it.bridges", 2.5],
         ),
         (
             fm.topologies.Topology,
             {"path": "tests.extension.mine:Picky", "hops": 9},
-            r"it: .*Picky .*KeyError: 'too many hops'",
+            ["it:", "Picky", "KeyError", "too many hops"],
         ),
         (
             fm.topologies.Topology,
             {"path": "tests.extension.mine:Picky", "sizes": [1]},
-            r"it\.sizes: .* field of type set",
+            ["it.sizes", "set"],
         ),
-        (fm.schedules.Schedule, {"path": "tests.extension.mine:Abstract"}, r"it\.path: Abstract lacks at"),
-        (fm.schedules.Schedule, {"path": "tests.extension.mine:Cosine", "start": 1}, r"it\.rounds: missing"),
+        (fm.schedules.Schedule, {"path": "tests.extension.mine:Abstract"}, ["it.path", "Abstract", "at"]),
+        (fm.schedules.Schedule, {"path": "tests.extension.mine:Cosine", "start": 1}, ["it.rounds", "missing"]),
         (
             fm.compressors.Compressor,
             {"path": "tests.extension.mine:NotADataclass"},
-            r"it\.path: NotADataclass is not a frozen",
+            ["it.path", "NotADataclass", "frozen"],
         ),
     ],
 )
-def test_from_table_refuses_an_outside_class_it_cannot_use_and_says_which_field(role, table, message):
-    with pytest.raises(fm.BadInput, match=f"^{message}"):
+def test_from_table_refuses_an_outside_class_it_cannot_use_and_says_which_field(role, table, names):
+    with refused(*names):
         from_table(role, {"name": "import", **table}, "it")
 
 
 def test_to_table_refuses_an_object_whose_settings_are_not_known():
-    with pytest.raises(fm.BadInput, match=r"^NotFrozen is not a frozen dataclass"):
+    with refused("NotFrozen", "frozen"):
         to_table(mine.NotFrozen())
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("made", "names"),
     [
-        (lambda: fm.ADGDA(primal_step=mine.Cosine("fast", 3)), r"primal_step\.start: expected a number"),
-        (lambda: fm.ADGDA(compressor=mine.Barbell()), r"compressor: expected a table"),
-        (lambda: fm.Experiment(mine.ToySites("5"), fm.Ring(), fm.DSGD(), 3), r"data\.nodes: expected a whole number"),
+        (lambda: fm.ADGDA(primal_step=mine.Cosine("fast", 3)), ["primal_step.start", "'fast'"]),
+        (lambda: fm.ADGDA(compressor=mine.Barbell()), ["compressor", "Barbell"]),
+        (lambda: fm.Experiment(mine.ToySites("5"), fm.Ring(), fm.DSGD(), 3), ["data.nodes", "'5'"]),
         (
             lambda: fm.Experiment(mine.ToySites(), fm.Ring(), mine.ExactDiffusion(0.1, "x"), 3),
-            r"algorithm\.mixing: expected a number",
+            ["algorithm.mixing", "'x'"],
         ),
     ],
 )
-def test_fields_of_outside_classes_are_checked_where_they_enter_an_experiment_or_a_registered_class(made, message):
-    with pytest.raises(fm.BadInput, match=message):
+def test_fields_of_outside_classes_are_checked_where_they_enter_an_experiment_or_a_registered_class(made, names):
+    with refused(*names):
         made()
 
 
@@ -353,7 +358,7 @@ def test_whole_numbers_become_floats_where_an_outside_object_enters_an_experimen
 
 def test_checked_is_how_an_outside_class_checks_its_fields_on_construction():
     kind = checked(dataclass(frozen=True)(type("Kind", (mine.Barbell,), {"__annotations__": {}})))
-    with pytest.raises(fm.BadInput, match="bridges: expected a whole number"):
+    with refused("bridges", "'two'"):
         kind("two")
 
 
@@ -365,9 +370,9 @@ def test_field_may_be_of_one_member_and_a_list_may_hold_different_types():
 
     made = from_table(Sheet, {"compressor": {"name": "quantize", "bits": 3}, "pair": [2, "b"]})
     assert made == Sheet(fm.Quantize(3), (2, "b"))
-    with pytest.raises(fm.BadInput, match="compressor: expected a Quantize, got a Sign"):
+    with refused("compressor", "Quantize", "Sign"):
         from_table(Sheet, {"compressor": "sign"})
-    with pytest.raises(fm.BadInput, match="pair: expected a list of 2, got 1"):
+    with refused("pair", 2, 1):
         from_table(Sheet, {"compressor": "quantize", "pair": [2]})
 
 

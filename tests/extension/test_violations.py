@@ -1,4 +1,4 @@
-"""Every check notices what it is for: classes that break one rule each."""
+"""Every check finds the violation it is for; each class here breaks one rule."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from fairmesh.testing import (
 )
 from tests.extension import mine
 from tests.extension.mine import ExactDiffusion
+from tests.refusals import refused
 
 # Algorithms -----------------------------------------------------------------------------------------------------------
 
@@ -157,27 +158,27 @@ class Hoards(ExactDiffusion):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("kind", "names"),
     [
-        (ChangesState, r"step changes what it was given: state\.adapted differs by up to 1"),
-        (DrawsElsewhere, "step gives different states from the same state and round: state.models differs by up to"),
-        (KeepsCount, "step changes the algorithm from"),
-        (LosesPrecision, r"step turns state\.adapted from \('float64', .* into \('float32',"),
-        (HoldsList, r"the state\.history is a list"),
-        (TwoBatches, r"a round asks for batches \[0, 1\], but oracle_calls\(\) says 1"),
-        (PeeksAtOthers, r"state\.models of nodes .* on several hosts: differs by up to"),
-        (KnowsPositions, r"state\.models with other names for the nodes: differs by up to"),
-        (UndeclaredRole, r"state\.table with other names .*annotate it with fm\.roles\.OVER_NODES"),
-        (WrongRole, r"state\.adapted has the role of rows that sum to zero, but their sum is \d"),
-        (Shrinks, r"without gradients the average model moves in round 0 .*: differs by up to"),
-        (NeedsNumber, r"a batch of replicas raised .*; numbers that differ between replicas are tensors"),
-        (ReadsRound, "a round recorded as operations on tensors, as on a GPU, raised"),
-        (TwoMessages, "two messages in round 0"),
-        (Hoards, r"a round holds 2\d\.\d copies .* but copies_at_peak is 12"),
+        (ChangesState, ["step", "changes", "state.adapted", 1]),
+        (DrawsElsewhere, ["step", "different", "state.models"]),
+        (KeepsCount, ["step", "changes", "KeepsCount"]),
+        (LosesPrecision, ["step", "state.adapted", "'float64'", "'float32'"]),
+        (HoldsList, ["state.history", "list"]),
+        (TwoBatches, ["[0, 1]", "oracle_calls()", 1]),
+        (PeeksAtOthers, ["state.models", "nodes", "hosts"]),
+        (KnowsPositions, ["state.models", "nodes", "names"]),
+        (UndeclaredRole, ["state.table", "names", "fm.roles.OVER_NODES"]),
+        (WrongRole, ["state.adapted", "role", "sum"]),
+        (Shrinks, ["gradients", "average", "round 0"]),
+        (NeedsNumber, ["replicas", "tensors"]),
+        (ReadsRound, ["recorded", "GPU"]),
+        (TwoMessages, ["messages", "round 0"]),
+        (Hoards, ["copies_at_peak", 12]),
     ],
 )
-def test_check_algorithm_says_what_is_violated(kind, message):
-    with pytest.raises(ContractViolation, match=message):
+def test_check_algorithm_says_what_is_violated(kind, names):
+    with refused(*names, error=ContractViolation):
         check_algorithm(kind(), topologies=(fm.Ring(),), rounds=3)
 
 
@@ -187,9 +188,9 @@ def test_check_algorithm_allows_a_moving_average_where_asked():
 
 
 def test_check_algorithm_refuses_settings_that_are_not_configured():
-    with pytest.raises(ContractViolation, match="not a frozen dataclass"):
+    with refused("Plain", "frozen", error=ContractViolation):
         check_algorithm(type("Plain", (ExactDiffusion,), {"__annotations__": {"more": float}, "more": 1.0})())
-    with pytest.raises(ContractViolation, match=r"mixing: expected a number, got 'x'"):
+    with refused("mixing", "'x'", error=ContractViolation):
         check_algorithm(ExactDiffusion(mixing="x"))  # type: ignore[arg-type]
 
 
@@ -225,20 +226,20 @@ class Other(mine.Ternary):
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "names"),
     [
-        ("zero", r"Q\(0\) has entries up to .*, not 0"),
-        ("batch", r"row \(0, \d\) of length 1 alone and in a batch of \(2, 8\): differs by up to"),
-        ("generator", "compress draws from torch's generator"),
-        ("mutates", "compress changes the rows"),
-        ("dtype", r"rows .*float64.* are decoded as .*float32"),
-        ("delta", r"E\|\|Q\(x\) - x\|\|\^2 is .* but delta\(\d\) = 1 allows at most 0"),
-        ("largest", "encoding and decoding rows of 1 raised"),
-        ("negative zero", "is not the same bits after encoding and decoding|takes .* bytes, counted as"),
+        ("zero", ["Q(0)"]),
+        ("batch", ["row (0, ", "batch", "(2, 8)"]),
+        ("generator", ["compress", "generator"]),
+        ("mutates", ["compress", "changes"]),
+        ("dtype", ["decoded", "float64", "float32"]),
+        ("delta", ["||Q(x) - x||^2", "delta("]),
+        ("largest", ["encoding", "raised"]),
+        ("negative zero", ["values", "bits", "encoding"]),
     ],
 )
-def test_check_compressor_says_what_is_violated(fault, message):
-    with pytest.raises(ContractViolation, match=message):
+def test_check_compressor_says_what_is_violated(fault, names):
+    with refused(*names, error=ContractViolation):
         check_compressor(Other(fault))
 
 
@@ -271,16 +272,16 @@ class NumberNeeded(mine.SquaredDistance):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("kind", "names"),
     [
-        (WrongSlope, "the gradient, averaged over nodes, and the derivative of value: differs by up to"),
-        (NotNearest, r"project is not the nearest point: .* is \d|a projected row, projected again"),
-        (NotMaximal, r"the objective is .* at the maximiser, and .* at another point"),
-        (NumberNeeded, "a batch of replicas raised"),
+        (WrongSlope, ["gradient", "derivative", "value"]),
+        (NotNearest, ["project"]),
+        (NotMaximal, ["objective", "maximiser"]),
+        (NumberNeeded, ["replicas", "raised"]),
     ],
 )
-def test_check_regularizer_says_what_is_violated(kind, message):
-    with pytest.raises(ContractViolation, match=message):
+def test_check_regularizer_says_what_is_violated(kind, names):
+    with refused(*names, error=ContractViolation):
         check_regularizer(kind())
 
 
@@ -297,16 +298,16 @@ class Swapping(fm.topologies.Topology):
 
 
 @pytest.mark.parametrize(
-    ("topology", "nodes", "message"),
+    ("topology", "nodes", "names"),
     [
-        (mine.Barbell(0), 8, "together are in 2 pieces"),
-        (Unseeded(), 8, "differs by up to .* when it is asked for again"),
-        (Swapping(), 2, "have spectral gap .*, not above 0"),
-        (Swapping(), 3, "graph 0 of 3 nodes has 2"),
+        (mine.Barbell(0), 8, ["2 pieces"]),
+        (Unseeded(), 8, ["differs", "again"]),
+        (Swapping(), 2, ["spectral gap"]),
+        (Swapping(), 3, ["graph 0", "3 nodes", 2]),
     ],
 )
-def test_check_topology_says_what_is_violated(topology, nodes, message):
-    with pytest.raises(ContractViolation, match=message):
+def test_check_topology_says_what_is_violated(topology, nodes, names):
+    with refused(*names, error=ContractViolation):
         check_topology(topology, nodes)
 
 
@@ -325,14 +326,14 @@ class Step(fm.schedules.Schedule):
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "names"),
     [
-        ("float32", "steps are float32, not float64"),
-        ("negative", "the step of round 6 is -1"),
-        ("scalar", r"300 rounds get steps of shape \(\)"),
-        ("of the largest asked for", "steps of rounds one by one: differs by up to"),
+        ("float32", ["float32", "float64"]),
+        ("negative", ["round 6", -1]),
+        ("scalar", ["300 rounds", "()"]),
+        ("of the largest asked for", ["steps", "differs"]),
     ],
 )
-def test_check_schedule_says_what_is_violated(fault, message):
-    with pytest.raises(ContractViolation, match=message):
+def test_check_schedule_says_what_is_violated(fault, names):
+    with refused(*names, error=ContractViolation):
         check_schedule(Step(fault))

@@ -2,6 +2,7 @@
 the one that was left alone ended."""
 
 import argparse
+import errno
 import json
 import os
 import random
@@ -227,7 +228,7 @@ class Chaos:
         nodes.wait(lambda: name in nodes.exits, 20)
         seconds = time.monotonic() - began
         said = [line["reason"] for line in nodes.log_of(name) if line["what"] == "stopped"]
-        if nodes.exits[name] == 0 or not said or "start the node again" not in said[-1]:
+        if nodes.exits[name] == 0 or not said or "round" not in said[-1]:
             raise RuntimeError(f"asked to stop, {name} ended with code {nodes.exits[name]} and said {said}")
         nodes.start_again(name)
         return {"said": said[-1], "stopped_after_s": round(seconds, 2)}
@@ -247,7 +248,7 @@ class Chaos:
         nodes.while_down = damage
         nodes.kill(name)
         nodes.finish(_FAR)
-        said = [line for line in nodes.log_of(name) if "checkpoint is damaged" in line["what"]]
+        said = [line for line in nodes.log_of(name) if "damaged" in line["what"]]
         if not cut or [line["file"] for line in said] != cut:
             raise RuntimeError(f"{name} did not say that {cut} is damaged")
         return {"said": f"{said[0]['what']}: {said[0]['file']}"}
@@ -278,7 +279,7 @@ class Chaos:
         nodes.start_all()
         nodes.wait(lambda: name in nodes.exits, _FAR)
         said = outages.last_words(nodes, name)
-        if nodes.exits[name] == 0 or "No space left on device" not in said:
+        if nodes.exits[name] == 0 or os.strerror(errno.ENOSPC) not in said:
             raise RuntimeError(f"with a full disk {name} ended with code {nodes.exits[name]} and said {said!r}")
         stopped = nodes.step(name)
         nodes.start_again(name)

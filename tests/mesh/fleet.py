@@ -22,7 +22,7 @@ from fairmesh.mesh.members import Mesh, SiteFile
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports below those that outgoing connections get: else one of a node that is down may be taken meanwhile."""
+    """Returns ports below the range of outgoing connections, which could take the port of a node that is down."""
     found: list[int] = []
     while len(found) < count:
         port = random.SystemRandom().randrange(20_000, 32_000)
@@ -62,7 +62,7 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
 
 
 def forked(work: Callable[[], None], log: Path) -> int:
-    """A process that does some work; what it says goes to a file."""
+    """Forks a process that does some work and writes its output to a file; returns its id."""
     number = os.fork()
     if number:
         return number
@@ -96,7 +96,7 @@ def start(folder: Path, name: str, **options) -> int:
 
 
 def ended(process: int, seconds: float) -> int | None:
-    """A process's exit code, negative for a signal; none where it runs on after so long."""
+    """Returns a process's exit code, negative for a signal, or None if it still runs after so many seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         found, status = os.waitpid(process, os.WNOHANG)

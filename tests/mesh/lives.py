@@ -98,17 +98,17 @@ class Lives:
         return self._processes[name]
 
     def adopt(self, name: str, process: int) -> None:
-        """A process that was started elsewhere in place of the node's."""
+        """Takes over a process that was started elsewhere as the node's process."""
         self._processes[name] = process
 
     def start_all(self) -> None:
-        """Those that have not been."""
+        """Starts the nodes that have not been started yet."""
         for name in self.names:
             if name not in self._processes and name not in self._due and name not in self.exits:
                 self.start(name)
 
     def kill(self, name: str, pause: float = 0.0) -> None:
-        """kill -9, as soon as it is up; it is started again after a pause."""
+        """Kills a node with SIGKILL as soon as it runs; it is started again after a pause."""
         self.wait(lambda: name in self._processes, 60)
         self._pauses[name] = pause
         os.kill(self._processes[name], signal.SIGKILL)
@@ -118,7 +118,7 @@ class Lives:
         os.kill(self._processes[name], signal.SIGTERM)
 
     def wait(self, until: Callable[[], bool], seconds: float) -> None:
-        """Until something holds; fails with what the nodes said where it takes too long."""
+        """Waits until something holds; raises with the nodes' output if that takes too long."""
         end = time.monotonic() + seconds
         while not until():
             self._look()
@@ -162,7 +162,7 @@ class Lives:
             raise RuntimeError(f"the node of {name} ended with code {code}\n{self.tails()}")
 
     def start_again(self, name: str) -> None:
-        """A node that had ended by itself."""
+        """Starts a node again that ended by itself."""
         del self.exits[name]
         self.awaited.discard(name)
         self._due[name] = 0.0
@@ -174,14 +174,14 @@ class Lives:
             raise RuntimeError(f"never came by {unreached}; reached {self.reached}")
 
     def end(self) -> None:
-        """Leaves no process behind."""
+        """Ends all processes."""
         for process in self._processes.values():
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
         self._processes.clear()
 
     def results(self) -> dict[str, bytes]:
-        """What every site ended with; refuses sites that differ."""
+        """Returns the result of every site; raises if sites differ."""
         found = {}
         for name in self.names:
             folder = self.folder / name / "state" / "result"
@@ -204,6 +204,6 @@ class Lives:
 
 
 def fresh(provisioned: Path, folder: Path) -> Path:
-    """A mesh as provisioned, in a folder of its own."""
+    """Copies a provisioned mesh into a new folder."""
     shutil.copytree(provisioned, folder)
     return folder

@@ -37,7 +37,7 @@ def note_what_is_durable(path: Path) -> None:
 
 
 def keep_what_is_durable(path: Path) -> int:
-    """After the death of such a process: its journal as a power cut may leave it. Gives the bytes lost."""
+    """Cuts the journal of such a process, after its death, to what a power cut may leave; returns the bytes lost."""
     known: dict[str, Any] = {}
     for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
         if line.endswith("\n"):
@@ -83,7 +83,7 @@ def _mount_a_small_disk(at: Path = Path("/mnt")) -> None:
 
 
 def _on_a_small_disk(nodes: Lives, name: str, full_from: int) -> None:
-    """The node's life on it; ends as the node does, its state saved to where there is room."""
+    """Runs the node on the small disk, then copies its state to where there is room, and exits as the node did."""
     state, saved = nodes.folder / name / "state", nodes.folder / name / "saved"
     state.mkdir()
     _mount_a_small_disk(state)
@@ -108,7 +108,7 @@ def _on_a_small_disk(nodes: Lives, name: str, full_from: int) -> None:
 
 
 def last_words(nodes: Lives, name: str) -> str:
-    """The reason a node gave when it stopped; its disk may have had no room for it."""
+    """Returns the reason that a node gave when it stopped; its disk may have had no room for the log."""
     lines = (nodes.folder / f"{name}.log").read_text().splitlines()
     told = [json.loads(line) for line in lines if line.startswith("{")]
     return next((line["reason"] for line in reversed(told) if line["what"] == "stopped"), "")

@@ -22,7 +22,7 @@ Frames = Callable[[int], Sequence[bytes]]  # what to send, given the step that i
 
 
 def apart(folder: Path, work: Callable[[], Any], seconds: float = 30) -> Any:
-    """What some work gives, done in another process; it must be JSON."""
+    """Does some work in another process and returns its result, which must be JSON."""
     answer = folder / "answer.json"
     for before in (answer, folder / "stranger.log"):
         before.unlink(missing_ok=True)
@@ -32,7 +32,7 @@ def apart(folder: Path, work: Callable[[], Any], seconds: float = 30) -> Any:
 
 
 def certified(folder: Path, name: str, founder: Path, days: float = 30) -> Path:
-    """A folder with a key, a certificate for it by an authority, and the authority's."""
+    """Makes a folder with a key, its certificate, and the certificate of the authority that signed it."""
     mesh = Mesh.read(founder / "mesh.toml")
     known = (
         mesh
@@ -47,7 +47,7 @@ def certified(folder: Path, name: str, founder: Path, days: float = 30) -> Path:
 
 
 def foreign(folder: Path, name: str, founder: Path) -> Path:
-    """The same, by another authority of the same name."""
+    """Does the same with another authority that has the same name."""
     other = folder.with_name(folder.name + "-authority")
     other.mkdir()
     make_authority(other, Mesh.read(founder / "mesh.toml").name, 30)
@@ -56,7 +56,7 @@ def foreign(folder: Path, name: str, founder: Path) -> Path:
 
 
 def hello_of(home: Path, **changes: Any) -> dict[str, Any]:
-    """The greeting of a site, or nearly."""
+    """Returns the greeting of a site, with changes."""
     mesh = Mesh.read(home / "mesh.toml")
     table = greeting(home.name, load_experiment(home / "experiment.toml"), mesh)
     due = changes.pop("due", 0)
@@ -100,7 +100,7 @@ async def _send(writer: asyncio.StreamWriter, said: Sequence[bytes]) -> None:
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
-    """The next frame that is not a heartbeat; nothing at the end."""
+    """Returns the next frame that is not a heartbeat, or nothing at the end."""
     try:
         while (length := struct.unpack("<I", await reader.readexactly(4))[0]) == 0xFFFFFFFF:
             pass
@@ -110,7 +110,7 @@ async def _frame(reader: asyncio.StreamReader) -> bytes:
 
 
 def handshaken(address: str, credentials: Path | None = None, name: str = "", tls_1_2: bool = False) -> bytes:
-    """What a server says after a handshake of TLS."""
+    """Returns the first byte that a server sends after a TLS handshake, or nothing if it refuses."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if credentials:

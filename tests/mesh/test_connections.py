@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fairmesh.errors import BadInput
 from fairmesh.mesh.certificates import make_authority, make_key, sign
 from fairmesh.mesh.members import Member, Mesh
 from fairmesh.mesh.wire import connections
@@ -30,12 +29,23 @@ from fairmesh.mesh.wire.connections import (
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.tls_stream import Credentials, TlsStream
 from tests.mesh.fleet import ended, forked, free_ports
+from tests.mesh.reasons import (
+    AUTHORITY_UNKNOWN_THERE,
+    CLOSED,
+    NO_ANSWER,
+    NOBODY_LISTENS,
+    NOT_ACCEPTED_THERE,
+    OTHER_AUTHORITY,
+    OTHER_SITE,
+    PLAIN_HTTP,
+)
+from tests.refusals import missing_from, refused
 
 LARGEST = 1000
 
 
 def provisioned(folder) -> dict[str, Credentials]:
-    """Two sites of a mesh, by their names."""
+    """Returns the credentials of the two sites of a mesh by name."""
     mesh = Mesh("test", "0" * 64, (Member("alpha", "a:1", ("beta",)), Member("beta", "b:1", ("alpha",))))
     authority = make_authority(folder, mesh.name, 1).read_bytes()
     found = {}
@@ -52,7 +62,7 @@ def sites(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """The same names, of another authority."""
+    """Sites with the same names, signed by another authority."""
     return provisioned(tmp_path_factory.mktemp("others"))
 
 
@@ -136,12 +146,12 @@ def test_frames_go_both_ways_and_the_listening_side_knows_the_name(sites):
 def test_neighbour_that_answers_under_another_name_is_not_greeted(sites):
     async def work():
         async with listening(sites["alpha"]) as server:
-            with pytest.raises(CannotConnect, match="a certificate of another site"):
+            with refused(OTHER_SITE, error=CannotConnect):
                 async with dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST):
                     pass
             await eventually(lambda: server.refused)
         assert server.met == []
-        assert server.refused == [("127.0.0.1", "it does not accept this site's certificate")]
+        assert server.refused == [("127.0.0.1", NOT_ACCEPTED_THERE)]
 
     run(work())
 
@@ -149,19 +159,19 @@ def test_neighbour_that_answers_under_another_name_is_not_greeted(sites):
 def test_authority_of_another_mesh_is_refused_by_both_sides_with_the_reason_and_the_address(sites, others):
     async def work():
         async with listening(sites["beta"]) as server:
-            with pytest.raises(CannotConnect, match="a certificate of another authority"):
+            with refused(OTHER_AUTHORITY, error=CannotConnect):
                 async with dialled(server.address, "beta", others["alpha"].for_dialling(), LARGEST):
                     pass
             deceived = Credentials(others["alpha"].key, others["alpha"].certificate, sites["alpha"].authority)
             async with dialled(server.address, "beta", deceived.for_dialling(), LARGEST) as connection:
                 await connection.send(b"a greeting that nobody reads")
-                with pytest.raises(CannotConnect, match="it does not know the authority of this site's certificate"):
+                with refused(AUTHORITY_UNKNOWN_THERE, error=CannotConnect):
                     await connection.receive()
             await eventually(lambda: len(server.refused) == 2)
         assert server.met == []
         assert server.refused == [
-            ("127.0.0.1", "it does not know the authority of this site's certificate"),
-            ("127.0.0.1", "a certificate of another authority"),
+            ("127.0.0.1", AUTHORITY_UNKNOWN_THERE),
+            ("127.0.0.1", OTHER_AUTHORITY),
         ]
 
     run(work())
@@ -175,7 +185,7 @@ def test_key_that_cannot_be_used_is_refused(sites):
         Credentials(texts.key, texts.certificate, b"?"),
         Credentials(texts.key, bytes(1 << 20), texts.authority),
     ):
-        with pytest.raises(BadInput, match="certificate or key cannot be used"):
+        with refused("certificate", "key"):
             wrong.for_dialling()
 
 
@@ -193,9 +203,7 @@ def test_stranger_who_does_not_end_the_handshake_is_cut_off(sites, monkeypatch, 
             with suppress(ConnectionError):  # what it sent was not read
                 assert await reader.read(1) == b""
             writer.close()
-        assert [(address, "no handshake within" in reason) for address, reason in server.refused] == [
-            ("127.0.0.1", True)
-        ]
+        assert [(address, "handshake" in reason) for address, reason in server.refused] == [("127.0.0.1", True)]
 
     run(work())
 
@@ -205,12 +213,12 @@ def test_peer_that_does_not_answer_is_not_waited_for(sites, monkeypatch):
 
     async def work():
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            with pytest.raises(CannotConnect, match="no answer in time") as failed:
+            with refused(NO_ANSWER, error=CannotConnect) as failed:
                 async with dialled(f"127.0.0.1:{silent.getsockname()[1]}", "beta", sites["alpha"].for_dialling(), 0):
                     pass
             assert failed.value.in_handshake
         monkeypatch.setattr(connections, "_DIAL_S", 5.0)
-        with pytest.raises(CannotConnect, match="nobody listens there") as failed:
+        with refused(NOBODY_LISTENS, error=CannotConnect) as failed:
             async with dialled(f"127.0.0.1:{free_ports(1)[0]}", "beta", sites["alpha"].for_dialling(), 0):
                 pass
         assert not failed.value.in_handshake
@@ -233,7 +241,7 @@ def test_idle_connection_is_kept_by_heartbeats_and_a_silent_one_is_lost(sites, m
             assert not server.ended.is_set()
             server.met[0]._heart.cancel()  # type: ignore[union-attr]
             began = time.monotonic()
-            with pytest.raises(ConnectionLost, match="it has sent nothing for"):
+            with pytest.raises(ConnectionLost):
                 await connection.receive()
             assert 0.3 < time.monotonic() - began < 5
 
@@ -257,7 +265,7 @@ def test_process_that_hangs_is_noticed_in_15_seconds(sites, tmp_path):
                     connected = await connection.receive() == b"one"
                     os.kill(process, signal.SIGSTOP)
                     began = time.monotonic()
-                    with pytest.raises(ConnectionLost, match="it has sent nothing for 15 s"):
+                    with refused("15 s", error=ConnectionLost):
                         await connection.receive()
                     assert 14 < time.monotonic() - began < 20
             await asyncio.sleep(0.05)
@@ -283,7 +291,8 @@ def test_length_of_a_frame_is_checked_before_the_frame_is_sent(sites):
             await eventually(server.ended.is_set)
             await stream.close()
         assert [type(error) for error in server.errors] == [Refused]
-        assert f"a frame of {LARGEST + FRAME_OVERHEAD_BYTES + 1:,} bytes; at most" in str(server.errors[0])
+        taken = LARGEST + FRAME_OVERHEAD_BYTES
+        assert missing_from(server.errors[0], f"{taken + 1:,}", f"{taken:,}") == []
 
     run(work())
 
@@ -300,11 +309,11 @@ def test_frame_that_is_cut_short_is_no_frame(sites, sent):
                 await stream.drain()
                 await stream.close() if properly else stream.abort()
                 await eventually(server.ended.is_set)
-        assert [str(error) for error in server.errors] == [
-            "it closed the connection within a frame",
-            "it closed the connection",
-        ]
         assert all(isinstance(error, ConnectionError) for error in server.errors)
+        assert [(CLOSED in str(error), "frame" in str(error)) for error in server.errors] == [
+            (True, True),
+            (True, False),
+        ]
 
     run(work())
 
@@ -318,7 +327,8 @@ def test_connections_beyond_the_limit_are_refused_and_room_is_given_back(sites, 
             reader, writer = await plain(server)
             assert await reader.read(1) == b""
             writer.close()
-            assert server.refused == [("127.0.0.1", "2 connections are open already")]
+            ((address, reason),) = server.refused
+            assert (address, missing_from(reason, 2, "connections")) == ("127.0.0.1", [])
             held[0][1].close()
             await eventually(lambda: len(server.refused) == 2)  # it has gone without a handshake
             async with dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection:
@@ -422,10 +432,10 @@ def test_listener_that_closes_ends_its_connections(sites):
 def test_port_in_use_is_refused_in_words(sites):
     async def work():
         async with listening(sites["beta"]) as server:
-            with pytest.raises(BadInput, match=f"cannot listen on {server.address}: another program uses the port"):
+            with refused(server.address, "port"):
                 async with listening(sites["alpha"], address=server.address):
                     pass
-        with pytest.raises(BadInput, match=r"cannot listen on 192\.0\.2\.1:7700"):
+        with refused("192.0.2.1:7700"):
             async with listening(sites["alpha"], address="192.0.2.1:7700"):
                 pass
 
@@ -446,13 +456,10 @@ def test_ipv6_is_listened_on_and_dialled(sites, host):
                     assert await connection.receive() == b"one"
                 opened = await asyncio.open_connection(near.strip("[]"), port)
                 opened[1].write(b"GET / HTTP/1.1\r\n\r\n")
-                await eventually(lambda near=near: server.refused[-1:] == [(near.strip("[]"), PLAIN)])
+                await eventually(lambda near=near: server.refused[-1:] == [(near.strip("[]"), PLAIN_HTTP)])
                 opened[1].close()
 
     run(work())
-
-
-PLAIN = "not TLS: a request of plain HTTP"
 
 
 def test_importing_a_node_sets_no_environment_and_starts_no_process():

@@ -1,4 +1,4 @@
-"""What nodes say they sent is what the kernel counted, but for TLS."""
+"""Nodes report as many bytes as the kernel counts, except for those of TLS."""
 
 import json
 import subprocess

@@ -1,6 +1,5 @@
 """Who is in a mesh, who dials whom, and which files are refused."""
 
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairmesh.errors import BadInput
 from fairmesh.mesh.members import (
     Member,
     Mesh,
     SiteFile,
     host_and_port,
 )
+from tests.refusals import refused
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -71,7 +70,7 @@ def test_edges_are_dialled_by_exactly_one_end(made):
 
 def test_edges_between_two_addresses_are_dialled_by_the_earlier_site(mesh):
     assert mesh.edges == (("alpha", "beta"), ("gamma", "alpha"), ("gamma", "beta"))
-    with pytest.raises(BadInput, match="s0 and s2 are not neighbours"):
+    with refused("s0", "s2", "neighbours"):
         ring(4).dials("s0", "s2")
 
 
@@ -114,41 +113,41 @@ def test_sites_that_remain_keep_their_positions():
 
 
 @pytest.mark.parametrize(
-    ("made", "reason"),
+    ("made", "names"),
     [
-        (lambda: ring(4).without("s1").without("s3"), "without s1, s3 falls apart into {s0} and {s2}"),
-        (lambda: ring(3).without("s0").without("s1"), "at least two sites, this one has 1"),
-        (lambda: ring(3).without("s0").without("s0"), "s0 has already left"),
-        (lambda: ring(3).without("s9"), "has no site 's9'"),
-        (lambda: ring(4, {0: "a:1", 2: "b:1"}).without("s0").without("s2"), "falls apart into {s1} and {s3}"),
-        (lambda: ring(4, {0: "a:1", 1: "b:1"}), "sites s2 and s3 are neighbours, but neither has an address"),
-        (lambda: ring(3, {0: "a:1", 1: "a:1"}), "two sites have the address a:1"),
-        (lambda: replace(ring(3), members=(*ring(3).members, ring(3).members[0])), "two sites are called s0"),
-        (lambda: replace(ring(3), removed=("s7",)), "removed names 's7', which is not a site"),
-        (lambda: replace(ring(3), name="Trial"), "mesh 'Trial': use 1 to 63"),
-        (lambda: replace(ring(3), experiment="abc"), "a digest of 64 hexadecimal digits"),
+        (lambda: ring(4).without("s1").without("s3"), ["s1, s3", "{s0}", "{s2}"]),
+        (lambda: ring(3).without("s0").without("s1"), ["sites", 1]),
+        (lambda: ring(3).without("s0").without("s0"), ["s0", "left"]),
+        (lambda: ring(3).without("s9"), ["mesh ring", "'s9'"]),
+        (lambda: ring(4, {0: "a:1", 2: "b:1"}).without("s0").without("s2"), ["{s1}", "{s3}"]),
+        (lambda: ring(4, {0: "a:1", 1: "b:1"}), ["s2", "s3", "address"]),
+        (lambda: ring(3, {0: "a:1", 1: "a:1"}), ["address", "a:1"]),
+        (lambda: replace(ring(3), members=(*ring(3).members, ring(3).members[0])), ["names", "s0"]),
+        (lambda: replace(ring(3), removed=("s7",)), ["removed", "'s7'"]),
+        (lambda: replace(ring(3), name="Trial"), ["mesh 'Trial'", 63]),
+        (lambda: replace(ring(3), experiment="abc"), ["experiment", "'abc'", 64]),
         (
-            lambda: Mesh("m", DIGEST, (Member("a", "a:1", ("b",)), Member("b", "b:1", ()))),
-            "site a names b as a neighbour, but b does not name a",
+            lambda: Mesh("m", DIGEST, (Member("a", "a:1", ("beta",)), Member("beta", "b:1", ()))),
+            ["site a", "neighbour", "beta"],
         ),
-        (lambda: Mesh("m", DIGEST, (Member("a", "a:1", ("a",)), Member("b", "b:1"))), "a names itself"),
-        (lambda: Mesh("m", DIGEST, (Member("a", "a:1", ("c",)), Member("b", "b:1"))), "neighbour 'c', which is not a"),
-        (lambda: Mesh("m", DIGEST, (Member("a", "a:1"), Member("b", "b:1"))), "falls apart into {a} and {b}"),
-        (lambda: Member("a.b", "a:1"), "site 'a.b': use 1 to 63"),
-        (lambda: Member("a" * 64), "use 1 to 63"),
-        (lambda: Member("-a"), "site '-a'"),
-        (lambda: Member("a", "host"), "'host' is not host:port"),
-        (lambda: Member("a", "host:0"), "a port from 1 to 65535"),
-        (lambda: Member("a", "host:65536"), "a port from 1 to 65535"),
-        (lambda: Member("a", "a b:1"), "'a b' is not a host"),
-        (lambda: Member("a", ":1"), "'' is not a host"),
-        (lambda: Member("a", "::1:7700"), "an IPv6 address in [ ]"),
-        (lambda: Member("a", "[::zz]:7700"), "'::zz' is not an IPv6 address"),
-        (lambda: Member("a", "0.0.0.0:7700"), "site a: 0.0.0.0 is an address to listen on"),
+        (lambda: Mesh("m", DIGEST, (Member("a", "a:1", ("a",)), Member("b", "b:1"))), ["site a", "itself"]),
+        (lambda: Mesh("m", DIGEST, (Member("a", "a:1", ("c",)), Member("b", "b:1"))), ["site a", "neighbour", "'c'"]),
+        (lambda: Mesh("m", DIGEST, (Member("a", "a:1"), Member("b", "b:1"))), ["{a}", "{b}"]),
+        (lambda: Member("a.b", "a:1"), ["site 'a.b'", 63]),
+        (lambda: Member("a" * 64), ["a" * 64, 63]),
+        (lambda: Member("-a"), ["site '-a'"]),
+        (lambda: Member("a", "host"), ["'host'", "host:port"]),
+        (lambda: Member("a", "host:0"), ["'host:0'", 65535]),
+        (lambda: Member("a", "host:65536"), ["'host:65536'", 65535]),
+        (lambda: Member("a", "a b:1"), ["site a", "'a b'"]),
+        (lambda: Member("a", ":1"), ["site a", "''"]),
+        (lambda: Member("a", "::1:7700"), ["'::1'", "IPv6", "[ ]"]),
+        (lambda: Member("a", "[::zz]:7700"), ["'::zz'", "IPv6"]),
+        (lambda: Member("a", "0.0.0.0:7700"), ["site a", "0.0.0.0"]),
     ],
 )
-def test_mesh_file_that_cannot_be_a_mesh_is_refused_with_the_reason(made, reason):
-    with pytest.raises(BadInput, match=re.escape(reason)):
+def test_mesh_file_that_cannot_be_a_mesh_is_refused_with_the_reason(made, names):
+    with refused(*names):
         made()
 
 
@@ -157,22 +156,21 @@ def test_address_may_be_ipv6():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "reason"),
+    ("old", "new", "names"),
     [
-        ("address =", "adress =", "site[0].adress: unknown key; did you mean 'address'?"),
-        ("generation = 1", "generation = 2", "mesh.generation is 2, but with 0 removed sites"),
-        ("generation = 1", "generation = 'one'", "mesh.generation: expected a whole number"),
-        ("[mesh]", "[mash]", "mash: unknown key; did you mean 'mesh'?"),
-        ("experiment =", "experiments =", "mesh.experiments: unknown key; did you mean 'experiment'?"),
-        ("[mesh]", "[mesh", "is not valid TOML"),
+        ("address =", "adress =", ["site[0].adress", "'address'"]),
+        ("generation = 1", "generation = 2", ["mesh.generation", 2, "removed"]),
+        ("generation = 1", "generation = 'one'", ["mesh.generation", "'one'"]),
+        ("[mesh]", "[mash]", ["mash", "'mesh'"]),
+        ("experiment =", "experiments =", ["mesh.experiments", "'experiment'"]),
+        ("[mesh]", "[mesh", ["TOML"]),
     ],
 )
-def test_mesh_file_that_is_wrong_is_refused_by_key(mesh, tmp_path, old, new, reason):
+def test_mesh_file_that_is_wrong_is_refused_by_key(mesh, tmp_path, old, new, names):
     path = tmp_path / "mesh.toml"
     path.write_text(mesh.text().replace(old, new, 1))
-    with pytest.raises(BadInput, match=re.escape(reason)) as refused:
+    with refused(path, *names):
         Mesh.read(path)
-    assert str(path) in str(refused.value)
 
 
 def test_site_file_names_files_beside_it(tmp_path):
@@ -191,27 +189,26 @@ def test_site_file_written_and_read_is_the_same_and_never_written_over(tmp_path)
     made = SiteFile.of(tmp_path / "site.toml", {"name": "alpha", "listen": "0.0.0.0:7700", "data": data})
     made.write()
     assert SiteFile.read(tmp_path / "site.toml") == made
-    with pytest.raises(BadInput, match="exists already"):
+    with refused(made.path, "exists"):
         made.write()
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "names"),
     [
-        ("", "name: missing"),
-        ('name = "alpha"\nlisten = "7700"', "listen: '7700' is not host:port"),
-        ('name = "alpha"\nsertificate = "x"', "sertificate: unknown key; did you mean 'certificate'?"),
-        ('name = "alpha"\ndata = "rows.csv"', "'rows.csv' is not an entry point; write 'file.py:function'"),
-        ('name = "alpha"\ndata = 3', "data: expected a string, got 3"),
-        ('name = "Alpha"', "name 'Alpha': use 1 to 63"),
+        ("", ["name:"]),
+        ('name = "alpha"\nlisten = "7700"', ["listen", "'7700'", "host:port"]),
+        ('name = "alpha"\nsertificate = "x"', ["sertificate", "'certificate'"]),
+        ('name = "alpha"\ndata = "rows.csv"', ["data", "'rows.csv'", "'file.py:function'"]),
+        ('name = "alpha"\ndata = 3', ["data:", "string"]),
+        ('name = "Alpha"', ["name 'Alpha'", 63]),
     ],
 )
-def test_site_file_that_is_wrong_is_refused_with_the_reason(tmp_path, text, reason):
+def test_site_file_that_is_wrong_is_refused_with_the_reason(tmp_path, text, names):
     path = tmp_path / "site.toml"
     path.write_text(text)
-    with pytest.raises(BadInput, match=re.escape(reason)) as refused:
+    with refused(path, *names):
         SiteFile.read(path)
-    assert str(path) in str(refused.value)
 
 
 def test_files_can_be_read_without_the_extra():
@@ -219,5 +216,5 @@ def test_files_can_be_read_without_the_extra():
     read = f"{blocked}; import fairmesh.mesh.members, fairmesh.mesh.agreement, fairmesh.cli.main"
     asked = f"{blocked}; import fairmesh.mesh.certificates"
     assert subprocess.run([sys.executable, "-c", read], capture_output=True).returncode == 0
-    refused = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
-    assert "pip install 'fairmesh[mesh]'" in refused.stderr
+    ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    assert "'fairmesh[mesh]'" in ended.stderr

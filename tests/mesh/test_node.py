@@ -21,6 +21,7 @@ from fairmesh.mesh.members import SiteFile
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.watching import read_status
 from tests.mesh import fleet
+from tests.refusals import missing_from, refused
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c"]
@@ -133,14 +134,14 @@ def test_alone_a_node_waits_and_with_little_patience_stops_and_says_for_whom(liv
     folder, seen = lived
     assert seen["patience"] == 1
     stopped = next(event for event in _events(folder, "a") if event["what"] == "stopped")
-    assert re.search(r"waited \d+ s for b, c, longer than --patience", stopped["reason"])
+    assert missing_from(stopped["reason"], "b, c", "--patience") == []
     assert seen["status alone"]["sites"]["c"] == {}
 
 
 def test_state_folder_cannot_be_shared_by_two_nodes(lived):
     folder, seen = lived
     assert seen["second node"] == 1
-    assert "another node is running with the state in" in (folder / "a.log").read_text()
+    assert missing_from((folder / "a.log").read_text(), folder / "a" / "state", "another") == []
 
 
 def test_status_shows_who_is_where_and_who_waits_for_whom(lived):
@@ -173,7 +174,7 @@ def test_prometheus_gets_rounds_edges_and_the_worst_site(lived):
 def test_asked_to_stop_it_keeps_its_state_and_the_run_ends_all_the_same(lived):
     folder, seen = lived
     assert seen["asked to stop"] == 1
-    assert any("start the node again" in event.get("reason", "") for event in _events(folder, "b"))
+    assert any(event["what"] == "stopped" and "round" in event["reason"] for event in _events(folder, "b"))
     assert seen["ends"] == dict.fromkeys(NAMES, 0)
 
 
@@ -248,7 +249,7 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
     sites = fm.Problem(torch.nn.Linear(3, 2), [fm.Site((torch.randn(5, 3), torch.arange(5) % 2))]).sites
     mine = facts(sites[0])
     other = mine | {"inputs": ["torch.float32", [4]]}
-    with pytest.raises(fm.BadInput, match=r"the inputs of site b are \['torch.float32', \[4\]\], but here they are"):
+    with refused("inputs", "site b", "['torch.float32', [4]]", "['torch.float32', [3]]"):
         common_problem(Member(), sites[0], {"a": mine, "b": other})  # type: ignore[arg-type]
 
 
@@ -257,7 +258,7 @@ def test_site_that_left_cannot_start(tmp_path):
     mesh = fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
     site = SiteFile.read(tmp_path / "c" / "site.toml")
     mesh.without("c").write(site.mesh)
-    with pytest.raises(fm.BadInput, match="site c has left the mesh test-mesh"):
+    with refused("site c", "mesh test-mesh"):
         run_node(site.path)
 
 
@@ -267,7 +268,7 @@ def test_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path):
     file = tmp_path / "a" / "mesh.toml"
     text = file.read_text().replace('neighbours = ["b", "c"]', 'neighbours = ["b"]')
     file.write_text(text.replace('neighbours = ["a", "b"]', 'neighbours = ["b"]'))
-    with pytest.raises(fm.BadInput, match=r"a has the neighbours \['b'\], .* graph gives it \['b', 'c'\]"):
+    with refused("a", "neighbours", "['b']", "['b', 'c']"):
         run_node(tmp_path / "a" / "site.toml")
 
 
@@ -281,7 +282,7 @@ def test_experiment_of_another_mesh_is_refused_before_anything_is_sent(tmp_path)
     fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
     file = tmp_path / "a" / "experiment.toml"
     file.write_text(file.read_text().replace("rounds = 120", "rounds = 121"))
-    with pytest.raises(fm.BadInput, match="is not the experiment of"):
+    with refused(file, "mesh"):
         run_node(tmp_path / "a" / "site.toml")
 
 

@@ -1,4 +1,4 @@
-"""Sites that give no setting of the algorithm: Tracked AD-GDA's defaults between organisations, to the end."""
+"""A mesh whose experiment sets no field of Tracked AD-GDA runs to its end with the defaults."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A wire for every edge of a mesh: a process that passes bytes on until it is told to cut some."""
+"""A proxy process between the sites of a mesh, which can cut the connection of any edge."""
 
 import asyncio
 import mmap
@@ -17,10 +17,10 @@ Edge = tuple[str, str]  # who dials whom
 
 
 class Wires:
-    """Between `start` and `end` a process; `set` works at once."""
+    """Runs as a process from `start` to `end`; `set` takes effect at once."""
 
     def __init__(self, folder: Path, mesh: Mesh):
-        """Every site's mesh.toml then names, for those it dials, the ends of its own wires."""
+        """Rewrites every site's mesh.toml, so that it dials its neighbours through this proxy."""
         self._edges = list(mesh.edges)
         self._log = folder / "wires.log"
         self._ports = dict(zip(self._edges, free_ports(len(self._edges))))
@@ -89,6 +89,6 @@ class Wires:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Closes a connection without a farewell."""
+    """Closes a connection with a TCP reset."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -24,7 +24,7 @@ class Nothing(Dataset):
 
 
 def problem_refused(*names: object, **fields) -> None:
-    """Making the problem fails, and the error names all of these."""
+    """Passes if the problem is refused with an error that holds all of the names."""
     with refused(*names):
         fm.Problem(**{"model": small_model} | fields)
 

@@ -21,6 +21,7 @@ from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.contracts.test_memory import peak_bytes
 from tests.pairwise import covering
+from tests.refusals import missing_from, refused
 
 GIB = 2.0**30
 
@@ -64,15 +65,12 @@ def test_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
 
 
 def test_run_that_cannot_fit_is_refused_with_the_numbers_before_anything_is_allocated():
-    with pytest.raises(
-        fm.BadInput, match=r"one replica needs about [\d.]+ GiB on cpu \(8 nodes x 53 parameters"
-    ) as error:
+    with refused("GiB", "cpu", "8 nodes", "53 parameters", "memory_gib = 0.001"):
         fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5, memory_gib=1e-3)
-    assert "memory_gib = 0.001" in str(error.value)
     huge = Footprint(0, 1 << 60, "a very large model")
-    with pytest.raises(fm.BadInput, match=r"needs about 1073741824.00 GiB on cpu \(a very large model\)"):
+    with refused("1073741824.00 GiB", "cpu", huge.description):
         replicas_that_fit(huge, 1, None, torch.device("cpu"))
-    with pytest.raises(fm.BadInput, match="memory_gib must be > 0"):
+    with refused("memory_gib", "> 0"):
         fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5, memory_gib=0.0)
 
 
@@ -99,7 +97,7 @@ def test_replicas_in_portions_give_what_they_give_at_once(two_at_once, tmp_path)
         problem, fm.Ring(), algorithm, 12, out=tmp_path / "split", memory_gib=two_at_once, announce=said.append,
         observers=[Watch(lambda done, records: seen.append(done))], **settings,
     )  # fmt: skip
-    assert "5 replicas run 2 at a time" in said[0]
+    assert missing_from(said[0], "5 replicas", 2) == []
     assert seen == sorted(seen)
     assert seen[-1] == 12
     for which in ("last", "time-average", "iterate"):
@@ -118,7 +116,7 @@ def test_split_run_is_resumed_in_the_portions_it_was_begun_in(two_at_once, tmp_p
     problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
     settings = {"seeds": range(5), "measure_every": 4, "dtype": "float64"}
     fm.train(problem, fm.Ring(), algorithm, 8, out=tmp_path / "run", memory_gib=two_at_once, **settings)
-    with pytest.raises(fm.BadInput, match="resume it"):
+    with refused(tmp_path / "run", "resume"):
         fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path / "run", **settings)
     longer = fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path / "run", resume=True, **settings)
     whole = fm.train(problem, fm.Ring(), algorithm, 12, **settings)
@@ -132,16 +130,16 @@ def test_command_line_says_how_much_memory_a_run_takes(tmp_path):
     command = [sys.executable, "-m", "fairmesh", "run", str(file), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "memory: about 0.0" in done.stderr
+    assert missing_from(done.stderr, "memory", "GiB") == []
 
 
 def test_refusals_do_not_depend_on_how_many_replicas_fit_at_once(two_at_once):
     problem, seen = toys.problem(), []
     wrong = [toys.ALGORITHMS["ad-gda"], fm.ADGDA(0.1, dual_step=1e6)]
     mixed = [fm.ADGDA(0.1, 0.01), fm.ADGDA(0.1, 0.01, consensus_step=0.3, compressor=fm.TopK(0.5))]
-    for algorithms, reason in ((wrong, "beyond the stable range"), (mixed, "train these separately")):
+    for algorithms, names in ((wrong, ["dual_step", "1e+06"]), (mixed, ["compressor"])):
         for room in (None, two_at_once):
-            with pytest.raises(fm.BadInput, match=reason):
+            with refused(*names):
                 fm.train(
                     problem, fm.Ring(), algorithms, 4, seeds=range(3), memory_gib=room,
                     observers=[Watch(lambda done, records: seen.append(done))],
@@ -158,7 +156,7 @@ def test_numbers_of_replicas_are_the_whole_runs(two_at_once):
     )
     assert {record["replica"] for record in seen} == set(range(5))
     runs = [fm.ChocoSGD(step) for step in (0.1, 0.1001, 0.1002, 0.1003, 1e30)]
-    with pytest.raises(fm.Diverged, match=r"replica 4 \(seed 0\)"):
+    with refused("replica 4", "seed 0", error=fm.Diverged):
         fm.train(problem, fm.Ring(), runs, 30, memory_gib=two_at_once, dtype="float64")
 
 
@@ -167,6 +165,6 @@ def test_split_folder_refuses_another_number_of_replicas_and_passes_over_other_f
     settings = {"out": tmp_path / "run", "dtype": "float64"}
     fm.train(problem, fm.Ring(), algorithm, 2, seeds=range(5), memory_gib=two_at_once, **settings)
     (tmp_path / "run" / "replicas-old-x").mkdir()
-    with pytest.raises(fm.BadInput, match="replicas 0 to 4 in portions of 2, but now 3 are asked for"):
+    with refused("replicas", "0 to 4", 2, 3):
         fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(3), resume=True, **settings)
     fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(5), resume=True, **settings)

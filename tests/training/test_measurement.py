@@ -1,4 +1,4 @@
-"""What a record says is what its definition says, recomputed here from the models by plain torch."""
+"""The numbers in a record equal their definitions, recomputed here from the models in plain torch."""
 
 import itertools
 

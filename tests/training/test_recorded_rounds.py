@@ -176,10 +176,9 @@ def test_rounds_that_cannot_be_fused_are_captured_or_run_as_written(monkeypatch)
     with pytest.warns(RuntimeWarning) as told:
         assert cuda_graph.captured_rounds(lambda *_: None, None, 0, CPU, fuse=True) is None
     assert tried == [True, False]
-    assert [str(warning.message) for warning in told] == [
-        "rounds cannot be compiled into fewer kernels: RuntimeError: no compiler today",
-        "rounds cannot be captured as a CUDA graph, and run more slowly: RuntimeError: no capture today",
-    ]
+    first, second = (str(warning.message) for warning in told)
+    assert first.endswith("RuntimeError: no compiler today")
+    assert second.endswith("RuntimeError: no capture today")
 
     def refusing(*_):
         raise fm.BadInput("the user's mistake")
@@ -231,9 +230,7 @@ class _Branching(nn.Module):
         return self.layer(inputs) if self.switch > 0 else self.layer(-inputs)
 
 
-@pytest.mark.parametrize(
-    ("module", "reason"), [(_Counting, "same result twice"), (_Branching, "RuntimeError: It appears")]
-)
+@pytest.mark.parametrize(("module", "reason"), [(_Counting, "twice"), (_Branching, "RuntimeError")])
 def test_model_that_cannot_be_recorded_runs_as_it_is_with_a_warning(module, reason):
     generator = torch.Generator().manual_seed(0)
     sites = [fm.Site((torch.randn(9, 6, generator=generator), torch.arange(9) % 3)) for _ in range(4)]

@@ -14,6 +14,7 @@ from safetensors import safe_open
 import fairmesh as fm
 from fairmesh.storage.run_folder import CHECKPOINT, METRICS
 from tests.pairwise import case
+from tests.refusals import missing_from, refused
 from tests.training.interrupted_run import ROUNDS, train
 
 ROOT = Path(__file__).parents[2]
@@ -81,10 +82,8 @@ def test_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(strai
     folder = tmp_path / "run"
     stopped = stopped_at(folder, 8, number, RARELY)
     assert stopped.returncode == 1
-    assert "fairmesh.errors.Interrupted: stopped after round" in stopped.stderr
-    assert f"of {ROUNDS}; its checkpoint is kept" in stopped.stderr
     assert 8 <= round_of(folder) < ROUNDS
-    assert f"stopped after round {round_of(folder)} of" in stopped.stderr
+    assert missing_from(stopped.stderr, fm.Interrupted.__name__, f"round {round_of(folder)} ", ROUNDS) == []
     assert not (folder / "summary.json").exists()
     train(folder, resume=True)
     assert outcome(folder) == straight
@@ -209,5 +208,5 @@ def test_run_leaves_ctrl_c_alone_unless_told_to_handle_it(python_s_ctrl_c):
 
 def test_checkpoint_of_a_stopped_run_is_refused_for_other_settings(tmp_path):
     stop_after(tmp_path / "run", 3)
-    with pytest.raises(fm.CheckpointError, match="dtype is 'float64' here but 'float32' there"):
+    with refused("dtype", "'float64' here", "'float32' there", error=fm.CheckpointError):
         train(tmp_path / "run", resume=True, dtype="float64")

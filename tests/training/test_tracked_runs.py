@@ -12,6 +12,7 @@ from fairmesh.experiment import load_experiment
 from fairmesh.regularizers.members import worst_case
 from tests import toys
 from tests.contracts.battery import same_bits, state_bits
+from tests.refusals import refused
 
 PRICED = fm.TrackedADGDA(0.2, compressor=fm.Quantize(6))
 
@@ -40,7 +41,7 @@ def test_steps_without_an_end_of_their_own_end_with_the_run(problem):
 def test_run_whose_steps_end_with_it_is_not_extended_and_says_which_steps(problem, tmp_path):
     algorithm = fm.TrackedADGDA(fm.schedules.Linear(0.3))
     fm.train(problem, fm.Ring(), algorithm, 6, out=tmp_path)
-    with pytest.raises(fm.CheckpointError, match=r"primal_step\.rounds is 12 here but 6 there"):
+    with refused("primal_step.rounds", "12 here", "6 there", error=fm.CheckpointError):
         fm.train(problem, fm.Ring(), algorithm, 12, out=tmp_path, resume=True)
     again = fm.train(problem, fm.Ring(), algorithm, 6, out=tmp_path, resume=True)
     assert again.final[0]["round"] == 6
