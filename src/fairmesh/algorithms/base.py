@@ -19,7 +19,6 @@ from fairmesh.numerics.random_streams import SERVER, Draw
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
-from fairmesh.regularizers.custom import Custom
 
 EXACT = {"exact": True}  # metadata of a number that replicas stack in float64, whatever the dtype of the run
 STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend: equal in all replicas of a run
@@ -248,8 +247,7 @@ def check_dual_step(
     dual_step: Schedule | float, regularizer: Regularizer, prior: Tensor, name: str = "dual_step", times: int = 1
 ) -> None:
     """Raises BadInput if the dual step is too long to be stable; alpha is `times` that of the objective."""
-    if isinstance(regularizer, Custom):
-        regularizer.check(prior)
+    regularizer.check(prior)
     first = float(as_schedule(dual_step).at(torch.zeros((), dtype=torch.int64)))
     bound = times * regularizer.max_stable_dual_step(prior)
     if first > bound:

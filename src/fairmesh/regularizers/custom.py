@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class Custom(Regularizer):
 
     function: Callable[[Tensor, Tensor], Tensor]
     strength: float = 0.01
+
+    fast_maximiser: ClassVar[bool] = False
 
     def __post_init__(self):
         check_strength(self.strength)

@@ -265,6 +265,9 @@ class Capped(Regularizer):
                 "inner = ChiSquare, KullbackLeibler, NoRegularizer or OwnCoordinate"
             )
 
+    def check(self, prior: Tensor) -> None:
+        self.inner.check(prior)
+
     def _caps(self, prior: Tensor) -> Tensor:
         return prior / self.level
 
