@@ -202,7 +202,7 @@ class Polynomial(Linear):
     def __post_init__(self):
         super().__post_init__()
         good = self.power > 0 and math.isfinite(self.power)
-        _check(good, f"power must be a finite number > 0, got {self.power}; 1 is a straight line")
+        _check(good, f"power must be a finite number > 0, got {self.power}; 1 is linear decay")
 
     def at(self, round_index: Tensor) -> Tensor:
         return self.start * self._left(round_index) ** self.power

@@ -96,7 +96,7 @@ class Rows(NamedTuple):
     """Each node's estimate of all weights: a row with one coordinate per node."""
 
     duals: Duals  # lambda_i (..., nodes, n)
-    dual_copies: Annotated[PublicCopies | None, OVER_NODES]  # where rows travel compressed
+    dual_copies: Annotated[PublicCopies | None, OVER_NODES]  # if rows travel compressed
 
 
 def _of_own(rows: Tensor, ctx: Round) -> Tensor:
@@ -227,13 +227,13 @@ class ExactMaximum(Weighting):
 
 
 class Prices(NamedTuple):
-    """A few numbers per node."""
+    """The state of a ShadowPrice: a few numbers per node."""
 
     losses: Tensor  # f_i as remembered (..., nodes, 1)
     prices: Tensor  # in units of the regularizer's softness (..., nodes, 1)
     balances: SumsToZero  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
     weights: OwnWeights  # n lambda_i of the last round (..., nodes, 1)
-    mean_balances: SumsToZero | None  # f_i and this are the mean of all losses: sums to zero (..., nodes, 1)
+    mean_balances: SumsToZero | None  # f_i plus this estimates the mean of all losses: sums to zero (..., nodes, 1)
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class ShadowPrice(Weighting):
         object.__setattr__(self, "strength_annealing", as_schedule(self.strength_annealing))
         check_beta("loss_ema", self.loss_ema)
         if not 0 < self.step <= 1:
-            raise BadInput(f"step of the price lies in (0, 1], got {self.step}; 0.1 is a good one")
+            raise BadInput(f"step of the price must lie in (0, 1], got {self.step}; 0.1 is a good value")
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         check_priced(regularizer)

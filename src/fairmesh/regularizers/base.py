@@ -112,4 +112,6 @@ class Priced(Cappable, ABC):
 
 def check_strength(strength: float, positive: bool = True) -> None:
     if not math.isfinite(strength) or strength < 0 or (positive and strength == 0):
-        raise BadInput(f"strength, alpha, must be a finite number > 0, got {strength}; for none use NoRegularizer")
+        raise BadInput(
+            f"strength, alpha, must be a finite number > 0, got {strength}; use NoRegularizer for no regularizer"
+        )

@@ -180,7 +180,7 @@ def observe(run: ObservedRun, states: Iterable[tuple[int, TrainingState]], obser
 
 
 def _failure_to_finish(observer: Observer, error: BaseException | None) -> Exception | None:
-    """Lets an observer finish, whatever the others did; returns what it raised."""
+    """Lets an observer finish, even if others failed; returns what it raised."""
     try:
         observer.finish(error)
     except Exception as failure:
@@ -369,7 +369,7 @@ class EarlyStopping(Observer):
     def start(self, run: ObservedRun) -> None:
         self.run, self._scores = run, []
         rounds = sorted({record["round"] for record in run.records})
-        for known in rounds:  # of a run that is resumed
+        for known in rounds:  # if the run was resumed
             self._note([record for record in run.records if record["round"] == known])
         if self.split not in ("test", "validation"):
             raise BadInput(f'split must be "test" or "validation", got {self.split!r}')

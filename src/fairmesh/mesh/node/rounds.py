@@ -162,7 +162,7 @@ class _SiteMeasuring(Observer):
         self.run.records += self.run.new_records
 
     def _record(self, round: int, state: TrainingState, found: Mapping[str, Tensor]) -> Record:
-        """This site's numbers in the form of a simulation's record, for observers: its site is the only one."""
+        """Returns this site's numbers as a record of a simulation with one site, for observers."""
         record: Record = {"round": round, "replica": 0, "seed": self.run.training.replicas[0].seed}
         for name, value in found.items():
             number = float(value[0, self._number])
