@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairmesh.algorithms import Algorithm
-from fairmesh.config.overrides import assignment, files_beside, flat_table, put, read_toml
+from fairmesh.config.overrides import assignment, flat_table, put, read_toml, resolved_files
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.data.datasets import Data
 from fairmesh.data.samples import Samples
@@ -251,7 +251,7 @@ def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **
     table = read_toml(path)
     for key, value in map(assignment, assignments):
         put(table, key, value, f"--set {key}")
-    table = files_beside(table, path.parent.resolve())
+    table = resolved_files(table, path.parent.resolve())
     if isinstance(table.get("sweep"), dict):
         table["sweep"] = flat_table(table["sweep"])  # regularizer.strength = [...] may stand without quotes
     return replace(from_table(Experiment, table), **fields)

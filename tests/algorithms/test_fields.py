@@ -81,13 +81,13 @@ def test_weighting_refuses_a_field_out_of_range_with_the_range(make, words):
             ["NoRegularizer", "ProjectedAscent"],
         ),
         (fm.weighting.ShadowPrice(), REGULARIZERS["custom"], ["Custom", "ProjectedAscent"]),
-        (fm.weighting.ExactMaximum(), REGULARIZERS["custom"], ["custom", "ProjectedAscent"]),
+        (fm.weighting.ExactMaximum(), REGULARIZERS["custom"], ["ExactMaximum", "Custom", "ProjectedAscent"]),
         (fm.weighting.ProjectedAscent(9.0), fm.ChiSquare(0.5), ["weighting.step", "9", "2"]),
     ],
 )
 def test_weighting_that_cannot_serve_its_regularizer_names_one_that_can(weighting, regularizer, words):
     algorithm = fm.TrackedADGDA(weighting=weighting, regularizer=regularizer)
-    made = problem(4, sites=sites(4, sizes=(10, 10, 10, 10)))  # m p / alpha = 4 * 0.25 / 0.5
+    made = problem(4, sites=sites(4, sizes=(10, 10, 10, 10)))  # n p / alpha = 4 * 0.25 / 0.5
     with refused(*words):
         fm.train(made, fm.Ring(), algorithm, 1)
 

@@ -172,7 +172,7 @@ class Hoards(ExactDiffusion):
         (WrongRole, ["state.adapted", "role", "sum"]),
         (Shrinks, ["gradients", "average", "round 0"]),
         (NeedsNumber, ["replicas", "tensors"]),
-        (ReadsRound, ["recorded", "GPU"]),
+        (ReadsRound, ["GPU", ".item()"]),
         (TwoMessages, ["messages", "round 0"]),
         (Hoards, ["copies_at_peak", 12]),
     ],

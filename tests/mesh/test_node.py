@@ -56,7 +56,7 @@ class Impatient(fm.observers.Observer):
     """Keeps this site's records next to the file of this class, and asks to end the run at every one."""
 
     def after_round(self, round, state):
-        for record in self.run.fresh:
+        for record in self.run.new_records:
             with open(Path(__file__).parent / "records.jsonl", "a") as file:
                 print(json.dumps(record), file=file)
             self.run.stop("seen enough")

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fairmesh.mesh.node.reduction import spanning_tree, summed
+from fairmesh.mesh.node.reduction import spanning_tree, sum_over_sites
 from fairmesh.topology.mixing import union_of
 from tests import toys
 
@@ -46,7 +46,9 @@ def test_spanning_tree_sum_has_the_same_bits_at_every_node(name):
     rows = torch.randn(8, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 10.0 ** torch.arange(5)
     positions = [10 * i for i in range(8)]  # in the mesh, which others have left
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: summed(rows[i], 31, tree[i], positions, post.end(positions[i])), range(8)))
+        found = list(
+            pool.map(lambda i: sum_over_sites(rows[i], 31, tree[i], positions, post.end(positions[i])), range(8))
+        )
     assert all(torch.equal(one, found[0]) for one in found)
     assert torch.allclose(found[0], rows.sum(dim=0), rtol=1e-13)
     assert len(post.letters) == 2 * 7  # a tree: one message each way over each of its edges

@@ -1,6 +1,7 @@
 """Schedules: their formulas, what they refuse, and one value per replica."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -73,6 +74,25 @@ def test_linear_without_an_end_takes_the_run_s_wherever_it_is(t, start, rounds):
         weighting=fm.weighting.ProjectedAscent(fm.schedules.Linear(start / 2, rounds)),
     )
     assert with_run_length(found, rounds + 1) is found  # it has an end of its own now
+
+
+@dataclass(frozen=True)
+class _Halving(fm.schedules.Schedule):
+    """A user's own schedule, which ends with the run."""
+
+    half: int | None = None
+
+    def at(self, round_index):
+        return 0.5 ** (round_index // (self.half or 1)).double()
+
+    def with_run_length(self, rounds):
+        return _Halving(rounds // 2) if self.half is None else self
+
+
+def test_schedule_of_a_user_learns_the_length_of_the_run():
+    assert with_run_length(fm.DSGD(primal_step=_Halving()), 10) == fm.DSGD(primal_step=_Halving(5))
+    constant = fm.schedules.Constant(0.1)
+    assert constant.with_run_length(10) is constant
 
 
 @given(t=T, start=STEP, rounds=st.integers(1, 20_000), power=st.floats(0.1, 5))

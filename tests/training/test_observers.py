@@ -32,7 +32,7 @@ class Diary(Observer):
         self.lines.append(("start", run.round))
 
     def after_round(self, round, state) -> None:
-        self.lines.append((round, len(self.run.fresh)))
+        self.lines.append((round, len(self.run.new_records)))
 
     def finish(self, error) -> None:
         self.lines.append(("finish", type(error).__name__))

@@ -19,9 +19,8 @@ from fairmesh.numerics.random_streams import SERVER, Draw
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
-from fairmesh.regularizers.custom import Custom
 
-EXACT = {"exact": True}  # metadata of a number that replicas stack in float64, whatever the dtype of the run
+EXACT = {"exact": True}  # metadata of a number that replicas stack in float64 in every run
 STRUCTURAL = {"structural": True}  # metadata of a number on which shapes depend: equal in all replicas of a run
 
 
@@ -100,7 +99,7 @@ class Algorithm(ABC):
 
     def gossip_settings(self) -> GossipSettings | None:
         """Returns the compressor and the consensus step, if the algorithm gossips compressed differences. A step of
-        None is found by the run and shown by the state. Default: None."""
+        None is chosen by the run and can be read from the state. Default: None."""
         return None
 
 
@@ -120,7 +119,7 @@ class Round:
         self.prior = oracle.prior  # p (..., 1, n)
         self.own = network.own  # (nodes, n) each hosted node's own coordinate
         self.n = network.n
-        self.by_identity = network.by_identity  # (n,) so that a server draws nodes by who they are
+        self.by_identity = network.by_identity  # (n,) so that a server's draws depend on identities, not on positions
         self.sent: list[Traffic] = []
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
@@ -231,25 +230,24 @@ def fresh_share(beta: float | Tensor, dtype: torch.dtype) -> float | Tensor:
 
 def check_beta(name: str, beta: float) -> None:
     if not 0 <= beta < 1:
-        raise BadInput(f"{name} must lie in [0, 1), got {beta}; 0 remembers nothing")
+        raise BadInput(f"{name} must lie in [0, 1), got {beta}; 0 switches the memory off")
 
 
 def check_loss_cap(cap: float | None) -> None:
     if cap is not None and not (math.isfinite(cap) and cap > 0):
-        raise BadInput(f"loss_cap must be a finite number > 0, got {cap}; leave it out for none")
+        raise BadInput(f"loss_cap must be a finite number > 0, got {cap}; leave it out for no cap")
 
 
 def check_consensus_step(consensus_step: float) -> None:
     if not 0 < consensus_step <= 1:
-        raise BadInput(f"consensus_step, gamma, lies in (0, 1], got {consensus_step}")
+        raise BadInput(f"consensus_step, gamma, must lie in (0, 1], got {consensus_step}")
 
 
 def check_dual_step(
     dual_step: Schedule | float, regularizer: Regularizer, prior: Tensor, name: str = "dual_step", times: int = 1
 ) -> None:
     """Raises BadInput if the dual step is too long to be stable; alpha is `times` that of the objective."""
-    if isinstance(regularizer, Custom):
-        regularizer.check(prior)
+    regularizer.check(prior)
     first = float(as_schedule(dual_step).at(torch.zeros((), dtype=torch.int64)))
     bound = times * regularizer.max_stable_dual_step(prior)
     if first > bound:

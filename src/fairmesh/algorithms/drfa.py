@@ -76,11 +76,11 @@ class DRFA(Algorithm):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
         if not 0 < self.participation <= 1:
-            raise BadInput(f"participation is a share in (0, 1], got {self.participation}")
+            raise BadInput(f"participation must be a share in (0, 1], got {self.participation}")
         if self.local_steps < 1:
             raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
         if not 0 <= self.floor < 1:
-            raise BadInput(f"floor, the least weight of a client, lies in [0, 1), got {self.floor}")
+            raise BadInput(f"floor, the smallest weight of a client, must lie in [0, 1), got {self.floor}")
 
     def oracle_calls(self) -> int:
         return self.local_steps + 1

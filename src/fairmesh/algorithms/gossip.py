@@ -18,9 +18,9 @@ from fairmesh.networks.roles import PerNeighbour
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import Draw
 
-_REHEARSED = 100  # rounds of compression after which what is left behind has settled
-_LONGEST = 1 << 17  # coordinates of a rehearsal
-_UNEQUAL = 0.5  # the spread of the logarithm of their sizes
+_REHEARSED = 100  # rounds of compression after which the error has settled
+_LONGEST = 1 << 17  # coordinates at most in the measurement of delta
+_UNEQUAL = 0.5  # standard deviation of the logarithm of the coordinates' sizes
 
 
 class PublicCopies(NamedTuple):
@@ -47,8 +47,8 @@ def steady_consensus_step(compressor: Compressor, dim: int, network: Network) ->
     Gossip is stable below a multiple of delta / ||I - W||, with delta as measured by `steady_contraction`. Each
     compressor declares its multiple."""
     contraction = steady_contraction(compressor, min(dim, _LONGEST))
-    rate = compressor.stable_gossip_multiple() * contraction / max(network.beta(), 1e-6)
-    return min(1.0, max(0.001, round(rate, 3)))  # rounded, so that machines that differ in a last bit agree
+    step = compressor.stable_gossip_multiple() * contraction / max(network.beta(), 1e-6)
+    return min(1.0, max(0.001, round(step, 3)))  # rounded, so that machines that differ in a last bit agree
 
 
 def _normal(draw: Draw, count: int) -> Tensor:
@@ -61,9 +61,9 @@ def _normal(draw: Draw, count: int) -> Tensor:
 def steady_contraction(compressor: Compressor, dim: int) -> float:
     """Returns delta in the long run, for every coordinate.
 
-    In every round normal numbers of unequal sizes, the news, are added to what is still to be sent. The error e that is
-    left then settles where E e_k^2 = (1 - delta) E (e_k + news_k)^2. The energy of a first message alone would promise
-    too much: top-K sends most of it but few coordinates, and gossip is stable only if it is stable in each."""
+    In every round normal numbers of unequal sizes, the news, are added to what is still to be sent. The remaining error
+    e then settles where E e_k^2 = (1 - delta) E (e_k + news_k)^2. The energy of the first message alone would give too
+    large a delta: top-K sends most of the energy in few coordinates, but gossip must be stable in every coordinate."""
     seed, identity = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
 
     def draw(purpose: str, t: int) -> Draw:

@@ -51,6 +51,15 @@ class Schedule(ABC):
             A float64 tensor of the same shape, or one that it broadcasts to.
         """
 
+    def with_run_length(self, rounds: int) -> "Schedule":
+        """Returns the schedule for a run of this length. Override it if the schedule can end with the run. Default: the
+        schedule itself.
+
+        Args:
+            rounds: The number of rounds of the run.
+        """
+        return self
+
     @staticmethod
     def shorthand(value: float) -> "Schedule":
         """Returns the schedule that a bare number stands for: a constant step."""
@@ -62,9 +71,9 @@ def as_schedule(value: "Schedule | float") -> "Schedule":
 
 
 def with_run_length(thing: Any, rounds: int) -> Any:
-    """Returns the same settings, with every schedule that has no end of its own ending after `rounds`."""
-    if isinstance(thing, Linear) and thing.rounds is None:
-        return dataclasses.replace(thing, rounds=rounds)
+    """Returns the same settings, with every schedule in them fitted to a run of this length."""
+    if isinstance(thing, Schedule):
+        thing = thing.with_run_length(rounds)
     if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
         return thing
     inner = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
@@ -162,6 +171,9 @@ class Linear(Schedule):
     def at(self, round_index: Tensor) -> Tensor:
         return self.start * self._left(round_index)
 
+    def with_run_length(self, rounds: int) -> "Linear":
+        return dataclasses.replace(self, rounds=rounds) if self.rounds is None else self
+
     def _left(self, round_index: Tensor) -> Tensor:
         """Returns the share of the run that is left."""
         if self.rounds is None:
@@ -190,7 +202,7 @@ class Polynomial(Linear):
     def __post_init__(self):
         super().__post_init__()
         good = self.power > 0 and math.isfinite(self.power)
-        _check(good, f"power must be a finite number > 0, got {self.power}; 1 is a straight line")
+        _check(good, f"power must be a finite number > 0, got {self.power}; 1 is linear decay")
 
     def at(self, round_index: Tensor) -> Tensor:
         return self.start * self._left(round_index) ** self.power

@@ -43,11 +43,11 @@ from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
 
-_TINY = 1e-8  # beside the root of the squares: a coordinate without a gradient stays where it is
+_TINY = 1e-8  # added to the root of the squares, so that a coordinate without a gradient does not move
 
 
 class TrackedState(NamedTuple):
-    """`trackers` are momenta + balances: their average is the momenta's, whatever gossip does."""
+    """Trackers are momenta + balances. Balances sum to zero, so trackers and momenta have the same average."""
 
     models: Models  # theta_i (..., nodes, dim)
     momenta: Tensor  # of the node's own weighted gradient (..., nodes, dim)
@@ -129,7 +129,7 @@ class TrackedADGDA(Algorithm):
     warm_start: bool = field(default=True, metadata=STRUCTURAL)
 
     alpha_of_sum: ClassVar[bool] = True
-    copies_at_peak: ClassVar[int] = 22  # two states of eight, and what a compressor takes
+    copies_at_peak: ClassVar[int] = 22  # two states of eight rows per node, and what a compressor needs
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
@@ -140,7 +140,7 @@ class TrackedADGDA(Algorithm):
         check_beta("beta2", self.beta2)
         if not 0 <= self.gradient_at_average <= 1:
             raise BadInput(
-                f"gradient_at_average must lie in [0, 1], got {self.gradient_at_average}; 0: at the node's own model"
+                f"gradient_at_average must lie in [0, 1], got {self.gradient_at_average}; 0 is at the node's own model"
             )
         if self.local_steps < 1:
             raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
@@ -159,7 +159,7 @@ class TrackedADGDA(Algorithm):
 
     def init(self, oracle: Oracle, network: Network) -> TrackedState:
         models = oracle.initial_models()
-        rate = (
+        consensus_step = (
             self.consensus_step
             if self.consensus_step is not None
             else steady_consensus_step(self.compressor, models.shape[-1], network)
@@ -171,7 +171,7 @@ class TrackedADGDA(Algorithm):
             squares=torch.zeros_like(models) if self.beta2 else None,
             copies=warm_copies(models, network) if self.warm_start else zero_copies(models, network),
             tracker_copies=zero_copies(models, network) if self.tracking else None,
-            consensus_steps=torch.ones_like(models[..., :1]) * rate,
+            consensus_steps=torch.ones_like(models[..., :1]) * consensus_step,
             weighting=self.weighting.init(oracle, network),
         )
 
@@ -190,7 +190,9 @@ class TrackedADGDA(Algorithm):
         if squares is not None:
             squares = torch.lerp(trackers.square(), squares, self.beta2)
             remembered = 1.0 - self.beta2 ** (ctx.index + 1).double()  # below 1 in the first rounds
-            step = step / squares.shape[-1] ** 0.5  # of each parameter, for a step that is as long as the schedule says
+            step = (
+                step / squares.shape[-1] ** 0.5
+            )  # per parameter, so that the whole step has the norm that the schedule gives
             step = step / (squares / remembered.to(squares.dtype)).sqrt_().add_(_TINY)
         models = state.models.addcmul(trackers, step, value=-1)
         for _ in range(1, self.local_steps):

@@ -33,14 +33,13 @@ from fairmesh.networks.base import Delivery, Network, Part
 from fairmesh.networks.roles import OVER_NODES, Duals, OwnWeights, SumsToZero
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
-from fairmesh.regularizers.custom import Custom
 from fairmesh.regularizers.members import check_priced, ratio_at
 
 __all__ = ["ExactMaximum", "PriorWeights", "ProjectedAscent", "ShadowPrice", "Weighed", "Weighting"]
 
 
 class Weighed(NamedTuple):
-    """What `Weighting.weigh` returns: the weights of a round, and what to tell the neighbours.
+    """What `Weighting.weigh` returns: the weights of a round, and what to send to the neighbours.
 
     Args:
         weights: n lambda_i of each hosted node, (..., nodes, 1), 1 on average.
@@ -97,7 +96,7 @@ class Rows(NamedTuple):
     """Each node's estimate of all weights: a row with one coordinate per node."""
 
     duals: Duals  # lambda_i (..., nodes, n)
-    dual_copies: Annotated[PublicCopies | None, OVER_NODES]  # where rows travel compressed
+    dual_copies: Annotated[PublicCopies | None, OVER_NODES]  # if rows travel compressed
 
 
 def _of_own(rows: Tensor, ctx: Round) -> Tensor:
@@ -160,7 +159,7 @@ class Tables(NamedTuple):
     losses: Tensor  # f_i as remembered (..., nodes, 1)
     dual_balances: Annotated[
         SumsToZero, OVER_NODES
-    ]  # what gossip added to m f_i at the node's own coordinate: sums to zero over all nodes
+    ]  # what gossip added to n f_i at the node's own coordinate: sums to zero over all nodes
     dual_copies: Annotated[PublicCopies | None, OVER_NODES]
 
 
@@ -176,7 +175,7 @@ class ExactMaximum(Weighting):
 
     Node i puts n f_i at its own coordinate of a row, so that the rows' average over the nodes is the table of all
     losses. Gossip tracks that average while the losses change. A message holds one number per node of the network.
-    `Custom` regularizers are refused, since their inner maximum takes too long for every round.
+    `Custom` regularizers are refused, since computing their inner maximum in every round takes too long.
 
     Args:
         loss_ema: Memory of the moving average of a node's loss, in [0, 1); 0 uses the loss of this round alone.
@@ -201,9 +200,10 @@ class ExactMaximum(Weighting):
         check_beta("loss_ema", self.loss_ema)
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
-        if isinstance(regularizer, Custom):
+        if not regularizer.fast_maximiser:
             raise BadInput(
-                "the inner maximum of a custom regularizer takes too long for every round; use a ProjectedAscent"
+                f"ExactMaximum needs the inner maximum in every round, which takes too long for a "
+                f"{type(regularizer).__name__} regularizer; use the weighting ProjectedAscent"
             )
 
     def init(self, oracle: Oracle, network: Network) -> Tables:
@@ -227,13 +227,13 @@ class ExactMaximum(Weighting):
 
 
 class Prices(NamedTuple):
-    """A few numbers per node."""
+    """The state of a ShadowPrice: a few numbers per node."""
 
     losses: Tensor  # f_i as remembered (..., nodes, 1)
     prices: Tensor  # in units of the regularizer's softness (..., nodes, 1)
     balances: SumsToZero  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
     weights: OwnWeights  # n lambda_i of the last round (..., nodes, 1)
-    mean_balances: SumsToZero | None  # f_i and this are the mean of all losses: sums to zero (..., nodes, 1)
+    mean_balances: SumsToZero | None  # f_i plus this estimates the mean of all losses: sums to zero (..., nodes, 1)
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class ShadowPrice(Weighting):
         object.__setattr__(self, "strength_annealing", as_schedule(self.strength_annealing))
         check_beta("loss_ema", self.loss_ema)
         if not 0 < self.step <= 1:
-            raise BadInput(f"step of the price lies in (0, 1], got {self.step}; 0.1 is a good one")
+            raise BadInput(f"step of the price must lie in (0, 1], got {self.step}; 0.1 is a good value")
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         check_priced(regularizer)
@@ -304,15 +304,15 @@ class ShadowPrice(Weighting):
         weights = prior * ratio_at(regularizer, units / (1.0 + ctx.step_size(self.strength_annealing)), state.prices)
         step = self.step / (ctx.n * ctx.prior.amax(dim=-1, keepdim=True) / _LARGE).clamp(min=1.0)
         raised = state.prices + step * (weights - prior)
-        told = raised + state.balances
+        sent = raised + state.balances
 
         def settled(delivery: Delivery) -> Prices:
             mixed = delivery.mix("price")
-            prices = (told + mixed[..., :1]) / 2
+            prices = (sent + mixed[..., :1]) / 2
             balances = None if means is None else mixed[..., 1:] - losses
             return Prices(losses, prices, prices - raised, weights, balances)
 
-        return Weighed(weights, {"price": plain(told if means is None else torch.cat([told, means], dim=-1))}, settled)
+        return Weighed(weights, {"price": plain(sent if means is None else torch.cat([sent, means], dim=-1))}, settled)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def check(
         print_json({"files": [dict(zip(("dataset", "file", "verdict"), row)) for row in rows], "damaged": len(wrong)})
     else:
         show_table([["dataset", "file", "verdict"], *rows], marked={i for i, row in enumerate(rows) if row in wrong})
-        say(f"{len(wrong)} of {len(rows)} files are not right" if wrong else f"{len(rows)} files, all right")
+        say(f"{len(wrong)} of {len(rows)} files are not right" if wrong else f"{len(rows)} files, all correct")
     if wrong:
         raise typer.Exit(1)
 

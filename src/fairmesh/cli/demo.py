@@ -28,13 +28,13 @@ _NODES = 10
 def algorithms() -> dict[str, Algorithm]:
     """Returns the two algorithms. Both send 4-bit messages and take effective steps of 0.5 r^t: AD-GDA's step is
     multiplied by lambda_i, which is about 1/10."""
-    compressor, rate, ratio = Quantize(bits=4), 0.5, 0.998
+    compressor, consensus_step, ratio = Quantize(bits=4), 0.5, 0.998
     return {
-        "choco-sgd": ChocoSGD(primal_step=Geometric(0.5, ratio), consensus_step=rate, compressor=compressor),
+        "choco-sgd": ChocoSGD(primal_step=Geometric(0.5, ratio), consensus_step=consensus_step, compressor=compressor),
         "ad-gda": ADGDA(
             primal_step=Geometric(0.5 * _NODES, ratio),
             dual_step=0.05,
-            consensus_step=rate,
+            consensus_step=consensus_step,
             compressor=compressor,
             regularizer=ChiSquare(0.001),
         ),

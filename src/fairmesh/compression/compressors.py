@@ -33,18 +33,18 @@ __all__ = [
     "TopKQuantize",
 ]
 
-_SMALL, _LARGE = 1e-15, 1e15  # norms between which squares of float32 neither vanish nor overflow in a way that counts
-FLOAT_BITS = 32  # what the paper bills for a number sent as it is
+_SMALL, _LARGE = 1e-15, 1e15  # norms between which squares of float32 neither underflow nor overflow noticeably
+FLOAT_BITS = 32  # what the paper counts for a number sent as it is
 
 
 def _block_norms(rows: Tensor, block: int, order: float) -> Tensor:
     """Returns the norm of each block as float32: (..., blocks)."""
 
-    def in_doubles(blocks: Tensor) -> Tensor:  # in which the square of no float32 overflows or vanishes
+    def in_doubles(blocks: Tensor) -> Tensor:  # in which the square of no float32 overflows or underflows
         return torch.linalg.vector_norm(blocks, ord=order, dim=-1, dtype=torch.float64).float()
 
     def norms_of(blocks: Tensor) -> Tensor:
-        if values_readable(blocks) and blocks.dtype == torch.float32:  # a look is cheap, a cast of all is not
+        if values_readable(blocks) and blocks.dtype == torch.float32:  # checking is cheap, casting everything is not
             norms = torch.linalg.vector_norm(blocks, ord=order, dim=-1)
             if _ordinary(norms):
                 return norms
@@ -91,8 +91,8 @@ class Compressor(ABC):
 
     def stable_gossip_multiple(self) -> float:
         """Returns the c for which gossip at consensus step c delta / ||I - W|| is stable. Default: 0.8, for compressors
-        that leave whole coordinates out: what these lack grows until they are sent (c = 2 / (2 - delta) for random-K on
-        a complete graph). Compressors that send every coordinate, rounded without a bias away from zero, allow 2."""
+        that leave whole coordinates out: the error of these grows until they are sent (c = 2 / (2 - delta) for random-K
+        on a complete graph). Compressors that send every coordinate, rounded without a bias away from zero, allow 2."""
         return 0.8
 
     @abstractmethod
@@ -192,7 +192,7 @@ class Threshold(Compressor):
         return 2.0
 
     def nominal_bits(self, dim: int) -> float:
-        return FLOAT_BITS * dim  # what is sent depends on the data; billed as if all were
+        return FLOAT_BITS * dim  # what is sent depends on the data; counted as if everything were sent
 
 
 def _check_bits(bits: int) -> None:

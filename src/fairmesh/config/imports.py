@@ -17,13 +17,13 @@ from fairmesh.errors import BadInput, nearest
 
 
 def imported(path: str, where: str) -> Any:
-    """The object at 'package.module:name' or 'file.py:name'."""
+    """Returns the object at 'package.module:name' or 'file.py:name'."""
     module_name, separator, name = path.partition(":")
     if not separator or not name or not module_name.strip("."):
         raise BadInput(f"{where}: {path!r} is not an import path; write 'package.module:name' or 'file.py:name'")
     try:
         module = _module_from_file(module_name) if module_name.endswith(".py") else _module(module_name)
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         kind = "" if isinstance(error, ImportError | OSError) else f"{type(error).__name__}: "
         raise BadInput(f"{where}: cannot import {module_name!r}: {kind}{error}") from error
     try:
@@ -34,7 +34,7 @@ def imported(path: str, where: str) -> Any:
 
 
 def called(path: str, arguments: Mapping[str, Any], where: str) -> Any:
-    """What the function or class at an import path gives for these arguments."""
+    """Returns what the function or class at an import path returns for these arguments."""
     function = imported(path, f"{where}.path")
     try:
         inspect.signature(function).bind(**arguments)
@@ -47,11 +47,11 @@ _NAMED: WeakValueDictionary[str, type] = WeakValueDictionary()  # classes by the
 
 
 def path_of(kind: type) -> str:
-    """Returns the import path of a class, which files and checkpoints know it by.
+    """Returns the import path of a class, by which files and checkpoints identify it.
 
-    A class of a script that is being run is named by the script's file, so that classes of one name in two scripts are
-    told apart and the file can be imported later. A class of a notebook, or one defined inside a function, gets a path
-    that only this process can follow."""
+    A class of the script that is being run is identified by the script's file. So classes with the same name in two
+    scripts are different, and the file can be imported later. A class of a notebook, or one defined inside a function,
+    gets a path that only this process can follow."""
     main = _main_file()
     module = str(main) if main and kind.__module__ == "__main__" and _in_main(kind.__qualname__) is kind else None
     path = f"{module or kind.__module__}:{kind.__qualname__}"
@@ -87,7 +87,7 @@ def class_at(path: str, where: str) -> Any:
 
 
 def _main_file() -> Path | None:
-    """The Python file that is being run, where there is one."""
+    """Returns the Python file that is being run, if there is one."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(file).resolve() if file and str(file).endswith(".py") else None
 
@@ -114,7 +114,7 @@ def _module(name: str) -> types.ModuleType:
 
 
 def _module_from_file(path: str) -> types.ModuleType:
-    # Named by its path: a user's types.py must not take the place of Python's, and the name leads back to the file.
+    # The module is named by its path, so that a user's types.py does not replace Python's.
     spec = importlib.util.spec_from_file_location(path, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise OSError("no such Python file")
@@ -125,7 +125,7 @@ def _module_from_file(path: str) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        with _findable(str(Path(path).resolve().parent)):  # the file's neighbours are its own
+        with _findable(str(Path(path).resolve().parent)):  # so that the file can import its neighbours
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[spec.name]

@@ -92,7 +92,7 @@ _NUMBERS = r"[-+\d.eE_]+|\[[^\]]*\]"
 
 
 def _edited(text: str) -> str:
-    """The text with old keys replaced wherever they stand as a key, a part of a dotted key, or in a table's head."""
+    """Returns the text with old keys replaced where they are a key, a part of a dotted key, or in a table's header."""
     for old in COMPLEMENTS:
         text = re.sub(rf"(?<![\w-]){old}(\"?\s*=\s*)({_NUMBERS})", _with_complement, text)
     for old, new in KEYS.items():

@@ -10,7 +10,7 @@ from fairmesh.errors import BadInput
 
 
 def flat_table(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, keys joined by dots."""
+    """Returns nested tables as one table, with keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         flat |= flat_table(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
@@ -18,7 +18,7 @@ def flat_table(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_toml(source: Path | str, where: str = "") -> dict[str, Any]:
-    """The table in a TOML file, or in the text of one that came from `where`."""
+    """Returns the table in a TOML file, or in the text of one that came from `where`."""
     try:
         return tomllib.loads(source if isinstance(source, str) else source.read_text(encoding="utf-8"))
     except OSError as error:
@@ -28,7 +28,7 @@ def read_toml(source: Path | str, where: str = "") -> dict[str, Any]:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """'dotted.key=value' as its key and its value; a value that is not TOML is a string."""
+    """Returns the key and the value of 'dotted.key=value'. A value that is not TOML is a string."""
     key, separator, value = (part.strip() for part in text.partition("="))
     if not separator or not key:
         raise BadInput(f"--set {text!r}: write key=value, for example algorithm.consensus_step=0.5")
@@ -50,12 +50,12 @@ def put(table: dict[str, Any], path: str, value: Any, what: str) -> None:
     table[leaf] = value
 
 
-def files_beside(value: Any, folder: Path) -> Any:
-    """'file.py:name' in an experiment file means the file beside it."""
+def resolved_files(value: Any, folder: Path) -> Any:
+    """Returns the settings with every 'file.py:name' resolved to the file in this folder."""
     if isinstance(value, dict):
-        return {key: files_beside(item, folder) for key, item in value.items()}
+        return {key: resolved_files(item, folder) for key, item in value.items()}
     if isinstance(value, list):
-        return [files_beside(item, folder) for item in value]
+        return [resolved_files(item, folder) for item in value]
     if isinstance(value, str) and re.fullmatch(r"[^:]+\.py:[\w.]+", value):
         file, name = value.split(":")
         return f"{folder / file}:{name}"

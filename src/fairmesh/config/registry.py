@@ -6,17 +6,17 @@ IMPORT = "import"  # the name under which a file names any class of a role by it
 
 
 def registered(role: type) -> dict[str, type]:
-    """Every registered member of a role, by its name in files."""
+    """Returns every registered member of a role, by its name in files."""
     return dict(FAMILIES[role])
 
 
 def is_registered(kind: type) -> bool:
-    """Whether a class has a name of its own in files."""
+    """Returns whether a class has a name of its own in files."""
     return any(kind in table.values() for table in FAMILIES.values())
 
 
 def registered_name(thing: object) -> str:
-    """The name that experiment files use for an object's class; that of the class where it is not registered."""
+    """Returns the name of an object's class in experiment files, or the class's own name if it is not registered."""
     for table in FAMILIES.values():
         for name, member in table.items():
             if type(thing) is member:
@@ -25,7 +25,7 @@ def registered_name(thing: object) -> str:
 
 
 def role_of(kind: type) -> type | None:
-    """The role that a class plays: the one it is registered for, or derived from. None where it plays none."""
+    """Returns the role that a class is registered for or derived from, or None."""
     for role, table in FAMILIES.items():
         if kind is role or kind in table.values():
             return role

@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 
 def register(role: type, members: Mapping[str, type]) -> None:
-    """Names the members of a role as experiment files call them. The one line to add for a new member."""
+    """Registers the members of a role under their names in experiment files. A new member is one more line there."""
     FAMILIES[role] = dict(members)
     for member in members.values():
         checked(member)
 
 
 def checked(kind: type[T]) -> type[T]:
-    """Makes a configured class check, on construction, that every field is of its declared type; whole numbers stand
-    for floats and names for members of a family, as in files.
+    """Makes a configured class check the types of its fields on construction. As in files, whole numbers are accepted
+    as floats, and names as members of a role.
 
     Registered classes have this. The fields of any other class of a role are checked when an object of it becomes part
     of an Experiment or of a registered class, or is read from a file. To have them checked as soon as the object is
@@ -59,10 +59,10 @@ def checked(kind: type[T]) -> type[T]:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The declared types of a dataclass's fields."""
+    """Returns the declared types of a dataclass's fields."""
     try:
         hints = typing.get_type_hints(kind)
-    except Exception as error:  # whatever an annotation that is a string comes to
+    except Exception as error:  # an annotation that is a string may raise anything
         raise BadInput(
             f"{kind.__qualname__}: the types of its fields cannot be found ({in_a_line(error)}); annotate them with "
             "names that its module knows"
@@ -71,16 +71,16 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _settings(kind: type) -> dict[str, dataclasses.Field]:
-    """The fields that a class is made with, by name; none for a plain class."""
+    """Returns the fields that a class is constructed with, by name; none for a plain class."""
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     return {field.name: field for field in fields if field.init}
 
 
 def to_table(thing: Any) -> Any:
-    """A configured object as plain tables, lists and values; fields that are None are left out.
+    """Returns a configured object as plain tables, lists and values. Fields that are None are left out.
 
-    The table of an object with a role says of which class it is, so that two classes with the same fields are never
-    mistaken for each other: by its registered name, or as "import" with its import path."""
+    The table of an object with a role names its class, by its registered name or as "import" with its import path. So
+    two classes with the same fields have different tables."""
     role = None if isinstance(thing, type) else role_of(type(thing))
     if role is not None and not is_registered(type(thing)):
         check_configurable(type(thing), role)
@@ -109,8 +109,8 @@ def _heading(thing: Any) -> dict[str, Any]:
 
 
 def check_configurable(kind: type, role: type, where: str = "") -> None:
-    """Refuses a class of a role that cannot be configured: it must be a dataclass, frozen where those of its role are,
-    that lacks no method. Where they are not (observers), a class without settings may be a plain one."""
+    """Refuses a class that cannot be configured. It must define all methods of its role and be a dataclass, frozen if
+    those of its role are. If they are not (observers), a class without settings may be a plain one."""
     who = f"{where}: {kind.__qualname__}" if where else kind.__qualname__
     params = getattr(kind, "__dataclass_params__", None)
     own = inspect.get_annotations(kind)
@@ -138,7 +138,7 @@ def _is_class_variable(hint: Any) -> bool:
 
 
 def from_table(kind: Any, value: Any, where: str = "") -> Any:
-    """The object of type `kind` that a table describes. Unknown keys and wrong types are refused by name."""
+    """Returns the object of type `kind` that a table describes. Unknown keys and wrong types are refused by name."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
@@ -251,8 +251,8 @@ def _member_from(role: type, value: Any, where: str) -> Any:
 
 
 def _names_class_with_fields(role: type, table: Mapping[str, Any], where: str) -> bool:
-    """Whether a table of a role that also imports functions (data, models) means a class of the role: then it has that
-    class's fields next to the path, where a function would have `arguments`. A function is imported when called."""
+    """Returns whether a table means a class of the role. Data and models may also be functions. The table of a class
+    has the class's fields next to the path. That of a function has `arguments`, and it is imported when called."""
     if table.keys() <= {"path", "arguments"} or not isinstance(table.get("path"), str):
         return False
     found = class_at(table["path"], f"{where}.path")
@@ -260,7 +260,7 @@ def _names_class_with_fields(role: type, table: Mapping[str, Any], where: str) -
 
 
 def _imported_member(role: type, table: Mapping[str, Any], where: str) -> Any:
-    """An object of the class that a table names by its import path, with the fields next to the path."""
+    """Returns an object of the class that a table names by its import path, with the fields next to the path."""
     if "path" not in table:
         raise BadInput(f"{where}.path: missing; write path = 'file.py:Class', the {role.__name__} to import")
     path = _plain(str, table["path"], f"{where}.path")
@@ -274,12 +274,12 @@ def _imported_member(role: type, table: Mapping[str, Any], where: str) -> Any:
         return _filled(kind, fields, where)
     except BadInput:
         raise
-    except Exception as error:  # whatever a user's class raises when it is made
+    except Exception as error:  # a user's class may raise anything
         raise BadInput(f"{where}: {path} cannot be made with these fields: {in_a_line(error)}") from error
 
 
 def _with_checked_fields(thing: Any, where: str) -> Any:
-    """An object of a class that is not registered, so has not checked its own fields, with all of their types right."""
+    """Returns the object with its fields checked and converted, which a class that is not registered has not done."""
     changed = {}
     for name, hint in _hints(type(thing)).items():
         value = getattr(thing, name)
@@ -288,13 +288,13 @@ def _with_checked_fields(thing: Any, where: str) -> Any:
             changed[name] = taken
     if changed and thing.__dataclass_params__.frozen:
         return dataclasses.replace(thing, **changed)
-    for name, value in changed.items():  # of an observer, which its owner may ask for what it saw
+    for name, value in changed.items():  # in place: an observer's owner may read from it later
         setattr(thing, name, value)
     return thing
 
 
 def _hint(renamed: str | None, word: str, known: Iterable[str]) -> str:
-    """What to write instead of an unknown word: its new name, or the known word nearest to it."""
+    """Returns what to write instead of an unknown word: its new name, or the most similar known word."""
     if renamed is not None and renamed in known:
         value = ", and its value is 1 minus the old one" if word in COMPLEMENTS else ""
         return f"; it is now {renamed!r}{value}: `fairmesh migrate FILE` rewrites old files"

@@ -47,7 +47,7 @@ class Pool:
         for what, samples, sites in (("training", self.train, self.sites), ("test", self.test, self.test_sites)):
             sizes = [len(t) for t in (*samples, sites) if t is not None]
             if len(set(sizes)) > 1:
-                raise BadInput(f"{what} samples do not go together: inputs, targets and sites number {sizes}")
+                raise BadInput(f"{what} samples do not match: there are {sizes} inputs, targets and sites")
 
     @property
     def classes(self) -> int:
@@ -55,7 +55,7 @@ class Pool:
         targets = self.train[1]
         if targets.is_floating_point() or targets.ndim != 1:
             raise BadInput(
-                "this partition deals by label, but the targets are not labels; use even, quantity or by-site"
+                "this partition sorts samples by label, but the targets are not labels; use even, quantity or by-site"
             )
         return 1 + int(max(targets.max(), self.test[1].max()))
 
@@ -92,7 +92,7 @@ def dealt(samples: Pair, hands: int, least: int = 2) -> list[Pair]:
     """Returns equal shares of the samples, in order; a remainder is left out."""
     each = len(samples[0]) // hands
     if each < least:
-        raise BadInput(f"{len(samples[0])} samples do not go round {hands} sites; use fewer nodes")
+        raise BadInput(f"{len(samples[0])} samples are too few for {hands} sites; use fewer nodes")
     return [(samples[0][k * each : (k + 1) * each], samples[1][k * each : (k + 1) * each]) for k in range(hands)]
 
 
@@ -201,7 +201,7 @@ class Contrast(Partition):
     def __post_init__(self):
         _check_nodes(self.nodes)
         if len(self.factors) > self.nodes:
-            raise BadInput(f"{len(self.factors)} contrast factors for {self.nodes} nodes; give at most one a node")
+            raise BadInput(f"{len(self.factors)} contrast factors for {self.nodes} nodes; give at most one per node")
         bad = [factor for factor in self.factors if not (math.isfinite(factor) and factor > 0)]
         if bad:
             raise BadInput(f"a contrast factor must be a finite number > 0, got {bad[0]}")
@@ -362,7 +362,7 @@ def _even_out(
 ) -> None:
     """Moves samples, in place, to the nodes with fewer than `least`."""
     if len(labels) < least * len(hands):
-        raise BadInput(f"{len(labels)} samples do not go round {len(hands)} sites; use fewer nodes")
+        raise BadInput(f"{len(labels)} samples are too few for {len(hands)} sites; use fewer nodes")
     for i in range(len(hands)):
         while len(hands[i]) < least:
             wanted = np.bincount(own_labels[own[i]]).argmax() if len(own[i]) else -1
@@ -414,14 +414,14 @@ class Shards(Partition):
         )
         each = len(order) // count
         if each < 1 or each * self.per_node < 2:
-            raise BadInput(f"{len(order)} samples do not go round {count} shards; use fewer nodes")
+            raise BadInput(f"{len(order)} samples are too few for {count} shards; use fewer nodes")
         cuts = each * np.arange(count + 1)
         test_cuts = np.round(np.interp(cuts, ends, test_ends)).astype(int)
         hands = np.random.default_rng(self.seed).permutation(count).reshape(self.nodes, self.per_node)
         train = [np.concatenate([order[cuts[k] : cuts[k + 1]] for k in hand]) for hand in hands]
         test = [np.concatenate([test_order[test_cuts[k] : test_cuts[k + 1]] for k in hand]) for hand in hands]
         if not all(map(len, test)):
-            raise BadInput(f"{len(test_order)} test samples do not go round {count} shards; use fewer nodes")
+            raise BadInput(f"{len(test_order)} test samples are too few for {count} shards; use fewer nodes")
         return _sites_of(pool, train, test)
 
 
@@ -464,7 +464,7 @@ class Quantity(Partition):
         generator = np.random.default_rng(self.seed)
         free = len(pool.train[0]) - 2 * self.nodes
         if free < 0:
-            raise BadInput(f"{len(pool.train[0])} samples do not go round {self.nodes} sites; use fewer nodes")
+            raise BadInput(f"{len(pool.train[0])} samples are too few for {self.nodes} sites; use fewer nodes")
         shares = np.cumsum(generator.dirichlet([self.concentration] * self.nodes))[:-1]
         cuts = np.round(shares * free).astype(int) + 2 * np.arange(1, self.nodes)
         return _sites_of(pool, np.split(generator.permutation(len(pool.train[0])), cuts))

@@ -81,7 +81,7 @@ class Samples:
         if inputs.layout != torch.strided or targets.layout != torch.strided:
             raise BadInput(f"{what} holds sparse tensors; give dense ones")
         if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
-            raise BadInput(f"{what}: {tuple(inputs.shape)} inputs do not go with {tuple(targets.shape)} targets")
+            raise BadInput(f"{what}: {tuple(inputs.shape)} inputs do not match {tuple(targets.shape)} targets")
         if len(inputs) == 0:
             raise BadInput(f"{what} is empty; give it samples, or leave the site out")
         for name, tensor in (("inputs", inputs), ("targets", targets)):

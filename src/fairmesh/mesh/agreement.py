@@ -11,7 +11,7 @@ from typing import Any
 import fairmesh
 from fairmesh.compression import VERSION as CODEC
 from fairmesh.config.imports import imported
-from fairmesh.config.overrides import files_beside, flat_table
+from fairmesh.config.overrides import flat_table, resolved_files
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.datasets import Data
@@ -140,7 +140,7 @@ def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
                 f"site's own data in {site_file.path.name}"
             )
         return replace(sites[position], name=site_file.name)
-    given = files_beside(site_file.data, site_file.folder)
+    given = resolved_files(site_file.data, site_file.folder)
     site = _called(given) if isinstance(given, str) else _only(_data_of(given, site_file.folder))
     return replace(site, name=site_file.name)
 

@@ -181,7 +181,7 @@ def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Check
     """Checks that this site's data can be read, and that it fits the model and the loss."""
     try:
         problem = own_problem(own_site(site_file, experiment, mesh), experiment)
-    except Exception as error:  # whatever a user's entry point raises
+    except Exception as error:  # a user's entry point may raise anything
         return Check("data", False, _said(error), f"see data in {site_file.path.name}")
     site = problem.sites[0]
     judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"

@@ -84,9 +84,9 @@ def joined(device: str, timeout_s: float) -> Iterator["Ranks"]:
 def _reaching(failure: str = "has lost contact with another") -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # what torch.distributed raises, of whatever kind
+    except RuntimeError as error:  # torch.distributed raises errors of several types
         rank = os.environ.get("RANK", "?")
-        reason = in_a_line(error).partition(". This is typically")[0]  # gloo guesses at causes from here on
+        reason = in_a_line(error).partition(". This is typically")[0]  # from here on gloo guesses at causes
         reason = re.sub(r"\[[^\]]*\.cc:\d+\] ", "", reason)  # a line number of gloo's source
         raise LostProcess(f"rank {rank} {failure}: {reason}") from error
 

@@ -173,7 +173,7 @@ class StateView:
             if role.shows:
                 shown.setdefault(role.shows, []).append(path.removeprefix("."))
         if "models" not in shown and hasattr(state, "models"):
-            shown["models"] = ["models"]  # the only name that needs no annotation
+            shown["models"] = ["models"]  # the only field that needs no annotation
         if "models" not in shown:
             raise BadInput(
                 f"{type(state).__name__} has no models: call a field `models`, (..., nodes, dim), or annotate one with "

@@ -7,8 +7,8 @@ from typing import Any
 from fairmesh.networks.process_group import ProcessGroup
 
 Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
-Read = Callable[[Edge, bytes], Any]  # a message as its receiver uses it; DecodeError where it must be refused
-Arrivals = Callable[[], Mapping[Edge, Any]]  # waits for the expected messages, and gives them as read
+Read = Callable[[Edge, bytes], Any]  # decodes a message; raises DecodeError if it must be refused
+Arrivals = Callable[[], Mapping[Edge, Any]]  # waits for the expected messages and returns them decoded
 
 
 class Transport(ABC):
@@ -20,5 +20,5 @@ class Transport(ABC):
     def exchange(
         self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
     ) -> Arrivals:
-        """Hands over the messages of nodes hosted here to nodes elsewhere, and does not wait for the expected ones
-        until they are asked for, so that sending overlaps with computing."""
+        """Starts to send the messages of nodes hosted here to nodes elsewhere. Returns a function that waits for the
+        expected messages, so that sending overlaps with computing."""

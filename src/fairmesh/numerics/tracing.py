@@ -13,22 +13,22 @@ from torch.fx.node import map_arg
 
 from fairmesh.errors import in_a_line
 
-_recording: list[None] = []  # one entry per trace in progress
+_traces: list[None] = []  # one entry per trace in progress
 
 
 def values_readable(tensor: Tensor) -> bool:
     """Returns whether a decision may depend on a tensor's value. It may on a CPU, where reading it needs no
     synchronisation, but not while operations are traced, since they are replayed with other values."""
-    return tensor.is_cpu and not _recording
+    return tensor.is_cpu and not _traces
 
 
 def recorded(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
     """Returns the operations on tensors that a call of the function performs."""
-    _recording.append(None)
+    _traces.append(None)
     try:
         module = make_fx(function)(*arguments)
     finally:
-        _recording.pop()
+        _traces.pop()
     module.graph.eliminate_dead_code()  # it never removes in-place operations
     module.recompile()
     return module

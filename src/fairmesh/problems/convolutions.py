@@ -2,7 +2,7 @@
 
 vmap turns them into one grouped convolution. cuDNN is fast for layers with several input channels, and slow for a first
 layer with one to three. Such a layer becomes a product of patches and weights if there are many models, and is padded
-with channels of zeros to four if there are few. The rule was measured (docs/performance.md)."""
+with channels of zeros to four if there are few. The rule was measured (benchmarks/notes.md)."""
 
 from collections.abc import Callable
 from typing import Any

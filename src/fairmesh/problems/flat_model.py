@@ -24,7 +24,7 @@ class _StreamDropout(nn.Module):
     def __init__(self, probability: float, spatial: int, layer: int):
         super().__init__()
         self.probability, self.spatial, self.layer = probability, spatial, layer
-        self.uses = 0  # of this layer in the pass under way; each draws its own mask
+        self.uses = 0  # of this layer in the current pass; each call draws its own mask
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:

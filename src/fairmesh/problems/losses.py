@@ -19,7 +19,7 @@ Augmentation = Callable[[Tensor, Callable[..., Tensor]], Tensor]  # (a batch, dr
 def as_floats(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns data as the model sees it: floats in the run's dtype, bytes scaled to [0, 1], whole numbers unchanged."""
     if values.dtype == torch.uint8:
-        return values.to(dtype).mul_(1.0 / 255.0)  # a division takes a CPU twice as long
+        return values.to(dtype).mul_(1.0 / 255.0)  # multiplied, since a division takes a CPU twice as long
     return values.to(dtype) if values.is_floating_point() else values
 
 
@@ -101,7 +101,7 @@ def check_loss(
             whole, parts = loss(outputs, targets), per_sample(loss, outputs, targets)
     except BadInput:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's code may raise anything
         raise _explained(error) from error
     if not bool(torch.isfinite(whole)):
         raise BadInput(f"the loss of the first samples of site 0 is {float(whole)} before training has begun")

@@ -104,7 +104,7 @@ class Evaluator:
 def _score(name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor) -> float:
     try:
         return float(metric(outputs, targets))
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:  # a user's function may raise anything
         raise BadInput(
             f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
             f"{type(error).__name__}: {error}"
@@ -112,8 +112,8 @@ def _score(name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, 
 
 
 def spread(values: Tensor, higher_is_better: bool, skip_nan: bool = False) -> dict[str, Tensor]:
-    """Worst, mean, best and the gap between best and worst over the last axis; with `skip_nan` over what is a number,
-    as a user's metric need not be everywhere (an AUC where all targets agree)."""
+    """Returns worst, mean, best and the gap between best and worst over the last axis. With `skip_nan` it leaves out
+    NaN: a user's metric may be undefined at some sites, such as an AUC where all targets are equal."""
     absent = values.isnan() if skip_nan else torch.zeros_like(values, dtype=torch.bool)
     low = values.masked_fill(absent, torch.inf).amin(dim=-1)
     high = values.masked_fill(absent, -torch.inf).amax(dim=-1)

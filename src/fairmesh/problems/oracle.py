@@ -34,7 +34,7 @@ class Oracle:
         dtype: torch.dtype = torch.float32,
         data_device: torch.device | None = None,
         round_cache: RoundCache | None = None,
-        trace: bool = True,  # record model and loss once and replay their operations, on a CPU
+        trace: bool = True,  # trace model and loss once and replay their operations, on a CPU
     ):
         device = hosted.device
         self.problem, self.dtype = problem, dtype
@@ -93,7 +93,7 @@ class Oracle:
     def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the share of each node's batch that its row misclassifies: (replicas, nodes, 1)."""
         if self.problem.classes is None:
-            raise BadInput("the 0-1 error needs class labels; the targets of this problem are not; ascend the loss")
+            raise BadInput("the 0-1 error needs class labels, which this problem does not have; use ascends = 'loss'")
         return self._measured(self._errors, models, round_index, call)
 
     def _measured(self, function: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:

@@ -170,7 +170,7 @@ class Problem:
             if source is not None:
                 known = self._sets.get(id(source))
                 sets[split] = known[1] if known else Samples.of(source, f"{split} set of site {i} ({name})")
-                self._sets[id(source)] = source, sets[split]  # the source too: its id must not be given away
+                self._sets[id(source)] = source, sets[split]  # keeps the source alive, so that its id is not reused
         return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, **sets)
 
     @cached_property
@@ -243,7 +243,7 @@ class Problem:
 
     @cached_property
     def classes(self) -> int | None:
-        """The number of classes that the model tells apart, or None if targets are not labels."""
+        """The number of classes that the model distinguishes, or None if targets are not labels."""
         targets = self.sites[0].train.targets  # its form is the same at all sites
         if targets.is_floating_point() or targets.ndim != 1:
             return None
@@ -308,15 +308,17 @@ class Problem:
             lowest, highest = int(samples.targets.min()), int(samples.targets.max())
             if lowest < 0 or highest >= self.classes:
                 raise BadInput(
-                    f"{what}: labels run from {lowest} to {highest}, but the model tells {self.classes} classes apart: "
+                    f"{what}: labels run from {lowest} to {highest}, but the model has {self.classes} classes: "
                     f"labels must lie in 0..{self.classes - 1}"
                 )
         return samples
 
     def _probe(self) -> None:
         """Runs model and loss once as training will, so that an unsuitable problem is refused now."""
-        self.prior_of_sites.sum()  # refuses what cannot be a prior
-        model = self.flat_model.to(torch.device("cpu"), torch.float32)  # refuses what cannot be a row
+        self.prior_of_sites.sum()  # refuses an invalid prior
+        model = self.flat_model.to(
+            torch.device("cpu"), torch.float32
+        )  # refuses a model that cannot be a row of parameters
         try:
             self._outputs_of_probe()
         except (RuntimeError, TypeError, ValueError, IndexError) as error:

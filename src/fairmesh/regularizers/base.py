@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,6 +18,9 @@ class Regularizer(ABC):
     (..., nodes, n) on the simplex, `prior` is p (..., 1, n), and `own` (nodes, n) is 1 at each hosted node's own
     coordinate.
 
+    Attributes:
+        fast_maximiser: Whether `maximiser` is fast enough to be called in every round. Default: True.
+
     Example:
         >>> import torch
         >>> import fairmesh as fm
@@ -24,6 +28,11 @@ class Regularizer(ABC):
         >>> fm.ChiSquare(0.5).maximiser(torch.tensor([[1.0, 2.0]]), prior)
         tensor([[0.3750, 0.6250]])
     """
+
+    fast_maximiser: ClassVar[bool] = True
+
+    def check(self, prior: Tensor) -> None:  # noqa: B027
+        """Raises BadInput if the regularizer cannot work with this prior (n,). Default: any prior is accepted."""
 
     @abstractmethod
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
@@ -103,4 +112,6 @@ class Priced(Cappable, ABC):
 
 def check_strength(strength: float, positive: bool = True) -> None:
     if not math.isfinite(strength) or strength < 0 or (positive and strength == 0):
-        raise BadInput(f"strength, alpha, must be a finite number > 0, got {strength}; for none use NoRegularizer")
+        raise BadInput(
+            f"strength, alpha, must be a finite number > 0, got {strength}; use NoRegularizer for no regularizer"
+        )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class Custom(Regularizer):
 
     function: Callable[[Tensor, Tensor], Tensor]
     strength: float = 0.01
+
+    fast_maximiser: ClassVar[bool] = False
 
     def __post_init__(self):
         check_strength(self.strength)
@@ -93,7 +96,7 @@ class Custom(Regularizer):
         def size(parts: tuple[Tensor, Tensor]) -> Tensor:
             return torch.cat(parts, dim=-1).norm(dim=-1, keepdim=True)
 
-        # Not from the prior itself: a distance to it, the likely function, may have no second derivative there.
+        # Does not start at the prior, because the function is often a distance to it without a second derivative there.
         weights = p * torch.linspace(0.9, 1.1, losses.shape[-1], dtype=torch.float64, device=p.device)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         slopes = gradient(weights)
@@ -117,14 +120,14 @@ class Custom(Regularizer):
             shrinking = torch.cat([-moves / weights, -price_moves / prices], dim=-1).amax(dim=-1, keepdim=True)
             length = (0.99 / shrinking.clamp(min=0.99)) * running
             before, trial, pays = size((dual, centre)), (weights, prices, level), running
-            for _ in range(25):  # halve the step until it pays
+            for _ in range(25):  # halve the step until it improves enough
                 trial = (weights + length * moves, prices + length * price_moves, level + length * rise)
                 pays = size(residuals(*trial, target)) <= (1 - 0.01 * length) * before
                 if bool(pays.all()):
                     break
                 length = torch.where(pays, length, length / 2)
             if not bool((length * pays > 0).any()):
-                break  # rounding leaves nothing to gain
+                break  # no improvement beyond rounding is left
             weights, prices, level = (torch.where(pays, new, old) for new, old in zip(trial, (weights, prices, level)))
         return (weights / weights.sum(dim=-1, keepdim=True)).to(losses.dtype)
 

@@ -18,15 +18,15 @@ from fairmesh.regularizers.simplex import (
     weighted_threshold,
 )
 
-_STEEPEST = 4.0  # a weight of 50 times the prior's is as far as one round goes before the price has followed
+_STEEPEST = 4.0  # limits a weight to about 50 times the prior until the price has followed
 
 
 def check_priced(regularizer: "Regularizer") -> None:
     inner = regularizer.inner if isinstance(regularizer, Capped) else regularizer
     if not isinstance(inner, Priced):
         raise BadInput(
-            f"a {type(inner).__name__} has no weights that follow from a price; use ChiSquare or KullbackLeibler, "
-            "or find the weights by a ProjectedAscent"
+            f"a {type(inner).__name__} does not work with ShadowPrice; use ChiSquare or KullbackLeibler, "
+            "or the weighting ProjectedAscent"
         )
 
 
@@ -35,7 +35,7 @@ def ratio_at(regularizer: "Regularizer", losses: Tensor, prices: Tensor) -> Tens
     if isinstance(regularizer, Capped):
         return ratio_at(regularizer.inner, losses, prices).clamp(max=1.0 / regularizer.level)
     if not isinstance(regularizer, Priced):
-        raise TypeError("check_priced lets no such regularizer through")
+        raise TypeError("check_priced should have refused this regularizer")
     return regularizer.ratio(losses / regularizer.softness() - prices)
 
 
@@ -95,7 +95,9 @@ class ChiSquare(Priced):
         return (1.0 + x).clamp(min=0.0)
 
     def max_stable_dual_step(self, prior: Tensor) -> float:
-        return float(prior.min()) / self.strength  # curvature 2 alpha / p: ascent overshoots for ever past 2 / that
+        return (
+            float(prior.min()) / self.strength
+        )  # curvature 2 alpha / p: ascent with a step above 2 / that overshoots forever
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class KullbackLeibler(Priced):
     def __post_init__(self):
         check_strength(self.strength)
         if not 0 < self.floor < 1:
-            raise BadInput(f"floor, the least lambda_i / p_i in the slope, lies in (0, 1), got {self.floor}")
+            raise BadInput(f"floor, the smallest lambda_i / p_i in the gradient, must lie in (0, 1), got {self.floor}")
 
     def value(self, duals: Tensor, prior: Tensor) -> Tensor:
         return -self.strength * torch.xlogy(duals, duals / prior).sum(dim=-1, keepdim=True)
@@ -257,13 +259,16 @@ class Capped(Regularizer):
     def __post_init__(self):
         if not 0 < self.level <= 1:
             raise BadInput(
-                f"level, the least share of the data that lambda spreads over, is in (0, 1], got {self.level}"
+                f"level, the smallest share of the data that lambda spreads over, must lie in (0, 1], got {self.level}"
             )
         if not isinstance(self.inner, Cappable):
             raise BadInput(
-                f"a {type(self.inner).__name__} cannot be capped, for its inner maximum under a cap is not known; give "
-                "inner = ChiSquare, KullbackLeibler, NoRegularizer or OwnCoordinate"
+                f"a {type(self.inner).__name__} cannot be capped, because its inner maximum under a cap is not known; "
+                "give inner = ChiSquare, KullbackLeibler, NoRegularizer or OwnCoordinate"
             )
+
+    def check(self, prior: Tensor) -> None:
+        self.inner.check(prior)
 
     def _caps(self, prior: Tensor) -> Tensor:
         return prior / self.level

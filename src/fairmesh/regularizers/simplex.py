@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_SORTED_UP_TO = 512  # entries of a row; sorting longer ones costs more than looking at them so many times:
+_SORTED_UP_TO = 512  # entries of a row; longer rows are not sorted but read this many times:
 _HALVINGS = {torch.float32: 26, torch.float64: 55}  # the interval ends below the rounding of a threshold in [-1, 0]
 
 
@@ -24,7 +24,7 @@ def project_onto_simplex(rows: Tensor) -> Tensor:
         >>> fm.regularizers.project_onto_simplex(torch.tensor([0.5, 1.0, -2.0]))
         tensor([0.2500, 0.7500, 0.0000])
     """
-    # The threshold is at least max - 1, so nothing below that matters: clamped, no magnitude can drown the sum.
+    # The threshold is at least max - 1, so smaller entries do not matter. Clamping them keeps the sum accurate.
     rows = (rows - rows.amax(dim=-1, keepdim=True)).clamp_(min=-1.0)
     threshold = _by_sorting(rows) if rows.shape[-1] <= _SORTED_UP_TO else _by_halving(rows)
     return (rows - threshold).clamp_(min=0.0)
@@ -52,10 +52,10 @@ def _by_halving(rows: Tensor) -> Tensor:
         middle = (low + high) / 2
         above = (rows - middle).clamp_(min=0.0)
         count = (above > 0).sum(dim=-1, keepdim=True).clamp_(min=1)
-        surplus = above.sum(dim=-1, keepdim=True) - 1.0  # at the middle; the tangent falls by `count` a unit
+        surplus = above.sum(dim=-1, keepdim=True) - 1.0  # at the middle; the tangent has the slope -count
         low = torch.maximum(low, middle + surplus / count)
         high = torch.where(surplus < 0, torch.minimum(high, middle), high)
-        low = torch.minimum(low, high)  # but for rounding it is
+        low = torch.minimum(low, high)  # always true except for rounding
     return low
 
 
@@ -82,18 +82,18 @@ def capped_threshold(scores: Tensor, weights: Tensor, caps: Tensor) -> Tensor:
     scores, order = scores.double().expand(shape).sort(dim=-1, descending=True)
     weights, caps = (t.double().expand(shape).gather(-1, order) for t in (weights, caps))
     ramps = caps / weights  # how far above tau a score reaches its cap
-    # A gap wider than the widest ramp changes nothing: narrowed to that, no magnitude can drown a sum.
+    # A gap wider than the widest ramp does not matter. Narrowing it to that keeps the sums accurate.
     gaps = (scores[..., :-1] - scores[..., 1:]).minimum(ramps.amax(dim=-1, keepdim=True))
     scores = torch.cat([torch.zeros_like(ramps[..., :1]), -gaps.cumsum(dim=-1)], dim=-1)
-    # As tau falls the sum grows, by `rate` a unit, which changes where an entry leaves zero and where it meets its cap.
+    # As tau falls, the sum grows with a slope that changes where an entry leaves zero and where it reaches its cap.
     points, turns = torch.cat([scores, scores - ramps], dim=-1).sort(dim=-1, descending=True)
-    rates = torch.cat([weights, -weights], dim=-1).gather(-1, turns).cumsum(dim=-1)[..., :-1].clamp_(min=0.0)
-    sums = torch.cat([torch.zeros_like(ramps[..., :1]), (rates * -points.diff(dim=-1)).cumsum(dim=-1)], dim=-1)
+    slopes = torch.cat([weights, -weights], dim=-1).gather(-1, turns).cumsum(dim=-1)[..., :-1].clamp_(min=0.0)
+    sums = torch.cat([torch.zeros_like(ramps[..., :1]), (slopes * -points.diff(dim=-1)).cumsum(dim=-1)], dim=-1)
     at = (
         (sums < 1.0).sum(dim=-1, keepdim=True).clamp_(max=points.shape[-1] - 1)
-    )  # the first point where enough is there
+    )  # the first point where the sum is at least one
     above = points.gather(-1, at - 1)
-    rest = (1.0 - sums.gather(-1, at - 1)) / rates.gather(-1, at - 1)
+    rest = (1.0 - sums.gather(-1, at - 1)) / slopes.gather(-1, at - 1)
     tau = torch.maximum(above - rest, points.gather(-1, at))
     found = torch.minimum((weights * (scores - tau)).clamp(min=0.0), caps)
     return torch.zeros_like(found).scatter(-1, order, found).to(kind)
@@ -116,9 +116,9 @@ def capped_softmax(scores: Tensor, prior: Tensor, caps: Tensor) -> Tensor:
     scores, order = scores.double().expand(shape).sort(dim=-1, descending=True)
     prior, caps = (t.double().expand(shape).gather(-1, order) for t in (prior, caps))
     logits = prior.log() + scores
-    rest = 1.0 - (caps.cumsum(dim=-1) - caps)  # left by all before, were they at their caps
+    rest = 1.0 - (caps.cumsum(dim=-1) - caps)  # what remains if all before are at their caps
     tails = logits.flip(-1).logcumsumexp(dim=-1).flip(-1)
-    full = rest.clamp(min=0.0).log() + logits - tails > caps.log()  # and all before one that is full are
+    full = rest.clamp(min=0.0).log() + logits - tails > caps.log()  # an entry is at its cap only if all before it are
     left = 1.0 - (caps * full).sum(dim=-1, keepdim=True)
     found = torch.where(full, caps, left * logits.masked_fill(full, -torch.inf).softmax(dim=-1))
     return torch.zeros_like(found).scatter(-1, order, found).to(kind)

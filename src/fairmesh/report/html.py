@@ -26,7 +26,7 @@ def _table(rows: Sequence[Sequence[str]], marked: set[int] = frozenset()) -> str
 
 
 def page(runs: Sequence[Run], title: str, sentence: str = "", settings: str = "") -> str:
-    """A page with the table of runs, the curves, every site and its weight; needs nothing beside itself."""
+    """Returns a self-contained page with the table of runs, the curves, and every site with its weight."""
     check_comparable(runs)
     rows = rows_of(runs)
     sites = site_table(runs)
@@ -51,7 +51,7 @@ def page(runs: Sequence[Run], title: str, sentence: str = "", settings: str = ""
     judged = runs[0].summary["judged_on"]
     parts.append(
         f'<p class="note">Measured on the {judged} data of each site, for the average of all nodes\' models. '
-        "Traffic is in bytes of messages as they are encoded, headers included; nominal is the paper's billing: bits "
+        "Traffic is in bytes of messages as they are encoded, headers included; nominal is the paper's count: bits "
         "per parameter, without norms, signs, indices and headers.</p>"
     )
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'

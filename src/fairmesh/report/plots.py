@@ -21,7 +21,7 @@ _COLOURS = ("#9a3b3b", "#1f6f8b", "#7a8b1f", "#6b4c9a", "#c77c2b", "#3b3b3b", "#
 
 
 def curves(runs: Sequence[Run]) -> Any:
-    """Worst site (solid) and mean (dashed) against rounds, real bytes and nominal bits; a band spans the replicas."""
+    """Draws worst site (solid) and mean (dashed) against rounds, bytes and nominal bits; a band spans the replicas."""
     figure, axes = new_figure(12, 3.4, columns=3)
     metric = runs[0].metric
     scale = 100 if metric == "accuracy" else 1
@@ -41,7 +41,7 @@ def curves(runs: Sequence[Run]) -> Any:
 
 
 def bars(runs: Sequence[Run], values: str = "metric") -> Any:
-    """Every site's final metric, or its weight lambda, side by side."""
+    """Draws every site's final metric, or its weight lambda, side by side."""
     sites = [str(name) for name in runs[0].summary["sites"]]
     shown = [(run, run.by_site() if values == "metric" else run.weights()) for run in runs]
     shown = [(run, numbers) for run, numbers in shown if numbers]
@@ -67,7 +67,7 @@ def bars(runs: Sequence[Run], values: str = "metric") -> Any:
 
 
 def draw_graph(mixing: Mixing, title: str, path: str | os.PathLike) -> None:
-    """A picture of who talks to whom, nodes on a circle."""
+    """Draws who talks to whom, with the nodes on a circle."""
     import networkx
 
     figure, (axis,) = new_figure(5, 5)

@@ -29,7 +29,7 @@ class Run:
         return Run(label or summary["algorithm"], summary, result.records)
 
     def variants(self) -> "list[Run]":
-        """A run for each algorithm of a sweep; itself where there is only one."""
+        """Returns one run per algorithm of a sweep; the run itself if there is only one."""
         found = self.summary["variants"]
         if len(found) == 1:
             return [self]
@@ -53,7 +53,7 @@ class Run:
         return self.summary["metric"]
 
     def curve(self, what: str, against: str) -> tuple[list[float], list[float], list[float], list[float]]:
-        """x, and the mean, lowest and highest over replicas of worst, mean, ... at each measured round."""
+        """Returns x, and the mean, lowest and highest over replicas of worst, mean, ... at each measured round."""
         points: dict[int, list[dict]] = {}
         for record in self.records:
             points.setdefault(record["round"], []).append(record)
@@ -68,17 +68,17 @@ class Run:
         return xs, means, lows, highs
 
     def by_site(self) -> list[float]:
-        """The final metric of every site, mean over replicas."""
+        """Returns the final metric of every site, averaged over replicas."""
         rows = [record[self.metric]["sites"] for record in self.summary["final"]]
         return [sum(column) / len(rows) for column in zip(*rows)]
 
     def weights(self) -> list[float] | None:
-        """The final lambda of every site, mean over replicas."""
+        """Returns the final lambda of every site, averaged over replicas."""
         rows = [record["lambda"] for record in self.summary["final"] if "lambda" in record]
         return [sum(column) / len(rows) for column in zip(*rows)] if rows else None
 
     def megabytes(self, what: str) -> float:
-        """What the busiest node sent, as bytes really encoded or by nominal bits."""
+        """Returns what the busiest node sent, in bytes as encoded or by nominal bits."""
         return self.summary[what] / PER_MB[what]
 
 
@@ -87,7 +87,7 @@ def shown(value: float, metric: str) -> str:
 
 
 def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """One row a run, ready to be shown."""
+    """Returns one row per run, ready to be shown."""
     rows = []
     for run in runs:
         s, metric = run.summary, run.metric
@@ -112,7 +112,7 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
-    """Refuses runs that cannot stand in one table."""
+    """Refuses runs that cannot be compared in one table."""
     if not runs:
         raise BadInput("no run to show")
     for run in runs[1:]:
@@ -123,13 +123,13 @@ def check_comparable(runs: Sequence[Run]) -> None:
 
 
 def worst_sites(runs: Sequence[Run]) -> set[int]:
-    """The sites that come out worst in any of the runs."""
+    """Returns the sites that are worst in any of the runs."""
     pick = min if runs[0].higher_is_better else max
     return {i for run in runs for i, value in enumerate(run.by_site()) if value == pick(run.by_site())}
 
 
 def site_table(runs: Sequence[Run]) -> list[list[str]]:
-    """A header and one row a site: its name and each run's final metric."""
+    """Returns a header and one row per site: its name and each run's final metric."""
     header = ["site", *(run.label for run in runs)]
     columns = [run.by_site() for run in runs]
     names = [str(name) for name in runs[0].summary["sites"]]

@@ -61,10 +61,10 @@ def _drawn(held: list[SiteSummary], title: str) -> Any:
     row = min(max(cell, 0.2) if kinds <= 12 else 0.2, 8.0 / max(1, kinds))
     width, below = max(4.0, n * cell + 1.2), max(row * kinds, 0.3)
     groups = list(dict.fromkeys(one.group for one in held))
-    told = 1 < len(groups) <= len(_COLOURS) and len(groups) < n  # more would not be told apart
-    colours = [_COLOURS[groups.index(one.group)] if told else _COLOURS[0] for one in held]
+    coloured = 1 < len(groups) <= len(_COLOURS) and len(groups) < n  # more colours would look alike
+    colours = [_COLOURS[groups.index(one.group)] if coloured else _COLOURS[0] for one in held]
     figure, (above, grid) = new_figure(
-        width, below + 1.9 + 0.2 * told, rows=2, font=8, height_ratios=(0.8, below), sharex=True
+        width, below + 1.9 + 0.2 * coloured, rows=2, font=8, height_ratios=(0.8, below), sharex=True
     )
     above.bar(range(n), [one.train for one in held], 0.8, color=colours)
     above.set_ylabel("samples")
@@ -92,7 +92,7 @@ def _drawn(held: list[SiteSummary], title: str) -> Any:
         grid.set_xticks(range(n), [one.name for one in held], rotation=35 * (n > 4))
     grid.set_axisbelow(True)
     grid.grid(alpha=0.2)
-    if told:
+    if coloured:
         marks = [Line2D([], [], marker="s", ls="", color=_COLOURS[k]) for k in range(len(groups))]
         figure.legend(
             marks, groups, loc="outside lower center", ncols=min(len(groups), max(1, int(width / 1.4))), frameon=False

@@ -61,11 +61,11 @@ def check_algorithm(
     4. `oracle_calls()` is how many different batches a round asks for.
     5. New names for the nodes rename the result, and change nothing else.
     6. Gossip leaves the average model unchanged where there are no gradients.
-    7. On several hosts, which exchange encoded messages, it ends as in memory, and the bytes that the simulation counts
-       are the bytes that were sent.
-    8. A run that was saved and resumed is the uninterrupted one, bit for bit.
-    9. A batch of replicas that differ in seed, placement and every number of the algorithm gives what each gives alone.
-    10. A round can be recorded as operations on tensors and replayed, as GPUs do.
+    7. On several hosts, which exchange encoded messages, it reaches the same state as in memory, and the bytes that the
+       simulation counts are the bytes that were sent.
+    8. A run that was saved and resumed is bit-identical to an uninterrupted one.
+    9. Replicas that differ in seed, placement and every number of the algorithm give the same in a batch as alone.
+    10. A round can be traced as operations on tensors and replayed, as on a GPU.
     11. A round holds at most `copies_at_peak` copies of all models at once.
 
     Args:
@@ -75,7 +75,7 @@ def check_algorithm(
             Default: None.
         rounds: How many rounds each run has. Default: 6.
         keeps_average: False for an algorithm whose average model moves even without gradients. Default: True.
-        tolerance: How much two float64 runs may differ that are equal but for the order of additions. Default: 1e-10.
+        tolerance: How much two float64 runs may differ if only the order of additions differs. Default: 1e-10.
 
     Raises:
         ContractViolation: An AssertionError that says what was violated, with numbers.
@@ -116,8 +116,8 @@ def check_algorithm(
     with running("a batch of replicas", "numbers that differ between replicas are tensors (replicas, 1, 1) in `step`"):
         check_replicas(algorithm, problem, topology, rounds, tolerance)
     advice = "do not read values of tensors in `step`, by float(), int(), .item() or `if`"
-    with running("a round recorded as operations on tensors, as on a GPU,", advice):
-        _check_recording(algorithm, problem, topology, tolerance)
+    with running("a round traced as operations on tensors, as on a GPU,", advice):
+        _check_replay(algorithm, problem, topology, tolerance)
     _check_memory(algorithm)
 
 
@@ -129,7 +129,7 @@ def _check_state(algorithm: Algorithm, problem: Problem, network: MemoryNetwork,
     _check_form(start, "the state")
     fresh = bits_of(start)
     for tensor in flatten_state(start).values():
-        tensor.fill_(7)  # a state of one's own: no other run feels it
+        tensor.fill_(7)  # each run has a state of its own
     again = algorithm.init(oracle, network)
     require_equal_bits(fresh, bits_of(again), "init gives different states")
     replicas, rows = len(oracle.seeds), 1 if algorithm.needs_server else problem.n
@@ -309,7 +309,7 @@ def varied(thing: Any) -> Any:
             continue
         try:
             thing = dataclasses.replace(thing, **{field.name: new}) if new != value else thing
-        except ValueError:  # a setting for which a tenth less makes no sense
+        except ValueError:  # a setting that cannot be a tenth smaller
             continue
     return thing
 
@@ -336,7 +336,7 @@ def _training(problem: Problem, topology: Topology, algorithm: Algorithm, **opti
     return Training(problem, topology, replicas, Options(trace="no", **options))
 
 
-def _check_recording(algorithm: Algorithm, problem: Problem, topology: Topology, tolerance: float) -> None:
+def _check_replay(algorithm: Algorithm, problem: Problem, topology: Topology, tolerance: float) -> None:
     training = _training(problem, topology, algorithm, dtype="float64", count_bytes=False)
     state = training.advance(training.initial(), 0)
     replay, buffers = recorded_round(training.after_round, state, 0, torch.device("cpu"))
@@ -345,7 +345,7 @@ def _check_recording(algorithm: Algorithm, problem: Problem, topology: Topology,
         state = training.advance(state, t)
         replay(*buffers)
     for (name, tensor), buffer in zip(flatten_state(state).items(), buffers):
-        require_close(buffer, tensor, tolerance, f"{name} as replayed from a recording of round 0 and as computed")
+        require_close(buffer, tensor, tolerance, f"{name} as replayed from a trace of round 0 and as computed")
 
 
 def _check_memory(algorithm: Algorithm) -> None:

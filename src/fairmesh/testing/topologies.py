@@ -16,7 +16,7 @@ def check_topology(topology: Topology, nodes: int = 8) -> None:
     2. It gives the same matrices each time, each over as many nodes as asked for.
     3. Each is symmetric, doubly stochastic and without negative weights.
     4. The graph that all of them together form is connected, and its matrix has a spectral gap above zero, which it has
-       if and only if the graph is connected and no weights swap two halves for ever.
+       if and only if the graph is connected and no weights swap two halves forever.
 
     Args:
         topology: The object to check.

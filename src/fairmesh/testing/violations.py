@@ -38,17 +38,17 @@ def running(what: str, advice: str = "") -> Iterator[None]:
         yield
     except ContractViolation:
         raise
-    except Exception as error:  # whatever a third party's code raises
+    except Exception as error:  # a third party's code may raise anything
         raise ContractViolation(f"{what} raised {in_a_line(error)}{advice and '; ' + advice}") from error
 
 
 def bits_of(state: Any) -> dict[str, Tensor]:
-    """Copies of a state's tensors by their paths."""
+    """Returns copies of a state's tensors by their paths."""
     return {name: tensor.clone() for name, tensor in flatten_state(state).items()}
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference of two tensors of one shape; infinite where only one of them is a number."""
+    """Returns the largest difference of two tensors of one shape; infinite if an entry is NaN in only one of them."""
     if one.numel() == 0:
         return 0.0
     both_nan = one.isnan() & other.isnan() if one.is_floating_point() else torch.zeros(())

@@ -72,7 +72,7 @@ class Topology(ABC):
 
 def _check_cycle_mixes(cycle: Sequence[Mixing]) -> None:
     """Refuses a schedule whose rounds undo each other: after a whole cycle some difference between nodes is as large as
-    before. (Not looked at beyond the size for dense eigenvalues.)"""
+    before. (Not checked beyond the size for dense eigenvalues.)"""
     n = cycle[0].n
     if len(cycle) == 1 or not 1 < n <= DENSE_EIGENVALUES_UP_TO:
         return
@@ -295,7 +295,7 @@ class ErdosRenyi(Topology):
 
     def __post_init__(self):
         if not 0 < self.probability <= 1:
-            raise BadInput(f"probability lies in (0, 1], got {self.probability}")
+            raise BadInput(f"probability must lie in (0, 1], got {self.probability}")
 
     def graphs(self, n: int) -> list[Mixing]:
         for attempt in range(100):

@@ -85,7 +85,7 @@ class Mixing:
             delta: The compressor's guaranteed delta, in (0, 1].
         """
         if not 0 < delta <= 1:
-            raise BadInput(f"a compressor's delta lies in (0, 1], got {delta}")
+            raise BadInput(f"a compressor's delta must lie in (0, 1], got {delta}")
         rho, beta = self.gap, self.beta
         return rho**2 * delta / (16 * rho + rho**2 + 4 * beta**2 + 2 * rho * beta**2 - 8 * rho * delta)
 
@@ -99,13 +99,13 @@ class Mixing:
         even_and_odd = scipy.sparse.block_array([[None, links], [links, None]])
         if scipy.sparse.csgraph.connected_components(even_and_odd, directed=False)[0] > 1:
             raise BadInput(
-                "the mixing matrix has spectral gap 0: an eigenvalue of -1 keeps two halves of the graph swapping for "
-                "ever; give nodes a positive weight on themselves"
+                "the mixing matrix has spectral gap 0: an eigenvalue of -1 makes two halves of the graph swap values "
+                "forever; give nodes a positive weight on themselves"
             )
 
 
 def _extreme_eigenvalue(matrix: scipy.sparse.csr_array, bound: float, sign: int) -> float:
-    """The largest (sign +1) or smallest (-1) eigenvalue on vectors of mean zero; none lies beyond `bound`."""
+    """Returns the largest (sign +1) or smallest (-1) eigenvalue on vectors of mean zero; none lies beyond `bound`."""
     n = len(matrix.indptr) - 1
     start = np.random.default_rng(0).standard_normal(n)
 
@@ -123,8 +123,8 @@ def _extreme_eigenvalue(matrix: scipy.sparse.csr_array, bound: float, sign: int)
     try:
         return sign * largest(plain, maxiter=100, tol=1e-12)
     except scipy.sparse.linalg.ArpackNoConvergence:
-        # Eigenvalues crowd where a graph mixes slowly (a ring of thousands); such graphs are easily cut in two, so W
-        # factors cheaply, and the inverse spreads the crowd.
+        # If a graph mixes slowly (a ring of thousands of nodes), its eigenvalues are close together. Such graphs are
+        # easily cut in two, so W factors cheaply, and the eigenvalues of the inverse are far apart.
         rough = sign * largest(plain, tol=1e-4)
         shift = sign * min(sign * bound + 1e-6, sign * rough + 1e-3)
         factors = scipy.sparse.linalg.splu(scipy.sparse.csc_array(matrix - shift * scipy.sparse.eye_array(n)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Round
-from fairmesh.compression.compressors import Identity
+from fairmesh.algorithms.schedules import as_schedule
 from fairmesh.config.tables import to_table
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
@@ -209,11 +209,11 @@ class Training:
         what += f" (norm {norm:.3g})"
         algorithm = self.replicas[replica].algorithm
         now = torch.zeros((), dtype=torch.int64)
-        steps = [f"{name} (starts at {float(_schedule_at(s, now)):g})" for name, s in algorithm.steps().items()]
+        steps = [f"{name} (starts at {float(as_schedule(s).at(now)):g})" for name, s in algorithm.steps().items()]
         advice = f"lower {' or '.join(steps)}"
         gossip = algorithm.gossip_settings()
-        if gossip is not None and not isinstance(gossip.compressor, Identity):
-            delta = gossip.compressor.delta(self.problem.flat_model.dim)
+        delta = gossip.compressor.delta(self.problem.flat_model.dim) if gossip is not None else 1.0
+        if gossip is not None and delta != 1.0:  # delta = 1: compression loses nothing
             known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
             step, found = gossip.consensus_step, self.view.consensus_steps(state.algorithm)
             step = float(found.flatten()[0]) if step is None and found is not None else step
@@ -232,7 +232,3 @@ def _tensor(value: Tensor | None) -> Tensor:
     if value is None:
         raise TypeError("a state lost its time average")
     return value
-
-
-def _schedule_at(schedule: Any, index: Tensor) -> Tensor:
-    return schedule.at(index) if hasattr(schedule, "at") else torch.as_tensor(schedule)

@@ -17,7 +17,7 @@ from fairmesh.storage.run_folder import Record
 
 class Meter:
     """Turns a state into one record per replica, the same at every process. Each process evaluates the sites whose data
-    it has. Values by site are in the order of the sites, whatever their placement."""
+    it has. Values by site are in the order of the sites, for every placement."""
 
     def __init__(
         self,

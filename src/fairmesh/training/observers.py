@@ -40,7 +40,7 @@ class ObservedRun:
         round: How many rounds are done.
         state: The state after them.
         records: Every measurement so far, one record per replica and measured round.
-        fresh: The records that were measured after this round; often empty.
+        new_records: The records that were measured after this round; often empty.
         diverged: Replicas that have diverged.
         interrupted: The run was asked to stop from outside. It raises `Interrupted` after this round.
         stop_reason: Why an observer ended the run early, or None.
@@ -66,7 +66,7 @@ class ObservedRun:
     def __init__(self, training: Training, rounds: int, state: TrainingState, done: int = 0, first_replica: int = 0):
         self.training, self.rounds, self.round, self.first_replica = training, rounds, done, first_replica
         self.records: list[Record] = []
-        self.fresh: list[Record] = []
+        self.new_records: list[Record] = []
         self.diverged: list[int] = []
         self.interrupted, self.stop_reason = False, None
         self.best: Best | None = state.best  # found by measuring, so the rounds do not carry it
@@ -104,7 +104,7 @@ class Observer(ABC):
         >>> import fairmesh as fm
         >>> class Printer(fm.observers.Observer):
         ...     def after_round(self, round, state):
-        ...         for record in self.run.fresh:
+        ...         for record in self.run.new_records:
         ...             print(round, sorted(record)[:2])
     """
 
@@ -165,7 +165,7 @@ def observe(run: ObservedRun, states: Iterable[tuple[int, TrainingState]], obser
             observer.start(run)
             started.append(observer)
         for run.round, state in states:
-            run.state, run.fresh = state._replace(best=run.best), []
+            run.state, run.new_records = state._replace(best=run.best), []
             for observer in observers:
                 observer.after_round(run.round, run.state)
             if run.stop_reason is not None:
@@ -180,7 +180,7 @@ def observe(run: ObservedRun, states: Iterable[tuple[int, TrainingState]], obser
 
 
 def _failure_to_finish(observer: Observer, error: BaseException | None) -> Exception | None:
-    """Lets an observer finish, whatever the others did; returns what it raised."""
+    """Lets an observer finish, even if others failed; returns what it raised."""
     try:
         observer.finish(error)
     except Exception as failure:
@@ -255,13 +255,13 @@ class Measuring(Observer):
         run = self.run
         if not run.measure_due or any(r["round"] == round for r in run.records[-len(run.training.replicas) :]):
             return
-        run.fresh = self._meter.records(round, state.algorithm, state.sent)
-        for record, replica in zip(run.fresh, run.training.replicas):
+        run.new_records = self._meter.records(round, state.algorithm, state.sent)
+        for record, replica in zip(run.new_records, run.training.replicas):
             record["seed"] = replica.seed
-        run.records += run.fresh
+        run.records += run.new_records
         if self._folder:
             with run.training.network.process_group.fail_together():
-                self._folder.append(run.fresh)
+                self._folder.append(run.new_records)
 
 
 class KeepBest(Observer):
@@ -272,7 +272,7 @@ class KeepBest(Observer):
 
     def after_round(self, round: int, state: TrainingState) -> None:
         run, best = self.run, self.run.best
-        if not run.fresh or best is None or round % run.training.options.measure_every:
+        if not run.new_records or best is None or round % run.training.options.measure_every:
             return
         average = self._meter.mean(run.training.view.models(state.algorithm))
         scores = self._meter.worst_on_validation(average)
@@ -309,7 +309,7 @@ class Ending(Observer):
 
     def after_round(self, round: int, state: TrainingState) -> None:
         run, process_group = self.run, self.run.training.network.process_group
-        if process_group.world_size > 1 and run.fresh:
+        if process_group.world_size > 1 and run.new_records:
             reasons = process_group.all_gather_json(run.stop_reason or self._pending)
             run.stop_reason = next(filter(None, reasons), None)
         elif process_group.world_size > 1 and run.stop_reason is not None:
@@ -329,7 +329,7 @@ class Watch(Observer):
     """Calls a function after every round with how many rounds of the whole run are done, and with what was measured.
 
     Args:
-        function: Takes the number of rounds done and the fresh records (often none).
+        function: Takes the number of rounds done and the new records (often none).
         replicas: How many the whole run has, where not all run at once; None for those of this portion. Default: None.
 
     Example:
@@ -343,7 +343,9 @@ class Watch(Observer):
     def after_round(self, round: int, state: TrainingState) -> None:
         run, here = self.run, len(self.run.training.replicas)
         done = (run.first_replica * run.rounds + here * round) // (self.replicas or here)
-        self._function(done, [record | {"replica": run.first_replica + record["replica"]} for record in run.fresh])
+        self._function(
+            done, [record | {"replica": run.first_replica + record["replica"]} for record in run.new_records]
+        )
 
 
 @dataclass
@@ -367,15 +369,15 @@ class EarlyStopping(Observer):
     def start(self, run: ObservedRun) -> None:
         self.run, self._scores = run, []
         rounds = sorted({record["round"] for record in run.records})
-        for known in rounds:  # of a run that is resumed
+        for known in rounds:  # if the run was resumed
             self._note([record for record in run.records if record["round"] == known])
         if self.split not in ("test", "validation"):
             raise BadInput(f'split must be "test" or "validation", got {self.split!r}')
 
     def after_round(self, round: int, state: TrainingState) -> None:
-        if not self.run.fresh:
+        if not self.run.new_records:
             return
-        metric = self._note(self.run.fresh)
+        metric = self._note(self.run.new_records)
         since = len(self._scores) - 1 - self._scores.index(max(self._scores))
         if since >= self.patience:
             self.run.stop(f"the worst site's {metric} has not improved for {since} measurements")
@@ -415,7 +417,7 @@ class CsvWriter(Observer):
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if self.run.training.network.process_group.is_leader:
-            self._append([self._row(record) for record in self.run.fresh])
+            self._append([self._row(record) for record in self.run.new_records])
 
     def _rows_before(self, round: int) -> list[Record]:
         """Returns the file's rows of earlier rounds: a node that is restarted does not keep its records."""

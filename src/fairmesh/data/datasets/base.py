@@ -83,7 +83,7 @@ class HeldOut(Data):
 
     def __post_init__(self):
         if not 0 < self.share < 1:
-            raise BadInput(f"share lies in (0, 1), got {self.share}")
+            raise BadInput(f"share must lie in (0, 1), got {self.share}")
         if self.seed < 0:
             raise BadInput(f"seed must be >= 0, got {self.seed}")
 
@@ -191,8 +191,8 @@ class Corrupted(Data):
                 inputs = self._noise(i, inputs)
             elif targets.ndim != 1 or targets.dtype != torch.long:
                 raise BadInput(
-                    f"labels of site {i} cannot be drawn, for its targets are not classes but {tuple(targets.shape)} "
-                    f'{targets.dtype}; use how = "inputs"'
+                    f"labels of site {i} cannot be drawn, because its targets are not classes but "
+                    f'{tuple(targets.shape)} {targets.dtype}; use how = "inputs"'
                 )
             else:
                 targets = self._drawn(i, len(targets), 1 + max(int(one.targets.max()) for one in samples))

@@ -51,7 +51,9 @@ class COOS7(Data):
 
     def __post_init__(self):
         if not isinstance(self.partition, BySite) or len(self.partition.nodes) != 2:
-            raise BadInput("coos7 is dealt by-site: give the nodes of each of its two files, as in nodes = [8, 2]")
+            raise BadInput(
+                "coos7 needs the partition by-site with the number of nodes for each of two files, as in nodes = [8, 2]"
+            )
         if self.per_node < 1:
             raise BadInput(f"per_node must be >= 1, got {self.per_node}")
 

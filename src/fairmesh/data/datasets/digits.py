@@ -61,7 +61,7 @@ class Digits(Data):
         if self.seed < 0:
             raise BadInput(f"seed must be >= 0, got {self.seed}")
         if not 0 < self.test_share < 1:
-            raise BadInput(f"test_share lies in (0, 1), got {self.test_share}")
+            raise BadInput(f"test_share must lie in (0, 1), got {self.test_share}")
 
     def sites(self) -> list[Site]:
         every_image, every_label = load_digits()

@@ -68,7 +68,7 @@ def fetch(source: Source, folder: str | os.PathLike | None = None, progress: Pro
     except (OSError, http.client.HTTPException) as error:
         looked = ", ".join(map(str, places(source)))
         raise BadInput(
-            f"cannot fetch {source.title}: {_reason(error)}. Run it again, which goes on from there, or put "
+            f"cannot fetch {source.title}: {_reason(error)}. Run it again, which continues the download, or put "
             f"{_named(source)} into {target} by hand (they were looked for in {looked}); about them: {source.home}"
         ) from error
     return target
@@ -120,7 +120,7 @@ def _download(file: File, path: Path, progress: Progress) -> None:
     if got is None or (file.md5 and got != file.md5):
         part.unlink()
         found_so = f"MD5 {got}, expected {file.md5}" if got else "no gzip content"
-        raise BadInput(f"{file.url} has {found_so}: what came is not the official file, and is not kept")
+        raise BadInput(f"{file.url} has {found_so}: it is not the official file, so it is not kept")
     part.replace(path)
 
 
@@ -134,7 +134,7 @@ def _receive(file: File, part: Path, progress: Callable[[int, int | None], None]
         error.close()  # it holds the connection
         if error.code != 416 or not have:
             raise
-        return  # nothing comes after what is here: the checksum decides whether it is all
+        return  # the server has nothing more; the checksum decides whether the file is complete
     with answer:
         goes_on = have and answer.status == 206
         have = have if goes_on else 0

@@ -28,7 +28,7 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
 
 def _check_split(share: float, seed: int) -> None:
     if not 0 < share < 1:
-        raise BadInput(f"test_share lies in (0, 1), got {share}")
+        raise BadInput(f"test_share must lie in (0, 1), got {share}")
     if seed < 0:
         raise BadInput(f"seed must be >= 0, got {seed}")
 
@@ -148,7 +148,7 @@ def _image(path: Path, size: tuple[int, int] | None) -> np.ndarray:
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):
-                raise BadInput(f"{path} has more than 8 bits a pixel; store it with 8, or give arrays as .npz")
+                raise BadInput(f"{path} has more than 8 bits per pixel; store it with 8, or give arrays as .npz")
             image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
             if size is not None:
                 image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
@@ -204,7 +204,7 @@ class Table(Data):
                 raise BadInput(f"{self.file} has no column {name!r}; it has {', '.join(columns)}")
         names = self.inputs or tuple(name for name in columns if name not in (self.target, self.site))
         if not names:
-            raise BadInput(f"{self.file} has no column beside target and site to predict from")
+            raise BadInput(f"{self.file} has no column to predict from other than target and site")
         inputs = torch.stack([_numbers(columns[name], name, self.file) for name in names], dim=1)
         if self.predict == "numbers":
             targets = _numbers(columns[self.target], self.target, self.file)
@@ -277,7 +277,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _filled(column: np.ndarray, name: str, file: str) -> np.ndarray:
-    """The column's values, none missing; whole numbers written as text are numbers, so that 10 comes after 9."""
+    """Returns the column's values; refuses missing ones. Whole numbers written as text become numbers, so that 10
+    comes after 9."""
     missing = [i for i, value in enumerate(column) if value is None or value != value or str(value).strip() == ""]
     if missing:
         raise BadInput(f"{file}: row {missing[0] + 1} of column {name!r} is empty; fill it, or leave the row out")

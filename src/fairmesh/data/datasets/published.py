@@ -120,7 +120,7 @@ def _read(name: str, place: Path, stamped: tuple[int, ...]) -> Pool:
     images, labels, test_images, test_labels = (_idx(path, content) for path, content in raw)
     for inputs, targets in ((images, labels), (test_images, test_labels)):
         if inputs.ndim != 3 or targets.ndim != 1 or len(inputs) != len(targets):
-            raise damaged(place, f"{tuple(inputs.shape)} images do not go with {tuple(targets.shape)} labels")
+            raise damaged(place, f"{tuple(inputs.shape)} images do not match {tuple(targets.shape)} labels")
     return Pool((images, labels.long()), (test_images, test_labels.long()))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fairmesh.config.tables import to_table
 from fairmesh.mesh.agreement import portable
 from fairmesh.mesh.node.membership import Membership
-from fairmesh.mesh.node.reduction import summed
+from fairmesh.mesh.node.reduction import sum_over_sites
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.store import put_in_place
 from fairmesh.mesh.wire.journal import storing
@@ -44,7 +44,7 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     step = last + FIRST_ROUND
 
     def over_all(row: Tensor, step: int) -> Tensor:
-        return summed(row.detach().cpu(), step, rounds.branch, present, mailroom)
+        return sum_over_sites(row.detach().cpu(), step, rounds.branch, present, mailroom)
 
     own = torch.eye(n, dtype=torch.float64)[number]
     view = training.view
@@ -76,7 +76,7 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
 
 
 def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Tensor]:
-    """Returns what is summed: the rows of this node, and its own entries of rows over all nodes."""
+    """Returns what is added up over all sites: the rows of this node, and its own entries of rows over all nodes."""
     duals, weights = view.duals(state.algorithm), view.own_weights(state.algorithm)
     nothing = torch.zeros_like(own)
     weighed = nothing if weights is None else own * weights[0, 0].cpu()  # n lambda_i

@@ -128,7 +128,7 @@ class Oversight(Watcher):
     def reached(self, point: str, done: int) -> None:
         self._observe(point, done)
 
-    # Once a second
+    # Once per second
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ def spanning_tree(mixing: Mixing) -> list[Branch]:
     return [Branch(parents[i], tuple(j for j in range(n) if parents[j] == i)) for i in range(n)]
 
 
-def summed(row: Tensor, step: int, branch: Branch, positions: Sequence[int], mailroom: Mailroom) -> Tensor:
+def sum_over_sites(row: Tensor, step: int, branch: Branch, positions: Sequence[int], mailroom: Mailroom) -> Tensor:
     """Returns the sum of a float64 row over all nodes, with the same bits at every node: children are added in order,
     and every node passes on the root's total. `positions` are the positions of the tree's nodes in the mesh."""
     total = row.double()

@@ -162,11 +162,11 @@ class _SiteMeasuring(Observer):
         weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
         weight = weight if duals is None else float(duals[0, 0, node])
         self._watcher.measured(values, training.problem.primary, weight)
-        self.run.fresh = [self._record(round, state, found)]
-        self.run.records += self.run.fresh
+        self.run.new_records = [self._record(round, state, found)]
+        self.run.records += self.run.new_records
 
     def _record(self, round: int, state: TrainingState, found: Mapping[str, Tensor]) -> Record:
-        """This site's numbers in the form of a simulation's record, for observers: its site is the only one."""
+        """Returns this site's numbers as a record of a simulation with one site, for observers."""
         record: Record = {"round": round, "replica": 0, "seed": self.run.training.replicas[0].seed}
         for name, value in found.items():
             number = float(value[0, self._number])

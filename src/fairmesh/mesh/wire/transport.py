@@ -44,8 +44,8 @@ class MeshProcess(ProcessGroup):
 
 class PeerTransport(Transport):
     """The transport of node number `own` of the run. Neighbours have numbers in the run and positions in the mesh; the
-    two differ once a site has left. Every neighbour of any round gets a message in every step, if only an empty one, so
-    that both ends count the same steps."""
+    two differ once a site has left. Every neighbour of any round gets a message, possibly empty, in every step, so that
+    both ends count the same steps."""
 
     def __init__(self, own: int, neighbours: Sequence[int], positions: Sequence[int], mailroom: Mailroom):
         self._own, self._mailroom, self.process_group = own, mailroom, MeshProcess()
