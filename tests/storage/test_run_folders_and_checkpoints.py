@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 import fairmesh as fm
-from fairmesh.storage.checkpoint import load_checkpoint
+from fairmesh.storage.checkpoint import FORMAT, load_checkpoint
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.run_folder import CHECKPOINT, read_records, read_summary
 from fairmesh.training.loop import Training
@@ -144,7 +144,7 @@ def test_checkpoint_of_another_format_is_refused_with_both_numbers(folder):
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     path.write_bytes(save(load(path.read_bytes()), metadata | {"format": "7"}))
-    refused_to_resume(folder, CHECKPOINT, "7", "2")
+    refused_to_resume(folder, CHECKPOINT, "7", FORMAT)
 
 
 def test_checkpoint_that_is_a_model_file_is_refused(folder):

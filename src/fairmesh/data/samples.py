@@ -73,7 +73,7 @@ class Samples:
             inputs, targets = torch.as_tensor(inputs).detach().cpu(), torch.as_tensor(targets).detach().cpu()
         except BadInput:
             raise
-        except Exception as error:  # whatever a user's Dataset raises
+        except Exception as error:  # a user's Dataset may raise anything
             raise BadInput(
                 f"{what} must be a pair (inputs, targets) of arrays or a Dataset of such pairs: "
                 f"{type(error).__name__}: {error}"
@@ -89,7 +89,7 @@ class Samples:
                 bad = int((~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0])
                 raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")
         if not targets.is_floating_point() and targets.dtype != torch.bool:
-            targets = targets.long()  # what torch's losses want of labels, whatever they were stored as
+            targets = targets.long()  # torch's losses need labels as int64
         return Samples(inputs, targets)
 
     def __len__(self) -> int:

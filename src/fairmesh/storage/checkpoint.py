@@ -15,7 +15,11 @@ from fairmesh.errors import CheckpointError
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
-FORMAT = 2  # a file may be one of several, and names its nodes
+FORMAT = 3  # settings and tensors have the names that followed 0.1.0, which wrote format 2
+
+
+class OtherFormat(CheckpointError):
+    """A checkpoint is intact, but was written by a version of fairmesh with another format."""
 
 
 def _fingerprint(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
@@ -99,12 +103,13 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise CheckpointError(
             f"{path} is damaged or not a checkpoint ({error}); delete the folder to start again"
         ) from error
+    intact = metadata.get("fingerprint") == _fingerprint(tensors, metadata)
     if metadata.get("format") != str(FORMAT):
-        raise CheckpointError(
-            f"{path} has checkpoint format {metadata.get('format')}, but this version reads format {FORMAT}; use the "
-            "version that wrote it, or delete the folder to start again"
+        raise (OtherFormat if intact else CheckpointError)(
+            f"{path} has checkpoint format {metadata.get('format')}, but this version of fairmesh reads format "
+            f"{FORMAT}; finish the run with the version that began it, or run the experiment again in another folder"
         )
-    if metadata.get("fingerprint") != _fingerprint(tensors, metadata):
+    if not intact:
         raise CheckpointError(
             f"{path} is damaged: its content does not match its fingerprint; delete the folder to start again"
         )

@@ -1,4 +1,4 @@
-"""The contract of an algorithm, whatever it computes."""
+"""The contract that every algorithm must keep."""
 
 import copy
 import dataclasses

@@ -33,7 +33,7 @@ def require(condition: Any, message: str) -> None:
 
 @contextmanager
 def running(what: str, advice: str = "") -> Iterator[None]:
-    """Turns whatever is raised inside into a ContractViolation that says during what."""
+    """Turns any error inside into a ContractViolation that says where it was raised."""
     try:
         yield
     except ContractViolation:

@@ -9,7 +9,7 @@ from typing import Any
 from fairmesh.errors import CheckpointError
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.links import Report
-from fairmesh.storage.checkpoint import load_checkpoint, round_of, save_checkpoint
+from fairmesh.storage.checkpoint import OtherFormat, load_checkpoint, round_of, save_checkpoint
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 
@@ -31,6 +31,8 @@ class Store:
         for path in sorted(self.folder.glob("checkpoint-*.safetensors")):
             try:
                 self._rounds.append(round_of(path))
+            except OtherFormat:
+                raise  # it is intact, so it must not be put aside
             except CheckpointError as error:
                 report("warning", "a checkpoint is damaged; an older one is used", file=path.name, reason=str(error))
                 path.rename(path.with_suffix(".damaged"))

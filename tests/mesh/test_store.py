@@ -1,0 +1,51 @@
+"""The checkpoints of a node: which are used, put aside, or refused."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairmesh.mesh.node.store import Store
+from fairmesh.storage import checkpoint
+from tests.refusals import refused
+
+
+class State(NamedTuple):
+    models: Tensor
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path, 1, report=_ignore)
+    for done in (3, 6):
+        made.save(State(torch.full((1, 2), float(done))), done, {"seed": 0}, reach=2)
+    return made
+
+
+def _ignore(level, what, **fields):
+    pass
+
+
+def test_damaged_checkpoint_is_put_aside_and_an_older_one_is_used(store, tmp_path):
+    path = store.path(6)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert Store(tmp_path, 1, report=_ignore).newest == 3
+    assert path.with_suffix(".damaged").exists()
+
+
+def test_checkpoint_of_another_version_is_refused_and_stays(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+    with refused(store.path(3), checkpoint.FORMAT - 1, checkpoint.FORMAT, error=checkpoint.OtherFormat):
+        Store(tmp_path, 1, report=_ignore)
+    assert store.path(3).exists()
+    assert store.path(6).exists()
+
+
+def test_checkpoint_whose_format_is_damaged_is_put_aside(store, tmp_path):
+    path = store.path(6)
+    whole = path.read_bytes()
+    at = f'"format":"{checkpoint.FORMAT}"'.encode()
+    assert whole.count(at) == 1
+    path.write_bytes(whole.replace(at, b'"format":"9"'))
+    assert Store(tmp_path, 1, report=_ignore).newest == 3
