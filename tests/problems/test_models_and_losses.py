@@ -177,3 +177,12 @@ def test_loss_with_class_weights_is_refused_also_where_site_0_holds_one_class():
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 9.0]))
     with refused("loss", "reduction='mean'"):
         fm.Problem(nn.Linear(FEATURES, CLASSES), sites, loss=weighted)
+
+
+def test_loss_with_class_weights_is_refused_though_the_last_layer_starts_at_zero():
+    model = nn.Linear(FEATURES, CLASSES)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    sites = [fm.Site((torch.randn(9, FEATURES), torch.arange(9) % CLASSES)) for _ in range(2)]
+    with refused("loss", "reduction='mean'"):
+        fm.Problem(model, sites, loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 9.0])))
