@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import report as report
     from fairmesh import testing as testing
     from fairmesh import topology as topologies
-    from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, TrackedADGDA
+    from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, Local, TrackedADGDA
     from fairmesh.algorithms import schedules as schedules
     from fairmesh.algorithms import weighting as weighting
     from fairmesh.compression import compressors as compressors
@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.experiment import Experiment, load_experiment, run
     from fairmesh.networks import roles as roles
     from fairmesh.problems import models as models
+    from fairmesh.problems.objective import Objective
     from fairmesh.problems.problem import Metric, Problem, Sampling
     from fairmesh.regularizers.members import ChiSquare
     from fairmesh.report.plots import plot
@@ -70,7 +71,9 @@ __all__ = [
     "Experiment",
     "FairmeshError",
     "Interrupted",
+    "Local",
     "Metric",
+    "Objective",
     "Options",
     "Problem",
     "Quantize",
@@ -123,6 +126,7 @@ _HOMES = {  # name -> module that defines it
     "DRFA": "algorithms",
     "DSGD": "algorithms",
     "ChocoSGD": "algorithms",
+    "Local": "algorithms",
     "TrackedADGDA": "algorithms",
     "Quantize": "compression.compressors",
     "Sign": "compression.compressors",
@@ -136,6 +140,7 @@ _HOMES = {  # name -> module that defines it
     "Experiment": "experiment",
     "load_experiment": "experiment",
     "run": "experiment",
+    "Objective": "problems.objective",
     "Metric": "problems.problem",
     "Problem": "problems.problem",
     "Sampling": "problems.problem",
