@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from fairmesh.algorithms import ADGDA, DRDSGD, DRFA, Algorithm, TrackedADGDA
+from fairmesh.algorithms import ADGDA, DRDSGD, DRFA, Algorithm, Local, TrackedADGDA
 from fairmesh.algorithms.schedules import Geometric, Polynomial
 from fairmesh.algorithms.weighting import PriorWeights
 from fairmesh.compression.compressors import Identity, Quantize
+from fairmesh.config.overrides import flat_table
 from fairmesh.config.tables import to_table
+from fairmesh.problems.objective import Objective
 from fairmesh.regularizers.members import ChiSquare
 from fairmesh.topology.graphs import Complete, Ring, Topology
 
@@ -24,9 +26,10 @@ class Method:
         algorithm: The algorithm as it is without tuning; None for the most frequent class of each site.
         candidates: What tuning chooses from; none if there is nothing to tune.
         topology: Who talks to whom.
+        objective: Which losses the weights follow.
         steps_per_round: Gradients per round. The method gets so many times fewer rounds than the others.
         own_models: Whether each site is judged by its own model, and chooses its own candidate.
-        sees_test: Whether the weights see the losses on test rows: a reference, not a method. Then every candidate is
+        sees_test: Whether the weights follow the losses on test rows: a reference, not a method. Every candidate is
             recorded, and the table shows the one with the best worst site.
         robust: Whether it seeks weights for the worst site.
     """
@@ -35,6 +38,7 @@ class Method:
     algorithm: Algorithm | None
     candidates: tuple[Algorithm, ...] = ()
     topology: Topology = Ring()
+    objective: Objective = Objective()
     steps_per_round: int = 1
     own_models: bool = False
     sees_test: bool = False
@@ -42,45 +46,51 @@ class Method:
 
     @property
     def tunings(self) -> tuple[str, ...]:
+        """Returns how the method is run: "untuned", and "tuned" if it has candidates."""
         return ("untuned", "tuned") if self.candidates and not self.sees_test else ("untuned",)
 
-    def described(self) -> dict[str, Any]:
-        """Returns what determines the numbers of a run, as a table."""
-        return {
-            "algorithm": None if self.algorithm is None else to_table(self.algorithm),
-            "candidates": [to_table(one) for one in self.candidates],
-            "topology": to_table(self.topology),
-            "steps_per_round": self.steps_per_round,
-            "sees_test": self.sees_test,
-        }
+    def differences(self, algorithm: Algorithm) -> dict[str, Any]:
+        """Returns the settings of a candidate that differ from the untuned algorithm, by their dotted names."""
+        usual = {} if self.algorithm is None else flat_table(to_table(self.algorithm))
+        return {key: value for key, value in flat_table(to_table(algorithm)).items() if usual.get(key) != value}
 
 
-def _scaled(algorithm: TrackedADGDA, factors: Sequence[float]) -> tuple[TrackedADGDA, ...]:
-    """Returns the algorithm with its default steps multiplied by factors."""
+Stepped = TypeVar("Stepped", TrackedADGDA, Local)
+
+
+def scaled(algorithm: Stepped, factors: Sequence[float]) -> tuple[Stepped, ...]:
+    """Returns the algorithm with its steps multiplied by factors."""
     step = algorithm.primal_step
     if not isinstance(step, Polynomial):
         raise TypeError(f"candidates scale the start of a Polynomial step, got {step}")
-    return tuple(replace(algorithm, primal_step=replace(step, start=factor * float(step.start))) for factor in factors)
+    return tuple(replace(algorithm, primal_step=replace(step, start=factor * step.start)) for factor in factors)
 
 
-def _tracked(algorithm: TrackedADGDA = TrackedADGDA()) -> tuple[Algorithm, ...]:  # noqa: B008  frozen
+def tracked(algorithm: TrackedADGDA) -> tuple[Algorithm, ...]:
     """Returns three steps for each of two strengths."""
     return tuple(
         replace(one, regularizer=ChiSquare(strength))
         for strength in (0.05, 0.5)
-        for one in _scaled(algorithm, (0.5, 1.0, 2.0))
+        for one in scaled(algorithm, (0.5, 1.0, 2.0))
     )
 
 
 _STEPS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
-_FIXED, _POOLED = TrackedADGDA(weighting=PriorWeights()), TrackedADGDA(weighting=PriorWeights(), compressor=Identity())
+_TRACKED = TrackedADGDA()
+_FIXED = TrackedADGDA(weighting=PriorWeights())
+_POOLED = TrackedADGDA(weighting=PriorWeights(), compressor=Identity())
+_ORACLE = tuple(
+    TrackedADGDA(compressor=Identity(), regularizer=ChiSquare(strength)) for strength in (0.02, 0.1, 0.5, 2)
+)
 _ADGDA = ADGDA(compressor=Quantize(bits=4), consensus_step=0.5)
 _DRFA = DRFA(primal_step=Geometric(0.1, 0.98))  # a round has ten steps, so 0.98 per round is 0.998 per step
 
-METHODS = (
+_LIST = (
     Method("Constant", None),
-    Method("Pooled", _POOLED, _scaled(_POOLED, _STEPS), Complete()),
-    Method("Fixed", _FIXED, _scaled(_FIXED, _STEPS)),
+    Method("Local", Local(), scaled(Local(), _STEPS), own_models=True),
+    Method("Pooled", _POOLED, scaled(_POOLED, _STEPS), Complete()),
+    Method("Pooled, oracle weights", _ORACLE[0], _ORACLE, Complete(), Objective("validation"), sees_test=True),
+    Method("Fixed", _FIXED, scaled(_FIXED, _STEPS)),
     Method(
         "AD-GDA",
         _ADGDA,
@@ -91,7 +101,11 @@ METHODS = (
         ),
         robust=True,
     ),
-    Method("Tracked AD-GDA", TrackedADGDA(), _tracked(), robust=True),
+    Method("Tracked AD-GDA", _TRACKED, tracked(_TRACKED), robust=True),
+    Method("Tracked, held-out", _TRACKED, tracked(_TRACKED), objective=Objective("held-out"), robust=True),
+    Method(
+        "Tracked, regret", _TRACKED, tracked(_TRACKED), objective=Objective("held-out", against="local"), robust=True
+    ),
     Method(
         "DR-DSGD",
         DRDSGD(),
@@ -114,3 +128,6 @@ METHODS = (
         robust=True,
     ),
 )
+
+METHODS = {method.name: method for method in _LIST}
+ALONE, EQUAL, ORACLE, FIXED = "Local", "Pooled", "Pooled, oracle weights", "Fixed"  # what the others are compared with
