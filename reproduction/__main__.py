@@ -247,9 +247,12 @@ def _sites_tables(results: Path, problems: list[str], methods: list[str], json_:
     from reproduction.sites.problems import PROBLEMS
     from reproduction.sites.running import rows_of
 
-    books = {name: table.book_of(rows) for name in problems if (rows := rows_of(results, name))}
-    tables = {name: [line for line in table.table(book) if line["method"] in methods] for name, book in books.items()}
-    summaries = [table.summary(name, book, tuning) for tuning in ("untuned", "tuned") for name, book in books.items()]
+    found = {name: rows for name in problems if (rows := rows_of(results, name))}
+    tables = {
+        name: [line for line in table.table(table.book_of(rows)) if line["method"] in methods]
+        for name, rows in found.items()
+    }
+    summaries = [table.summary(name, rows, tuning) for tuning in ("untuned", "tuned") for name, rows in found.items()]
     if json_:
         print_json(table.as_plain({"problems": tables, "summary": summaries}))
         return

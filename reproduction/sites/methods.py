@@ -1,7 +1,7 @@
 """The methods of the bench, each with its defaults and with the six candidates among which it is tuned."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fairmesh.algorithms import ADGDA, DRDSGD, DRFA, Algorithm, Local, TrackedADGDA
@@ -37,8 +37,8 @@ class Method:
     name: str
     algorithm: Algorithm | None
     candidates: tuple[Algorithm, ...] = ()
-    topology: Topology = Ring()
-    objective: Objective = Objective()
+    topology: Topology = field(default_factory=Ring)
+    objective: Objective = field(default_factory=Objective)
     steps_per_round: int = 1
     own_models: bool = False
     sees_test: bool = False
@@ -80,7 +80,7 @@ _TRACKED = TrackedADGDA()
 _FIXED = TrackedADGDA(weighting=PriorWeights())
 _POOLED = TrackedADGDA(weighting=PriorWeights(), compressor=Identity())
 _ORACLE = tuple(
-    TrackedADGDA(compressor=Identity(), regularizer=ChiSquare(strength)) for strength in (0.02, 0.1, 0.5, 2)
+    TrackedADGDA(compressor=Identity(), regularizer=ChiSquare(strength)) for strength in (0.005, 0.02, 0.1, 0.5, 2.0)
 )
 _ADGDA = ADGDA(compressor=Quantize(bits=4), consensus_step=0.5)
 _DRFA = DRFA(primal_step=Geometric(0.1, 0.98))  # a round has ten steps, so 0.98 per round is 0.998 per step
@@ -89,7 +89,14 @@ _LIST = (
     Method("Constant", None),
     Method("Local", Local(), scaled(Local(), _STEPS), own_models=True),
     Method("Pooled", _POOLED, scaled(_POOLED, _STEPS), Complete()),
-    Method("Pooled, oracle weights", _ORACLE[0], _ORACLE, Complete(), Objective("validation"), sees_test=True),
+    Method(
+        "Pooled, oracle weights",
+        TrackedADGDA(compressor=Identity()),
+        _ORACLE,
+        Complete(),
+        Objective("validation"),
+        sees_test=True,
+    ),
     Method("Fixed", _FIXED, scaled(_FIXED, _STEPS)),
     Method(
         "AD-GDA",
@@ -122,7 +129,7 @@ _LIST = (
         tuple(
             replace(_DRFA, primal_step=Geometric(step, 0.98), dual_step=dual_step)
             for dual_step in (0.002, 0.02)
-            for step in (0.03, 0.1, 0.3)
+            for step in (0.1, 0.3, 1.0)
         ),
         steps_per_round=_DRFA.local_steps,
         robust=True,

@@ -256,7 +256,7 @@ def _two_populations_table(split: int) -> list[Site]:
 DEVELOPMENT = (
     SiteProblem(
         "covariate-table", "development", "covariate shift",
-        "8 sites follow one rule with a curved boundary; 2 small sites hold rows from another region.",
+        "All 8 sites follow one rule with a curved boundary; the 2 smallest hold rows from another region.",
         FullyConnected(10), 600, _covariate_table,
     ),
     SiteProblem(

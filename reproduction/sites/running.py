@@ -336,7 +336,7 @@ def _trained(
     algorithms: Sequence[Algorithm],
     seeds: Sequence[int],
 ) -> list[Trained]:
-    """Trains algorithms that differ only in numbers as one batch. Seed k places the sites on the graph in its own way."""
+    """Trains algorithms that differ only in numbers as one batch. Each seed has its own placement of the sites."""
     shape = sites[0].train[0].shape[1:]
     classes = 1 + max(int(labels.max()) for site in sites for _, labels in (site.train, site.test))
     rounds = task.scale.rounds_of(problem, method)

@@ -48,14 +48,16 @@ class Estimate(NamedTuple):
         )
 
 
+def variants(row: Line) -> list[Accuracies]:
+    """Returns the accuracies of each recorded variant of a row; most rows have one."""
+    splits = {int(split): outcome for split, outcome in row["splits"].items()}
+    count = min(len(outcome.get("variants", [0])) for outcome in splits.values())
+    return [{s: np.array(o.get("variants", [o])[v]["accuracy"]) for s, o in splits.items()} for v in range(count)]
+
+
 def accuracies(row: Line) -> Accuracies:
     """Returns a row's accuracies by split. Of a row with variants, those of the variant with the best worst site."""
-    splits = {int(split): outcome for split, outcome in row["splits"].items()}
-    if not any("variants" in outcome for outcome in splits.values()):
-        return {split: np.array(outcome["accuracy"]) for split, outcome in splits.items()}
-    count = len(next(iter(splits.values()))["variants"])
-    variants = [{s: np.array(o["variants"][v]["accuracy"]) for s, o in splits.items()} for v in range(count)]
-    return max(variants, key=lambda found: float(np.mean([worst(one).mean() for one in found.values()])))
+    return max(variants(row), key=lambda found: float(np.mean([worst(one).mean() for one in found.values()])))
 
 
 def worst(accuracy: np.ndarray) -> np.ndarray:
@@ -84,12 +86,13 @@ def measured(found: Accuracies, alone: Accuracies | None) -> dict[str, list[floa
     return numbers
 
 
-def worse_off(found: Accuracies, alone: Accuracies) -> int:
-    """Returns the number of sites whose accuracy lies below that alone by more than its interval over the splits."""
-    splits = [split for split in found if split in alone]
+def worse_off(found: Accuracies, alone: Accuracies | None) -> int | None:
+    """Returns the number of sites whose accuracy lies below that alone by more than its interval over the splits; None
+    if there are no intervals."""
+    splits = [split for split in found if split in (alone or {})]
+    if alone is None or len(splits) < 2:
+        return None
     apart = np.array([found[s].mean(axis=0) - alone[s].mean(axis=0) for s in splits])  # (splits, sites)
-    if len(splits) < 2:
-        return 0
     return sum(e.mean + (e.half or 0.0) < 0 for e in map(Estimate.of, apart.T))
 
 
@@ -111,50 +114,62 @@ def table(book: Book) -> list[Line]:
         numbers = measured(found, alone)
         line: Line = {"method": method, "tuning": tuning, "splits": len(found)}
         line |= {name: Estimate.of(values) for name, values in numbers.items()}
-        if method == ALONE:  # alone, nobody is better or worse off than alone
-            line = {key: value for key, value in line.items() if key not in ("better_off", "regret")}
-        elif alone:
-            line["worse_off"] = worse_off(found, alone)
+        line["worse_off"] = worse_off(found, alone)
+        if method == ALONE:  # compared with itself
+            line = {key: value for key, value in line.items() if key not in ("better_off", "regret", "worse_off")}
         lines.append(line)
     return lines
 
 
-def _change(book: Book, of: tuple[str, str], over: tuple[str, str], measure: str) -> Estimate | None:
-    """Returns the difference of a measure between two rows, paired by split."""
-    splits = sorted(book.get(of, {}).keys() & book.get(over, {}).keys())
-    if not splits:
+def _change(of: Accuracies | None, over: Accuracies | None, measure: str) -> Estimate | None:
+    """Returns the difference of a measure between two methods, paired by split."""
+    splits = sorted((of or {}).keys() & (over or {}).keys())
+    if not of or not over or not splits:
         return None
-    a, b = ([measured({s: book[key][s]}, None)[measure][0] for s in splits] for key in (of, over))
+    a, b = (measured({s: found[s] for s in splits}, None)[measure] for found in (of, over))
     return Estimate.of(np.subtract(a, b))
 
 
-def summary(problem: str, book: Book, tuning: str = "untuned") -> Line:
+def _reached(worst: Estimate, mean: Estimate, gain: Estimate) -> bool:
+    """Returns whether changes against fixed weights reach the goal, given what is to be had."""
+    if gain.mean >= WORTH_HAVING:
+        return worst.mean >= GAINED * gain.mean and mean.mean >= -MEAN_LOST
+    return worst.mean >= -WORST_LOST
+
+
+def summary(problem: str, rows: Sequence[Line], tuning: str = "untuned") -> Line:
     """Returns what was to be gained on a problem, and what each robust method gained.
 
     What is to be had is the gain of oracle weights over equal ones at the worst site. Where it is at least 3 points, a
     method reaches its goal if it gains half of it over fixed weights and loses at most 1 point of the mean. Elsewhere
-    it does if its worst site loses at most 0.5 points."""
-    gain = _change(book, (ORACLE, "untuned"), (EQUAL, "untuned"), "worst")
-    exists = None if gain is None else gain.mean >= WORTH_HAVING
+    it does if its worst site loses at most 0.5 points. The goal is `possible` if a strength of the oracle reaches it.
+
+    Args:
+        problem: the problem's name.
+        rows: its recorded rows.
+        tuning: "untuned" or "tuned" methods; the oracle and the equal weights are untuned."""
+    book = book_of(rows)
+    equal, oracle, alone = book.get((EQUAL, "untuned")), book.get((ORACLE, "untuned")), book.get((ALONE, tuning))
+    gain = _change(oracle, equal, "worst")
+    possible = None
+    if gain is not None:
+        of_oracle = [one for row in rows if row["method"] == ORACLE for one in variants(row)]
+        changes = [(_change(one, equal, "worst"), _change(one, equal, "mean")) for one in of_oracle]
+        possible = any(_reached(worst, mean, gain) for worst, mean in changes if worst and mean)
     lines = []
     for name, method in METHODS.items():
-        of, over = (name, tuning), (FIXED, tuning)
-        gained, mean = _change(book, of, over, "worst"), _change(book, of, over, "mean")
-        if not method.robust or gained is None or mean is None:
+        found, fixed = book.get((name, tuning)), book.get((FIXED, tuning))
+        gained, mean = _change(found, fixed, "worst"), _change(found, fixed, "mean")
+        if not method.robust or found is None or gained is None or mean is None:
             continue
-        share = gained.mean / gain.mean if gain is not None and exists else None
-        goal = None
-        if gain is not None:
-            goal = share >= GAINED and mean.mean >= -MEAN_LOST if share is not None else gained.mean >= -WORST_LOST
-        alone = book.get((ALONE, tuning))
         lines.append(
             {
                 "method": name,
                 "worst": gained,
-                "share": share,
+                "share": gained.mean / gain.mean if gain is not None and gain.mean >= WORTH_HAVING else None,
                 "mean": mean,
-                "worse_off": worse_off(book[of], alone) if alone else None,
-                "reached": goal,
+                "worse_off": worse_off(found, alone),
+                "reached": None if gain is None else _reached(gained, mean, gain),
             }
         )
     return {
@@ -163,8 +178,8 @@ def summary(problem: str, book: Book, tuning: str = "untuned") -> Line:
         "kind": PROBLEMS[problem].kind,
         "tuning": tuning,
         "to_be_had": gain,
-        "mean_of_oracle": _change(book, (ORACLE, "untuned"), (EQUAL, "untuned"), "mean"),
-        "exists": exists,
+        "mean_of_oracle": _change(oracle, equal, "mean"),
+        "possible": possible,
         "methods": lines,
     }
 
@@ -178,12 +193,15 @@ def table_in_words(lines: Sequence[Line]) -> list[list[str]]:
     rows = []
     for line in lines:
         label = line["method"] + (", tuned" if line["tuning"] == "tuned" else "")
-        worse = str(line["worse_off"]) if "worse_off" in line else "-"
+        worse = "-" if line.get("worse_off") is None else str(line["worse_off"])
         rows.append([label, *(cell(line, name) for name in MEASURES), worse])
     return [["method", *MEASURES.values(), "sites worse off"], *rows]
 
 
-_VERDICTS = {True: "reached", False: "missed", None: "not known"}
+def _verdict(reached: bool | None, possible: bool | None) -> str:
+    if reached is None:
+        return "not known"
+    return "reached" if reached else "missed" if possible else "missed, by the oracle too"
 
 
 def summary_in_words(lines: Sequence[Line]) -> list[list[str]]:
@@ -195,20 +213,21 @@ def summary_in_words(lines: Sequence[Line]) -> list[list[str]]:
     rows = []
     for line in lines:
         for one in line["methods"]:
-            share = "none to be had" if one["share"] is None else f"{100 * one['share']:.0f} %"
+            share = "-" if one["share"] is None else f"{100 * one['share']:.0f} %"
             rows.append(
                 [
                     line["problem"],
                     one["method"] + (", tuned" if line["tuning"] == "tuned" else ""),
                     shown(line["to_be_had"]),
+                    shown(line["mean_of_oracle"]),
                     shown(one["worst"]),
                     share,
                     shown(one["mean"]),
                     "-" if one["worse_off"] is None else str(one["worse_off"]),
-                    _VERDICTS[one["reached"]],
+                    _verdict(one["reached"], line["possible"]),
                 ]
             )
-    head = ["problem", "method", "oracle gains", "worst", "share", "mean", "sites worse off", "goal"]
+    head = ["problem", "method", "oracle: worst", "oracle: mean", "worst", "share", "mean", "sites worse off", "goal"]
     return [head, *rows]
 
 
