@@ -61,6 +61,7 @@ def reproduce(
         str | None, typer.Option(help="With sites: the problems of one half, development or held-back.")
     ] = None,
     methods: Annotated[list[str] | None, typer.Option(help="With sites: a method to run; repeatable.")] = None,
+    untuned: Annotated[bool, typer.Option("--untuned", help="With sites: run no tuned methods.")] = False,
     json_: Json = False,
 ) -> None:
     """Run the paper's experiments again. You can stop at any time: the same command resumes where it stopped.
@@ -78,11 +79,11 @@ def reproduce(
     alone = [name for name in what if name in _OTHERS]
     if alone and len(what) > 1:
         raise BadInput(f"{alone[0]!r} cannot be combined with other recipes, got {' '.join(what)}")
-    if what != ["sites"] and (only or half or methods):
-        raise BadInput(f"--only, --half and --methods work only with sites, got {' '.join(what)}")
+    if what != ["sites"] and (only or half or methods or untuned):
+        raise BadInput(f"--only, --half, --methods and --untuned work only with sites, got {' '.join(what)}")
     use_data(data)
     if what == ["sites"]:
-        return _sites(out, device, jobs, quick, show, json_, only, half, methods)
+        return _sites(out, device, jobs, quick, show, json_, only, half, methods, untuned)
     if what == ["verdicts"]:
         return _verdicts(out, json_)
     if what == ["page"]:
@@ -213,6 +214,7 @@ def _sites(
     only: list[str] | None,
     half: str | None,
     methods: list[str] | None,
+    untuned: bool,
 ) -> None:
     """Runs the missing splits of the bench unless only recorded ones are to be shown, then prints its tables."""
     from fairmesh.training.options import device_of
@@ -232,6 +234,7 @@ def _sites(
             QUICK if quick else FULL,
             device,
             jobs=jobs or (1 if on_cpu else 4),
+            tunings=("untuned",) if untuned else ("untuned", "tuned"),
             say=(lambda text: None) if json_ else say,
         )
     except KeyboardInterrupt:

@@ -113,6 +113,7 @@ def run(
     device: str = "cpu",
     *,
     jobs: int = 1,
+    tunings: Sequence[str] = ("untuned", "tuned"),
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, str]:
     """Runs the missing splits. One that fails does not stop the others.
@@ -124,6 +125,7 @@ def run(
         scale: how many splits, seeds and rounds.
         device: "cpu" or "cuda".
         jobs: number of processes.
+        tunings: "untuned" methods, "tuned" ones, or both.
         say: called with messages on progress.
 
     Returns:
@@ -140,7 +142,7 @@ def run(
             for method in methods
             for tuning in METHODS[method].tunings
             for split in range(scale.splits)
-            if split not in rows.done(method, tuning)
+            if tuning in tunings and split not in rows.done(method, tuning)
         ]
         reason = _absence(PROBLEMS[name]) if missing else None
         if reason is not None:
