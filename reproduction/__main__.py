@@ -308,7 +308,7 @@ def _verdicts(out: Path | None, json_: bool) -> None:
 
 
 def _page(out: Path | None, quiet: bool = False) -> None:
-    """Writes README.md and figures/ next to the results; for the recorded ones also frontier.md."""
+    """Writes README.md and figures/ next to the results; for the recorded ones also frontier.md and sites.md."""
     from reproduction.page import write
 
     folder = out or HERE
@@ -317,6 +317,10 @@ def _page(out: Path | None, quiet: bool = False) -> None:
         from reproduction.frontier.page import write as write_frontier
 
         write_frontier(_results(out), HERE / "frontier.md")
+        if (_results(out) / "sites").is_dir():
+            from reproduction.sites.page import write as write_sites
+
+            write_sites(_results(out) / "sites", HERE / "sites.md")
     if not quiet:
         say(f"written: {folder / PAGE}")
 

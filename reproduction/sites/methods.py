@@ -114,6 +114,13 @@ _LIST = (
         "Tracked, regret", _TRACKED, tracked(_TRACKED), objective=Objective("held-out", against="local"), robust=True
     ),
     Method(
+        "Tracked, noise discounted",
+        _TRACKED,
+        tracked(_TRACKED),
+        objective=Objective("held-out", discount_noise=True),
+        robust=True,
+    ),
+    Method(
         "DR-DSGD",
         DRDSGD(),
         tuple(  # exp(loss / mu) / mu multiplies the step, so steps are in units of mu

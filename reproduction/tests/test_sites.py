@@ -14,7 +14,7 @@ import fairmesh as fm
 from fairmesh.data.partitions import Pool
 from fairmesh.training.replicas import stacked
 from reproduction.__main__ import app
-from reproduction.sites import instruments, running, sources, table
+from reproduction.sites import instruments, page, running, sources, table
 from reproduction.sites.methods import CANDIDATES, METHODS
 from reproduction.sites.problems import CONCEPT_ANGLE, PROBLEMS
 from reproduction.sites.running import QUICK, Scale, Task, Trained, chosen_among, outcome_of, rows_of
@@ -284,6 +284,17 @@ def test_summary_asks_for_no_loss_where_oracle_weights_gain_nothing():
     assert found["share"] is None
     assert found["reached"]
     assert not _summary([[[0.9, 0.9, 0.49]], [[0.9, 0.9, 0.51]]], nothing)["reached"]
+
+
+def test_page_holds_every_recorded_problem_and_method(tmp_path):
+    rows = [LOCAL, FIXED, POOLED, _oracle([[[0.9, 0.8, 0.6]], [[0.9, 0.8, 0.6]]]), _row("DRFA", [[[0.7, 0.8, 0.6]]])]
+    text = "".join(json.dumps(row | {"settings": {}}) + "\n" for row in rows)
+    (tmp_path / "concept-table.jsonl").write_text(text)
+    made = page.page(tmp_path)
+    assert made.count("### concept-table") == 1
+    for row in rows:
+        assert f"| {row['method']} |" in made
+    assert "| concept-table | DRFA | +9.0 ±12.7 |" in made
 
 
 # Runs.
