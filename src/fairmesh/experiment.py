@@ -22,7 +22,8 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Metric, Problem, Sampling
-from fairmesh.topology.graphs import Topology
+from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_objective
 from fairmesh.training.observers import Observer
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of, sites_at
@@ -48,9 +49,10 @@ class Experiment:
 
     Args:
         data: Where the sites come from, such as `fm.data.Digits()`.
-        topology: Who talks to whom, such as `fm.Ring()`.
-        algorithm: The training algorithm, such as `fm.TrackedADGDA()`.
-        rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round.
+        topology: Who talks to whom. Default: Ring().
+        algorithm: The training algorithm, such as `fm.TrackedADGDA()`. Left out, it is what `fm.train` uses without
+            one, with its objective and `compare_weights`. Default: TrackedADGDA(regularizer=ChiSquare(0.2)).
+        rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         model: The model, made for the data's shape and number of classes. Default: Logistic().
         loss: "cross-entropy", "squared-error", or a function (outputs, targets) -> mean over the samples. In a file a
             function is written as "file.py:name". Default: "cross-entropy".
@@ -86,9 +88,9 @@ class Experiment:
     """
 
     data: Data
-    topology: Topology
-    algorithm: Algorithm
-    rounds: int
+    topology: Topology = field(default_factory=Ring)
+    algorithm: Algorithm = DEFAULT_ALGORITHM
+    rounds: int = ROUNDS
     model: Model = field(default_factory=Logistic)
     loss: Literal["cross-entropy", "squared-error"] | Callable[[Tensor, Tensor], Tensor] = "cross-entropy"
     sampling: Sampling = field(default_factory=Sampling)
@@ -107,6 +109,10 @@ class Experiment:
     def __post_init__(self):
         if self.rounds < 1:
             raise BadInput(f"rounds must be >= 1, got {self.rounds}")
+        if self.algorithm is DEFAULT_ALGORITHM:  # this object: it was left out
+            object.__setattr__(self, "options", replace(self.options, compare_weights=True))
+            if self.objective == Objective():
+                object.__setattr__(self, "objective", default_objective())
         object.__setattr__(self, "seeds", tuple(self.seeds))
         if not self.seeds:
             raise BadInput("seeds must name at least one seed")

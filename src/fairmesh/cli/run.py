@@ -113,6 +113,9 @@ def run(
     show_rows(rows_of(summary.variants()))
     if result.diverged:
         say(f"diverged replicas: {result.diverged}")
+    if result.fixed is not None:
+        for sentence in result.weights_verdict().sentences():
+            say(sentence)
     say(f"written to {folder}; for a page with plots: fairmesh report {folder}")
 
 
