@@ -13,6 +13,7 @@ from fairmesh.config.tables import to_table
 from fairmesh.problems.objective import Objective
 from fairmesh.regularizers.members import ChiSquare
 from fairmesh.topology.graphs import Complete, Ring, Topology
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
 
 CANDIDATES = 6  # per method that is tuned
 
@@ -66,11 +67,11 @@ def scaled(algorithm: Stepped, factors: Sequence[float]) -> tuple[Stepped, ...]:
     return tuple(replace(algorithm, primal_step=replace(step, start=factor * step.start)) for factor in factors)
 
 
-def tracked(algorithm: TrackedADGDA) -> tuple[Algorithm, ...]:
+def tracked(algorithm: TrackedADGDA, strengths: Sequence[float] = (0.05, 0.5)) -> tuple[Algorithm, ...]:
     """Returns three steps for each of two strengths."""
     return tuple(
         replace(one, regularizer=ChiSquare(strength))
-        for strength in (0.05, 0.5)
+        for strength in strengths
         for one in scaled(algorithm, (0.5, 1.0, 2.0))
     )
 
@@ -114,10 +115,10 @@ _LIST = (
         "Tracked, regret", _TRACKED, tracked(_TRACKED), objective=Objective("held-out", against="local"), robust=True
     ),
     Method(
-        "Tracked, noise discounted",
-        _TRACKED,
-        tracked(_TRACKED),
-        objective=Objective("held-out", discount_noise=True),
+        "Default",  # of fm.train
+        DEFAULT_ALGORITHM,
+        tracked(DEFAULT_ALGORITHM, strengths=(0.05, 0.2)),
+        objective=default_objective(),
         robust=True,
     ),
     Method(

@@ -29,7 +29,8 @@ Every number is the mean over five splits of the data and five seeds per split, 
 - **Pooled, oracle weights**: the weights follow the losses on the test rows, with the best of five strengths. It bounds
   what weights can gain.
 - **Tracked, held-out**: the weights follow held-out rows of each site. **regret**: they follow the excess over what the
-  site reaches alone. **noise discounted**: losses that no model can lower count less.
+  site reaches alone. **Default**: what `fm.train(problem)` uses. The weights follow held-out rows, are softer, and
+  discount losses that no model can lower.
 - **DRFA** has ten gradient steps per round and a tenth of the rounds.
 - **tuned**: the best of six candidates by the worst site, on {100 * HELD_OUT:.0f} % of the training rows of each site,
   then trained on all training rows. Every split is tuned by itself. A site alone chooses its own candidate.
