@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import report as report
     from fairmesh import testing as testing
     from fairmesh import topology as topologies
-    from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, TrackedADGDA
+    from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, Local, TrackedADGDA
     from fairmesh.algorithms import schedules as schedules
     from fairmesh.algorithms import weighting as weighting
     from fairmesh.compression import compressors as compressors
@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.networks import roles as roles
     from fairmesh.personalization.personalize import personalize
     from fairmesh.problems import models as models
+    from fairmesh.problems.objective import Objective
     from fairmesh.problems.problem import Metric, Problem, Sampling
     from fairmesh.regularizers.members import ChiSquare
     from fairmesh.report.plots import plot
@@ -73,7 +74,9 @@ __all__ = [
     "Experiment",
     "FairmeshError",
     "Interrupted",
+    "Local",
     "Metric",
+    "Objective",
     "Options",
     "Problem",
     "Quantize",
@@ -129,6 +132,7 @@ _HOMES = {  # name -> module that defines it
     "DRFA": "algorithms",
     "DSGD": "algorithms",
     "ChocoSGD": "algorithms",
+    "Local": "algorithms",
     "TrackedADGDA": "algorithms",
     "Quantize": "compression.compressors",
     "Sign": "compression.compressors",
@@ -142,6 +146,7 @@ _HOMES = {  # name -> module that defines it
     "Experiment": "experiment",
     "load_experiment": "experiment",
     "run": "experiment",
+    "Objective": "problems.objective",
     "Metric": "problems.problem",
     "Problem": "problems.problem",
     "Sampling": "problems.problem",

@@ -20,6 +20,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.models import Logistic, Model
+from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Metric, Problem, Sampling
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.observers import Observer
@@ -65,6 +66,7 @@ class Experiment:
         clip_norm: Largest Euclidean norm of each node's gradient, > 0; None for no clipping. Default: None.
         augment: (batch of inputs, draw) -> batch of inputs, as in `Problem`. Default: None.
         metrics: Additional metrics by name, as in `Problem`. Default: {}.
+        objective: Which losses the robust weights follow. Default: Objective(), the training losses.
         observers: What else happens around the rounds, such as `fm.observers.EarlyStopping()`. Default: ().
         options: How the run is measured and carried out. Default: Options().
 
@@ -98,6 +100,7 @@ class Experiment:
     clip_norm: float | None = None
     augment: Callable[[Tensor, Callable[..., Tensor]], Tensor] | None = None
     metrics: Mapping[str, Metric | Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
+    objective: Objective = field(default_factory=Objective)
     observers: tuple[Observer, ...] = ()
     options: Options = field(default_factory=Options)
 
@@ -139,6 +142,7 @@ class Experiment:
             clip_norm=self.clip_norm,
             augment=self.augment,
             metrics=self.metrics,
+            objective=self.objective,
         )
 
 

@@ -10,6 +10,7 @@ from fairmesh.algorithms.choco_sgd import ChocoSGD
 from fairmesh.algorithms.dr_dsgd import DRDSGD
 from fairmesh.algorithms.drfa import DRFA
 from fairmesh.algorithms.dsgd import DSGD
+from fairmesh.algorithms.local import Local
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.config.tables import register
 
@@ -23,6 +24,7 @@ register(
         "dr-dsgd": DRDSGD,
         "drfa": DRFA,
         "afl": AFL,
+        "local": Local,
     },
 )
 
@@ -34,6 +36,7 @@ __all__ = [
     "DSGD",
     "Algorithm",
     "ChocoSGD",
+    "Local",
     "Round",
     "TrackedADGDA",
 ]

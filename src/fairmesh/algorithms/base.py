@@ -139,6 +139,12 @@ class Round:
         """Returns each node's 0-1 error on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
         return self._oracle.errors(models, self.index, call)
 
+    def while_open(self, step: Any) -> Any:
+        """Returns a step of the weights while they follow the losses, and 0 once they only remember them, as the
+        problem's objective says."""
+        still = self._oracle.weights_open(self.index)
+        return step if still is None else step * still
+
     def step_size(self, schedule: Schedule | float) -> Tensor:
         """Returns the schedule's value in this round, in the models' dtype: a scalar, or (replicas, 1, 1)."""
         what = id(schedule) if isinstance(schedule, Schedule) else float(schedule)

@@ -114,7 +114,7 @@ class DRFA(Algorithm):
         at = ctx.broadcast(snapshot, asked > 0)
         values = (ctx.losses if self.ascends == "loss" else ctx.errors)(at, self.local_steps)
         estimates = ctx.report(values, asked > 0) * probed * (ctx.n / probes)  # unbiased for all clients' values
-        ascent = ctx.step_size(self.dual_step) * self.local_steps
+        ascent = ctx.while_open(ctx.step_size(self.dual_step)) * self.local_steps
         duals = project_onto_simplex(state.duals + ascent * estimates).clamp(min=self.floor)
         return DRFAState(model, duals / duals.sum(dim=-1, keepdim=True))
 

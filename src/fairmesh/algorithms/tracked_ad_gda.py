@@ -34,6 +34,7 @@ from fairmesh.algorithms.gossip import (
     zero_copies,
 )
 from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
+from fairmesh.algorithms.steps import scaled_step
 from fairmesh.algorithms.weighting import ShadowPrice, Weighting
 from fairmesh.compression.compressors import Compressor, Sign
 from fairmesh.errors import BadInput
@@ -42,8 +43,6 @@ from fairmesh.networks.roles import ConsensusSteps, Models, SumsToZero
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
-
-_TINY = 1e-8  # added to the root of the squares, so that a coordinate without a gradient does not move
 
 
 class TrackedState(NamedTuple):
@@ -186,14 +185,7 @@ class TrackedADGDA(Algorithm):
         if balances is not None and state.tracker_copies is not None:
             balances = gossip_step(balances, state.tracker_copies, state.consensus_steps, ctx)
             trackers = momenta + balances
-        squares, step = state.squares, ctx.step_size(self.primal_step)
-        if squares is not None:
-            squares = torch.lerp(trackers.square(), squares, self.beta2)
-            remembered = 1.0 - self.beta2 ** (ctx.index + 1).double()  # below 1 in the first rounds
-            step = (
-                step / squares.shape[-1] ** 0.5
-            )  # per parameter, so that the whole step has the norm that the schedule gives
-            step = step / (squares / remembered.to(squares.dtype)).sqrt_().add_(_TINY)
+        squares, step = scaled_step(trackers, state.squares, self.beta2, ctx.step_size(self.primal_step), ctx)
         models = state.models.addcmul(trackers, step, value=-1)
         for _ in range(1, self.local_steps):
             there = ctx.losses_and_gradients(moved(models, apart, self.gradient_at_average))[1]

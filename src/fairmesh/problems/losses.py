@@ -77,6 +77,29 @@ def weighted_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) ->
     return function
 
 
+def evaluation_loss(model: FlatModel, loss: Loss) -> Callable[..., Tensor]:
+    """Returns a function (row, inputs, targets, weights) -> weighted loss in evaluation mode."""
+
+    def function(row: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        outputs = model(row, inputs)
+        if loss is nn.functional.cross_entropy and outputs.ndim == 2 and targets.ndim == 1:
+            each = -outputs.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        else:
+            each = per_sample(loss, outputs, targets)
+        return (each * weights).sum()
+
+    return function
+
+
+def evaluation_error(model: FlatModel) -> Callable[..., Tensor]:
+    """Returns a function (row, inputs, targets, weights) -> weighted share of errors in evaluation mode."""
+
+    def function(row: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return ((model(row, inputs).argmax(dim=-1) != targets).to(row.dtype) * weights).sum()
+
+    return function
+
+
 def check_loss(
     model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tensor, Tensor]
 ) -> None:

@@ -11,7 +11,15 @@ from fairmesh.numerics import random_streams
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.numerics.tracing import Traced
 from fairmesh.problems import convolutions
-from fairmesh.problems.losses import as_floats, batch_error, batch_loss, weighted_loss
+from fairmesh.problems.losses import (
+    as_floats,
+    batch_error,
+    batch_loss,
+    evaluation_error,
+    evaluation_loss,
+    weighted_loss,
+)
+from fairmesh.problems.objective import held_out_last
 from fairmesh.problems.problem import Problem
 
 AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
@@ -49,26 +57,43 @@ class Oracle:
         if absent:
             raise BadInput(f"nodes hosted here hold the data of sites {sorted(absent)}, which is at another host")
         sizes = torch.tensor([len(site.train) for site in problem.sites], device=device)
-        within = torch.zeros_like(sizes).index_fill_(0, torch.tensor(problem.here, device=device), 1) * sizes
-        starts = within.cumsum(0) - within  # among the samples that are here
-        self._sizes, self._starts = sizes[sites].unsqueeze(-1), starts[sites].unsqueeze(-1)
-        self._largest, self._even = int(self._sizes.max()), bool((self._sizes == self._sizes.min()).all())
+        self._sizes = sizes[sites].unsqueeze(-1)
+        self._starts = self._starts_of(problem, sizes)[sites].unsqueeze(-1)
+        self._trained_sizes: Tensor | None = None  # where rows are held out
+        even = bool((self._sizes == self._sizes.min()).all()) and problem.objective.judged_on != "held-out"
+        self._largest, self._padded = int(self._sizes.max()), problem.sampling.order == "full" and not even
         held = [problem.sites[i].train for i in problem.here]
-        inputs = torch.cat([samples.inputs for samples in held])
+        inputs, targets = (torch.cat([getattr(samples, what) for samples in held]) for what in ("inputs", "targets"))
+        self._judge: tuple[Tensor, Tensor] | None = None  # first row and number of rows that judge each hosted node
+        if problem.objective.judged_on != "training":
+            inputs, targets = self._prepare_judging(problem, sites, sizes, inputs, targets)
+        references = problem.objective.references([site.name or "" for site in problem.sites])
+        self._excess = None
+        if references is not None:
+            above = (references - references.mean()).to(device, dtype)
+            self._excess = above[sites].unsqueeze(-1)
         floats = device.type == "cpu" and inputs.numel() * dtype.itemsize <= AS_FLOATS_UP_TO
         self._inputs = (as_floats(inputs, dtype) if floats else inputs).to(self._data_device)
-        self._targets = torch.cat([samples.targets for samples in held]).to(self._data_device)
+        self._targets = targets.to(self._data_device)
         self.model = problem.flat_model.to(device, dtype)
         draw_shape = (len(self.seeds), len(hosted))
         self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
         self._shape = (*draw_shape, self.model.dim)
-        full = problem.sampling.order == "full" and not self._even
+        full = self._padded
         loss = (weighted_loss if full else batch_loss)(self.model, problem.loss, problem.augment)
         loss = convolutions.of_many(loss, draw_shape[0] * draw_shape[1], device)
         self._values = vmap(loss)
         self._errors = vmap(batch_error(self.model, problem.augment))
+        self._held_values = vmap(evaluation_loss(self.model, problem.loss))
+        self._held_errors = vmap(evaluation_error(self.model))
         gradients = vmap(grad_and_value(loss))
         self._gradients = Traced(gradients) if trace else gradients
+
+    @staticmethod
+    def _starts_of(problem: Problem, sizes: Tensor) -> Tensor:
+        """Returns where the rows of each site begin among those that are here."""
+        within = torch.zeros_like(sizes).index_fill_(0, torch.tensor(problem.here, device=sizes.device), 1) * sizes
+        return within.cumsum(0) - within
 
     def initial_models(self) -> Tensor:
         """Returns the initial models, the same row at every node of a replica: (replicas, nodes, dim)."""
@@ -84,17 +109,98 @@ class Oracle:
         if self.problem.clip_norm is not None:
             norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
             gradients = gradients.mul_((self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0))
-        return losses.view(*self._shape[:-1], 1), gradients
+        if self._judge is not None:
+            return self._compared(
+                self._on_held_rows(self._judge, self._held_values, models, round_index, call)
+            ), gradients
+        return self._compared(losses.view(*self._shape[:-1], 1)), gradients
 
     def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns losses (replicas, nodes, 1)."""
-        return self._measured(self._values, models, round_index, call)
+        if self._judge is not None:
+            return self._compared(self._on_held_rows(self._judge, self._held_values, models, round_index, call))
+        return self._compared(self._measured(self._values, models, round_index, call))
+
+    def _compared(self, losses: Tensor) -> Tensor:
+        """Returns the losses' excess over the references, plus the references' mean."""
+        return losses if self._excess is None else (losses - self._excess).clamp_(min=0.0)
 
     def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns the share of each node's batch that its row misclassifies: (replicas, nodes, 1)."""
         if self.problem.classes is None:
             raise BadInput("the 0-1 error needs class labels, which this problem does not have; use ascends = 'loss'")
+        if self._judge is not None:
+            return self._on_held_rows(self._judge, self._held_errors, models, round_index, call)
         return self._measured(self._errors, models, round_index, call)
+
+    def weights_open(self, round_index: Tensor) -> Tensor | None:
+        """Returns 1 while the weights follow the losses and 0 when they remember them; None if they always follow."""
+        rejoin = self.problem.objective.rejoin_round()
+        return None if rejoin is None else (round_index < rejoin).to(self.dtype)
+
+    def _prepare_judging(
+        self, problem: Problem, sites: Tensor, sizes: Tensor, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Finds the rows that judge each hosted node, and returns inputs and targets with these rows in their place."""
+        objective, device = problem.objective, sizes.device
+        if objective.judged_on == "validation":
+            sets, of_site = problem.held_out("validation")
+            if not of_site:
+                raise BadInput('objective.judged_on = "validation" needs validation sets; give each Site one')
+            lengths = torch.tensor([len(samples) for samples in sets])
+            which = torch.tensor(of_site).clamp(min=0)  # a set that is elsewhere judges no node hosted here
+            first, counts = (len(inputs) + lengths.cumsum(0) - lengths)[which].to(device), lengths[which].to(device)
+            inputs = torch.cat([inputs, *(samples.inputs for samples in sets)])
+            targets = torch.cat([targets, *(samples.targets for samples in sets)])
+        else:
+            counts = torch.tensor([objective.held_out_of(len(site.train)) for site in problem.sites], device=device)
+            orders, begin = [], 0
+            for i in problem.here:
+                samples = problem.sites[i].train
+                orders.append(begin + held_out_last(samples, i, int(counts[i])))
+                begin += len(samples)
+            order = torch.cat(orders)
+            inputs, targets = inputs[order], targets[order]
+            self._trained_sizes = (sizes - counts)[sites].unsqueeze(-1)
+            first = self._starts_of(problem, sizes) + sizes - counts
+            alone = counts == 0  # too small to hold anything out: judged on its training rows
+            first, counts = first - torch.where(alone, sizes, 0), torch.where(alone, sizes, counts)
+        self._judge = first[sites].unsqueeze(-1), counts[sites].unsqueeze(-1)
+        return inputs, targets
+
+    def _on_held_rows(
+        self, judge: tuple[Tensor, Tensor], function: Callable, models: Tensor, round_index: Tensor, call: int
+    ) -> Tensor:
+        """Returns `function` of each hosted node's row on rows that judge it: (replicas, nodes, 1)."""
+        (first, counts), sampling, device = judge, self.problem.sampling, self.seeds.device
+        largest = int(counts.max()) if sampling.order == "full" else sampling.batch
+
+        def indices(rounds: Tensor) -> Tensor:
+            if sampling.order == "full":
+                chosen = (first + torch.arange(largest, device=device) % counts).expand(len(rounds), -1, -1, -1)
+            else:
+                key = random_streams.keys(self.seeds, f"held-out {call}", rounds.unsqueeze(-1), self._identities)
+                chosen = first + random_streams.integers(key, largest, counts)
+            return chosen.flatten(1).to(self._data_device)
+
+        chosen = self._round_cache.at(("held-out", call), indices, round_index)
+        shape = (self._shape[0] * self._shape[1], -1)
+        inputs = as_floats(self._inputs.index_select(0, chosen).to(device, non_blocking=True), self.dtype)
+        targets = as_floats(self._targets.index_select(0, chosen).to(device, non_blocking=True), self.dtype)
+        weights = torch.full((1, largest), 1.0 / largest, dtype=self.dtype, device=device).expand(shape[0], -1)
+        if sampling.order == "full":
+            weights = ((torch.arange(largest, device=device) < counts).to(self.dtype) / counts).flatten(0, 1)
+        rows = models.reshape(-1, models.shape[-1])
+        with torch.no_grad():
+            values = function(rows, inputs.unflatten(0, shape), targets.unflatten(0, shape), weights)
+        return values.view(*self._shape[:-1], 1)
+
+    def _sizes_in(self, rounds: Tensor) -> Tensor:
+        """Returns how many rows each hosted node trains on, for rounds that broadcast with (replicas, nodes, 1)."""
+        if self._trained_sizes is None:
+            return self._sizes
+        rejoin = self.problem.objective.rejoin_round()
+        return self._trained_sizes if rejoin is None else torch.where(rounds < rejoin, self._trained_sizes, self._sizes)
 
     def _measured(self, function: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         rows = models.reshape(-1, models.shape[-1])
@@ -114,15 +220,16 @@ class Oracle:
     def _indices(self, rounds: Tensor, call: int, calls: int) -> Tensor:
         """Returns the index, among all sites' samples, of each sample in a batch: (rounds, replicas, nodes, batch)."""
         sampling, device = self.problem.sampling, self.seeds.device
+        sizes = self._sizes_in(rounds[:, None, None, None])
         if sampling.order == "full":
             steps = torch.arange(self._largest, device=device).expand(len(rounds), 1, 1, -1)
-            return self._starts + steps % self._sizes
+            return self._starts + steps % sizes
         if sampling.order == "cyclic":
             first = (rounds * calls + call) * sampling.batch
             steps = first[:, None, None, None] + torch.arange(sampling.batch, device=device)
-            return self._starts + steps % self._sizes
+            return self._starts + steps % sizes
         key = random_streams.keys(self.seeds, f"batch {call}", rounds.unsqueeze(-1), self._identities)
-        return self._starts + random_streams.integers(key, sampling.batch, self._sizes)
+        return self._starts + random_streams.integers(key, sampling.batch, sizes)
 
     def _batch(self, round_index: Tensor, call: int, calls: int) -> tuple[Tensor, ...]:
         """Returns inputs, targets, the key of the model's random numbers, and sample weights of a padded full batch."""
@@ -141,8 +248,8 @@ class Oracle:
         key = self._round_cache.at(("model", call), keys, round_index)
         floats = targets.to(self.dtype) if targets.is_floating_point() else targets
         batch = (as_floats(inputs, self.dtype).unflatten(0, shape), floats.unflatten(0, shape), key)
-        if self.problem.sampling.order == "full" and not self._even:
-            steps = torch.arange(self._largest, device=device)
-            weights = (steps < self._sizes).to(self.dtype) / self._sizes
+        if self._padded:
+            steps, sizes = torch.arange(self._largest, device=device), self._sizes_in(round_index)
+            weights = (steps < sizes).to(self.dtype) / sizes
             return *batch, weights.flatten(0, 1)
         return batch

@@ -19,6 +19,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.losses import Augmentation, Loss, as_floats, check_loss
+from fairmesh.problems.objective import Objective
 
 BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
 _RESERVED = {
@@ -106,6 +107,7 @@ class Problem:
             None.
         metrics: Additional metrics by name: (outputs, targets) of a whole test set -> number, higher is better.
             Accuracy, if targets are labels, and loss are always measured. Default: {}.
+        objective: Which losses the robust weights follow. Default: Objective(), the training losses.
 
     Raises:
         BadInput: The sites' data do not fit each other, the model or the loss.
@@ -131,6 +133,7 @@ class Problem:
     clip_norm: float | None = None
     augment: Augmentation | None = None
     metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
+    objective: Objective = field(default_factory=Objective)
 
     def __post_init__(self):
         if not self.sites:
@@ -357,6 +360,8 @@ class Problem:
             hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
         described = (self._module(0), self.sampling, self.weight_decay, self.clip_norm)
         hasher.update(f"{described} {_named(self.loss)} {_named(self.augment)}".encode())
+        if self.objective != Objective():
+            hasher.update(repr(self.objective).encode())
         return hasher.hexdigest()[:16]
 
 

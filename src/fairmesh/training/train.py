@@ -43,6 +43,7 @@ from fairmesh.training.portions import (
     portions,
     that_fit,
 )
+from fairmesh.training.references import with_references
 from fairmesh.training.replicas import (
     Placements,
     Replica,
@@ -123,6 +124,10 @@ def train(
             if process_group.world_size == 1
             else problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
         )
+        kind = {"device": device_of(chosen.device), "dtype": DTYPES[chosen.dtype]}
+        network = process_group.network(topology.build(problem.n), **kind, count_bytes=chosen.count_bytes)
+    problem = with_references(problem, topology, rounds, replicas[0].seed, chosen, network)
+    with process_group.fail_together():
         at_once, sentence = that_fit(problem, replicas, chosen, process_group)
     folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
     if folder and folder.resuming:
@@ -144,8 +149,6 @@ def train(
     with stop_signals(handle_signals) as stop:
         if at_once >= len(replicas):
             with process_group.fail_together():
-                kind = {"device": device_of(chosen.device), "dtype": DTYPES[chosen.dtype]}
-                network = process_group.network(topology.build(problem.n), **kind, count_bytes=chosen.count_bytes)
                 training = Training(problem, topology, replicas, chosen, network=network)
             return _run(training, rounds, folder, settings, watching, stop)
         started, results = time.perf_counter(), []
