@@ -28,7 +28,7 @@ class Personalization(ABC):
         ... class Halves(fm.personalization.Personalization):
         ...     components = ("common", "local")
         ...
-        ...     def weights(self, held_out, rows=None):
+        ...     def weights(self, held_out, rows):
         ...         return {"common": 0.5, "local": 0.5}
         >>> Halves().folds
         5
@@ -56,10 +56,10 @@ class Personalization(ABC):
             raise BadInput(f"share must lie in (0, 1), got {self.share}")
 
     @abstractmethod
-    def weights(self, held_out: HeldOut, rows: Tensor | None = None) -> dict[str, float]:
+    def weights(self, held_out: HeldOut, rows: Tensor) -> dict[str, float]:
         """Returns the weight of each of the `components`; they sum to one.
 
         Args:
-            held_out: What the models predict for rows that they were not trained on.
-            rows: Which rows to use, as a mask; None for all. Default: None.
+            held_out: What the models predict for the site's rows, each by models that were trained without it.
+            rows: Which of these rows to use, as a mask.
         """

@@ -14,6 +14,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.personalization.evidence import log_evidence
 from fairmesh.problems.losses import as_floats, per_sample
+from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
 
@@ -65,7 +66,9 @@ class CrossFit:
             for s, (pool, _) in enumerate(pools)
             for kept in self._kept(s)
         ]
-        self._trained = dataclasses.replace(problem, sites=trained, prior=None, test=None, validation=None)
+        self._trained = dataclasses.replace(
+            problem, sites=trained, prior=None, test=None, validation=None, objective=Objective()
+        )
         self._identities = torch.tensor([i * (folds + 1) + k for i in sites for k in range(folds + 1)])
 
     def _kept(self, site: int) -> Iterator[Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairmesh.problems.losses import Loss, per_sample
 
+_FLOATS_AT_ONCE = 1 << 22  # of outputs times points of the grid
 _PARTS = {1: 1, 2: 40, 3: 12}  # components -> parts that a unit of weight is divided into
 _SINGLE = 0.2  # prior probability that a single model is right; the rest is spread evenly over the mixtures
 
@@ -45,7 +46,7 @@ def log_evidence(total: Tensor, rows: Tensor | int, labels: bool) -> Tensor:
     """
     mean = total / rows
     evidence = -total if labels else torch.where(mean < 0, -total, -0.5 * rows * mean.clamp(min=1e-30).log())
-    return evidence.nan_to_num(nan=-math.inf, posinf=-math.inf)
+    return evidence.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
 
 
 @cache
@@ -56,7 +57,7 @@ def _grid(components: int) -> tuple[Tensor, Tensor]:
     weights = torch.tensor([(*some, parts - sum(some)) for some in inner if sum(some) <= parts], dtype=torch.float64)
     weights = weights / parts
     single = (weights == 1).any(dim=-1)
-    prior = (1 - _SINGLE) / len(weights) + single * (_SINGLE / components)
+    prior = (1 - _SINGLE) / len(weights) + single.double() * (_SINGLE / components)
     return weights, prior.log()
 
 
@@ -77,7 +78,7 @@ class HeldOut:
         >>> rows = fm.personalization.HeldOut(
         ...     {"a": right, "b": wrong}, labels, torch.nn.functional.cross_entropy, labels=True
         ... )
-        >>> rows.mean_weights(["a", "b"])["a"] > 0.9
+        >>> rows.mean_weights(["a", "b"], rows=labels == 0)["a"] > 0.9
         True
     """
 
@@ -94,7 +95,7 @@ class HeldOut:
         outputs = mixed([self.outputs[name] for name in weights], list(weights.values()), self._labels)
         return per_sample(self._loss, outputs, self.targets).double()
 
-    def mean_weights(self, names: Sequence[str], rows: Tensor | None = None) -> dict[str, float]:
+    def mean_weights(self, names: Sequence[str], rows: Tensor) -> dict[str, float]:
         """Returns the mean of the weights over their posterior distribution, given the held-out rows.
 
         The prior is even over all mixtures, with a fifth of it on the k single models. Predictions by the mean, made
@@ -104,15 +105,16 @@ class HeldOut:
 
         Args:
             names: The models to mix. Those whose outputs are not finite get no weight.
-            rows: Which rows to use, as a mask; None for all. Default: None.
+            rows: Which rows to use, as a mask.
         """
         usable = [name for name in names if bool(torch.isfinite(self.outputs[name]).all())]
         if not usable:
             return {name: float(name == names[0]) for name in names}
         grid, prior = _grid(len(usable))
-        losses = self._on_grid(tuple(usable))
-        losses = losses if rows is None else losses[:, rows]
-        evidence = log_evidence(losses.sum(dim=-1), max(1, losses.shape[-1]), self._labels) if losses.numel() else 0.0
+        losses = self._on_grid(tuple(usable))[:, rows]
+        evidence = log_evidence(losses.sum(dim=-1), losses.shape[-1], self._labels) if losses.numel() else prior * 0.0
+        if not bool(evidence.isfinite().any()):  # no mixture is possible at all
+            evidence = prior * 0.0
         mean = torch.softmax(prior + evidence, dim=0) @ grid
         found = dict(zip(usable, mean.tolist()))
         return {name: found.get(name, 0.0) for name in names}
@@ -120,19 +122,29 @@ class HeldOut:
     def _losses_on_grid(self, names: tuple[str, ...]) -> Tensor:
         """Returns the loss of every mixture on the grid at every row: (points, rows)."""
         grid, _ = _grid(len(names))
-        return torch.stack([self.losses(dict(zip(names, weights))) for weights in grid.tolist()])
+        parts = torch.stack([self.outputs[name] for name in names]).double()
+        parts = parts.log_softmax(dim=-1) if self._labels else parts
+        at_once, found = max(1, _FLOATS_AT_ONCE // parts[0].numel()), []
+        for weights in grid.split(at_once):
+            shaped = weights.reshape(*weights.shape, *[1] * (parts.ndim - 1))  # (points, names, 1, ...)
+            outputs = (parts + shaped.log()).logsumexp(dim=1) if self._labels else (parts * shaped).sum(dim=1)
+            outputs = outputs.to(self.targets.dtype) if self.targets.is_floating_point() else outputs
+            targets = self.targets.expand(len(weights), *self.targets.shape).flatten(0, 1)
+            found.append(per_sample(self._loss, outputs.flatten(0, 1), targets).unflatten(0, (len(weights), -1)))
+        return torch.cat(found).double()
 
-    def cross_validated(self, folds: Tensor, weigh: Callable[[Tensor], dict[str, float]]) -> Tensor:
-        """Returns the outputs of a mixture for every row, with weights that the row's own fold had no part in.
+    def cross_validated(self, folds: Tensor, rows: Tensor, weigh: Callable[[Tensor], dict[str, float]]) -> Tensor:
+        """Returns the outputs of a mixture for the given rows, with weights that a row's own fold had no part in.
 
         Args:
             folds: The fold of every row.
+            rows: Which rows to use, as a mask.
             weigh: Returns the weights that follow from some rows, given as a mask.
         """
         outputs = torch.empty_like(next(iter(self.outputs.values())))
-        for fold in folds.unique():
-            here = folds == fold
-            weights = weigh(~here)
+        for fold in folds[rows].unique():
+            here = rows & (folds == fold)
+            weights = weigh(rows & ~here)
             parts = [self.outputs[name][here] for name in weights]
             outputs[here] = mixed(parts, list(weights.values()), self._labels)
-        return outputs
+        return outputs[rows]

@@ -44,7 +44,7 @@ class FineTuned(Personalization):
 
     components: ClassVar[tuple[str, ...]] = (FINE_TUNED,)
 
-    def weights(self, held_out: HeldOut, rows: Tensor | None = None) -> dict[str, float]:
+    def weights(self, held_out: HeldOut, rows: Tensor) -> dict[str, float]:
         return {FINE_TUNED: 1.0}
 
 
@@ -79,7 +79,7 @@ class Mixture(Personalization):
 
     components: ClassVar[tuple[str, ...]] = (COMMON, LOCAL, FINE_TUNED)
 
-    def weights(self, held_out: HeldOut, rows: Tensor | None = None) -> dict[str, float]:
+    def weights(self, held_out: HeldOut, rows: Tensor) -> dict[str, float]:
         return held_out.mean_weights(self.components, rows)
 
 

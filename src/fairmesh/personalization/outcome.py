@@ -78,7 +78,9 @@ class PersonalModel(nn.Module):
             labels = bool(tensors.pop(_LABELS))
             names = [key.removeprefix(f"{_WEIGHTS}.") for key in tensors if key.startswith(f"{_WEIGHTS}.")]
             weights = {name: float(tensors[f"{_WEIGHTS}.{name}"]) for name in names}
-            states = {n: {k.removeprefix(f"{n}."): t for k, t in tensors.items() if k.startswith(f"{n}.")} for n in names}
+            states = {
+                n: {k.removeprefix(f"{n}."): t for k, t in tensors.items() if k.startswith(f"{n}.")} for n in names
+            }
             return PersonalModel(module, states, weights, labels)
         except Exception as error:  # safetensors and load_state_dict raise various ones
             raise BadInput(f"{path} is not a site's model for this module: {error}") from error
@@ -94,7 +96,7 @@ class PersonalSite:
         number: The number of the site.
         name: The name of the site.
         weights: The weight of each model in the mixture; a single one has weight 1.
-        state_dicts: The state_dict of each of these models.
+        state_dicts: The state_dict of each of these models; none at a process of a cluster without the site's data.
         labels: Whether targets are class labels.
         rows: How many rows judged the models.
         unseen: Whether these rows were kept out of the common training. If not, the common model looks better than it
@@ -143,7 +145,7 @@ class PersonalSite:
 
     def table(self) -> dict[str, Any]:
         """Returns the numbers, without the models, as JSON can hold them."""
-        names = ("number", "name", "weights", "rows", "unseen", "steps", "held_out", "test", "note")
+        names = ("number", "name", "weights", "labels", "rows", "unseen", "steps", "held_out", "test", "note")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 

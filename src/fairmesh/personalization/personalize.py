@@ -83,6 +83,10 @@ def personalize(
     if not 0 <= replica < len(result.replicas):
         raise BadInput(f"replica must lie in 0..{len(result.replicas) - 1}, got {replica}")
     row = result.row()[replica]
+    if not bool(torch.isfinite(row).all()):
+        raise BadInput(
+            f"the common model of replica {replica} is not finite: the run has diverged; lower its step size"
+        )
     return personalized(
         result.problem,
         row,
@@ -179,12 +183,12 @@ class _Site:
         steps: dict[str, float],
     ) -> PersonalSite:
         """Returns the outcome, given what models that were trained without a row predict for it."""
-        loss = self._problem.loss
-        judges = HeldOut({name: value[judged] for name, value in outputs.items()}, targets[judged], loss, self._labels)
-        weights, note = self._weights(judges), None
-        import os
-        if not os.environ.get("NOMAX") and unseen and weights.get(LOCAL) is not None:
-            everyone = self._weights(HeldOut(outputs, targets, loss, self._labels))
+        held_out = HeldOut(outputs, targets, self._problem.loss, self._labels)
+        weights, note = self._method.weights(held_out, judged), None
+        if unseen and LOCAL in weights:
+            # The common model has seen the other rows, so they speak too well of it. If they favour the local model all
+            # the same, and more than the few unseen rows do, they are right to.
+            everyone = self._method.weights(held_out, torch.ones_like(judged))
             weights = max(weights, everyone, key=lambda w: w[LOCAL])
         if not unseen:
             note = (
@@ -192,8 +196,8 @@ class _Site:
                 "of the common training with fm.data.reserve"
             )
         present = {name: weight for name, weight in weights.items() if weight > 0}
-        chosen = judges.cross_validated(folds[judged], lambda rows: self._weights(judges, rows))
-        shown = {COMMON: judges.outputs[COMMON], LOCAL: judges.outputs[LOCAL], PERSONAL: chosen}
+        chosen = held_out.cross_validated(folds, judged, lambda rows: self._method.weights(held_out, rows))
+        shown = {COMMON: outputs[COMMON][judged], LOCAL: outputs[LOCAL][judged], PERSONAL: chosen}
         site = self._problem.sites[self._number]
         return PersonalSite(
             self._number,
@@ -208,9 +212,6 @@ class _Site:
             {} if site.test is None else self._tested(site.test, present),
             note,
         )
-
-    def _weights(self, held_out: HeldOut, rows: Tensor | None = None) -> dict[str, float]:
-        return self._method.weights(held_out, rows)
 
     def _tested(self, test: Samples, weights: dict[str, float]) -> dict[str, dict[str, float]]:
         outputs = {name: outputs_on(self._problem, row, test) for name, row in self._rows.items()}

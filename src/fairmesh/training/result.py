@@ -12,6 +12,7 @@ from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.networks.roles import StateView
+from fairmesh.personalization.outcome import Personalized
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
@@ -45,6 +46,8 @@ class Result:
         averages: The averages over all nodes, if this process hosts only some of them. Default: None.
         stop_reason: Why an observer ended the run early. Default: None.
         seconds: How long the run took. Default: 0.0.
+        personal: The sites' own models, one entry per replica that did not diverge, if the run has a personalization.
+            Default: [].
 
     Example:
         >>> import fairmesh as fm
@@ -66,6 +69,7 @@ class Result:
     averages: Averages | None = None
     stop_reason: str | None = None
     seconds: float = 0.0
+    personal: list[Personalized] = field(default_factory=list, repr=False)
 
     @property
     def final(self) -> list[Record]:
@@ -187,4 +191,5 @@ def summary_of(result: Result) -> dict[str, Any]:
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
         "final": final,
+        **({"personal": [one.table() for one in result.personal]} if result.personal else {}),
     }
