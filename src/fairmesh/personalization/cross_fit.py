@@ -30,6 +30,37 @@ class Fitted(NamedTuple):
     steps: Tensor
 
 
+class _Average:
+    """The average of each site's models along a path, by the evidence that some rows, a mask, give to each of them."""
+
+    def __init__(self, start: Tensor, site_of_row: Tensor, judges: Tensor, labels: bool):
+        self._start, self._site_of_row, self._judges, self._labels = start, site_of_row, judges, labels
+        sites = len(start)
+        self._rows = torch.zeros(sites, dtype=torch.float64).index_add_(0, site_of_row, judges.double())
+        self._best = torch.full((sites,), -math.inf, dtype=torch.float64)
+        self._weight, self._steps = torch.zeros_like(self._best), torch.zeros_like(self._best)
+        self._sum = torch.zeros_like(start)
+
+    def add(self, steps: int, models: Tensor, losses: Tensor, prior: float = 0.0) -> None:
+        """Adds the models after so many steps, given the loss of every row. `prior` is a logarithm."""
+        used = losses.masked_fill(~self._judges, 0.0)
+        total = torch.zeros_like(self._best).index_add_(0, self._site_of_row, used)
+        evidence = log_evidence(total, self._rows, self._labels) + prior
+        best = torch.maximum(self._best, evidence)  # weights are relative to it, so that none is too large
+        before = torch.where(self._best.isfinite(), (self._best - best).exp(), 0.0)
+        here = torch.where(evidence.isfinite(), (evidence - best).exp(), 0.0)
+        kept, added = (t.to(models.device, models.dtype)[:, None, None] for t in (before, here))
+        self._sum = torch.where(added > 0, kept * self._sum + added * models, kept * self._sum)
+        self._weight, self._steps = before * self._weight + here, before * self._steps + here * steps
+        self._best = best
+
+    def mean(self) -> Fitted:
+        """Returns the average; the start where no models count."""
+        weight = self._weight.to(self._sum.device, self._sum.dtype)[:, None, None]
+        models = torch.where(weight > 0, self._sum / weight, self._start)
+        return Fitted(models, self._steps / self._weight.clamp(min=1e-300))
+
+
 class CrossFit:
     """The rows of some sites, in folds, and the training of models on them.
 
@@ -108,31 +139,34 @@ class CrossFit:
         """Returns one model per site (sites, dim) for all folds: (sites, folds + 1, dim)."""
         return rows.unsqueeze(1).expand(-1, self._folds + 1, -1)
 
-    def fitted(self, start: Tensor, steps: int, step: float, power: float, judges: Tensor) -> Fitted:
-        """Trains every site's models, and averages each site's over its path by how well held-out rows support them.
+    def alone(self, start: Tensor, steps: int, step: float) -> Fitted:
+        """Trains every site's models from a start that knows no data, and averages each site's over its path by how
+        well held-out rows support them.
 
-        A model that took k steps counts in proportion to the evidence that the rows in `judges`, a mask, give to k
-        steps. Where the rows clearly support one number of steps, that is the choice; where they do not, the average
-        is steadier than a choice. Steps of which the loss is not finite do not count."""
-        labels = self.problem.classes is not None
-        rows = torch.zeros(len(self.sizes), dtype=torch.float64).index_add_(0, self.site_of_row, judges.double())
-        best = torch.full((len(self.sizes),), -math.inf, dtype=torch.float64)
-        weight, taken = torch.zeros_like(best), torch.zeros_like(best)
-        average = torch.zeros_like(start)
-        for k, models in self._path(start, steps, step, power):
-            losses = per_sample(self.problem.loss, self.outputs(models), self.targets.cpu()).double()
-            losses = losses.masked_fill(~judges, 0.0)
-            total = torch.zeros_like(best).index_add_(0, self.site_of_row, losses)
-            evidence = log_evidence(total, rows, labels)
-            new = torch.maximum(best, evidence)
-            before = torch.where(best.isfinite(), (best - new).exp(), 0.0)
-            here = torch.where(evidence.isfinite(), (evidence - new).exp(), 0.0)
-            shares = [t.to(average.device, average.dtype)[:, None, None] for t in (before, here)]
-            average = torch.where(shares[1] > 0, shares[0] * average + shares[1] * models, shares[0] * average)
-            weight, taken, best = before * weight + here, before * taken + here * k, new
-        found = (weight > 0).to(average.device)[:, None, None]
-        weights = weight.to(average.device, average.dtype)[:, None, None]
-        return Fitted(torch.where(found, average / weights, start), taken / weight.clamp(min=1e-300))
+        A model that took k steps counts in proportion to the evidence that the rows give to k steps. Where they clearly
+        support one number of steps, that is the choice; where they do not, the average is steadier than a choice.
+        Steps of which the loss is not finite do not count."""
+        found = _Average(start, self.site_of_row, torch.ones_like(self.judged), self.problem.classes is not None)
+        for k, models in self._path(start, steps, step, 3.0):
+            found.add(k, models, per_sample(self.problem.loss, self.outputs(models), self.targets).double())
+        return found.mean()
+
+    def tuned(self, start: Tensor, steps: int, step: float) -> Fitted:
+        """Trains every site's models from the common one, and averages them as `alone` does. The common model itself has
+        half of the prior probability, so that noise does not move a site away from it.
+
+        The rows that judge are the unseen ones. The common model looks too good on the others, so these speak against
+        any step. If they support more steps all the same, they are right to, and all rows judge."""
+        labels, every = self.problem.classes is not None, torch.ones_like(self.judged)
+        averages = [_Average(start, self.site_of_row, judges, labels) for judges in (self.judged, every)]
+        for k, models in self._path(start, steps, step, 1.0):
+            losses = per_sample(self.problem.loss, self.outputs(models), self.targets).double()
+            for average in averages:
+                average.add(k, models, losses, math.log(_LOOKS) if k == 0 else 0.0)
+        one, other = (average.mean() for average in averages)
+        more = other.steps > one.steps
+        models = torch.where(more.to(one.models.device)[:, None, None], other.models, one.models)
+        return Fitted(models, torch.where(more, other.steps, one.steps))
 
     def _path(self, start: Tensor, steps: int, step: float, power: float) -> Iterator[tuple[int, Tensor]]:
         """Yields numbers of steps and the models after them. Steps are scaled as in Tracked AD-GDA: each has a

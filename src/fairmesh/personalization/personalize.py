@@ -139,14 +139,13 @@ def _fitted(
     problem: Problem, fit: CrossFit, sites: list[int], row: Tensor, method: Personalization, seed: int
 ) -> list[PersonalSite]:
     """Returns the outcomes of some sites, which are trained together."""
-    every = torch.ones_like(fit.judged)
     start = problem.initial_row(seed).to(row).expand(len(sites), -1)
-    local = fit.fitted(fit.same(start), method.local_steps, method.local_step, 3.0, every)
+    local = fit.alone(fit.same(start), method.local_steps, method.local_step)
     rows = {COMMON: row.expand(len(sites), -1), LOCAL: local.models[:, -1]}
     outputs = {COMMON: fit.outputs(fit.same(rows[COMMON])), LOCAL: fit.outputs(local.models)}
     steps = {LOCAL: local.steps}
     if FINE_TUNED in method.components:
-        tuned = fit.fitted(fit.same(rows[COMMON]), method.steps, method.step, 1.0, fit.judged)
+        tuned = fit.tuned(fit.same(rows[COMMON]), method.steps, method.step)
         rows[FINE_TUNED], outputs[FINE_TUNED] = tuned.models[:, -1], fit.outputs(tuned.models)
         steps[FINE_TUNED] = tuned.steps
     outcomes = []
