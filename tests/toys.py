@@ -172,6 +172,7 @@ ALGORITHMS = {
     ),
     "drfa": fm.DRFA(primal_step=0.1, dual_step=0.01, local_steps=3),
     "afl": fm.AFL(primal_step=0.2, dual_step=0.02),
+    "local": fm.Local(0.3),
 }
 
 

@@ -24,7 +24,8 @@ from fairmesh.personalization import Personalization
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Metric, Problem, Sampling
-from fairmesh.topology.graphs import Topology
+from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_objective
 from fairmesh.training.observers import Observer
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of, sites_at
@@ -50,9 +51,10 @@ class Experiment:
 
     Args:
         data: Where the sites come from, such as `fm.data.Digits()`.
-        topology: Who talks to whom, such as `fm.Ring()`.
-        algorithm: The training algorithm, such as `fm.TrackedADGDA()`.
-        rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round.
+        topology: Who talks to whom. Default: Ring().
+        algorithm: The training algorithm, such as `fm.TrackedADGDA()`. Left out, it is what `fm.train` uses without
+            one, with its objective and `compare_weights`. Default: TrackedADGDA(regularizer=ChiSquare(0.2)).
+        rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         model: The model, made for the data's shape and number of classes. Default: Logistic().
         loss: "cross-entropy", "squared-error", or a function (outputs, targets) -> mean over the samples. In a file a
             function is written as "file.py:name". Default: "cross-entropy".
@@ -90,9 +92,9 @@ class Experiment:
     """
 
     data: Data
-    topology: Topology
-    algorithm: Algorithm
-    rounds: int
+    topology: Topology = field(default_factory=Ring)
+    algorithm: Algorithm = DEFAULT_ALGORITHM
+    rounds: int = ROUNDS
     model: Model = field(default_factory=Logistic)
     loss: Literal["cross-entropy", "squared-error"] | Callable[[Tensor, Tensor], Tensor] = "cross-entropy"
     sampling: Sampling = field(default_factory=Sampling)
@@ -112,6 +114,10 @@ class Experiment:
     def __post_init__(self):
         if self.rounds < 1:
             raise BadInput(f"rounds must be >= 1, got {self.rounds}")
+        if self.algorithm is DEFAULT_ALGORITHM:  # this object: it was left out
+            object.__setattr__(self, "options", replace(self.options, compare_weights=True))
+            if self.objective == Objective():
+                object.__setattr__(self, "objective", default_objective())
         object.__setattr__(self, "seeds", tuple(self.seeds))
         if not self.seeds:
             raise BadInput("seeds must name at least one seed")
@@ -128,18 +134,18 @@ class Experiment:
         return [from_table(Algorithm, table, "algorithm") for table in tables]
 
     def problem(self, sites: Sequence[Site] | None = None, outputs: int | None = None) -> Problem:
-        """Returns the learning problem, with data, model and loss checked together. With a personalization, every site
-        has reserved its share of rows.
+        """Returns the learning problem, with data, model and loss checked together. With a personalization, sites that
+        are loaded from `data` have reserved their share of rows.
 
         Args:
             sites: The sites; None to load them from `data`. Default: None.
             outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
         """
-        sites = self.data.sites() if sites is None else sites
+        if sites is None:
+            sites = self.data.sites()
+            sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
         shape, needed = shape_of(sites)
         outputs = outputs or needed
-        if self.personalization is not None:
-            sites = reserve(sites, self.personalization.share)
         return Problem(
             model=partial(self.model.build, shape, outputs),
             sites=sites,

@@ -5,8 +5,8 @@ import torch
 import fairmesh as fm
 
 FEATURES, CLASSES, TEST_ROWS = 6, 3, 500
-SIZES = {"alike 0": 30, "alike 1": 30, "alike 2": 150, "alike 3": 150, "other": 150, "between": 150, "tiny": 8}
-SHIFTS = {"other": 3.0, "between": 0.6}  # how far a site's truth is from the common one
+SIZES = {"alike 0": 20, "alike 1": 20, "alike 2": 150, "alike 3": 150, "other": 150, "between": 60, "tiny": 8}
+SHIFTS = {"other": 3.0, "between": 0.4}  # how far a site's truth is from the common one
 
 
 def sites(seed: int = 0, numbers: bool = False) -> list[fm.Site]:

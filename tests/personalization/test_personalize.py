@@ -73,7 +73,7 @@ def test_fine_tuned_helps_the_site_with_another_truth_and_not_at_the_cost_of_the
     common, tuned = outcomes["common"].mean(dim=0), outcomes["tuned"].mean(dim=0)
     assert tuned[NAMES.index("other")] < 0.7 * common[NAMES.index("other")]
     assert tuned[:-1].mean() < common[:-1].mean()
-    assert bool((tuned[:2] < 1.15 * common[:2]).all())  # the two alike sites with 30 rows, 6 of them unseen
+    assert bool((tuned[:2] < 1.25 * common[:2]).all())  # the two alike sites with 20 rows, 4 of them unseen
 
 
 def test_outcome_names_what_was_done(result):

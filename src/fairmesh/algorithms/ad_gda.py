@@ -4,7 +4,7 @@ Zecchin, Kountouris, Gesbert: Communication-Efficient Distributionally Robust De
 Algorithm 1.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -112,6 +112,9 @@ class ADGDA(Algorithm):
 
     def gossip_settings(self) -> GossipSettings:
         return GossipSettings(self.compressor, self.consensus_step)
+
+    def with_fixed_weights(self) -> "ADGDA":
+        return replace(self, dual_step=0.0)
 
     def init(self, oracle: Oracle, network: Network) -> ADGDAState:
         models = oracle.initial_models()

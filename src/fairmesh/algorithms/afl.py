@@ -3,7 +3,7 @@
 Mohri, Sivek, Suresh: Agnostic Federated Learning, ICML 2019 (stochastic-AFL with the gradient of every client).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -57,6 +57,9 @@ class AFL(Algorithm):
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
+
+    def with_fixed_weights(self) -> "AFL":
+        return replace(self, dual_step=0.0)
 
     def init(self, oracle: Oracle, network: Network) -> AFLState:
         return AFLState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())

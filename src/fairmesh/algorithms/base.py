@@ -93,6 +93,10 @@ class Algorithm(ABC):
         """Returns alpha r of the robust objective, if the algorithm has one. Default: None."""
         return None
 
+    def with_fixed_weights(self) -> "Algorithm | None":
+        """Returns the same algorithm with the weights of the prior, if it has others. Default: None."""
+        return None
+
     def keeps_node_rows(self) -> bool:
         """Returns whether every node holds a number for every node, for the memory estimate. Default: False."""
         return False

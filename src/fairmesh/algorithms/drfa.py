@@ -3,7 +3,7 @@
 Deng, Kamani, Mahdavi: Distributionally Robust Federated Averaging, NeurIPS 2020, Algorithm 1.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -84,6 +84,9 @@ class DRFA(Algorithm):
 
     def oracle_calls(self) -> int:
         return self.local_steps + 1
+
+    def with_fixed_weights(self) -> "DRFA":
+        return replace(self, dual_step=0.0)
 
     def init(self, oracle: Oracle, network: Network) -> DRFAState:
         return DRFAState(oracle.initial_models()[..., :1, :].clone(), oracle.prior.clone())

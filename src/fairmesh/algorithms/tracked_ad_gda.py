@@ -4,7 +4,7 @@ It combines compressed gradient tracking with momentum (BEER, MoTEF), the object
 scaled as in Adam. reproduction/frontier.md measures what each of these contributes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
 from fairmesh.algorithms.steps import scaled_step
-from fairmesh.algorithms.weighting import ShadowPrice, Weighting
+from fairmesh.algorithms.weighting import PriorWeights, ShadowPrice, Weighting
 from fairmesh.compression.compressors import Compressor, Sign
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
@@ -155,6 +155,9 @@ class TrackedADGDA(Algorithm):
 
     def gossip_settings(self) -> GossipSettings:
         return GossipSettings(self.compressor, self.consensus_step)
+
+    def with_fixed_weights(self) -> "TrackedADGDA | None":
+        return None if self.weighting == PriorWeights() else replace(self, weighting=PriorWeights())
 
     def init(self, oracle: Oracle, network: Network) -> TrackedState:
         models = oracle.initial_models()

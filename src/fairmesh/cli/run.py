@@ -116,6 +116,9 @@ def run(
             show_table(own, f"The sites' own models{'' if variant is summary else f': {variant.label}'}")
     if result.diverged:
         say(f"diverged replicas: {result.diverged}")
+    if result.fixed is not None:
+        for sentence in result.weights_verdict().sentences():
+            say(sentence)
     say(f"written to {folder}; for a page with plots: fairmesh report {folder}")
 
 

@@ -113,6 +113,11 @@ def refuse_undeployable(experiment: Experiment) -> None:
             f"{registered_name(experiment.algorithm)} needs a server that all sites trust with their models; "
             "between organisations there is none; use ad-gda, which is as robust and needs no server"
         )
+    if isinstance(experiment.objective.against, str):
+        raise BadInput(
+            f"objective.against = {experiment.objective.against!r} compares sites by numbers that they do not tell "
+            "each other between organisations; give a table of losses by site name"
+        )
     if len(experiment.seeds) > 1:
         raise BadInput(
             f"a deployment is one run, but seeds = {list(experiment.seeds)} asks for {len(experiment.seeds)}; keep one "

@@ -152,8 +152,8 @@ class CrossFit:
         return found.mean()
 
     def tuned(self, start: Tensor, steps: int, step: float) -> Fitted:
-        """Trains every site's models from the common one, and averages them as `alone` does. The common model itself has
-        half of the prior probability, so that noise does not move a site away from it.
+        """Trains every site's models from the common one, and averages them as `alone` does. The common model itself
+        has half of the prior probability, so that noise does not move a site away from it.
 
         The rows that judge are the unseen ones. The common model looks too good on the others, so these speak against
         any step. If they support more steps all the same, they are right to, and all rows judge."""

@@ -1,7 +1,7 @@
-"""What the weights of the sites see: which rows a site is judged on, and what its loss is compared with."""
+"""[objective] What the weights of the sites follow: which rows judge a site, and what its loss is compared with."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,6 +14,7 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 
 FEWEST_ROWS = 10  # a site with fewer training rows holds none out
+LEARNABLE = 0.5  # a site where a model can learn away this share of the untrained model's loss counts in full
 
 
 @checked
@@ -23,12 +24,18 @@ class Objective:
 
     The weights lambda solve max over lambda of sum_i lambda_i l_i. By default l_i is the training loss of site i. It
     misleads where a small site is memorised, since its training loss is then small although its model is bad, and where
-    labels are noise that no model can fit. On "held-out" rows l_i shows how well the model generalises. With `against`
-    it is the excess over what can be had at the site, the site's regret:
+    labels are noise that no model can fit. On "held-out" rows l_i shows how well the model generalises.
+
+    With `against`, l_i is the excess over a reference r_i, the regret of the site. The mean of the references keeps the
+    scale of the losses and does not change the weights:
 
         l_i = f_i - r_i + mean(r)
 
-    The mean of the references keeps the scale of the losses; it does not change the weights.
+    With `discount_noise`, a loss counts in proportion to what a model can learn at the site. u_i is the loss of the
+    untrained model, or of the best constant output if that is larger, and b_i the loss of the site's own model, or of
+    the common model if that is smaller:
+
+        l_i = f_i min(1, (1 - b_i / u_i) / 0.5)^2
 
     Args:
         judged_on: "training" rows; "held-out" rows, a share of every site's training rows; or the sites' "validation"
@@ -36,11 +43,18 @@ class Objective:
         share: Share of each site's training rows that is held out, in (0, 0.5], chosen evenly from all classes. A site
             with fewer than 10 training rows holds none out and is judged on its training rows. Default: 0.2.
         rejoin: Share of the run after which the held-out rows join the training rows, in (0, 1]. The weights then
-            remember the losses that they saw last. 1 for never. Default: 0.8.
+            remember the losses that they saw last. 1 for never. Default: 0.1.
         against: What a site's loss is compared with: None for nothing; "local" for the loss that the site reaches
             alone, on the same rows; "constant" for that of the best constant output; or a table of losses by site name.
             Default: None.
+        discount_noise: Whether a loss that no model can lower counts less. Each site trains a model of its own before
+            the run, which sends nothing. Default: False.
         rounds: The length of the run; None to fill it in when the run starts. Default: None.
+        local_losses: The loss that each site reaches alone, by its name; None to find it when the run starts. Default:
+            None.
+        untrained_losses: u_i by the site's name; None to find it when the run starts. Default: None.
+        constant_losses: The loss of the best constant output by the site's name; None to find it when the run starts.
+            Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -57,23 +71,52 @@ class Objective:
 
     judged_on: Literal["training", "held-out", "validation"] = "training"
     share: float = 0.2
-    rejoin: float = 0.8
+    rejoin: float = 0.1
     against: Literal["local", "constant"] | Mapping[str, float] | None = None
+    discount_noise: bool = False
     rounds: int | None = None
+    local_losses: Mapping[str, float] | None = None
+    untrained_losses: Mapping[str, float] | None = None
+    constant_losses: Mapping[str, float] | None = None
 
     def __post_init__(self):
         if not 0 < self.share <= 0.5:
             raise BadInput(f"objective.share must lie in (0, 0.5], got {self.share}")
         if not 0 < self.rejoin <= 1:
             raise BadInput(f"objective.rejoin must lie in (0, 1], got {self.rejoin}; 1 keeps the rows out to the end")
-        if isinstance(self.against, Mapping):
-            for name, value in self.against.items():
+        if self.judged_on == "training" and (self.against == "local" or self.discount_noise):
+            what = "discount_noise" if self.discount_noise else 'against = "local"'
+            raise BadInput(
+                f'objective.{what} needs judged_on = "held-out" or "validation", got "training": on the rows that it '
+                "was trained on, a local model has almost no loss"
+            )
+        tables = (self.against, self.local_losses, self.untrained_losses, self.constant_losses)
+        for field, table in zip(("against", "local_losses", "untrained_losses", "constant_losses"), tables):
+            for name, value in (table if isinstance(table, Mapping) else {}).items():
                 if not math.isfinite(value):
-                    raise BadInput(f"objective.against of site {name!r} is {value}; a reference loss must be finite")
+                    raise BadInput(f"objective.{field} of site {name!r} is {value}; a reference loss must be finite")
+
+    @property
+    def needs_local_models(self) -> bool:
+        """Whether each site trains a model of its own before the run."""
+        return (self.against == "local" or self.discount_noise) and self.local_losses is None
+
+    @property
+    def needs_constants(self) -> bool:
+        """Whether each site's best constant output is found before the run."""
+        return (self.against == "constant" and self.constant_losses is None) or (
+            self.discount_noise and self.untrained_losses is None
+        )
+
+    def identity(self) -> str | None:
+        """Returns what makes two runs the same; None for the default, so that older checkpoints still fit."""
+        found = {"local_losses": None, "untrained_losses": None, "constant_losses": None}
+        settings = replace(self, **found)
+        return None if settings == Objective() else repr(settings)
 
     def with_run_length(self, rounds: int) -> "Objective":
         """Returns the objective of a run of this many rounds."""
-        return self if self.rounds is not None else replace(self, rounds=rounds)
+        return self if self.judged_on != "held-out" or self.rounds is not None else replace(self, rounds=rounds)
 
     def rejoin_round(self) -> int | None:
         """Returns the first round in which held-out rows are trained on, or None if there is none."""
@@ -93,15 +136,35 @@ class Objective:
         """Returns the reference loss of every site (n,), float64, or None if there is none."""
         if self.against is None:
             return None
-        if isinstance(self.against, str):
+        tables = {"local": self.local_losses, "constant": self.constant_losses}
+        table = tables[self.against] if isinstance(self.against, str) else self.against
+        if table is None:
             raise BadInput(f"objective.against = {self.against!r} has no numbers yet; fm.train and fm.run find them")
-        absent = [name for name in names if name not in self.against]
-        if absent:
-            raise BadInput(f"objective.against has no reference for site {absent[0]!r}; give one for every site")
-        unknown = sorted(set(self.against) - set(names))
-        if unknown:
-            raise BadInput(f"objective.against names {unknown[0]!r}; the sites are {', '.join(names)}")
-        return torch.tensor([self.against[name] for name in names], dtype=torch.float64)
+        return _by_site(table, names, range(len(names)), "against")
+
+    def learnable(self, names: list[str], here: Collection[int]) -> tuple[Tensor, Tensor] | None:
+        """Returns what each site reaches alone and its loss before training, (n,) float64, or None if noise counts.
+
+        The numbers of sites that are not here are NaN."""
+        if not self.discount_noise:
+            return None
+        if self.local_losses is None or self.untrained_losses is None:
+            raise BadInput("objective.discount_noise has no numbers yet; fm.train and fm.run find them")
+        return (
+            _by_site(self.local_losses, names, here, "local_losses"),
+            _by_site(self.untrained_losses, names, here, "untrained_losses"),
+        )
+
+
+def _by_site(table: Mapping[str, float], names: list[str], here: Collection[int], field: str) -> Tensor:
+    """Returns a table's number for every site, and NaN for a site elsewhere that it does not name."""
+    absent = [names[i] for i in here if names[i] not in table]
+    if absent:
+        raise BadInput(f"objective.{field} has no number for site {absent[0]!r}; give one for every site")
+    unknown = sorted(set(table) - set(names))
+    if unknown:
+        raise BadInput(f"objective.{field} names {unknown[0]!r}; the sites are {', '.join(names)}")
+    return torch.tensor([table.get(name, math.nan) for name in names], dtype=torch.float64)
 
 
 def held_out_last(samples: Samples, site: int, count: int) -> Tensor:
@@ -113,7 +176,7 @@ def held_out_last(samples: Samples, site: int, count: int) -> Tensor:
     order = random_streams.bits(key, rows).flatten().argsort(stable=True)
     targets = samples.targets.reshape(rows, -1)[:, 0]
     order = order[targets[order].argsort(stable=True)]  # by target, and in random order within one
-    places = ((torch.arange(count) + 0.5) * rows / count).long()
+    places = ((torch.arange(count) + 0.5) * rows / max(1, count)).long()
     held = torch.zeros(rows, dtype=torch.bool)
     held[order[places]] = True
     return torch.cat([(~held).nonzero().flatten(), held.nonzero().flatten()])

@@ -19,7 +19,7 @@ from fairmesh.problems.losses import (
     evaluation_loss,
     weighted_loss,
 )
-from fairmesh.problems.objective import held_out_last
+from fairmesh.problems.objective import LEARNABLE, held_out_last
 from fairmesh.problems.problem import Problem
 
 AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
@@ -68,6 +68,10 @@ class Oracle:
         if problem.objective.judged_on != "training":
             inputs, targets = self._prepare_judging(problem, sites, sizes, inputs, targets)
         references = problem.objective.references([site.name or "" for site in problem.sites])
+        self._learnable = None
+        learnable = problem.objective.learnable([site.name or "" for site in problem.sites], problem.here)
+        if learnable is not None:
+            self._learnable = tuple(numbers.to(device, dtype)[sites].unsqueeze(-1) for numbers in learnable)
         self._excess = None
         if references is not None:
             above = (references - references.mean()).to(device, dtype)
@@ -123,6 +127,10 @@ class Oracle:
 
     def _compared(self, losses: Tensor) -> Tensor:
         """Returns the losses' excess over the references, plus the references' mean."""
+        if self._learnable is not None:
+            local, untrained = self._learnable
+            learned = 1.0 - torch.minimum(local, losses) / untrained
+            losses = losses * (learned / LEARNABLE).clamp_(0.0, 1.0).square_()
         return losses if self._excess is None else (losses - self._excess).clamp_(min=0.0)
 
     def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:

@@ -360,8 +360,8 @@ class Problem:
             hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
         described = (self._module(0), self.sampling, self.weight_decay, self.clip_norm)
         hasher.update(f"{described} {_named(self.loss)} {_named(self.augment)}".encode())
-        if self.objective != Objective():
-            hasher.update(repr(self.objective).encode())
+        if self.objective.identity() is not None:
+            hasher.update(f"{self.objective.identity()}".encode())
         return hasher.hexdigest()[:16]
 
 

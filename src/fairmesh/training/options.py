@@ -30,6 +30,8 @@ class Options:
             False.
         keep_iterate: Whether to keep an iterate drawn uniformly over time, the output of Theorem 2. Default: False.
         on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
+        compare_weights: Whether to train once more with fixed weights, before the run, and to say afterwards at which
+            sites the weights helped. Takes twice as long. Default: False.
         count_bytes: Whether to count the exact bytes of every message as encoded. Default: True.
         memory_gib: Memory in GiB that the run may take, > 0; None for nine tenths of what is free. Replicas that do not
             fit run one portion after another. Default: None.
@@ -57,6 +59,7 @@ class Options:
     keep_best: bool = False
     keep_iterate: bool = False
     on_divergence: Literal["stop", "mark"] = "stop"
+    compare_weights: bool = False
     count_bytes: bool = True
     memory_gib: float | None = None
     tune_malloc: bool = False

@@ -1,6 +1,7 @@
-"""The losses that sites are compared with: what each reaches alone, or with a constant output."""
+"""The losses that sites are compared with: what each reaches alone, untrained, or with a constant output."""
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -24,31 +25,43 @@ _LOOKS = 20  # times that local models are measured; the best time counts, as wi
 
 
 def with_references(
-    problem: Problem, topology: Topology, rounds: int, seed: int, options: Options, network: Network
+    problem: Problem,
+    topology: Topology,
+    rounds: int,
+    seed: int,
+    options: Options,
+    network: Network,
+    alone: bool = False,
 ) -> Problem:
-    """Returns the problem with its objective fitted to a run: its length, and a reference loss for every site.
+    """Returns the problem with its objective fitted to a run: its length, and the losses that sites are compared with.
 
-    Each process finds the references of the sites that it hosts, and all processes learn all of them."""
-    objective = problem.objective.with_run_length(rounds) if problem.objective != Objective() else problem.objective
-    if isinstance(objective.against, str):
-        if objective.judged_on == "training":
-            raise BadInput(
-                f'objective.against = "{objective.against}" needs judged_on = "held-out" or "validation": on the rows '
-                "that it was trained on, a local model has almost no loss"
-            )
+    Each process finds the losses of the sites that it hosts, and all processes learn all of them, unless `alone`:
+    nodes between organisations tell each other nothing here."""
+    objective = problem.objective.with_run_length(rounds)
+    if objective.needs_local_models or objective.needs_constants:
+        found: dict[str, dict[int, float]] = {}
         with network.process_group.fail_together():
             judged = judged_apart(problem)
-            if objective.against == "local":
-                found = _local_losses(judged, topology, rounds, seed, options, network)
-            else:
-                found = {i: _constant_loss(judged, i) for i in judged.here}
-        gathered = network.process_group.all_gather_json({str(i): value for i, value in found.items()})
-        known = {int(i): value for part in gathered for i, value in part.items()}
-        names = [site.name or "" for site in problem.sites]
-        objective = dataclasses.replace(objective, against={name: known[i] for i, name in enumerate(names)})
-    if objective is problem.objective:
-        return problem
-    return dataclasses.replace(problem, objective=objective)
+            sites = network.hosted.tolist()
+            if objective.needs_local_models:
+                found["local_losses"] = _local_losses(judged, topology, rounds, seed, options, network)
+            if objective.needs_constants:
+                constants = {i: _constant_loss(judged, i) for i in sites}
+                found["constant_losses"] = constants
+                found["untrained_losses"] = {i: max(constants[i], _untrained_loss(judged, i, seed)) for i in sites}
+            for field, losses in found.items():
+                _check_finite(field, losses, problem)
+        gathered = [found] if alone else network.process_group.all_gather_json(_with_text_keys(found))
+        tables = {
+            field: {problem.sites[int(i)].name or "": value for part in gathered for i, value in part[field].items()}
+            for field in found
+        }
+        objective = dataclasses.replace(objective, **tables)
+    return problem if objective is problem.objective else dataclasses.replace(problem, objective=objective)
+
+
+def _with_text_keys(found: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
+    return {field: {str(i): value for i, value in losses.items()} for field, losses in found.items()}
 
 
 def judged_apart(problem: Problem) -> Problem:
@@ -61,14 +74,14 @@ def judged_apart(problem: Problem) -> Problem:
 
 def _split(site: Site, i: int, objective: Objective) -> Site:
     samples, count = site.train, objective.held_out_of(len(site.train))
-    if not count:  # too small to hold anything out
+    if not count:  # too small to hold anything out, or judged on training rows
         return dataclasses.replace(site, validation=samples)
-    parts = len(samples) - count, count
+    parts = [len(samples) - count, count]
     if not samples.here:
         train, judging = (Samples.elsewhere(part, samples) for part in parts)
     else:
         order = held_out_last(samples, i, count)
-        train, judging = (Samples(samples.inputs[rows], samples.targets[rows]) for rows in order.split(list(parts)))
+        train, judging = (Samples(samples.inputs[rows], samples.targets[rows]) for rows in order.split(parts))
     return dataclasses.replace(site, train=train, validation=judging)
 
 
@@ -85,21 +98,19 @@ def _local_losses(
         if done and (done % every == 0 or done == rounds):
             losses = judge.of_own_models(training.view.models(state.algorithm), nodes.unsqueeze(0))["loss"][0]
             best = torch.minimum(best, losses.nan_to_num(nan=torch.inf))
-    return _finite(dict(zip(nodes.tolist(), best.tolist())), problem)
+    return dict(zip(nodes.tolist(), best.tolist()))
 
 
 def _constant_loss(problem: Problem, i: int) -> float:
     """Returns the loss of the output that is best for all training rows of a site, on the rows that judge the site."""
     site = problem.sites[i]
-    model, row = problem.flat_model.to(torch.device("cpu"), torch.float32), problem.initial_row(0).float()
-    with torch.no_grad():
-        output = model(row, as_floats(site.train.inputs[:1], torch.float32)) * 0.0
-    constant = output.detach().clone().requires_grad_(True)
+    outputs = _outputs(problem, site.train, 0, rows=1)
+    constant = torch.zeros_like(outputs).requires_grad_(True)
     optimizer = torch.optim.LBFGS([constant], max_iter=100, line_search_fn="strong_wolfe")
 
     def loss_of(samples: Samples) -> Tensor:
-        outputs = constant.expand(len(samples), *constant.shape[1:])
-        return problem.loss(outputs, as_floats(samples.targets, torch.float32))
+        repeated = constant.expand(len(samples), *constant.shape[1:])
+        return problem.loss(repeated, as_floats(samples.targets, torch.float32))
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -111,14 +122,25 @@ def _constant_loss(problem: Problem, i: int) -> float:
     with torch.enable_grad():
         optimizer.step(closure)
     with torch.no_grad():
-        return _finite({i: float(loss_of(site.validation))}, problem)[i]
+        return float(loss_of(site.validation))
 
 
-def _finite(found: dict[int, float], problem: Problem) -> dict[int, float]:
+def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
+    """Returns the loss of the initial model on the rows that judge a site."""
+    samples = problem.sites[i].validation
+    return float(problem.loss(_outputs(problem, samples, seed), as_floats(samples.targets, torch.float32)))
+
+
+@torch.no_grad()
+def _outputs(problem: Problem, samples: Samples, seed: int, rows: int | None = None) -> Tensor:
+    model = problem.flat_model.to(torch.device("cpu"), torch.float32)
+    return model(problem.initial_row(seed).float(), as_floats(samples.inputs[:rows], torch.float32))
+
+
+def _check_finite(field: str, found: dict[int, float], problem: Problem) -> None:
     for i, value in found.items():
-        if not torch.isfinite(torch.tensor(value)):
+        if not math.isfinite(value):
             raise BadInput(
-                f"the reference loss of site {i} ({problem.sites[i].name}) is {value}; give objective.against a table "
-                "of losses by site, or look at this site's data"
+                f"objective.{field} of site {i} ({problem.sites[i].name}) is {value}; look at this site's data, or "
+                "give a table of losses by site"
             )
-    return found

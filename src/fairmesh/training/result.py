@@ -18,6 +18,7 @@ from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.replicas import Replica
+from fairmesh.training.verdict import WeightsVerdict, verdict_of
 
 
 class Averages(NamedTuple):
@@ -46,6 +47,7 @@ class Result:
         averages: The averages over all nodes, if this process hosts only some of them. Default: None.
         stop_reason: Why an observer ended the run early. Default: None.
         seconds: How long the run took. Default: 0.0.
+        fixed: The same run with fixed weights, with `compare_weights = True`. Default: None.
         personal: The sites' own models, one entry per replica that did not diverge, if the run has a personalization.
             Default: [].
 
@@ -69,7 +71,18 @@ class Result:
     averages: Averages | None = None
     stop_reason: str | None = None
     seconds: float = 0.0
+    fixed: "Result | None" = field(default=None, repr=False)
     personal: list[Personalized] = field(default_factory=list, repr=False)
+
+    def weights_verdict(self) -> WeightsVerdict:
+        """Returns whether the weights helped, site by site.
+
+        Raises:
+            BadInput: The run was not compared with fixed weights.
+        """
+        if self.fixed is None:
+            raise BadInput("the run was not compared with fixed weights; train with compare_weights = True")
+        return verdict_of(self, self.fixed)
 
     @property
     def final(self) -> list[Record]:
@@ -180,6 +193,7 @@ def summary_of(result: Result) -> dict[str, Any]:
         "replicas": len(result.replicas),
         "variants": [v | _numbers([final[r] for r in v["replicas"]], primary) for v in variants],
         "diverged": result.diverged,
+        **({} if result.fixed is None else {"weights": result.weights_verdict().as_json()}),
         **({} if result.stop_reason is None else {"stopped_early": result.stop_reason}),
         "nodes": result.problem.n,
         "parameters": result.problem.flat_model.dim,

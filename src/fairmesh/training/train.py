@@ -20,10 +20,12 @@ from fairmesh.numerics import malloc
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized
+from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
-from fairmesh.topology.graphs import Topology
+from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_objective
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
@@ -60,9 +62,9 @@ from fairmesh.training.result import Averages, Result, summary_of
 
 def train(
     problem: Problem,
-    topology: Topology,
-    algorithm: Algorithm | Sequence[Algorithm],
-    rounds: int,
+    topology: Topology | None = None,
+    algorithm: Algorithm | Sequence[Algorithm] | None = None,
+    rounds: int = ROUNDS,
     *,
     seeds: Sequence[int] = (0,),
     placements: Placements = None,
@@ -83,9 +85,11 @@ def train(
 
     Args:
         problem: The model, the loss and the sites' data.
-        topology: Who talks to whom, such as `fm.Ring()`.
-        algorithm: The algorithm, or several that differ only in their numbers.
-        rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round.
+        topology: Who talks to whom; None for a ring. Default: None.
+        algorithm: The algorithm, or several that differ only in their numbers. None for the one that does best on many
+            kinds of sites (docs/weights.md): `TrackedADGDA` with `ChiSquare(0.2)`, weights that follow held-out rows
+            unless the problem has an objective of its own, and `compare_weights`. Default: None.
+        rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         seeds: Seeds of the replicas, whole numbers >= 0. Default: (0,).
         placements: Which site each node holds: None for site i at node i; a number of random placements; a list of
             permutations; or "by-seed" for one random placement per seed. Default: None.
@@ -125,6 +129,11 @@ def train(
         3
     """
     process_group = process_group or SingleProcess()
+    topology = topology or Ring()
+    if algorithm is None:
+        algorithm, options = DEFAULT_ALGORITHM, {"compare_weights": True} | options
+        if problem.objective == Objective():
+            problem = replace(problem, objective=default_objective())
     with process_group.fail_together():
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
         if personalization is not None:
@@ -140,6 +149,16 @@ def train(
     problem = with_references(problem, topology, rounds, replicas[0].seed, chosen, network)
     with process_group.fail_together():
         at_once, sentence = that_fit(problem, replicas, chosen, process_group)
+    fixed = None
+    if chosen.compare_weights:
+        if announce:
+            announce("the run is trained once more with fixed weights, first, to see whether the weights help")
+        again: dict[str, Any] = options | {"compare_weights": False}
+        unweighted = [fixed_one for one in _listed(algorithm) if (fixed_one := one.with_fixed_weights())]
+        fixed = train(
+            problem, topology, unweighted, rounds,
+            seeds=seeds, placements=placements, process_group=process_group, **again,
+        )  # fmt: skip
     folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
     if folder and folder.resuming:
         at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
@@ -161,7 +180,7 @@ def train(
         if at_once >= len(replicas):
             with process_group.fail_together():
                 training = Training(problem, topology, replicas, chosen, network=network)
-            return _run(training, rounds, folder, settings, watching, stop, personalization, announce)
+            return _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed=fixed)
         started, results = time.perf_counter(), []
         for portion in portions(replicas, at_once):
             inside = RunFolder(portion.folder(folder.path), resume=resume) if folder else None
@@ -169,13 +188,17 @@ def train(
             one = _run(training, rounds, inside, settings, watching, stop, personalization, announce, portion.first)
             results.append(replace(one, state=on_host(one.state)))
             del training, one  # frees the device for the next portion
-    result = replace(merged(results, replicas), seconds=time.perf_counter() - started)
+    result = replace(merged(results, replicas), seconds=time.perf_counter() - started, fixed=fixed)
     if folder:
         folder.write_settings(settings)
         folder.replace_records(result.records)
         _write_outcome(folder, result)
         folder.close()
     return result
+
+
+def _listed(algorithm: Algorithm | Sequence[Algorithm]) -> list[Algorithm]:
+    return list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
 
 
 def _checked(
@@ -197,7 +220,7 @@ def _checked(
     chosen = Options(**options)
     if not isinstance(topology, Topology):
         raise BadInput(f"topology must be a Topology such as fm.Ring(), got {topology!r}")
-    algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
+    algorithms = _listed(algorithm)
     for one in algorithms:
         if not isinstance(one, Algorithm):
             raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
@@ -207,6 +230,8 @@ def _checked(
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
     if chosen.measure_phi and any(a.robust_regularizer() is None for a in algorithms):
         raise BadInput("measure_phi needs an algorithm with a regularizer, such as ad-gda")
+    if chosen.compare_weights and any(a.with_fixed_weights() is None for a in algorithms):
+        raise BadInput("compare_weights needs an algorithm with weights of its own, such as tracked-ad-gda")
     if chosen.own_models and any(a.needs_server for a in algorithms):
         raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
     for one in algorithms:
@@ -225,6 +250,7 @@ def _run(
     personalization: Personalization | None,
     announce: Callable[[str], None] | None,
     first_replica: int = 0,
+    fixed: Result | None = None,
 ) -> Result:
     """Trains one batch of replicas to the end, or from its checkpoint."""
     options, process_group = training.options, training.network.process_group
@@ -263,7 +289,7 @@ def _run(
         if folder and not isinstance(error, LostProcess):  # its launcher restarts the run, which must find its mark
             folder.close()
         raise
-    result = _result(run, meter, time.perf_counter() - started)
+    result = replace(_result(run, meter, time.perf_counter() - started), fixed=fixed)
     if personalization is not None:
         if announce:
             announce(f"choosing a model of its own for each of {training.problem.n} sites")

@@ -31,6 +31,8 @@ from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import private_folder, read_bytes
 
+_OF_ALL_SITES = ("measure_phi", "keep_best", "keep_iterate", "compare_weights")
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -71,7 +73,7 @@ class Membership:
     @property
     def not_measured(self) -> list[str]:
         """Returns the options of the experiment that need every site's models in one place."""
-        return [name for name in ("measure_phi", "keep_best", "keep_iterate") if getattr(self.experiment.options, name)]
+        return [name for name in _OF_ALL_SITES if getattr(self.experiment.options, name)]
 
     @property
     def name(self) -> str:

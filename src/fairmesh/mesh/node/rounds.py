@@ -25,6 +25,7 @@ from fairmesh.topology.mixing import union_of
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.observers import Divergence, ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
+from fairmesh.training.references import with_references
 from fairmesh.training.replicas import Replica
 
 _CHECKPOINT_S = 60.0  # at most this much work is repeated after a crash
@@ -86,6 +87,9 @@ class Rounds:
             experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)
         )
         options = replace(experiment.options, **dict.fromkeys(membership.not_measured, False))
+        self.problem = problem = with_references(
+            problem, experiment.topology, experiment.rounds, experiment.seeds[0], options, network, alone=True
+        )
         self.training = Training(problem, experiment.topology, [replica], options, network=network)
         self.branch = spanning_tree(union_of(cycle))[self._number]
         self._identity = identity_of(membership, problem)
