@@ -219,6 +219,8 @@ def test_personalize_tells_its_progress(result):
 def test_personalize_refuses_a_replica_that_is_not_there_and_a_model_that_diverged(result):
     with refused("replica", "0..0", 3):
         fm.personalize(result, replica=3)
+    with refused("device", "gpu"):
+        fm.personalize(result, device="gpu")
     broken = dataclasses.replace(result, averages=type(result._last)(result.row() * math.nan, None))
     with refused("replica 0", "not finite"):
         fm.personalize(broken)

@@ -65,7 +65,7 @@ def personalize(
         The models and their metrics, for the sites whose data is here.
 
     Raises:
-        BadInput: The method or the replica does not exist.
+        BadInput: The method, the replica or the device does not exist, or the common model is not finite.
 
     Example:
         >>> import torch
@@ -82,6 +82,10 @@ def personalize(
     """
     if not 0 <= replica < len(result.replicas):
         raise BadInput(f"replica must lie in 0..{len(result.replicas) - 1}, got {replica}")
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise BadInput(f"unknown device {device!r}: use 'cpu' or 'cuda'") from error
     row = result.row()[replica]
     if not bool(torch.isfinite(row).all()):
         raise BadInput(
@@ -93,7 +97,7 @@ def personalize(
         Mixture() if method is None else method,
         seed=result.replicas[replica].seed,
         replica=replica,
-        device=torch.device(device),
+        device=where,
         dtype=row.dtype,
         progress=progress,
     )
