@@ -27,7 +27,7 @@ CASES = {
     **{
         f"algorithm {name}": (fm.topologies.Circulant((1, 2)), algorithm)
         for name, algorithm in toys.ALGORITHMS.items()
-        if not algorithm.needs_server
+        if not algorithm.needs_server and algorithm.sends
     },
     **{
         f"compressor {name}": (fm.topologies.Circulant((1, 2)), fm.ADGDA(0.3, 0.02, 0.2, compressor))
