@@ -28,6 +28,7 @@ class Method:
         candidates: What tuning chooses from; none if there is nothing to tune.
         topology: Who talks to whom.
         objective: Which losses the weights follow.
+        personalization: How sites get models of their own after the last round; None if all use the common model.
         steps_per_round: Gradients per round. The method gets so many times fewer rounds than the others.
         own_models: Whether each site is judged by its own model, and chooses its own candidate.
         sees_test: Whether the weights follow the losses on test rows: a reference, not a method. Every candidate is
@@ -40,6 +41,7 @@ class Method:
     candidates: tuple[Algorithm, ...] = ()
     topology: Topology = field(default_factory=Ring)
     objective: Objective = field(default_factory=Objective)
+    personalization: Any = None
     steps_per_round: int = 1
     own_models: bool = False
     sees_test: bool = False

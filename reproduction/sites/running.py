@@ -71,6 +71,7 @@ def settings_of(problem: SiteProblem, method: Method, tuning: str, scale: Scale)
         "candidates": _candidates(method) if tuning == "tuned" or method.sees_test else [],
         "topology": to_table(method.topology),
         "objective": to_table(method.objective),
+        "personalization": None if method.personalization is None else to_table(method.personalization),
         "rounds": scale.rounds_of(problem, method),
         "seeds": scale.seeds,
     }
@@ -84,7 +85,7 @@ def was_run_as(row: Line, problem: SiteProblem, method: Method, scale: Scale) ->
     """Returns whether a row was run with the present settings. Fields that were added to a class since then count as
     having their defaults, as in `reproduction.lines.describes`."""
     recorded, now = row["settings"], json.loads(as_json(settings_of(problem, method, row["tuning"], scale)))
-    described = {"algorithm": method.algorithm, "topology": method.topology, "objective": method.objective}
+    described = {name: getattr(method, name) for name in ("algorithm", "topology", "objective", "personalization")}
     return all(
         describes(recorded.get(key), described[key]) if described.get(key) is not None else recorded.get(key) == value
         for key, value in now.items()
@@ -342,6 +343,7 @@ def _trained(
     shape = sites[0].train[0].shape[1:]
     classes = 1 + max(int(labels.max()) for site in sites for _, labels in (site.train, site.test))
     rounds = task.scale.rounds_of(problem, method)
+    more = {} if method.personalization is None else {"personalization": method.personalization}
     result = train(
         Problem(lambda: problem.model.build(shape, classes), sites, objective=method.objective),
         method.topology,
@@ -353,12 +355,15 @@ def _trained(
         own_models=method.own_models,
         on_divergence="mark",
         device=task.device,
+        **more,
     )
+    personal = {one.replica: one.values("personal", "accuracy") for one in result.personal} if more else {}
     made = []
     for a in range(len(algorithms)):
         replicas = range(a * len(seeds), (a + 1) * len(seeds))
         records = [result.final[r] for r in replicas]
-        accuracies = [(one["own_models"] if method.own_models else one)["accuracy"]["sites"] for one in records]
+        measured = [(one["own_models"] if method.own_models else one)["accuracy"]["sites"] for one in records]
+        accuracies = [personal.get(r, found) for r, found in zip(replicas, measured)]  # a diverged one has no models
         weights = [one["lambda"] for one in records if "lambda" in one]
         made.append(
             Trained(
