@@ -65,8 +65,6 @@ class NoData:
     def losses_and_gradients(self, models, round_index, call):
         return torch.zeros_like(models[..., :1]), torch.zeros_like(models)
 
-    trust = None
-
     def weights_open(self, round_index):
         return None
 

@@ -124,7 +124,6 @@ class Round:
         self._oracle, self._network, self._round_cache = oracle, network, round_cache or RoundCache()
         self.prior = oracle.prior  # p (..., 1, n)
         self.own = network.own  # (nodes, n) each hosted node's own coordinate
-        self.trust = oracle.trust  # (..., nodes, 1) how far a node's weight follows its loss; None for all the way
         self.n = network.n
         self.by_identity = network.by_identity  # (n,) so that a server's draws depend on identities, not on positions
         self.sent: list[Traffic] = []

@@ -301,11 +301,7 @@ class ShadowPrice(Weighting):
         means = None if state.mean_balances is None else losses + state.mean_balances
         # The mean of n losses is at least 1 / n of each one; this bounds a node's estimate while gossip lags behind.
         units = losses if means is None else losses / torch.maximum(means, losses / ctx.n + _NO_LOSS)
-        units = units / (1.0 + ctx.step_size(self.strength_annealing))
-        if ctx.trust is None:
-            weights = prior * ratio_at(regularizer, units, state.prices)
-        else:
-            weights = prior * ratio_at(regularizer, units * ctx.trust, state.prices * ctx.trust)
+        weights = prior * ratio_at(regularizer, units / (1.0 + ctx.step_size(self.strength_annealing)), state.prices)
         step = self.step / (ctx.n * ctx.prior.amax(dim=-1, keepdim=True) / _LARGE).clamp(min=1.0)
         raised = state.prices + step * (weights - prior)
         sent = raised + state.balances

@@ -49,9 +49,6 @@ class Objective:
             Default: None.
         discount_noise: Whether a loss that no model can lower counts less. Each site trains a model of its own before
             the run, which sends nothing. Default: False.
-        half_trust_rows: How many judging rows a site needs for its weight to follow its loss by half, >= 0: a site with h
-            of them follows by h / (h + half_trust_rows) of the way from the prior. `ShadowPrice` only. 0 trusts every
-            loss in full. Default: 0.0.
         rounds: The length of the run; None to fill it in when the run starts. Default: None.
         local_losses: The loss that each site reaches alone, by its name; None to find it when the run starts. Default:
             None.
@@ -77,7 +74,6 @@ class Objective:
     rejoin: float = 0.1
     against: Literal["local", "constant"] | Mapping[str, float] | None = None
     discount_noise: bool = False
-    half_trust_rows: float = 0.0
     rounds: int | None = None
     local_losses: Mapping[str, float] | None = None
     untrained_losses: Mapping[str, float] | None = None
@@ -86,8 +82,6 @@ class Objective:
     def __post_init__(self):
         if not 0 < self.share <= 0.5:
             raise BadInput(f"objective.share must lie in (0, 0.5], got {self.share}")
-        if not (math.isfinite(self.half_trust_rows) and self.half_trust_rows >= 0):
-            raise BadInput(f"objective.half_trust_rows must be a finite number >= 0, got {self.half_trust_rows}")
         if not 0 < self.rejoin <= 1:
             raise BadInput(f"objective.rejoin must lie in (0, 1], got {self.rejoin}; 1 keeps the rows out to the end")
         if self.judged_on == "training" and (self.against == "local" or self.discount_noise):

@@ -64,7 +64,6 @@ class Oracle:
         self._largest, self._padded = int(self._sizes.max()), problem.sampling.order == "full" and not even
         held = [problem.sites[i].train for i in problem.here]
         inputs, targets = (torch.cat([getattr(samples, what) for samples in held]) for what in ("inputs", "targets"))
-        self.trust: Tensor | None = None  # how far each hosted node's weight follows its loss; None for all the way
         self._judge: tuple[Tensor, Tensor] | None = None  # first row and number of rows that judge each hosted node
         if problem.objective.judged_on != "training":
             inputs, targets = self._prepare_judging(problem, sites, sizes, inputs, targets)
@@ -175,9 +174,6 @@ class Oracle:
             alone = counts == 0  # too small to hold anything out: judged on its training rows
             first, counts = first - torch.where(alone, sizes, 0), torch.where(alone, sizes, counts)
         self._judge = first[sites].unsqueeze(-1), counts[sites].unsqueeze(-1)
-        if objective.half_trust_rows:
-            rows = counts[sites].unsqueeze(-1).to(self.dtype)
-            self.trust = rows / (rows + objective.half_trust_rows)
         return inputs, targets
 
     def _on_held_rows(

@@ -69,8 +69,6 @@ class NoGradients:
     def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
         return torch.ones_like(models[..., :1]), torch.zeros_like(models)
 
-    trust = None
-
     def weights_open(self, round_index: Tensor) -> Tensor | None:
         return None
 
