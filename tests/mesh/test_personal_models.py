@@ -43,6 +43,7 @@ def lived(tmp_path_factory):
     return folder, fm.run(load_experiment(folder / "experiment.toml"))
 
 
+@pytest.mark.slow
 def test_nodes_choose_what_a_simulation_chooses(lived):
     folder, simulated = lived
     module = load_experiment(folder / "experiment.toml").model.build(torch.Size([8, 8]), 10)
@@ -59,6 +60,7 @@ def test_nodes_choose_what_a_simulation_chooses(lived):
                 assert torch.allclose(tensor, state[key], atol=1e-4), (name, one, key)
 
 
+@pytest.mark.slow
 def test_result_stays_the_same_at_every_site(lived):
     folder, simulated = lived
     results = [folder / name / "state" / "result" for name in NAMES]

@@ -16,6 +16,7 @@ from fairmesh.personalization import FineTuned, Mixture, PersonalModel
 from fairmesh.personalization.personalize import personalized
 from fairmesh.report.runs import Run, personal_table
 from fairmesh.testing.hosts import InProcess, Post, Threads
+from tests.pairwise import case
 from tests.personalization.problems import CLASSES, FEATURES, SIZES, linear, problem, sites
 from tests.refusals import refused
 
@@ -34,7 +35,7 @@ def result():
     return trained(problem())
 
 
-@pytest.fixture(scope="module", params=["labels", "numbers", "hidden layer"])
+@pytest.fixture(scope="module", params=["labels", case("numbers", quick=False), case("hidden layer", quick=False)])
 def outcomes(request):
     """Returns the loss of every kind of model at every site, over several draws of the data: (seeds, sites)."""
     kind = {"labels": {}, "numbers": {"numbers": True}, "hidden layer": {"hidden": 12}}[request.param]
