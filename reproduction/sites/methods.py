@@ -10,6 +10,7 @@ from fairmesh.algorithms.weighting import PriorWeights
 from fairmesh.compression.compressors import Identity, Quantize
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.tables import to_table
+from fairmesh.personalization import Mixture, Personalization
 from fairmesh.problems.objective import Objective
 from fairmesh.regularizers.members import ChiSquare
 from fairmesh.topology.graphs import Complete, Ring, Topology
@@ -41,7 +42,7 @@ class Method:
     candidates: tuple[Algorithm, ...] = ()
     topology: Topology = field(default_factory=Ring)
     objective: Objective = field(default_factory=Objective)
-    personalization: Any = None
+    personalization: Personalization | None = None
     steps_per_round: int = 1
     own_models: bool = False
     sees_test: bool = False
@@ -123,6 +124,8 @@ _LIST = (
         objective=default_objective(),
         robust=True,
     ),
+    Method("Fixed, mixture", _FIXED, personalization=Mixture()),
+    Method("Default, mixture", DEFAULT_ALGORITHM, objective=default_objective(), personalization=Mixture()),
     Method(
         "DR-DSGD",
         DRDSGD(),

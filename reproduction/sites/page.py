@@ -31,6 +31,8 @@ Every number is the mean over five splits of the data and five seeds per split, 
 - **Tracked, held-out**: the weights follow held-out rows of each site. **regret**: they follow the excess over what the
   site reaches alone. **Default**: what `fm.train(problem)` uses. The weights follow held-out rows, are softer, and
   discount losses that no model can lower.
+- **mixture**: after the last round, each site mixes the common model, a fine-tuned one and its own, with weights that
+  its held-out rows support. All other methods but Local give every site the same model.
 - **DRFA** has ten gradient steps per round and a tenth of the rounds.
 - **tuned**: the best of six candidates by the worst site, on {100 * HELD_OUT:.0f} % of the training rows of each site,
   then trained on all training rows. Every split is tuned by itself. A site alone chooses its own candidate.
@@ -46,7 +48,8 @@ _SUMMARY = f"""\
 *Oracle* is the change by oracle weights against equal ones, both pooled. *worst* and *mean* are changes against Fixed,
 in points. Where the oracle gains at least {100 * table.WORTH_HAVING:.0f} points at the worst site, the goal is to gain
 half of that and to lose at most {100 * table.MEAN_LOST:.0f} point of the mean. Elsewhere the goal is to lose at most
-{100 * table.WORST_LOST:.1f} points at the worst site.
+{100 * table.WORST_LOST:.1f} points at the worst site. AD-GDA, DR-DSGD and DRFA have another optimizer than Fixed, so
+their changes are not due to the weights alone.
 """
 
 

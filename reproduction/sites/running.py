@@ -343,7 +343,6 @@ def _trained(
     shape = sites[0].train[0].shape[1:]
     classes = 1 + max(int(labels.max()) for site in sites for _, labels in (site.train, site.test))
     rounds = task.scale.rounds_of(problem, method)
-    more = {} if method.personalization is None else {"personalization": method.personalization}
     result = train(
         Problem(lambda: problem.model.build(shape, classes), sites, objective=method.objective),
         method.topology,
@@ -355,9 +354,9 @@ def _trained(
         own_models=method.own_models,
         on_divergence="mark",
         device=task.device,
-        **more,
+        personalization=method.personalization,
     )
-    personal = {one.replica: one.values("personal", "accuracy") for one in result.personal} if more else {}
+    personal = {one.replica: one.values("personal", "accuracy") for one in result.personal}
     made = []
     for a in range(len(algorithms)):
         replicas = range(a * len(seeds), (a + 1) * len(seeds))

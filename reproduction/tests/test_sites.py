@@ -17,9 +17,11 @@ from reproduction.__main__ import app
 from reproduction.sites import instruments, page, running, sources, table
 from reproduction.sites.methods import CANDIDATES, METHODS
 from reproduction.sites.problems import CONCEPT_ANGLE, PROBLEMS
-from reproduction.sites.running import QUICK, Scale, Task, Trained, chosen_among, outcome_of, rows_of
+from reproduction.sites.running import FULL, QUICK, Scale, Task, Trained, chosen_among, outcome_of, rows_of
+from reproduction.verdicts import RECORDED
 from tests.refusals import refused
 
+RESULTS = RECORDED / "sites"
 FEW_TEST_ROWS = {"small-sites-breast-cancer": 220}  # the whole table has 569
 
 
@@ -387,3 +389,17 @@ def test_bench_refuses_unknown_problems_methods_and_halves(arguments, names, tmp
 def test_options_of_the_bench_are_refused_with_other_recipes():
     with refused("--half", "sites", "table2"):
         CliRunner().invoke(app, ["table2", "--half", "development"], catch_exceptions=False)
+
+
+# The recorded results.
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.jsonl")))
+def test_recorded_rows_are_complete_and_of_the_bench_as_it_is(name):
+    for row in rows_of(RESULTS, name):
+        assert running.was_run_as(row, PROBLEMS[name], METHODS[row["method"]], FULL), (row["method"], row["tuning"])
+        assert list(row["splits"]) == [str(split) for split in range(FULL.splits)]
+
+
+def test_page_is_that_of_the_recorded_rows():
+    assert (RESULTS.parents[1] / "sites.md").read_text(encoding="utf-8") == page.page(RESULTS)
