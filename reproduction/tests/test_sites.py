@@ -307,6 +307,7 @@ def _called(*arguments: str):
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_quick_bench_runs_every_method_resumes_and_is_shown(tmp_path):
     command = ["--quick", "--only", "concept-table", "--out", str(tmp_path)]
     some = ["--methods", "Local", "--methods", "Fixed"]

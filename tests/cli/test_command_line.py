@@ -131,6 +131,7 @@ def test_resume_extends_a_finished_run(cli, tmp_path):
     assert (tmp_path / "grown/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow  # cluster/test_launching.py and training/test_resuming.py have the like
 def test_run_keeps_a_checkpoint_on_ctrl_c_and_resumes_to_the_same_end(cli, tmp_path):
     command = [sys.executable, "-m", "fairmesh", "run", "quick.toml", "--set", "rounds=4000", "--out", "stopped"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
