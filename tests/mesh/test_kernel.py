@@ -32,6 +32,7 @@ if __name__ == "__main__":
 """ % (NODES, STEPS)  # noqa: UP031
 
 
+@pytest.mark.slow
 def test_bytes_counted_by_nodes_are_those_counted_by_the_kernel_but_for_tls():
     alone = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]  # a network of its own
     try:

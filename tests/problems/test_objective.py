@@ -152,7 +152,7 @@ def test_local_reference_is_what_each_site_reaches_alone():
     labels[1] = 1 - labels[1]  # the opposite rule, as easy to learn alone
     labels[2] = torch.randint(0, 2, (300,), generator=generator)  # noise
     sites = [fm.Site((x, y)) for x, y in zip(inputs, labels)]
-    problem = fm.Problem(nn.Linear(4, 2), sites, objective=Objective("held-out", against="local"))
+    problem = fm.Problem(lambda: nn.Linear(4, 2), sites, objective=Objective("held-out", against="local"))
     first, second, noise = referenced(problem, 200).objective.local_losses.values()
     assert first < 0.25
     assert second < 0.25
@@ -190,7 +190,7 @@ def noisy_sites(seed: int = 0) -> list[fm.Site]:
 
 def test_weights_leave_a_site_of_pure_noise_only_with_the_discount():
     def share(objective: Objective) -> float:
-        problem = fm.Problem(nn.Linear(5, 2), noisy_sites(), objective=objective)
+        problem = fm.Problem(lambda: nn.Linear(5, 2), noisy_sites(), objective=objective)
         return float(fm.train(problem, fm.Ring(), fm.TrackedADGDA(), 200).weights()[0, 5])
 
     plain = share(Objective("held-out"))
@@ -209,8 +209,12 @@ def test_weights_see_that_a_small_site_is_memorised_only_on_held_out_rows():
         sites.append(fm.Site((inputs, (inputs @ truth[int(i == 3)] > 0).long())))
 
     def weight(objective: Objective) -> float:
-        model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 2))
-        problem = fm.Problem(model, sites, prior=[1, 1, 1, 1], objective=objective)
+        problem = fm.Problem(
+            lambda: nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 2)),
+            sites,
+            prior=[1, 1, 1, 1],
+            objective=objective,
+        )
         return float(fm.train(problem, fm.Ring(), fm.TrackedADGDA(), 300).weights()[0, 3])
 
     assert weight(Objective("held-out")) > 0.5 > weight(Objective())
