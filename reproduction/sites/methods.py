@@ -30,7 +30,7 @@ class Method:
         topology: Who talks to whom.
         objective: Which losses the weights follow.
         personalization: How sites get models of their own after the last round; None if all use the common model.
-        steps_per_round: Gradients per round. The method gets so many times fewer rounds than the others.
+        steps_per_round: Gradients per round. The number of rounds is divided by it.
         own_models: Whether each site is judged by its own model, and chooses its own candidate.
         sees_test: Whether the weights follow the losses on test rows: a reference, not a method. Every candidate is
             recorded, and the table shows the one with the best worst site.

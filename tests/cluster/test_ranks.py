@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """The folder in which so many ranks left how all cases ended."""
+    """Returns the folder in which this number of ranks wrote how all cases ended."""
 
     @functools.cache
     def folder_of(ranks: int) -> Path:

@@ -171,7 +171,7 @@ class Wide(fm.models.Model):
 
 @dataclass
 class StopAt(fm.observers.Observer):
-    """Ends a run after so many rounds."""
+    """Ends a run after a number of rounds."""
 
     last: int = 2
 

@@ -96,7 +96,7 @@ def start(folder: Path, name: str, **options) -> int:
 
 
 def ended(process: int, seconds: float) -> int | None:
-    """Returns a process's exit code, negative for a signal, or None if it still runs after so many seconds."""
+    """Returns a process's exit code, negative for a signal, or None if it still runs after `seconds`."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         found, status = os.waitpid(process, os.WNOHANG)

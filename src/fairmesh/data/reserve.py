@@ -25,6 +25,13 @@ def order_by_class(targets: Tensor, purpose: str) -> Tensor:
     return order[targets[order].argsort(stable=True)]
 
 
+def spread_over(order: Tensor, count: int) -> Tensor:
+    """Returns a mask of `count` rows that lie at even distances in an order."""
+    chosen = torch.zeros(len(order), dtype=torch.bool)
+    chosen[order[((torch.arange(count) + 0.5) * len(order) / max(1, count)).long()]] = True
+    return chosen
+
+
 def reserve(sites: Sequence[Site], share: float = 0.2) -> list[Site]:
     """Moves a share of every site's training rows into its `reserved` set, which the common model is not trained on.
 
@@ -71,9 +78,7 @@ def _reserved(i: int, site: Site, share: float) -> Site:
     if not rows.here:
         kept, away = Samples.elsewhere(count - taken, rows), Samples.elsewhere(taken, rows)
         return dataclasses.replace(site, train=kept, reserved=away)
-    order = order_by_class(rows.targets, "reserved rows")
-    away = torch.zeros(count, dtype=torch.bool)
-    away[order[((torch.arange(taken) + 0.5) * count / taken).long()]] = True
+    away = spread_over(order_by_class(rows.targets, "reserved rows"), taken)
     return dataclasses.replace(
         site,
         train=Samples(rows.inputs[~away], rows.targets[~away]),

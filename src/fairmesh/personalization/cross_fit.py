@@ -42,7 +42,7 @@ class _Average:
         self._sum = torch.zeros_like(start)
 
     def add(self, steps: int, models: Tensor, losses: Tensor, prior: float = 0.0) -> None:
-        """Adds the models after so many steps, given the loss of every row. `prior` is a logarithm."""
+        """Adds the models after a number of steps, given the loss of every row. `prior` is a logarithm."""
         used = losses.masked_fill(~self._judges, 0.0)
         total = torch.zeros_like(self._best).index_add_(0, self._site_of_row, used)
         evidence = log_evidence(total, self._rows, self._labels) + prior

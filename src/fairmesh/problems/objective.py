@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fairmesh.config.tables import checked
+from fairmesh.data.reserve import FEWEST_ROWS, spread_over
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 
-FEWEST_ROWS = 10  # a site with fewer training rows holds none out
 LEARNABLE = 0.5  # a site where a model can learn away this share of the untrained model's loss counts in full
 
 
@@ -176,7 +176,5 @@ def held_out_last(samples: Samples, site: int, count: int) -> Tensor:
     order = random_streams.bits(key, rows).flatten().argsort(stable=True)
     targets = samples.targets.reshape(rows, -1)[:, 0]
     order = order[targets[order].argsort(stable=True)]  # by target, and in random order within one
-    places = ((torch.arange(count) + 0.5) * rows / max(1, count)).long()
-    held = torch.zeros(rows, dtype=torch.bool)
-    held[order[places]] = True
+    held = spread_over(order, count)
     return torch.cat([(~held).nonzero().flatten(), held.nonzero().flatten()])

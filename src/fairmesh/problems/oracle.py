@@ -67,15 +67,14 @@ class Oracle:
         self._judge: tuple[Tensor, Tensor] | None = None  # first row and number of rows that judge each hosted node
         if problem.objective.judged_on != "training":
             inputs, targets = self._prepare_judging(problem, sites, sizes, inputs, targets)
-        references = problem.objective.references([site.name or "" for site in problem.sites])
-        self._learnable = None
-        learnable = problem.objective.learnable([site.name or "" for site in problem.sites], problem.here)
-        if learnable is not None:
-            self._learnable = tuple(numbers.to(device, dtype)[sites].unsqueeze(-1) for numbers in learnable)
-        self._excess = None
-        if references is not None:
-            above = (references - references.mean()).to(device, dtype)
-            self._excess = above[sites].unsqueeze(-1)
+        names = [site.name or "" for site in problem.sites]
+        references, learnable = problem.objective.references(names), problem.objective.learnable(names, problem.here)
+
+        def of_nodes(numbers: Tensor) -> Tensor:
+            return numbers.to(device, dtype)[sites].unsqueeze(-1)
+
+        self._learnable = None if learnable is None else tuple(map(of_nodes, learnable))
+        self._excess = None if references is None else of_nodes(references - references.mean())
         floats = device.type == "cpu" and inputs.numel() * dtype.itemsize <= AS_FLOATS_UP_TO
         self._inputs = (as_floats(inputs, dtype) if floats else inputs).to(self._data_device)
         self._targets = targets.to(self._data_device)
@@ -83,8 +82,7 @@ class Oracle:
         draw_shape = (len(self.seeds), len(hosted))
         self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
         self._shape = (*draw_shape, self.model.dim)
-        full = self._padded
-        loss = (weighted_loss if full else batch_loss)(self.model, problem.loss, problem.augment)
+        loss = (weighted_loss if self._padded else batch_loss)(self.model, problem.loss, problem.augment)
         loss = convolutions.of_many(loss, draw_shape[0] * draw_shape[1], device)
         self._values = vmap(loss)
         self._errors = vmap(batch_error(self.model, problem.augment))
@@ -114,9 +112,7 @@ class Oracle:
             norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
             gradients = gradients.mul_((self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0))
         if self._judge is not None:
-            return self._compared(
-                self._on_held_rows(self._judge, self._held_values, models, round_index, call)
-            ), gradients
+            return self.losses(models, round_index, call), gradients
         return self._compared(losses.view(*self._shape[:-1], 1)), gradients
 
     def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
