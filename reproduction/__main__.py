@@ -22,7 +22,7 @@ TABLES = ("table2", "table3", "table4a", "table4b", "table4c", "table5")
 FIGURES = ("figure1", "figure2", "figure3", "figure4")
 _ANSWERS = {True: "holds", False: "does not hold", None: "not known"}
 _RESUME = "the same command resumes where it stopped"
-_OTHERS = ("all", "theory", "verdicts", "page", "frontier")
+_OTHERS = ("all", "theory", "verdicts", "page", "frontier", "sites")
 
 app = typer.Typer(
     add_completion=False,
@@ -35,7 +35,9 @@ app = typer.Typer(
 def reproduce(
     what: Annotated[
         list[str],
-        typer.Argument(help=f"all, theory, verdicts, page, frontier, or some of {', '.join((*TABLES, *FIGURES))}."),
+        typer.Argument(
+            help=f"all, theory, verdicts, page, frontier, sites, or some of {', '.join((*TABLES, *FIGURES))}."
+        ),
     ],
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     data: Annotated[Path | None, typer.Option(help="Folder of the datasets, instead of $FAIRMESH_DATA.")] = None,
@@ -52,13 +54,21 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run everything in miniature, to see that it works.")] = False,
     show: Annotated[
-        bool, typer.Option("--show", help="With frontier: show the recorded results and run nothing.")
+        bool, typer.Option("--show", help="With frontier or sites: show the recorded results and run nothing.")
     ] = False,
+    only: Annotated[list[str] | None, typer.Option(help="With sites: a problem to run; repeatable.")] = None,
+    half: Annotated[
+        str | None, typer.Option(help="With sites: the problems of one half, development or held-back.")
+    ] = None,
+    methods: Annotated[list[str] | None, typer.Option(help="With sites: a method to run; repeatable.")] = None,
+    untuned: Annotated[bool, typer.Option("--untuned", help="With sites: run no tuned methods.")] = False,
     json_: Json = False,
 ) -> None:
     """Run the paper's experiments again. You can stop at any time: the same command resumes where it stopped.
 
     `frontier` runs the experiments on Tracked AD-GDA, which go beyond the paper (reproduction/frontier.md).
+
+    `sites` runs the bench of site problems: what robust weights gain at the worst site, and when they cannot.
 
     `verdicts` compares the recorded results with the paper's numbers. `page` writes reproduction/README.md from them.
     Both read reproduction/results unless --out names another folder."""
@@ -69,7 +79,11 @@ def reproduce(
     alone = [name for name in what if name in _OTHERS]
     if alone and len(what) > 1:
         raise BadInput(f"{alone[0]!r} cannot be combined with other recipes, got {' '.join(what)}")
+    if what != ["sites"] and (only or half or methods or untuned):
+        raise BadInput(f"--only, --half, --methods and --untuned work only with sites, got {' '.join(what)}")
     use_data(data)
+    if what == ["sites"]:
+        return _sites(out, device, jobs, quick, show, json_, only, half, methods, untuned)
     if what == ["verdicts"]:
         return _verdicts(out, json_)
     if what == ["page"]:
@@ -77,7 +91,7 @@ def reproduce(
     if show:
         if what != ["frontier"]:
             raise BadInput(
-                f"--show works only with frontier, got {' '.join(what)}; for the paper's numbers use verdicts"
+                f"--show works only with frontier and sites, got {' '.join(what)}; for the paper's numbers use verdicts"
             )
         return _claims(out, json_)
     folder = out or Path("runs") / ("reproduction-quick" if quick else "reproduction")
@@ -190,6 +204,68 @@ def _frontier(folder: Path, device: str, jobs: int | None, quick: bool, json_: b
     _claims(folder, json_)
 
 
+def _sites(
+    out: Path | None,
+    device: str,
+    jobs: int | None,
+    quick: bool,
+    show: bool,
+    json_: bool,
+    only: list[str] | None,
+    half: str | None,
+    methods: list[str] | None,
+    untuned: bool,
+) -> None:
+    """Runs the missing splits of the bench unless only recorded ones are to be shown, then prints its tables."""
+    from fairmesh.training.options import device_of
+    from reproduction.sites.running import FULL, QUICK, known_methods, known_problems, run
+
+    problems, chosen = known_problems(only, half), known_methods(methods)
+    if show:
+        return _sites_tables(_results(out) / "sites", problems, chosen, json_)
+    results = (out or Path("runs") / ("reproduction-quick" if quick else "reproduction")) / "results" / "sites"
+    on_cpu = device_of(device).type == "cpu"
+    _keep_apart(results, quick)
+    try:
+        left_out = run(
+            problems,
+            chosen,
+            results,
+            QUICK if quick else FULL,
+            device,
+            jobs=jobs or (1 if on_cpu else 4),
+            tunings=("untuned",) if untuned else ("untuned", "tuned"),
+            say=(lambda text: None) if json_ else say,
+        )
+    except KeyboardInterrupt:
+        say(f"stopped; {_RESUME}")
+        raise typer.Exit(130) from None
+    for name, reason in left_out.items():
+        say(f"{name} not run: {reason}")
+    return _sites_tables(results, problems, chosen, json_)
+
+
+def _sites_tables(results: Path, problems: list[str], methods: list[str], json_: bool) -> None:
+    from reproduction.sites import table
+    from reproduction.sites.problems import PROBLEMS
+    from reproduction.sites.running import rows_of
+
+    found = {name: rows for name in problems if (rows := rows_of(results, name))}
+    tables = {
+        name: [line for line in table.table(table.book_of(rows)) if line["method"] in methods]
+        for name, rows in found.items()
+    }
+    summaries = [table.summary(name, rows, tuning) for tuning in ("untuned", "tuned") for name, rows in found.items()]
+    if json_:
+        print_json(table.as_plain({"problems": tables, "summary": summaries}))
+        return
+    for name, lines in tables.items():
+        print(f"{name} ({PROBLEMS[name].half}, {PROBLEMS[name].kind}): {PROBLEMS[name].difference}")
+        show_table(table.table_in_words(lines))
+        print()
+    show_table(table.summary_in_words(summaries))
+
+
 def _claims(out: Path | None, json_: bool) -> None:
     from reproduction.frontier.claims import claims, in_words
 
@@ -232,7 +308,7 @@ def _verdicts(out: Path | None, json_: bool) -> None:
 
 
 def _page(out: Path | None, quiet: bool = False) -> None:
-    """Writes README.md and figures/ next to the results; for the recorded ones also frontier.md."""
+    """Writes README.md and figures/ next to the results; for the recorded ones also frontier.md and sites.md."""
     from reproduction.page import write
 
     folder = out or HERE
@@ -241,6 +317,10 @@ def _page(out: Path | None, quiet: bool = False) -> None:
         from reproduction.frontier.page import write as write_frontier
 
         write_frontier(_results(out), HERE / "frontier.md")
+        if (_results(out) / "sites").is_dir():
+            from reproduction.sites.page import write as write_sites
+
+            write_sites(_results(out) / "sites", HERE / "sites.md")
     if not quiet:
         say(f"written: {folder / PAGE}")
 

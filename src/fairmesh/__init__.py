@@ -8,6 +8,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.errors         the errors that fairmesh raises on purpose
     fm.models         models that experiment files can name
     fm.observers      what happens around the rounds: early stopping, a CSV file, and the base class of your own
+    fm.personalization  how sites get models of their own after the common training
     fm.regularizers   how far the weights of the sites may move from the prior
     fm.report         pictures of runs and of sites
     fm.roles          what the fields of an algorithm's state are
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import algorithms as algorithms
     from fairmesh import data as data
     from fairmesh import errors as errors
+    from fairmesh import personalization as personalization
     from fairmesh import regularizers as regularizers
     from fairmesh import report as report
     from fairmesh import testing as testing
@@ -44,6 +46,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.errors import BadInput, CheckpointError, Diverged, FairmeshError, Interrupted
     from fairmesh.experiment import Experiment, load_experiment, run
     from fairmesh.networks import roles as roles
+    from fairmesh.personalization.personalize import personalize
     from fairmesh.problems import models as models
     from fairmesh.problems.objective import Objective
     from fairmesh.problems.problem import Metric, Problem, Sampling
@@ -92,6 +95,8 @@ __all__ = [
     "load_experiment",
     "models",
     "observers",
+    "personalization",
+    "personalize",
     "plot",
     "regularizers",
     "report",
@@ -111,6 +116,7 @@ _NAMESPACES = {  # name -> module
     "errors": "errors",
     "models": "problems.models",
     "observers": "training.observers",
+    "personalization": "personalization",
     "regularizers": "regularizers",
     "report": "report",
     "roles": "networks.roles",
@@ -144,6 +150,7 @@ _HOMES = {  # name -> module that defines it
     "Metric": "problems.problem",
     "Problem": "problems.problem",
     "Sampling": "problems.problem",
+    "personalize": "personalization.personalize",
     "ChiSquare": "regularizers.members",
     "plot": "report.plots",
     "Ring": "topology.graphs",

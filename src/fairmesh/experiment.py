@@ -15,10 +15,12 @@ from fairmesh.algorithms import Algorithm
 from fairmesh.config.overrides import assignment, flat_table, put, read_toml, resolved_files
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.data.datasets import Data
+from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.personalization import Personalization
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Metric, Problem, Sampling
@@ -69,6 +71,8 @@ class Experiment:
         augment: (batch of inputs, draw) -> batch of inputs, as in `Problem`. Default: None.
         metrics: Additional metrics by name, as in `Problem`. Default: {}.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
+        personalization: How sites get models of their own after the last round, such as
+            `fm.personalization.Mixture()`; None for only the common model. Default: None.
         observers: What else happens around the rounds, such as `fm.observers.EarlyStopping()`. Default: ().
         options: How the run is measured and carried out. Default: Options().
 
@@ -103,6 +107,7 @@ class Experiment:
     augment: Callable[[Tensor, Callable[..., Tensor]], Tensor] | None = None
     metrics: Mapping[str, Metric | Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
     objective: Objective = field(default_factory=Objective)
+    personalization: Personalization | None = None
     observers: tuple[Observer, ...] = ()
     options: Options = field(default_factory=Options)
 
@@ -129,13 +134,16 @@ class Experiment:
         return [from_table(Algorithm, table, "algorithm") for table in tables]
 
     def problem(self, sites: Sequence[Site] | None = None, outputs: int | None = None) -> Problem:
-        """Returns the learning problem, with data, model and loss checked together.
+        """Returns the learning problem, with data, model and loss checked together. With a personalization, sites that
+        are loaded from `data` have reserved their share of rows.
 
         Args:
             sites: The sites; None to load them from `data`. Default: None.
             outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
         """
-        sites = self.data.sites() if sites is None else sites
+        if sites is None:
+            sites = self.data.sites()
+            sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
         shape, needed = shape_of(sites)
         outputs = outputs or needed
         return Problem(
@@ -180,8 +188,8 @@ def run(
         out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
         resume: Whether to continue from the checkpoint in `out`. Default: False.
         observers: What else happens around the rounds, after the experiment's own observers. Default: ().
-        announce: Called once, before the first round, with a sentence about the memory that the run takes. Default:
-            None.
+        announce: Called with a sentence about the memory that the run takes, before the first round, and with one
+            about the personalization, after the last. Default: None.
         handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Default: False.
         process_group: The processes that train together, if this is one of several; all call `run` and all get the
             result. Default: None.
@@ -208,6 +216,7 @@ def run(
         experiment.rounds,
         seeds=experiment.seeds,
         placements=experiment.placements,
+        personalization=experiment.personalization,
         out=out,
         resume=resume,
         settings=to_table(experiment),

@@ -692,6 +692,21 @@ def dsgd(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
     return trace
 
 
+def local(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
+    """Adam at every node by itself, with steps of a length that does not depend on the number of parameters."""
+    mesh, trace = Mesh(problem, topology, seed, 1), Trace()
+    momenta, squares = ([np.zeros(mesh.dim) for _ in mesh.nodes] for _ in range(2))
+    for t in range(rounds):
+        for i, node in enumerate(mesh.nodes):
+            _, gradient = node.worker.loss_and_gradient(node.model, t)
+            momenta[i] = algorithm.beta1 * momenta[i] + (1 - algorithm.beta1) * gradient
+            squares[i] = algorithm.beta2 * squares[i] + (1 - algorithm.beta2) * momenta[i] ** 2
+            scale = np.sqrt(squares[i] / (1 - algorithm.beta2 ** (t + 1))) + 1e-8
+            node.model = node.model - step_size(algorithm.primal_step, t) / math.sqrt(mesh.dim) * momenta[i] / scale
+        mesh.recorded(trace, t, duals=False, copies=False)
+    return trace
+
+
 def dr_dsgd(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
     """Ben Issaid et al. 2022, Algorithm 1: a step scaled by exp(loss / mu) / mu, then mixing."""
     mesh, trace = Mesh(problem, topology, seed, 1), Trace()
@@ -786,6 +801,7 @@ def afl(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
 
 REFERENCES: dict[type, Callable[..., Trace]] = {
     fm.ADGDA: ad_gda,
+    fm.Local: local,
     fm.TrackedADGDA: tracked_ad_gda,
     fm.ChocoSGD: choco_sgd,
     fm.DSGD: dsgd,

@@ -94,8 +94,9 @@ SGD_STEPS = {  # each algorithm at one node: how large its step is for a loss f,
 
 
 def test_sgd_steps_are_known_for_every_algorithm():
-    """Those of Tracked AD-GDA are Adam's (test_tracked.py)."""
-    assert {*SGD_STEPS} == {name for name, a in toys.ALGORITHMS.items() if not isinstance(a, fm.TrackedADGDA)}
+    """Those of Tracked AD-GDA and Local are Adam's (test_tracked.py, test_per_node_loop.py)."""
+    scaled = (fm.TrackedADGDA, fm.Local)
+    assert {*SGD_STEPS} == {name for name, a in toys.ALGORITHMS.items() if not isinstance(a, scaled)}
 
 
 @pytest.mark.parametrize("name", SGD_STEPS)

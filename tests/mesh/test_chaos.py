@@ -36,6 +36,7 @@ def run(figures, what):
     return found
 
 
+@pytest.mark.slow  # test_leaving.py kills nodes too
 def test_killed_nodes_end_bit_for_bit_where_they_would_have(short):
     assert [one["what"] for one in short["runs"] if not one["identical"]] == []
     done = run(short, "a little of it")
@@ -44,6 +45,7 @@ def test_killed_nodes_end_bit_for_bit_where_they_would_have(short):
     assert ".safetensors" in done["said"]
 
 
+@pytest.mark.slow
 def test_killed_node_is_back_within_seconds(short):
     assert short["recoveries"] >= 4
     assert short["recovery_median_s"] <= 5

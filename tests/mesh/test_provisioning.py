@@ -203,6 +203,9 @@ def test_algorithms_without_a_server_may_be_deployed():
         if algorithm.needs_server:
             with refused("server", registered_name(algorithm)):
                 refuse_undeployable(replace(trial, algorithm=algorithm))
+        elif not algorithm.sends:
+            with refused(registered_name(algorithm), "deploy"):
+                refuse_undeployable(replace(trial, algorithm=algorithm))
         else:
             refuse_undeployable(replace(trial, algorithm=algorithm))
 

@@ -66,6 +66,10 @@ FAMILIES = {
         "quantity": fm.data.Quantity(5, 2.0),
         "even": fm.data.Even(3),
     },
+    fm.personalization.Personalization: {
+        "fine-tuned": fm.personalization.FineTuned(steps=50, step=0.1),
+        "mixture": fm.personalization.Mixture(folds=3, share=0.3),
+    },
     Model: {
         "logistic": fm.models.Logistic(),
         "fc": fm.models.FullyConnected(7),

@@ -41,6 +41,7 @@ class Algorithm(ABC):
 
     Attributes:
         needs_server: Nodes send to a server instead of to their neighbours. Default: False.
+        sends: Nodes send messages. Default: True.
         alpha_of_sum: The regularizer's strength is that of sum_i lambda_i f_i + alpha r, n times the paper's. Default:
             False.
         copies_at_peak: How many copies of all models a round holds at most, for the memory estimate. Default: 12.
@@ -54,6 +55,7 @@ class Algorithm(ABC):
     """
 
     needs_server: ClassVar[bool] = False
+    sends: ClassVar[bool] = True
     alpha_of_sum: ClassVar[bool] = False
     copies_at_peak: ClassVar[int] = 12  # tests/contracts/test_memory.py checks it for the built-in algorithms
 

@@ -53,6 +53,7 @@ class Local(Algorithm):
     beta1: float = field(default=0.9, metadata=EXACT)
     beta2: float = field(default=0.99, metadata=STRUCTURAL)
 
+    sends: ClassVar[bool] = False
     copies_at_peak: ClassVar[int] = 12
 
     def __post_init__(self):

@@ -79,7 +79,7 @@ def run(
     from fairmesh.experiment import load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
-    from fairmesh.report.runs import Run, rows_of
+    from fairmesh.report.runs import Run, personal_table, rows_of
     from fairmesh.training.observers import Watch
 
     if seeds is not None and seeds < 1:
@@ -109,6 +109,9 @@ def run(
         print_json(summary.summary | {"folder": str(folder)})
         return
     show_rows(rows_of(summary.variants()))
+    for variant in summary.variants():
+        if own := personal_table(variant):
+            show_table(own, f"The sites' own models{'' if variant is summary else f': {variant.label}'}")
     if result.diverged:
         say(f"diverged replicas: {result.diverged}")
     if result.fixed is not None:

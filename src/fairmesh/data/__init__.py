@@ -27,6 +27,7 @@ from fairmesh.data.partitions import (
     Quantity,
     Shards,
 )
+from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 
@@ -56,4 +57,5 @@ __all__ = [
     "Shards",
     "Site",
     "Table",
+    "reserve",
 ]

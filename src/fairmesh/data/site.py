@@ -18,6 +18,8 @@ class Site:
         group: What the site has in common with others, such as its instrument. Results are also averaged by group.
             None for a group of its own. Default: None.
         name: The site's name in reports; None for "node 0", "node 1", ... Default: None.
+        reserved: Samples that the common model is not trained on, by which the site's own model is chosen; `reserve`
+            takes them from the training samples. None for none. Default: None.
 
     Example:
         >>> import torch
@@ -33,3 +35,4 @@ class Site:
     validation: Any = None
     group: str | None = None
     name: str | None = None
+    reserved: Any = None

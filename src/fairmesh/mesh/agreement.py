@@ -113,6 +113,11 @@ def refuse_undeployable(experiment: Experiment) -> None:
             f"{registered_name(experiment.algorithm)} needs a server that all sites trust with their models; "
             "between organisations there is none; use ad-gda, which is as robust and needs no server"
         )
+    if not experiment.algorithm.sends:
+        raise BadInput(
+            f"{registered_name(experiment.algorithm)} sends nothing, so there is nothing to deploy; train it with "
+            "`fairmesh run` on each site's own data"
+        )
     if isinstance(experiment.objective.against, str):
         raise BadInput(
             f"objective.against = {experiment.objective.against!r} compares sites by numbers that they do not tell "

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,10 @@ class FlatModel:
         """Returns the trainable parameters of a module of the same architecture, as one row."""
         parameters = dict(module.named_parameters())
         return torch.cat([parameters[name].detach().flatten() for name in self._names])
+
+    def row_of_state_dict(self, state_dict: Mapping[str, Tensor]) -> Tensor:
+        """Returns the trainable parameters of a state_dict of the user's module, as one row."""
+        return torch.cat([state_dict[name].flatten() for name in self._names])
 
     def parameters_of(self, row: Tensor) -> dict[str, Tensor]:
         """Returns a row as named parameters."""

@@ -43,8 +43,7 @@ class Evaluator:
     @property
     def names(self) -> list[str]:
         """The metrics in the order they are shown."""
-        built_in = ["accuracy", "loss"] if self._problem.classes else ["loss"]
-        return list(dict.fromkeys([*self._problem.metrics, *built_in]))
+        return measured_names(self._problem)
 
     def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
         """Returns each metric of rows (replicas, dim) at every site: (replicas, sites), float64 on the CPU.
@@ -99,6 +98,21 @@ class Evaluator:
                 scores = [[_score(name, metric, o, t) for o in outputs] for outputs, t in zip(pieces, truths)]
                 found[name] = torch.tensor(scores, dtype=torch.float64).T
         return {name: found[name] for name in self.names}
+
+
+def measured_names(problem: Problem) -> list[str]:
+    """Returns the metrics in the order they are shown."""
+    built_in = ["accuracy", "loss"] if problem.classes else ["loss"]
+    return list(dict.fromkeys([*problem.metrics, *built_in]))
+
+
+def measured(problem: Problem, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Returns each metric of a model, given its outputs for a whole set of samples."""
+    found = {"loss": float(per_sample(problem.loss, outputs, targets).double().mean())}
+    if problem.classes:
+        found["accuracy"] = float((outputs.argmax(dim=-1) == targets).double().mean())
+    found |= {name: _score(name, metric, outputs, targets) for name, metric in problem.metrics.items()}
+    return {name: found[name] for name in measured_names(problem)}
 
 
 def _score(name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor) -> float:

@@ -167,6 +167,8 @@ class Problem:
         """Returns the site with a name, a group, and every set as Samples; a set that sites share is read once."""
         name = site.name or f"node {i}"
         sets = {"train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")}
+        if site.reserved is not None:
+            sets["reserved"] = Samples.of(site.reserved, f"reserved rows of site {i} ({name})")
         for split, shared in (("test", self.test), ("validation", self.validation)):
             source = getattr(site, split)
             source = shared if source is None else source
@@ -205,7 +207,7 @@ class Problem:
         def alone(samples: Samples) -> Samples:  # a set that sites share stays one
             return samples.alone()
 
-        splits = ("train", "test", "validation")
+        splits = ("train", "test", "validation", "reserved")
         held = [dataclasses.replace(s, **{w: kept(i, s, w) for w in splits}) for i, s in enumerate(self.sites)]
         return dataclasses.replace(self, sites=held, test=None, validation=None)
 
@@ -329,6 +331,8 @@ class Problem:
             raise BadInput(f"the model does not accept inputs of shape {shape}: {error}") from error
         for i, site in enumerate(self.sites):
             self._checked(site.train, f"site {i} ({site.name})")
+            if site.reserved is not None:
+                self._checked(site.reserved, f"reserved rows of site {i} ({site.name})")
         for split in ("test", "validation"):
             self.held_out(split)
         some = [self.sites[i].train for i in self.here[:8]]  # of several sites: one alone may hold a single class

@@ -4,7 +4,7 @@ import html
 from collections.abc import Sequence
 
 from fairmesh.report.plots import bars, curves
-from fairmesh.report.runs import Run, check_comparable, rows_of, site_table, worst_sites
+from fairmesh.report.runs import Run, check_comparable, personal_table, rows_of, site_table, worst_sites
 from fairmesh.report.style import svg
 
 _STYLE = """
@@ -64,6 +64,14 @@ def page(
             svg(bars(runs, "weights"), "weights"),
             '<p class="note">λ is how much each site counts; the dotted line is an equal share.</p>',
         ]
+    for run in runs:
+        if own := personal_table(run):
+            parts += [
+                f"<h2>The sites' own models{f': {html.escape(run.label)}' if len(runs) > 1 else ''}</h2>",
+                _table(own),
+            ]
+            notes = {site["note"] for one in run.summary["personal"] for site in one["sites"] if "note" in site}
+            parts += [f'<p class="note">{html.escape(note)}</p>' for note in sorted(notes)]
     if settings:
         parts += ["<h2>Settings</h2>", f"<pre>{html.escape(settings)}</pre>"]
     judged = runs[0].summary["judged_on"]

@@ -1,5 +1,6 @@
 """Finished runs as rows of tables."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Run:
             records = [record for record in self.records if record["replica"] in mine]
             final = [record for record in self.summary["final"] if record["replica"] in mine]
             summary = self.summary | variant | {"replicas": len(mine), "final": final, "variants": [variant]}
+            if "personal" in summary:
+                summary["personal"] = [one for one in summary["personal"] if one["replica"] in mine]
             runs.append(Run(f"{self.label}: {label}", summary, records))
         return runs
 
@@ -134,6 +137,23 @@ def site_table(runs: Sequence[Run]) -> list[list[str]]:
     columns = [run.by_site() for run in runs]
     names = [str(name) for name in runs[0].summary["sites"]]
     return [header, *([n, *(shown(c[i], runs[0].metric) for c in columns)] for i, n in enumerate(names))]
+
+
+def personal_table(run: Run) -> list[list[str]]:
+    """Returns a header and one row per site: the metric of the common model, of the site's model alone and of its own
+    model, averaged over replicas, and the weights in its own model. Nothing if the run has no personalization."""
+    found, metric = run.summary.get("personal"), run.metric
+    if not found:
+        return []
+    models, rows = ("common", "local", "personal"), []
+    for k, first in enumerate(found[0]["sites"]):
+        sites = [one["sites"][k] for one in found]
+        values = [[(site["test"] or site["held_out"])[model][metric] for site in sites] for model in models]
+        means = [sum(column) / len(column) for column in values]
+        shares = {name: sum(site["weights"].get(name, 0.0) for site in sites) / len(sites) for name in first["weights"]}
+        made_of = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items())
+        rows.append([first["name"], *("-" if math.isnan(mean) else shown(mean, metric) for mean in means), made_of])
+    return [["site", "common model", "alone", "own model", "made of"], *rows]
 
 
 PER_MB = {"nominal_bits_busiest": 8e6, "bytes_busiest_node": 1e6}

@@ -91,8 +91,8 @@ class RunFolder:
         if self._process_group.is_leader:
             (self.path / JOB).unlink(missing_ok=True)
 
-    def _write(self, name: str, content: bytes) -> None:
-        if self._process_group.is_leader:
+    def _write(self, name: str, content: bytes, from_all: bool = False) -> None:
+        if from_all or self._process_group.is_leader:
             write_atomically(self.path / name, content)
 
     def replicas_at_once(self, replicas: int) -> int:
@@ -135,9 +135,11 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._write(SUMMARY, (as_json(summary, indent=2) + "\n").encode())
 
-    def write_model(self, name: str, state_dict: Mapping[str, Tensor]) -> None:
+    def write_model(self, name: str, state_dict: Mapping[str, Tensor], from_all: bool = False) -> None:
+        """Writes a model. With `from_all`, every process that calls this writes: it is the model of a site whose data
+        only that process has."""
         tensors = {key: tensor.contiguous().clone() for key, tensor in state_dict.items()}
-        self._write(f"{name}.safetensors", save(tensors))
+        self._write(f"{name}.safetensors", save(tensors), from_all)
 
 
 def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Record]:

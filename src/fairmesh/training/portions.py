@@ -70,5 +70,12 @@ def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
     whole: dict[str, Tensor] = {name: torch.cat([state[name] for state in states]) for name in states[0]}
     one = results[0]
     return Result(
-        one.problem, list(replicas), one.rounds, records, unflatten_state(one.state, whole), diverged, one.judged_on
+        one.problem,
+        list(replicas),
+        one.rounds,
+        records,
+        unflatten_state(one.state, whole),
+        diverged,
+        one.judged_on,
+        personal=[personal for result in results for personal in result.personal],
     )

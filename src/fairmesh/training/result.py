@@ -12,6 +12,7 @@ from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.networks.roles import StateView
+from fairmesh.personalization.outcome import Personalized
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
@@ -47,6 +48,8 @@ class Result:
         stop_reason: Why an observer ended the run early. Default: None.
         seconds: How long the run took. Default: 0.0.
         fixed: The same run with fixed weights, with `compare_weights = True`. Default: None.
+        personal: The sites' own models, one entry per replica that did not diverge, if the run has a personalization.
+            Default: [].
 
     Example:
         >>> import fairmesh as fm
@@ -69,6 +72,7 @@ class Result:
     stop_reason: str | None = None
     seconds: float = 0.0
     fixed: "Result | None" = field(default=None, repr=False)
+    personal: list[Personalized] = field(default_factory=list, repr=False)
 
     def weights_verdict(self) -> WeightsVerdict:
         """Returns whether the weights helped, site by site.
@@ -201,4 +205,5 @@ def summary_of(result: Result) -> dict[str, Any]:
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
         "final": final,
+        **({"personal": [one.table() for one in result.personal]} if result.personal else {}),
     }

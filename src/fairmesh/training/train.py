@@ -12,10 +12,14 @@ import torch
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.config.tables import from_table, to_table
-from fairmesh.errors import BadInput, FairmeshError, LostProcess, nearest
+from fairmesh.data.reserve import reserve
+from fairmesh.errors import BadInput, FairmeshError, Interrupted, LostProcess, nearest
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import malloc
+from fairmesh.personalization.base import Personalization
+from fairmesh.personalization.outcome import Personalized, PersonalSite
+from fairmesh.personalization.personalize import personalized
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
@@ -64,6 +68,7 @@ def train(
     *,
     seeds: Sequence[int] = (0,),
     placements: Placements = None,
+    personalization: Personalization | None = None,
     out: Any = None,
     resume: bool = False,
     settings: dict[str, Any] | None = None,
@@ -88,13 +93,16 @@ def train(
         seeds: Seeds of the replicas, whole numbers >= 0. Default: (0,).
         placements: Which site each node holds: None for site i at node i; a number of random placements; a list of
             permutations; or "by-seed" for one random placement per seed. Default: None.
+        personalization: How sites get models of their own after the last round, such as
+            `fm.personalization.Mixture()`. Every site then reserves a share of its training rows, which the common
+            model is not trained on. None for only the common model. Default: None.
         out: The folder to write: metrics, summary, models and checkpoint. None to write nothing. Default: None.
         resume: Whether to continue from the checkpoint in `out`. Default: False.
         settings: The settings to write into `out`; None for those of the topology and the algorithm. Default: None.
         observers: Called after every round: `fm.observers.Observer` objects, or functions of the number of rounds done
             and the state. Default: ().
-        announce: Called once, before the first round, with a sentence about the memory that the run takes. Default:
-            None.
+        announce: Called with a sentence about the memory that the run takes, before the first round, and with one
+            about the personalization, after the last. Default: None.
         handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Otherwise the
             process's signal handlers are left alone. Default: False.
         process_group: The processes that train together, if this is one of several, each with some of the nodes and
@@ -128,6 +136,9 @@ def train(
             problem = replace(problem, objective=default_objective())
     with process_group.fail_together():
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
+        if personalization is not None:
+            method: Personalization = from_table(Personalization, personalization, "personalization")
+            personalization, problem = method, replace(problem, sites=reserve(problem.sites, method.share))
         problem = (
             problem
             if process_group.world_size == 1
@@ -169,12 +180,12 @@ def train(
         if at_once >= len(replicas):
             with process_group.fail_together():
                 training = Training(problem, topology, replicas, chosen, network=network)
-            return _run(training, rounds, folder, settings, watching, stop, fixed=fixed)
+            return _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed=fixed)
         started, results = time.perf_counter(), []
         for portion in portions(replicas, at_once):
             inside = RunFolder(portion.folder(folder.path), resume=resume) if folder else None
             training = Training(problem, topology, portion.replicas, chosen, portion.first)
-            one = _run(training, rounds, inside, settings, watching, stop, portion.first)
+            one = _run(training, rounds, inside, settings, watching, stop, personalization, announce, portion.first)
             results.append(replace(one, state=on_host(one.state)))
             del training, one  # frees the device for the next portion
     result = replace(merged(results, replicas), seconds=time.perf_counter() - started, fixed=fixed)
@@ -236,6 +247,8 @@ def _run(
     settings: dict[str, Any],
     observers: Sequence[Observer],
     stop: threading.Event,
+    personalization: Personalization | None,
+    announce: Callable[[str], None] | None,
     first_replica: int = 0,
     fixed: Result | None = None,
 ) -> Result:
@@ -277,6 +290,11 @@ def _run(
             folder.close()
         raise
     result = replace(_result(run, meter, time.perf_counter() - started), fixed=fixed)
+    if personalization is not None:
+        if announce:
+            announce(f"choosing a model of its own for each of {training.problem.n} sites")
+        personal = _personal(training, result, personalization, stop, first_replica)
+        result = replace(result, personal=personal, seconds=time.perf_counter() - started)
     if folder:
         with process_group.fail_together():
             _write_outcome(folder, result)
@@ -328,6 +346,47 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
     )
 
 
+def _personal(
+    training: Training, result: Result, personalization: Personalization, stop: threading.Event, first_replica: int
+) -> list[Personalized]:
+    """Returns the sites' own models. Each process finds those of its own sites; all processes know all numbers."""
+    process_group, rows = training.network.process_group, result.row()
+
+    def go_on(done: int, steps: int) -> None:
+        if stop.is_set():
+            raise Interrupted(
+                "stopped after the last round, while the sites chose their own models; resume to repeat it"
+            )
+
+    found = []
+    with process_group.fail_together():
+        for r, replica in enumerate(training.replicas):
+            if r not in result.diverged:
+                found.append(
+                    personalized(
+                        training.problem,
+                        rows[r],
+                        personalization,
+                        seed=replica.seed,
+                        replica=first_replica + r,
+                        device=training.device,
+                        dtype=training.dtype,
+                        trace=training.options.trace == "auto",
+                        progress=go_on,
+                    )
+                )
+    if process_group.world_size == 1:
+        return found
+    every = process_group.all_gather_json([one.table() for one in found])
+    for k, one in enumerate(found):
+        sites = {site.number: site for site in one.sites}
+        for tables in every:
+            for table in tables[k]["sites"]:
+                sites.setdefault(table["number"], PersonalSite(state_dicts={}, **table))
+        found[k] = replace(one, sites=[sites[i] for i in sorted(sites)])
+    return found
+
+
 def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> dict[str, Any]:
     """Returns the known settings of a run whose data and model were given in Python."""
     return {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
@@ -342,4 +401,9 @@ def _write_outcome(folder: RunFolder, result: Result) -> None:
             folder.write_model(f"model-best{suffix}", result.state_dict(r, "best"))
         if result.state.iterate is not None:
             folder.write_model(f"model-iterate{suffix}", result.state_dict(r, "iterate"))
+    for personal in result.personal:
+        suffix = f"-{personal.replica}" if personal.replica else ""
+        for site in personal.sites:
+            if site.state_dicts:  # else another process has the site's data
+                folder.write_model(f"personal-{site.number}{suffix}", site.tensors(), from_all=True)
     folder.write_summary(summary_of(result))

@@ -1,10 +1,12 @@
 """The end of a run between organisations: every site gets the same average model, lambda and report."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fairmesh.config.tables import to_table
@@ -18,6 +20,7 @@ from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.roles import Duals, Models, StateView
+from fairmesh.personalization.personalize import personalized
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.training.loop import TrainingState
@@ -73,6 +76,35 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     result = Result(problem, training.replicas, last, [record], whole, [], rounds.judged_on)
     with storing(folder.parent):
         _write(result, membership, folder)
+
+
+def write_personal(
+    membership: Membership, rounds: Rounds, result: Path, folder: Path, go_on: Callable[[], None]
+) -> None:
+    """Chooses and writes this site's own model, from the common one and this site's rows, if the experiment has a
+    personalization. Nothing is sent. It has a folder of its own, since the result is the same at every site."""
+    method, training = membership.experiment.personalization, rounds.training
+    if method is None or folder.exists():
+        return
+    row = rounds.problem.flat_model.row_of_state_dict(load_file(result / "model.safetensors"))
+    found = personalized(
+        rounds.problem,
+        row,
+        method,
+        seed=membership.experiment.seeds[0],
+        device=training.device,
+        dtype=training.dtype,
+        trace=training.options.trace == "auto",
+        progress=lambda done, steps: go_on(),
+    )
+    (site,) = found.sites
+    with storing(folder.parent):
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        into = RunFolder(partial, resume=False)
+        into.write_model("personal", site.tensors())
+        into.write_summary({"method": found.method} | site.table())
+        put_in_place(partial, folder)
 
 
 def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fairmesh.data.site import Site
 from fairmesh.mesh.node import leaving
-from fairmesh.mesh.node.ending import write_result
+from fairmesh.mesh.node.ending import write_personal, write_result
 from fairmesh.mesh.node.leaving import Leave
 from fairmesh.mesh.node.membership import (
     Membership,
@@ -33,6 +33,7 @@ from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import write_atomically
 
+PERSONAL = "personal"  # the folder of the site's own model
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
 
@@ -133,7 +134,11 @@ class _Node:
                     self._rounds.compare_starts()
                 self._rounds.train(done)
                 oversight.activity = "summing up"
-                write_result(membership, self._rounds, mailroom, self._folder / "result")
+                result = self._folder / "result"
+                write_result(membership, self._rounds, mailroom, result)
+                if membership.experiment.personalization is not None:
+                    oversight.activity = "choosing the site's own model"
+                write_personal(membership, self._rounds, result, self._folder / PERSONAL, oversight.raise_if_stopped)
                 oversight.activity = "finished"
                 oversight.reached("result written", membership.experiment.rounds)
                 self._log("info", "finished", rounds=membership.experiment.rounds, folder="result")
@@ -226,7 +231,8 @@ class _Node:
         before, mesh, rounds = self._membership, self._membership.mesh, self._rounds
         done, names = rounds.done if rounds else 0, ", ".join(gone)
         self.oversight.activity = f"continuing without {names}"
-        shutil.rmtree(self._folder / "result", ignore_errors=True)  # this node may be finished, but the others are not
+        for written in ("result", PERSONAL):  # this node may be finished, but the others are not
+            shutil.rmtree(self._folder / written, ignore_errors=True)
         leaving.freeze(self._bulletin, mesh, gone, done, rounds.problem.classes or 0 if rounds else 0)
         self._remember()
         self._observe("frozen", done)

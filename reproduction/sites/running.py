@@ -1,0 +1,398 @@
+"""Runs the missing splits of every method on every problem, here or in several processes.
+
+A split is written as soon as it is known, so an interrupted command resumes where it stopped."""
+
+import dataclasses
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fairmesh.algorithms import Algorithm
+from fairmesh.config.tables import to_table
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput, FairmeshError
+from fairmesh.problems.problem import Problem
+from fairmesh.storage.files import write_atomically
+from fairmesh.storage.strict_json import as_json
+from fairmesh.training.train import train
+from reproduction.lines import Line, describes, machine
+from reproduction.sites.methods import METHODS, Method
+from reproduction.sites.problems import PROBLEMS, SiteProblem
+
+HELD_OUT = 0.25  # share of each site's training rows by which candidates are judged
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many splits and seeds a row has, and the most rounds of a run."""
+
+    splits: int = 5
+    seeds: int = 5
+    rounds: int | None = None
+
+    def rounds_of(self, problem: SiteProblem, method: Method) -> int:
+        """Returns the rounds of a method: fewer where a round has several steps."""
+        rounds = problem.rounds if self.rounds is None else min(self.rounds, problem.rounds)
+        return max(1, rounds // method.steps_per_round)
+
+
+FULL, QUICK = Scale(), Scale(splits=1, seeds=1, rounds=20)
+
+
+class Task(NamedTuple):
+    """One split of one row; by names, so that another process can run it."""
+
+    problem: str
+    method: str
+    tuning: str
+    split: int
+    scale: Scale
+    device: str = "cpu"
+
+    @property
+    def label(self) -> str:
+        return f"{self.problem}: {self.method}, {self.tuning}, split {self.split}"
+
+
+def settings_of(problem: SiteProblem, method: Method, tuning: str, scale: Scale) -> Line:
+    """Returns what determines the numbers of a row, as a table."""
+    return {
+        "problem": problem.described(),
+        "algorithm": None if method.algorithm is None else to_table(method.algorithm),
+        "candidates": _candidates(method) if tuning == "tuned" or method.sees_test else [],
+        "topology": to_table(method.topology),
+        "objective": to_table(method.objective),
+        "personalization": None if method.personalization is None else to_table(method.personalization),
+        "rounds": scale.rounds_of(problem, method),
+        "seeds": scale.seeds,
+    }
+
+
+def _candidates(method: Method) -> list[Line]:
+    return [method.differences(one) for one in method.candidates]
+
+
+def was_run_as(row: Line, problem: SiteProblem, method: Method, scale: Scale) -> bool:
+    """Returns whether a row was run with the present settings. Fields that were added to a class since then count as
+    having their defaults, as in `reproduction.lines.describes`."""
+    recorded, now = row["settings"], json.loads(as_json(settings_of(problem, method, row["tuning"], scale)))
+    described = {name: getattr(method, name) for name in ("algorithm", "topology", "objective", "personalization")}
+    return all(
+        describes(recorded.get(key), described[key]) if described.get(key) is not None else recorded.get(key) == value
+        for key, value in now.items()
+    )
+
+
+def rows_of(results: Path, problem: str) -> list[Line]:
+    """Returns the recorded rows of a problem; none if it was not run."""
+    path = results / f"{problem}.jsonl"
+    rows = []
+    for k, text in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
+        try:
+            rows.append(json.loads(text))
+            if not {"problem", "method", "tuning", "settings", "splits"} <= rows[-1].keys():
+                raise ValueError("it has no problem, method, tuning, settings or splits")
+        except (ValueError, AttributeError) as error:
+            raise BadInput(f"{path}, line {k}: {error}; remove the line to run its row again") from error
+    return rows
+
+
+def run(
+    problems: Sequence[str],
+    methods: Sequence[str],
+    results: Path,
+    scale: Scale = FULL,
+    device: str = "cpu",
+    *,
+    jobs: int = 1,
+    tunings: Sequence[str] = ("untuned", "tuned"),
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, str]:
+    """Runs the missing splits. One that fails does not stop the others.
+
+    Args:
+        problems: names of problems.
+        methods: names of methods.
+        results: folder of the result files, one per problem.
+        scale: how many splits, seeds and rounds.
+        device: "cpu" or "cuda".
+        jobs: number of processes.
+        tunings: "untuned" methods, "tuned" ones, or both.
+        say: called with messages on progress.
+
+    Returns:
+        The problems left out because their data is missing, each with the reason.
+
+    Raises:
+        FairmeshError: the first error of a split, after the others are done."""
+    book = {name: _Rows(results, PROBLEMS[name], scale) for name in problems}
+    left_out: dict[str, str] = {}
+    tasks: list[Task] = []
+    for name, rows in book.items():
+        missing = [
+            Task(name, method, tuning, split, scale, device)
+            for method in methods
+            for tuning in METHODS[method].tunings
+            for split in range(scale.splits)
+            if tuning in tunings and split not in rows.done(method, tuning)
+        ]
+        reason = _absence(PROBLEMS[name]) if missing else None
+        if reason is not None:
+            left_out[name] = reason
+        else:
+            tasks += missing
+    failed: list[FairmeshError] = []
+    started = time.perf_counter()
+    with _workers(jobs) as carried_out:
+        for k, (task, outcome) in enumerate(carried_out(tasks), 1):
+            if isinstance(outcome, FairmeshError):
+                say(f"{task.label}: {outcome}")
+                failed.append(outcome)
+                continue
+            book[task.problem].record(task, outcome)
+            minutes = (time.perf_counter() - started) / 60
+            say(
+                f"[{k}/{len(tasks)}] {task.label} ({outcome['seconds']:.0f} s); {minutes:.1f} min so far, "
+                f"about {minutes * (len(tasks) - k) / k:.0f} min left"
+            )
+    if failed:
+        raise failed[0]
+    return left_out
+
+
+class _Rows:
+    """The rows of one problem, written after every split. Rows that were run with other settings start again."""
+
+    def __init__(self, results: Path, problem: SiteProblem, scale: Scale):
+        self._results, self._problem, self._scale = results, problem, scale
+        self._rows = {(row["method"], row["tuning"]): row for row in rows_of(results, problem.name)}
+        for key, row in list(self._rows.items()):
+            method = METHODS.get(row["method"])
+            if method is not None and not was_run_as(row, problem, method, scale):
+                del self._rows[key]
+
+    def done(self, method: str, tuning: str) -> set[int]:
+        return set(map(int, self._rows.get((method, tuning), {"splits": {}})["splits"]))
+
+    def record(self, task: Task, outcome: Line) -> None:
+        settings = settings_of(self._problem, METHODS[task.method], task.tuning, self._scale)
+        names = {"problem": task.problem, "method": task.method, "tuning": task.tuning}
+        row = self._rows.setdefault((task.method, task.tuning), names | {"settings": settings, "splits": {}})
+        row["sites"], row["rows"] = outcome.pop("sites"), outcome.pop("rows")
+        splits = row["splits"] | {str(task.split): outcome}
+        row["splits"] = {split: splits[split] for split in sorted(splits, key=int)}
+        order = [(method.name, tuning) for method in METHODS.values() for tuning in method.tunings]
+        keys = sorted(self._rows, key=lambda key: order.index(key) if key in order else len(order))
+        self._results.mkdir(parents=True, exist_ok=True)
+        text = "".join(as_json(self._rows[key]) + "\n" for key in keys)
+        write_atomically(self._results / f"{self._problem.name}.jsonl", text.encode())
+
+
+def _absence(problem: SiteProblem) -> str | None:
+    """Returns why a problem's data is missing, or None. Downloads official files before several processes need them."""
+    try:
+        problem.sites(0)
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+Outcome = tuple[Task, Line | FairmeshError]
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Callable[[list[Task]], Iterable[Outcome]]]:
+    """Yields a function that runs tasks, here or in other processes."""
+    if jobs == 1:
+        yield lambda tasks: ((task, _attempted(task)) for task in tasks)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+
+        def carried_out(tasks: list[Task]) -> Iterable[Outcome]:
+            futures = {pool.submit(_attempted, task): task for task in tasks}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+        yield carried_out
+
+
+def _attempted(task: Task) -> Line | FairmeshError:
+    try:
+        return outcome_of(task)
+    except FairmeshError as error:
+        return error
+
+
+def outcome_of(task: Task) -> Line:
+    """Trains a method on one split and returns its accuracies by seed and site, its final weights and its bytes."""
+    started = time.perf_counter()
+    problem, method = PROBLEMS[task.problem], METHODS[task.method]
+    sites = problem.sites(task.split)
+    made = _made(task, problem, method, sites)
+    return {
+        "sites": [site.name for site in sites],
+        "rows": [len(site.train[1]) for site in sites],
+        **made,
+        "seconds": round(time.perf_counter() - started, 1),
+        "machine": machine(task.device),
+    }
+
+
+def _made(task: Task, problem: SiteProblem, method: Method, sites: list[Site]) -> Line:
+    if method.algorithm is None:
+        return {"accuracy": [[round(_frequent(site), 4) for site in sites]]}
+    seeds = range(task.scale.seeds)
+    if method.sees_test:
+        seen = [dataclasses.replace(site, validation=site.test) for site in sites]
+        trained = _trained(task, problem, method, seen, method.candidates, seeds)
+        return {"variants": [one.line() | {"chosen": chosen} for one, chosen in zip(trained, _candidates(method))]}
+    if task.tuning == "untuned":
+        return _trained(task, problem, method, sites, [method.algorithm], seeds)[0].line()
+    tried = _trained(task, problem, method, _held_out(sites, task.split), method.candidates, range(1))
+    chosen = chosen_among(tried, by_site=method.own_models)
+    kept = sorted(set(chosen))
+    trained = _trained(task, problem, method, sites, [method.candidates[c] for c in kept], seeds)
+    line = _by_site(trained, [kept.index(c) for c in chosen]).line()
+    return line | {
+        "chosen": chosen if method.own_models else chosen[0],
+        "tried": [round(one.worst, 4) for one in tried],
+    }
+
+
+def _frequent(site: Site) -> float:
+    """Returns the accuracy of the most frequent class of a site's training rows, on its test rows."""
+    return float((site.test[1] == site.train[1].mode().values).double().mean())
+
+
+class Trained(NamedTuple):
+    """An algorithm's outcome on one split."""
+
+    accuracy: np.ndarray  # (seeds, sites)
+    weights: np.ndarray | None  # lambda at the end (seeds, sites)
+    bytes: int  # that the busiest node sends in the run
+    diverged: int  # seeds
+
+    @property
+    def worst(self) -> float:
+        return float(self.accuracy.min(axis=1).mean())
+
+    def line(self) -> Line:
+        line: Line = {"accuracy": self.accuracy.round(4).tolist(), "bytes": self.bytes}
+        if self.weights is not None:
+            line["lambda"] = self.weights.mean(axis=0).round(4).tolist()
+        return line | ({"diverged": self.diverged} if self.diverged else {})
+
+
+def chosen_among(tried: Sequence[Trained], by_site: bool) -> list[int]:
+    """Returns the number of the candidate that each site uses: the same for all sites, by the worst site and then by
+    the mean; or, with `by_site`, by the site's own accuracy and then by the mean. Diverged candidates come last."""
+    sites = tried[0].accuracy.shape[1]
+
+    def best(score: Callable[[Trained], float]) -> int:
+        return max(
+            range(len(tried)), key=lambda c: (-tried[c].diverged, score(tried[c]), float(tried[c].accuracy.mean()))
+        )
+
+    if by_site:
+        return [best(lambda one, i=i: float(one.accuracy[:, i].mean())) for i in range(sites)]
+    return [best(lambda one: one.worst)] * sites
+
+
+def _by_site(trained: Sequence[Trained], chosen: Sequence[int]) -> Trained:
+    """Returns one outcome whose site i is that of candidate chosen[i]."""
+    accuracy = np.stack([trained[c].accuracy[:, i] for i, c in enumerate(chosen)], axis=1)
+    used = [trained[c] for c in sorted(set(chosen))]
+    return Trained(accuracy, used[0].weights, max(one.bytes for one in used), max(one.diverged for one in used))
+
+
+def _held_out(sites: Sequence[Site], split: int) -> list[Site]:
+    """Returns the sites judged by a part of their training rows, which is drawn at random."""
+    made = []
+    for i, site in enumerate(sites):
+        inputs, labels = site.train
+        order = torch.from_numpy(np.random.default_rng((split, i)).permutation(len(labels)))
+        judging, rest = order.tensor_split([max(1, round(HELD_OUT * len(labels)))])
+        made.append(
+            dataclasses.replace(site, train=(inputs[rest], labels[rest]), test=(inputs[judging], labels[judging]))
+        )
+    return made
+
+
+def _trained(
+    task: Task,
+    problem: SiteProblem,
+    method: Method,
+    sites: Sequence[Site],
+    algorithms: Sequence[Algorithm],
+    seeds: Sequence[int],
+) -> list[Trained]:
+    """Trains algorithms that differ only in numbers as one batch. Each seed has its own placement of the sites."""
+    shape = sites[0].train[0].shape[1:]
+    classes = 1 + max(int(labels.max()) for site in sites for _, labels in (site.train, site.test))
+    rounds = task.scale.rounds_of(problem, method)
+    result = train(
+        Problem(lambda: problem.model.build(shape, classes), sites, objective=method.objective),
+        method.topology,
+        list(algorithms),
+        rounds,
+        seeds=seeds,
+        placements="by-seed",
+        measure_every=rounds,
+        own_models=method.own_models,
+        on_divergence="mark",
+        device=task.device,
+        personalization=method.personalization,
+    )
+    personal = {one.replica: one.values("personal", "accuracy") for one in result.personal}
+    made = []
+    for a in range(len(algorithms)):
+        replicas = range(a * len(seeds), (a + 1) * len(seeds))
+        records = [result.final[r] for r in replicas]
+        measured = [(one["own_models"] if method.own_models else one)["accuracy"]["sites"] for one in records]
+        accuracies = [personal.get(r, found) for r, found in zip(replicas, measured)]  # a diverged one has no models
+        weights = [one["lambda"] for one in records if "lambda" in one]
+        made.append(
+            Trained(
+                np.array(accuracies),
+                np.array(weights) if weights else None,
+                max(one["bytes_busiest_node"] for one in records),
+                len(set(replicas) & set(result.diverged)),
+            )
+        )
+    return made
+
+
+def known_methods(names: Sequence[str] | None) -> list[str]:
+    """Returns the names of methods, all of them for None. Refuses unknown ones."""
+    return _known(names, METHODS, "--methods")
+
+
+def known_problems(names: Sequence[str] | None, half: str | None) -> list[str]:
+    """Returns the names of problems, all of them for None, of one half if it is given. Refuses unknown ones."""
+    halves = ("development", "held-back")
+    if half is not None and half not in halves:
+        raise BadInput(f"--half is {' or '.join(halves)}, got {half!r}")
+    found = [name for name in _known(names, PROBLEMS, "--only") if half in (None, PROBLEMS[name].half)]
+    if not found:
+        raise BadInput(f"--half {half} has none of the problems that --only names: {', '.join(names or ())}")
+    return found
+
+
+def _known(names: Sequence[str] | None, table: dict[str, Any], option: str) -> list[str]:
+    for name in names or ():
+        if name not in table:
+            raise BadInput(f"{option}: there is no {name!r}; choose from {'; '.join(table)}")
+    return [name for name in table if not names or name in names]

@@ -1,0 +1,81 @@
+"""Rows of a site that are kept out of the common training, to choose the site's own model by."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
+from fairmesh.numerics import random_streams
+
+FEWEST_ROWS = 10  # a site with fewer holds nothing out: two rows could not tell models apart
+
+
+def order_by_class(targets: Tensor, purpose: str) -> Tensor:
+    """Returns a random order of the rows in which those of a class are together. Every k-th row of it has the classes
+    in their proportions. The order depends on the targets alone, so it is the same wherever the site's data is."""
+    key = random_streams.keys(torch.zeros((), dtype=torch.int64), purpose, 0, torch.zeros(1, dtype=torch.int64))
+    order = random_streams.bits(key.squeeze(-1), len(targets)).argsort(stable=True)
+    if targets.is_floating_point() or targets.ndim != 1:
+        return order
+    return order[targets[order].argsort(stable=True)]
+
+
+def reserve(sites: Sequence[Site], share: float = 0.2) -> list[Site]:
+    """Moves a share of every site's training rows into its `reserved` set, which the common model is not trained on.
+
+    A model looks better on rows that it was trained on. So a site that chooses between the common model and its own
+    needs rows that neither has seen. `fm.personalize` compares them there, and then trains the site's own models on
+    all rows. Classes keep their proportions. Left as they are: a site with fewer than 10 rows, one that has reserved
+    rows already, and one with a validation set of its own, which serves the same purpose.
+
+    Args:
+        sites: The sites.
+        share: The share of the training rows to reserve, in (0, 1). Default: 0.2.
+
+    Returns:
+        The sites, with fewer training rows.
+
+    Raises:
+        BadInput: The share is not between 0 and 1.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> inputs, labels = torch.randn(50, 3), torch.arange(50) % 2
+        >>> (site,) = fm.data.reserve([fm.Site((inputs, labels))])
+        >>> len(site.train), len(site.reserved)
+        (40, 10)
+    """
+    if not 0 < share < 1:
+        raise BadInput(f"share must lie in (0, 1), got {share}")
+    uses = Counter(id(site.validation) for site in sites)
+    return [
+        site
+        if site.reserved is not None or (site.validation is not None and uses[id(site.validation)] == 1)
+        else _reserved(i, site, share)
+        for i, site in enumerate(sites)
+    ]
+
+
+def _reserved(i: int, site: Site, share: float) -> Site:
+    rows = Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")
+    count = len(rows)
+    taken = min(max(1, round(share * count)), count - 1)
+    if count < FEWEST_ROWS:
+        return site
+    if not rows.here:
+        kept, away = Samples.elsewhere(count - taken, rows), Samples.elsewhere(taken, rows)
+        return dataclasses.replace(site, train=kept, reserved=away)
+    order = order_by_class(rows.targets, "reserved rows")
+    away = torch.zeros(count, dtype=torch.bool)
+    away[order[((torch.arange(taken) + 0.5) * count / taken).long()]] = True
+    return dataclasses.replace(
+        site,
+        train=Samples(rows.inputs[~away], rows.targets[~away]),
+        reserved=Samples(rows.inputs[away], rows.targets[away]),
+    )

@@ -1,0 +1,235 @@
+"""Trains many models at once: for every site one on all of its rows, and one without each fold of them."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fairmesh.data.reserve import order_by_class
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.personalization.evidence import log_evidence
+from fairmesh.problems.losses import as_floats, per_sample
+from fairmesh.problems.objective import Objective
+from fairmesh.problems.oracle import Oracle
+from fairmesh.problems.problem import Problem
+
+_BETA1, _BETA2, _TINY = 0.9, 0.99, 1e-8  # of the scaled steps, as in Tracked AD-GDA
+_LOOKS = 20  # models along a path that are judged; early ones are closer together
+_FLOATS_AT_ONCE = 1 << 23  # of inputs times models
+
+
+class Fitted(NamedTuple):
+    """Models (sites, folds + 1, dim), the last one of a site from all of its rows, and the steps (sites,) they took."""
+
+    models: Tensor
+    steps: Tensor
+
+
+class _Average:
+    """The average of each site's models along a path, by the evidence that some rows, a mask, give to each of them."""
+
+    def __init__(self, start: Tensor, site_of_row: Tensor, judges: Tensor, labels: bool):
+        self._start, self._site_of_row, self._judges, self._labels = start, site_of_row, judges, labels
+        sites = len(start)
+        self._rows = torch.zeros(sites, dtype=torch.float64).index_add_(0, site_of_row, judges.double())
+        self._best = torch.full((sites,), -math.inf, dtype=torch.float64)
+        self._weight, self._steps = torch.zeros_like(self._best), torch.zeros_like(self._best)
+        self._sum = torch.zeros_like(start)
+
+    def add(self, steps: int, models: Tensor, losses: Tensor, prior: float = 0.0) -> None:
+        """Adds the models after so many steps, given the loss of every row. `prior` is a logarithm."""
+        used = losses.masked_fill(~self._judges, 0.0)
+        total = torch.zeros_like(self._best).index_add_(0, self._site_of_row, used)
+        evidence = log_evidence(total, self._rows, self._labels) + prior
+        best = torch.maximum(self._best, evidence)  # weights are relative to it, so that none is too large
+        before = torch.where(self._best.isfinite(), (self._best - best).exp(), 0.0)
+        here = torch.where(evidence.isfinite(), (evidence - best).exp(), 0.0)
+        kept, added = (t.to(models.device, models.dtype)[:, None, None] for t in (before, here))
+        self._sum = torch.where(added > 0, kept * self._sum + added * models, kept * self._sum)
+        self._weight, self._steps = before * self._weight + here, before * self._steps + here * steps
+        self._best = best
+
+    def mean(self) -> Fitted:
+        """Returns the average; the start where no models count."""
+        weight = self._weight.to(self._sum.device, self._sum.dtype)[:, None, None]
+        models = torch.where(weight > 0, self._sum / weight, self._start)
+        return Fitted(models, self._steps / self._weight.clamp(min=1e-300))
+
+
+class CrossFit:
+    """The rows of some sites, in folds, and the training of models on them.
+
+    A row is *unseen* if the common model was not trained on it: it is in the site's reserved set or, if there is none,
+    in a validation set of the site's own. Folds divide unseen and seen rows alike, so every row is held out once."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        sites: Sequence[int],
+        folds: int,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        trace: bool = True,
+        progress: Callable[[int], None] = lambda steps: None,  # called with steps done since the last call
+    ):
+        self.problem, self._folds, self._seed = problem, folds, seed
+        self._device, self._dtype, self._trace, self._progress = device, dtype, trace, progress
+        self._model = problem.flat_model.to(device, dtype)
+        pools = [_pool(problem, i) for i in sites]
+        self.sizes = torch.tensor([len(pool) for pool, _ in pools])
+        self.site_of_row = torch.repeat_interleave(torch.arange(len(sites)), self.sizes)
+        self.fold_of_row = torch.cat([_folds_of(pool, unseen, folds) for pool, unseen in pools])
+        self.unseen = torch.cat([unseen for _, unseen in pools])
+        self._inputs = torch.cat([pool.inputs for pool, _ in pools])
+        self.targets = as_floats(torch.cat([pool.targets for pool, _ in pools]), dtype)
+        none = torch.zeros(len(sites)).index_add_(0, self.site_of_row, self.unseen.float()) == 0
+        self.has_unseen = ~none
+        self.judged = self.unseen | none[self.site_of_row]  # rows that judge: the unseen, or all if there are none
+        self._held = self._table_of_held_rows(len(sites))
+        trained = [
+            Site(Samples(pool.inputs[kept], pool.targets[kept]))
+            for s, (pool, _) in enumerate(pools)
+            for kept in self._kept(s)
+        ]
+        self._trained = dataclasses.replace(
+            problem, sites=trained, prior=None, test=None, validation=None, objective=Objective()
+        )
+        self._identities = torch.tensor([i * (folds + 1) + k for i in sites for k in range(folds + 1)])
+
+    def _kept(self, site: int) -> Iterator[Tensor]:
+        """Yields the rows that each model of a site is trained on."""
+        folds = self.fold_of_row[self.site_of_row == site]
+        for fold in range(self._folds):
+            yield folds != fold
+        yield torch.ones_like(folds, dtype=torch.bool)
+
+    def _table_of_held_rows(self, sites: int) -> Tensor:
+        """Returns the rows of every site's every fold (sites * folds, most), filled up with -1."""
+        group = self.site_of_row * self._folds + self.fold_of_row
+        order = group.argsort(stable=True)
+        counts = torch.bincount(group, minlength=sites * self._folds)
+        place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[group[order]]
+        table = torch.full((len(counts), int(counts.max())), -1)
+        table[group[order], place] = order
+        return table
+
+    @torch.no_grad()
+    def outputs(self, models: Tensor) -> Tensor:
+        """Returns what the models (sites, folds + 1, dim) predict for all rows, each row by the model of its site that
+        was trained without the row's fold: (rows, ...), on the CPU."""
+        rows = models[:, : self._folds].flatten(0, 1).to(self._device, self._dtype)
+        width = max(1, _FLOATS_AT_ONCE // (len(rows) * max(1, self._inputs[0].numel())))
+        found = None
+        for table in self._held.split(width, dim=1):
+            inputs = as_floats(self._inputs[table.clamp(min=0)].to(self._device), self._dtype)
+            outputs = vmap(self._model)(rows, inputs)[(table >= 0).to(self._device)].cpu()
+            found = torch.empty(len(self.targets), *outputs.shape[1:], dtype=outputs.dtype) if found is None else found
+            found[table[table >= 0]] = outputs
+        if found is None:
+            raise ValueError("there are no rows")
+        return found
+
+    def same(self, rows: Tensor) -> Tensor:
+        """Returns one model per site (sites, dim) for all folds: (sites, folds + 1, dim)."""
+        return rows.unsqueeze(1).expand(-1, self._folds + 1, -1)
+
+    def alone(self, start: Tensor, steps: int, step: float) -> Fitted:
+        """Trains every site's models from a start that knows no data, and averages each site's over its path by how
+        well held-out rows support them.
+
+        A model that took k steps counts in proportion to the evidence that the rows give to k steps. Where they clearly
+        support one number of steps, that is the choice; where they do not, the average is steadier than a choice.
+        Steps of which the loss is not finite do not count."""
+        found = _Average(start, self.site_of_row, torch.ones_like(self.judged), self.problem.classes is not None)
+        for k, models in self._path(start, steps, step, 3.0):
+            found.add(k, models, per_sample(self.problem.loss, self.outputs(models), self.targets).double())
+        return found.mean()
+
+    def tuned(self, start: Tensor, steps: int, step: float) -> Fitted:
+        """Trains every site's models from the common one, and averages them as `alone` does. The common model itself
+        has half of the prior probability, so that noise does not move a site away from it.
+
+        The rows that judge are the unseen ones. The common model looks too good on the others, so these speak against
+        any step. If they support more steps all the same, they are right to, and all rows judge."""
+        labels, every = self.problem.classes is not None, torch.ones_like(self.judged)
+        averages = [_Average(start, self.site_of_row, judges, labels) for judges in (self.judged, every)]
+        for k, models in self._path(start, steps, step, 1.0):
+            losses = per_sample(self.problem.loss, self.outputs(models), self.targets).double()
+            for average in averages:
+                average.add(k, models, losses, math.log(_LOOKS) if k == 0 else 0.0)
+        one, other = (average.mean() for average in averages)
+        more = other.steps > one.steps
+        models = torch.where(more.to(one.models.device)[:, None, None], other.models, one.models)
+        return Fitted(models, torch.where(more, other.steps, one.steps))
+
+    def _path(self, start: Tensor, steps: int, step: float, power: float) -> Iterator[tuple[int, Tensor]]:
+        """Yields numbers of steps and the models after them. Steps are scaled as in Tracked AD-GDA: each has a
+        Euclidean norm of about `step`, falling to zero with the given power."""
+        looks = {round(steps * (j / _LOOKS) ** 2) for j in range(_LOOKS + 1)}
+        count = len(self._trained.sites)
+        oracle = Oracle(
+            self._trained,
+            torch.arange(count, device=self._device),
+            self._identities.to(self._device),
+            seeds=[self._seed],
+            dtype=self._dtype,
+            trace=self._trace,
+        )
+        models = start.to(self._device, self._dtype).reshape(1, count, -1)
+        momenta, squares = torch.zeros_like(models), torch.zeros_like(models)
+        yield 0, models.view_as(start)
+        for t in range(steps):
+            _, gradients = oracle.losses_and_gradients(models, torch.tensor(t, device=self._device), 0)
+            momenta = torch.lerp(momenta, gradients, 1.0 - _BETA1)
+            squares = torch.lerp(momenta.square(), squares, _BETA2)
+            length = step * (1.0 - t / steps) ** power / models.shape[-1] ** 0.5
+            models = models - length * momenta / ((squares / (1.0 - _BETA2 ** (t + 1))).sqrt() + _TINY)
+            self._progress(1)
+            if t + 1 in looks:
+                yield t + 1, models.view_as(start)
+
+
+def _pool(problem: Problem, i: int) -> tuple[Samples, Tensor]:
+    """Returns all rows that a site may train its own model on, and which of them the common model has not seen."""
+    site = problem.sites[i]
+    shared = sum(other.validation is site.validation for other in problem.sites) > 1
+    more = site.reserved if site.reserved is not None else None if shared else site.validation
+    parts = [site.train] if more is None else [site.train, more]
+    pool = Samples(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
+    return pool, torch.arange(len(pool)) >= len(site.train)
+
+
+def _folds_of(pool: Samples, unseen: Tensor, folds: int) -> Tensor:
+    """Returns the fold of every row. Each has its share of the unseen rows and, as far as possible, of every class."""
+    fold = torch.empty(len(pool), dtype=torch.int64)
+    for part in (unseen, ~unseen):
+        rows = part.nonzero().flatten()
+        fold[rows[order_by_class(pool.targets[rows], "folds")]] = torch.arange(len(rows)) % folds
+    return fold
+
+
+def rows_to_learn_from(problem: Problem, i: int) -> int:
+    """Returns how many rows a site may train its own model on."""
+    return len(_pool(problem, i)[0])
+
+
+def sites_at_once(problem: Problem, sites: Sequence[int], folds: int, dtype: torch.dtype) -> list[list[int]]:
+    """Returns the sites in portions whose rows and models take about a gibibyte."""
+    portions: list[list[int]] = []
+    used = 0.0
+    for i in sites:
+        train = problem.sites[i].train
+        values = 12 * problem.flat_model.dim + 2 * rows_to_learn_from(problem, i) * max(1, train.inputs[0].numel())
+        size = (folds + 1) * values * dtype.itemsize
+        if not portions or used + size > 1 << 30:
+            portions.append([])
+            used = 0.0
+        portions[-1].append(i)
+        used += size
+    return portions

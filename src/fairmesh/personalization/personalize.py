@@ -1,0 +1,260 @@
+"""Gives each site a model of its own after the common training. Nothing leaves a site for it."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fairmesh.config.registry import registered_name
+from fairmesh.config.tables import from_table
+from fairmesh.data.reserve import FEWEST_ROWS
+from fairmesh.data.samples import Samples
+from fairmesh.errors import BadInput
+from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
+from fairmesh.personalization.cross_fit import CrossFit, rows_to_learn_from, sites_at_once
+from fairmesh.personalization.evidence import HeldOut, mixed
+from fairmesh.personalization.members import Mixture
+from fairmesh.personalization.outcome import Personalized, PersonalSite
+from fairmesh.problems.losses import as_floats
+from fairmesh.problems.metrics import measured, measured_names
+from fairmesh.problems.problem import Problem
+
+PERSONAL = "personal"
+Progress = Callable[[int, int], None]  # (steps done, steps in all)
+
+
+class Trained(Protocol):
+    """What is needed of a run's result."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def replicas(self) -> list: ...
+    def row(self) -> Tensor: ...
+
+
+def personalize(
+    result: Trained,
+    method: Personalization | None = None,
+    *,
+    replica: int = 0,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Personalized:
+    """Gives each site a model of its own, from the common model of a run and the site's own rows.
+
+    Each site trains a local model, and the models that the method asks for. It judges them by rows that they were not
+    trained on, and keeps what these support. Sites do not communicate.
+
+    The common model was trained on the sites' training rows, where it looks better than it is. The comparison is fair
+    on rows that were kept out of the common training: those of `fm.data.reserve`, or a validation set of the site's
+    own. `fm.train(personalization=...)` and experiment files with `[personalization]` reserve them. Without such rows
+    all rows judge, and the choice leans towards the common model; `PersonalSite.unseen` says so. Sites with fewer than
+    10 rows keep the common model.
+
+    Args:
+        result: A finished run, as `fm.train` returns it.
+        method: How sites get their models; None for `fm.personalization.Mixture()`. Default: None.
+        replica: The number of the replica, from 0. Default: 0.
+        device: "cpu", "cuda" or "cuda:1", ... Default: "cpu".
+        progress: Called after every step with the steps done and the steps in all. Default: None.
+
+    Returns:
+        The models and their metrics, for the sites whose data is here.
+
+    Raises:
+        BadInput: The method, the replica or the device does not exist, or the common model is not finite.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> def site(sign):  # the sites disagree about which class is which
+        ...     x = torch.randn(260, 2, generator=torch.Generator().manual_seed(7 + sign))
+        ...     y = (sign * x[:, 0] > 0).long()
+        ...     return fm.Site((x[:60], y[:60]), test=(x[60:], y[60:]))
+        >>> problem = fm.Problem(torch.nn.Linear(2, 2), fm.data.reserve([site(1), site(1), site(-1)]))
+        >>> result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(), rounds=20)
+        >>> last = fm.personalize(result).sites[2].test
+        >>> last["common"]["accuracy"] < 0.7 and last["personal"]["accuracy"] > 0.9
+        True
+    """
+    if not 0 <= replica < len(result.replicas):
+        raise BadInput(f"replica must lie in 0..{len(result.replicas) - 1}, got {replica}")
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise BadInput(f"unknown device {device!r}: use 'cpu' or 'cuda'") from error
+    row = result.row()[replica]
+    if not bool(torch.isfinite(row).all()):
+        raise BadInput(
+            f"the common model of replica {replica} is not finite: the run has diverged; lower its step size"
+        )
+    return personalized(
+        result.problem,
+        row,
+        Mixture() if method is None else method,
+        seed=result.replicas[replica].seed,
+        replica=replica,
+        device=where,
+        dtype=row.dtype,
+        progress=progress,
+    )
+
+
+def personalized(
+    problem: Problem,
+    row: Tensor,
+    method: Personalization,
+    *,
+    seed: int,
+    replica: int = 0,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    trace: bool = True,
+    progress: Progress | None = None,
+) -> Personalized:
+    """Returns the own models of the sites that are here, from the common model `row` (dim,)."""
+    method = from_table(Personalization, method, "personalization")
+    device = device or torch.device("cpu")
+    able = [i for i in problem.here if rows_to_learn_from(problem, i) >= FEWEST_ROWS]
+    portions = sites_at_once(problem, able, method.folds, dtype)
+    each = method.local_steps + (method.steps if FINE_TUNED in method.components else 0)
+    done = 0
+
+    def stepped(steps: int) -> None:
+        nonlocal done
+        done += steps
+        if progress is not None:
+            progress(done, each * len(portions))
+
+    found: dict[int, PersonalSite] = {}
+    for sites in portions:
+        fit = CrossFit(problem, sites, method.folds, seed, device, dtype, trace, stepped)
+        for one in _fitted(problem, fit, sites, row.to(device, dtype), method, seed):
+            found[one.number] = one
+    for i in problem.here:
+        found.setdefault(i, _kept(problem, i, row))
+    return Personalized(registered_name(method), replica, [found[i] for i in problem.here])
+
+
+def _fitted(
+    problem: Problem, fit: CrossFit, sites: list[int], row: Tensor, method: Personalization, seed: int
+) -> list[PersonalSite]:
+    """Returns the outcomes of some sites, which are trained together."""
+    start = problem.initial_row(seed).to(row).expand(len(sites), -1)
+    local = fit.alone(fit.same(start), method.local_steps, method.local_step)
+    rows = {COMMON: row.expand(len(sites), -1), LOCAL: local.models[:, -1]}
+    outputs = {COMMON: fit.outputs(fit.same(rows[COMMON])), LOCAL: fit.outputs(local.models)}
+    steps = {LOCAL: local.steps}
+    if FINE_TUNED in method.components:
+        tuned = fit.tuned(fit.same(rows[COMMON]), method.steps, method.step)
+        rows[FINE_TUNED], outputs[FINE_TUNED] = tuned.models[:, -1], fit.outputs(tuned.models)
+        steps[FINE_TUNED] = tuned.steps
+    outcomes = []
+    for s, i in enumerate(sites):
+        mine = fit.site_of_row == s
+        chosen = _Site(problem, i, {name: value[s] for name, value in rows.items()}, method)
+        outcomes.append(
+            chosen.outcome(
+                {name: value[mine] for name, value in outputs.items()},
+                fit.targets[mine],
+                fit.judged[mine],
+                fit.fold_of_row[mine],
+                bool(fit.has_unseen[s]),
+                {name: float(value[s]) for name, value in steps.items()},
+            )
+        )
+    return outcomes
+
+
+class _Site:
+    """Chooses the model of one site."""
+
+    def __init__(self, problem: Problem, number: int, rows: dict[str, Tensor], method: Personalization):
+        self._problem, self._number, self._rows, self._method = problem, number, rows, method
+        self._labels = problem.classes is not None
+
+    def outcome(
+        self,
+        outputs: dict[str, Tensor],
+        targets: Tensor,
+        judged: Tensor,
+        folds: Tensor,
+        unseen: bool,
+        steps: dict[str, float],
+    ) -> PersonalSite:
+        """Returns the outcome, given what models that were trained without a row predict for it."""
+        held_out = HeldOut(outputs, targets, self._problem.loss, self._labels)
+        weights, note = self._method.weights(held_out, judged), None
+        if unseen and LOCAL in weights:
+            # The common model has seen the other rows, so they speak too well of it. If they favour the local model all
+            # the same, and more than the few unseen rows do, they are right to.
+            everyone = self._method.weights(held_out, torch.ones_like(judged))
+            weights = max(weights, everyone, key=lambda w: w[LOCAL])
+        if not unseen:
+            note = (
+                "the common model was trained on the rows that judge it, so the choice leans towards it; keep rows out "
+                "of the common training with fm.data.reserve"
+            )
+        present = {name: weight for name, weight in weights.items() if weight > 0}
+        chosen = held_out.cross_validated(folds, judged, lambda rows: self._method.weights(held_out, rows))
+        shown = {COMMON: outputs[COMMON][judged], LOCAL: outputs[LOCAL][judged], PERSONAL: chosen}
+        site = self._problem.sites[self._number]
+        return PersonalSite(
+            self._number,
+            str(site.name),
+            weights,
+            {name: self._problem.flat_model.state_dict(self._rows[name]) for name in weights},
+            self._labels,
+            int(judged.sum()),
+            unseen,
+            steps,
+            {name: measured(self._problem, out, targets[judged]) for name, out in shown.items()},
+            {} if site.test is None else self._tested(site.test, present),
+            note,
+        )
+
+    def _tested(self, test: Samples, weights: dict[str, float]) -> dict[str, dict[str, float]]:
+        outputs = {name: outputs_on(self._problem, row, test) for name, row in self._rows.items()}
+        outputs[PERSONAL] = mixed([outputs[name] for name in weights], list(weights.values()), self._labels)
+        targets = as_floats(test.targets, outputs[COMMON].dtype)
+        return {name: measured(self._problem, outputs[name], targets) for name in (COMMON, LOCAL, PERSONAL)}
+
+
+_FLOATS_AT_ONCE = 1 << 23
+
+
+@torch.no_grad()
+def outputs_on(problem: Problem, row: Tensor, samples: Samples) -> Tensor:
+    """Returns a model's outputs for a set of samples, on the CPU."""
+    model = problem.flat_model.to(row.device, row.dtype)
+    chunk = max(1, _FLOATS_AT_ONCE // max(1, samples.inputs[0].numel()))
+    return torch.cat(
+        [model(row, as_floats(inputs.to(row.device), row.dtype)).cpu() for inputs in samples.inputs.split(chunk)]
+    )
+
+
+def _kept(problem: Problem, i: int, row: Tensor) -> PersonalSite:
+    """Returns the outcome of a site that is too small to judge models by its rows: it keeps the common model."""
+    site, rows = problem.sites[i], rows_to_learn_from(problem, i)
+    test = {}
+    if site.test is not None:
+        out = outputs_on(problem, row, site.test)
+        numbers = measured(problem, out, as_floats(site.test.targets, out.dtype))
+        test = {COMMON: numbers, LOCAL: dict.fromkeys(numbers, math.nan), PERSONAL: numbers}
+    nothing: dict[str, float] = dict.fromkeys(measured_names(problem), math.nan)
+    return PersonalSite(
+        i,
+        str(site.name),
+        {COMMON: 1.0},
+        {COMMON: problem.flat_model.state_dict(row)},
+        problem.classes is not None,
+        0,
+        False,
+        {},
+        dict.fromkeys((COMMON, LOCAL, PERSONAL), nothing),
+        test,
+        f"the common model was kept: {rows} rows are too few to hold any out; {FEWEST_ROWS} are needed",
+    )

@@ -1,0 +1,279 @@
+"""Which losses the weights follow: held-out rows, references, noise. Small problems with known answers."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fairmesh as fm
+from fairmesh.data.samples import Samples
+from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.problems.objective import Objective, held_out_last
+from fairmesh.problems.oracle import Oracle
+from fairmesh.training.options import Options
+from fairmesh.training.references import judged_apart, with_references
+from tests import toys
+from tests.refusals import refused
+
+HELD = Objective("held-out", share=0.25, rejoin=0.5, rounds=20)
+
+
+def oracle_of(problem: fm.Problem) -> Oracle:
+    network = MemoryNetwork(fm.Ring().build(problem.n), dtype=torch.float64)
+    return Oracle(problem, network.hosted, network.identities, seeds=[0], dtype=torch.float64)
+
+
+def referenced(problem: fm.Problem, rounds: int = 60) -> fm.Problem:
+    network = MemoryNetwork(fm.Ring().build(problem.n))
+    return with_references(problem, fm.Ring(), rounds, 0, Options(), network)
+
+
+def mean_loss(problem: fm.Problem, samples: Samples, row: torch.Tensor) -> float:
+    model = problem.flat_model.to(torch.device("cpu"), torch.float64)
+    return float(problem.loss(model(row, samples.inputs.double()), samples.targets))
+
+
+# Held-out rows --------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_rows_are_spread_over_the_classes_and_every_row_is_used_once():
+    labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 20)
+    order = held_out_last(Samples(torch.randn(80, 3), labels), 0, 16)
+    assert sorted(order.tolist()) == list(range(80))
+    assert torch.bincount(labels[order[-16:]]).tolist() == [8, 4, 4]
+    assert torch.equal(order, held_out_last(Samples(torch.zeros(80, 3), labels), 0, 16))
+
+
+@pytest.mark.parametrize(("rows", "held"), [(9, 0), (10, 2), (100, 20), (3000, 600)])
+def test_objective_holds_nothing_out_of_a_site_that_is_too_small(rows, held):
+    assert Objective("held-out").held_out_of(rows) == held
+    assert Objective().held_out_of(rows) == 0
+
+
+@pytest.mark.parametrize("order", ["random", "cyclic", "full"])
+def test_oracle_trains_on_held_out_rows_only_after_they_rejoin(order):
+    problem = toys.problem(sampling=fm.Sampling(batch=40, order=order), objective=HELD)
+    oracle = oracle_of(problem)
+    apart = judged_apart(problem)
+    held = {tuple(row.tolist()) for site in apart.sites for row in site.validation.inputs}
+    assert len(held) == sum(round(0.25 * len(site.train)) for site in problem.sites)
+
+    def trained_on(t: int) -> set:
+        inputs, *_, last = oracle._batch(torch.tensor(t), 0, 1)
+        weights = last if order == "full" else torch.ones(inputs.shape[:2])
+        return {tuple(row.tolist()) for row, weight in zip(inputs.flatten(0, 1), weights.flatten()) if weight}
+
+    assert not any(held & trained_on(t) for t in range(10))
+    seen = set.union(*(trained_on(t) for t in range(10, 20)))
+    assert len(held & seen) > 0.8 * len(held)
+
+
+def test_oracle_judges_nodes_by_their_held_out_rows_in_evaluation_mode():
+    problem = toys.problem(sampling=fm.Sampling(order="full"), objective=HELD)
+    oracle, apart = oracle_of(problem), judged_apart(problem)
+    models = oracle.initial_models()
+    losses, _ = oracle.losses_and_gradients(models, torch.tensor(0), 0)
+    expected = [mean_loss(problem, site.validation, models[0, 0]) for site in apart.sites]
+    assert losses.flatten().tolist() == pytest.approx(expected, abs=1e-12)
+    assert oracle.losses(models, torch.tensor(0), 0).flatten().tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_oracle_gives_gradients_of_the_rows_that_are_not_held_out():
+    problem = toys.problem(sampling=fm.Sampling(order="full"), objective=HELD)
+    models = oracle_of(problem).initial_models()
+    apart = dataclasses.replace(judged_apart(problem), sampling=fm.Sampling(order="full"))
+    _, found = oracle_of(problem).losses_and_gradients(models, torch.tensor(0), 0)
+    _, expected = oracle_of(apart).losses_and_gradients(models, torch.tensor(0), 0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    _, later = oracle_of(problem).losses_and_gradients(models, torch.tensor(10), 0)
+    _, whole = oracle_of(toys.problem(sampling=fm.Sampling(order="full"))).losses_and_gradients(
+        models, torch.tensor(10), 0
+    )
+    torch.testing.assert_close(later, whole, rtol=0, atol=1e-12)
+
+
+def test_validation_sets_judge_nodes_if_asked_to():
+    sites = [dataclasses.replace(site, validation=site.test) for site in toys.sites()]
+    problem = toys.problem(sites=sites, sampling=fm.Sampling(order="full"), objective=Objective("validation"))
+    models = oracle_of(problem).initial_models()
+    losses, _ = oracle_of(problem).losses_and_gradients(models, torch.tensor(0), 0)
+    expected = [mean_loss(problem, site.validation, models[0, 0]) for site in problem.sites]
+    assert losses.flatten().tolist() == pytest.approx(expected, abs=1e-12)
+    with refused("judged_on", "validation"):
+        oracle_of(toys.problem(objective=Objective("validation")))
+
+
+@pytest.mark.parametrize("name", ["ad-gda", "tracked", "tracked ascent", "tracked maximum", "afl", "drfa"])
+def test_weights_remember_the_losses_they_saw_when_the_rows_rejoin(name):
+    algorithm = toys.ALGORITHMS[name]
+    if name == "tracked":
+        algorithm = dataclasses.replace(algorithm, weighting=fm.weighting.ShadowPrice(strength_annealing=0.0))
+    seen = {}
+    problem = toys.problem(objective=Objective("held-out", rejoin=0.5))
+
+    def watch(done: int, state) -> None:
+        inner = getattr(state.algorithm, "weighting", state.algorithm)
+        seen[done] = getattr(inner, "losses", getattr(inner, "duals", None)).clone()
+
+    fm.train(problem, toys.TOPOLOGIES["complete"], algorithm, 20, observers=[watch], dtype="float64")
+    assert not torch.allclose(seen[5], seen[10])
+    kept = [seen[t].mean(dim=-2) for t in (11, 20)]  # gossip alone does not change the average of the nodes
+    torch.testing.assert_close(*kept, rtol=0, atol=1e-9)
+
+
+# References -----------------------------------------------------------------------------------------------------------
+
+
+def test_excess_is_the_loss_less_the_reference_plus_the_references_mean():
+    names = [f"node {i}" for i in range(8)]
+    values = dict(zip(names, [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]))
+    plain, compared = (
+        oracle_of(toys.problem(objective=objective)) for objective in (Objective(), Objective(against=values))
+    )
+    models = plain.initial_models()
+    difference = plain.losses(models, torch.tensor(0), 0) - compared.losses(models, torch.tensor(0), 0)
+    assert difference.flatten().tolist() == pytest.approx([value - 0.35 for value in values.values()], abs=1e-12)
+
+
+def test_constant_reference_is_the_entropy_of_a_site_s_labels():
+    inputs, labels = torch.randn(400, 3), torch.arange(400) % 4
+    sites = [fm.Site((inputs, labels)), fm.Site((inputs, labels % 2))]
+    problem = fm.Problem(nn.Linear(3, 4), sites, objective=Objective("held-out", against="constant"))
+    found = referenced(problem).objective.constant_losses
+    assert list(found.values()) == pytest.approx([math.log(4), math.log(2)], abs=0.03)
+
+
+def test_local_reference_is_what_each_site_reaches_alone():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, 300, 4, generator=generator)
+    labels = (inputs[..., 0] > 0).long()
+    labels[1] = 1 - labels[1]  # the opposite rule, as easy to learn alone
+    labels[2] = torch.randint(0, 2, (300,), generator=generator)  # noise
+    sites = [fm.Site((x, y)) for x, y in zip(inputs, labels)]
+    problem = fm.Problem(nn.Linear(4, 2), sites, objective=Objective("held-out", against="local"))
+    first, second, noise = referenced(problem, 200).objective.local_losses.values()
+    assert first < 0.25
+    assert second < 0.25
+    assert noise > 0.6
+
+
+def test_noise_is_discounted_by_what_can_be_learned():
+    names = [f"node {i}" for i in range(8)]
+    numbers = {
+        "local_losses": dict(zip(names, [9.0, 0.0, *[9.0] * 6])),
+        "untrained_losses": dict(zip(names, [2.0, 2.0, 1e-3, *[2.0] * 5])),
+    }
+    objective = Objective("held-out", rejoin=1.0, discount_noise=True, **numbers)
+    plain = oracle_of(toys.problem(objective=Objective("held-out", rejoin=1.0)))
+    models = plain.initial_models()
+    raw = plain.losses(models, torch.tensor(0), 0).flatten()
+    found = oracle_of(toys.problem(objective=objective)).losses(models, torch.tensor(0), 0).flatten()
+    learned = ((1 - raw / 2) / 0.5).clamp(0, 1)
+    assert float(found[1]) == pytest.approx(float(raw[1]))  # alone it learns everything
+    assert float(found[2]) == 0.0  # nothing can be learned
+    torch.testing.assert_close(found[3:], raw[3:] * learned[3:] ** 2)
+
+
+def noisy_sites(seed: int = 0) -> list[fm.Site]:
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for i in range(6):
+        inputs = torch.randn(400, 5, generator=generator)
+        labels = (inputs[:, 0] + 0.3 * inputs[:, 1] > 0).long()
+        if i == 5:
+            labels = torch.randint(0, 2, (400,), generator=generator)
+        made.append(fm.Site((inputs[:120], labels[:120]), test=(inputs[120:], labels[120:])))
+    return made
+
+
+def test_weights_leave_a_site_of_pure_noise_only_with_the_discount():
+    def share(objective: Objective) -> float:
+        problem = fm.Problem(nn.Linear(5, 2), noisy_sites(), objective=objective)
+        return float(fm.train(problem, fm.Ring(), fm.TrackedADGDA(), 200).weights()[0, 5])
+
+    plain = share(Objective("held-out"))
+    assert plain > 0.9  # plain robustness fails
+    assert share(Objective("held-out", discount_noise=True)) < 1 / 6
+    assert share(Objective("held-out", against="local")) < plain - 0.05  # the common model is still too sure there
+
+
+def test_weights_see_that_a_small_site_is_memorised_only_on_held_out_rows():
+    """The small site follows a rule of its own in many dimensions: 30 rows are memorised and generalise badly."""
+    generator = torch.Generator().manual_seed(1)
+    truth = torch.randn(2, 40, generator=generator)
+    sites = []
+    for i, rows in enumerate((300, 300, 300, 40)):
+        inputs = torch.randn(rows, 40, generator=generator)
+        sites.append(fm.Site((inputs, (inputs @ truth[int(i == 3)] > 0).long())))
+
+    def weight(objective: Objective) -> float:
+        model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 2))
+        problem = fm.Problem(model, sites, prior=[1, 1, 1, 1], objective=objective)
+        return float(fm.train(problem, fm.Ring(), fm.TrackedADGDA(), 300).weights()[0, 3])
+
+    assert weight(Objective("held-out")) > 0.5 > weight(Objective())
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"share": 0.0}, ["objective.share", 0.0]),
+        ({"share": 0.7}, ["objective.share", 0.7]),
+        ({"rejoin": 0.0}, ["objective.rejoin", 0.0]),
+        ({"judged_on": "tests"}, ["judged_on", "tests", "held-out"]),
+        ({"against": "alone"}, ["against", "alone"]),
+        ({"against": {"node 0": math.nan}}, ["objective.against", "node 0", "nan"]),
+        ({"against": "local"}, ["objective.against", "held-out", "training"]),
+        ({"discount_noise": True}, ["objective.discount_noise", "held-out", "training"]),
+    ],
+)
+def test_objective_refuses_what_cannot_be_followed(fields, names):
+    with refused(*names):
+        Objective(**fields)
+
+
+def test_objective_refuses_references_that_do_not_fit_the_sites():
+    some = {f"node {i}": 0.1 for i in range(7)}
+    with refused("objective.against", "node 7"):
+        fm.train(toys.problem(objective=Objective(against=some)), fm.Ring(), fm.TrackedADGDA(), 5)
+    more = some | {"node 7": 0.1, "Lyon": 0.1}
+    with refused("objective.against", "Lyon", "node 7"):
+        fm.train(toys.problem(objective=Objective(against=more)), fm.Ring(), fm.TrackedADGDA(), 5)
+
+
+def test_objective_round_trips_through_an_experiment_file(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(
+        'rounds = 10\ndata = { name = "digits", nodes = 4 }\n'
+        '[objective]\njudged_on = "held-out"\nshare = 0.3\nagainst = "constant"\n'
+    )
+    experiment = fm.load_experiment(path)
+    assert experiment.objective == Objective("held-out", share=0.3, against="constant")
+    fm.run(experiment, out=tmp_path / "run")
+    again = fm.load_experiment(tmp_path / "run" / "experiment.toml")
+    assert again.objective == experiment.objective
+    assert again.algorithm == experiment.algorithm
+
+
+def test_resumed_run_with_held_out_rows_is_bit_for_bit_the_uninterrupted_one(tmp_path):
+    problem = toys.problem(objective=Objective("held-out", rejoin=0.5, discount_noise=True))
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, state) -> None:
+        if done == 7:
+            raise Stop
+
+    whole = fm.train(problem, fm.Ring(), fm.TrackedADGDA(), 20)
+    with pytest.raises(Stop):
+        fm.train(problem, fm.Ring(), fm.TrackedADGDA(), 20, out=tmp_path, observers=[stop], checkpoint_every=1)
+    again = fm.train(problem, fm.Ring(), fm.TrackedADGDA(), 20, out=tmp_path, resume=True)
+    assert torch.equal(again.row(), whole.row())
+    with refused("data", error=fm.CheckpointError):
+        fm.train(toys.problem(), fm.Ring(), fm.TrackedADGDA(), 20, out=tmp_path, resume=True)

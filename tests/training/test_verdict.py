@@ -1,0 +1,87 @@
+"""What a run without an algorithm uses, and what it says about its weights."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
+from fairmesh.training.verdict import verdict_of
+from tests import toys
+from tests.refusals import refused
+
+
+def result_of(*rows: list[float], weights=(0.2, 0.8), metric="accuracy", higher=True, samples=1000):
+    sites = [SimpleNamespace(name=name, test=[None] * samples) for name in ("a", "b")]
+    problem = SimpleNamespace(
+        primary=metric, sites=sites, prior_of_sites=torch.tensor([0.5, 0.5]), higher_is_better=lambda name: higher
+    )
+    final = [{metric: {"sites": row}, "lambda": list(weights)} for row in rows]
+    return SimpleNamespace(problem=problem, final=final)
+
+
+def test_verdict_tells_help_from_harm_by_the_intervals():
+    fixed, robust = result_of([0.90, 0.50], [0.90, 0.52]), result_of([0.80, 0.60], [0.80, 0.62])
+    verdict = verdict_of(robust, fixed)
+    assert [site.outcome for site in verdict.sites] == ["hurt", "helped"]
+    assert [site.interval for site in verdict.sites] == pytest.approx([0.0316, 0.0442], abs=1e-3)
+    assert [site.weight for site in verdict.sites] == [0.2, 0.8]
+    assert verdict.heaviest == verdict.worst == "b"
+    near = verdict_of(result_of([0.90, 0.51]), result_of([0.90, 0.50]))
+    assert [site.outcome for site in near.sites] == ["no difference", "no difference"]
+
+
+def test_verdict_knows_that_a_smaller_loss_is_better():
+    losses = {"metric": "loss", "higher": False}
+    fixed = result_of([1.0, 2.0], [1.1, 2.1], [1.0, 2.0], **losses)
+    robust = result_of([1.5, 1.0], [1.6, 1.1], [1.5, 1.0], **losses)
+    verdict = verdict_of(robust, fixed)
+    assert verdict.worst == "a"
+    assert all(site.outcome == "no difference" for site in verdict.sites)  # its interval is not known
+
+
+def test_verdict_says_when_the_heaviest_site_is_not_the_worst():
+    verdict = verdict_of(result_of([0.9, 0.5], weights=(0.9, 0.1)), result_of([0.9, 0.5]))
+    assert (verdict.heaviest, verdict.worst) == ("a", "b")
+    last = verdict.sentences()[-1]
+    assert last.startswith("a ")
+    assert " b " in last
+
+
+def test_train_without_an_algorithm_uses_the_default_and_compares_it_with_fixed_weights(tmp_path):
+    result = fm.train(toys.problem(), rounds=12, out=tmp_path)
+    assert result.replicas[0].algorithm.regularizer == DEFAULT_ALGORITHM.regularizer == fm.ChiSquare(0.2)
+    assert result.problem.objective.judged_on == default_objective().judged_on == "held-out"
+    assert result.fixed is not None
+    assert result.fixed.weights() is None
+    assert len(result.weights_verdict().sites) == 8
+    written = json.loads((tmp_path / "summary.json").read_text())["weights"]
+    assert written["worst"] == result.weights_verdict().worst
+
+
+def test_experiment_without_an_algorithm_is_the_one_that_train_uses(tmp_path):
+    experiment = fm.Experiment(fm.data.Digits(nodes=4), rounds=5)
+    assert experiment.algorithm == DEFAULT_ALGORITHM
+    assert experiment.objective == default_objective()
+    assert experiment.options.compare_weights
+    named = fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.TrackedADGDA(), rounds=5)
+    assert named.objective == fm.Objective()
+    assert not named.options.compare_weights
+
+
+def test_compare_weights_needs_an_algorithm_that_has_weights():
+    with refused("compare_weights"):
+        fm.train(toys.problem(), fm.Ring(), fm.DSGD(), 5, compare_weights=True)
+    with refused("compare_weights"):
+        fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5).weights_verdict()
+
+
+@pytest.mark.parametrize("name", ["ad-gda", "tracked", "drfa", "afl"])
+def test_fixed_weights_of_an_algorithm_stay_at_the_prior(name):
+    problem = toys.problem()
+    fixed = toys.ALGORITHMS[name].with_fixed_weights()
+    weights = fm.train(problem, fm.Ring(), fixed, 8).weights()
+    if weights is not None:
+        torch.testing.assert_close(weights[0].double(), problem.prior_of_sites, rtol=0, atol=1e-6)
