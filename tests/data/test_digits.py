@@ -38,6 +38,15 @@ def test_digits_of_given_sizes_share_no_row_with_each_other_or_with_those_held_o
     assert torch.equal(sites[2].validation[0], sites[0].validation[0].flip(-1))
 
 
+def test_digits_of_a_shifting_scanner_lose_their_last_row_and_column():
+    upright, shifted = (Digits(nodes=2, odd=1, instrument=kind).sites() for kind in ("mirrored", "shifted"))
+    before, after = upright[0].test[0], shifted[1].test[0]
+    assert torch.equal(after[:, 1:, 1:], before[:, :-1, :-1])
+    assert not after[:, 0].any()
+    assert not after[:, :, 0].any()
+    assert shifted[1].group == "shifted"
+
+
 def test_digits_refuse_sizes_that_do_not_fit():
     with refused("sizes", "3 nodes"):
         Digits(nodes=3, odd=1, sizes=(10, 10))

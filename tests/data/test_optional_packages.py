@@ -76,7 +76,7 @@ def test_demo_without_matplotlib_shows_its_tables_and_says_how_to_get_plots(tmp_
     without("matplotlib")
     shown = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "new")])
     assert shown.exit_code == 0
-    assert "site 9 (mirrored)" in shown.output
+    assert "site 9 (shifted)" in shown.output
     assert "fairmesh[plot]" in shown.output
     assert not (tmp_path / "new" / "report.html").exists()
     assert Run.from_folder(tmp_path / "new" / "split-0" / "ad-gda").summary["rounds"] == 4

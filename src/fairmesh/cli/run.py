@@ -20,7 +20,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Which splits of the digits; it also seeds the batches.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Train ten sites, five of them small and with another scanner.
+    """Train ten sites, six of them small and with another scanner.
 
     Compares training alone, four ways of training together, and what each brings the worst site. Takes 20 seconds."""
     from fairmesh.cli.demo import NOTE
@@ -30,7 +30,7 @@ def demo(
     folder = _fresh(out)
     if not json_:
         console().print(
-            "Ten sites hold handwritten digits. Five of them are small, and their scanner stores images mirrored.\n"
+            "Ten sites hold handwritten digits. Six of them are small, and their scanner shifts images by a pixel.\n"
             "They train a logistic model: each alone, or one together over a ring with compressed messages.\n"
         )
     with progress(json_) as watcher:

@@ -79,20 +79,21 @@ def whiskers(
         axis_label: What is measured.
         scale: What numbers are multiplied by.
     """
-    figure, (axis,) = new_figure(6.4, 0.5 * len(labels) + 1.0, font=10)
+    figure, (axis,) = new_figure(6.4, 0.6 * len(labels) + 1.0, font=10)
     rows = range(len(labels))
-    colours = {name: _COLOURS[k % len(_COLOURS)] for k, name in enumerate(kinds)}
-    for (name, numbers), marker in zip(kinds.items(), "osD^"):
-        means, intervals = ([scale * n[key] for n in numbers] for key in ("mean", "interval"))
-        axis.errorbar(
-            means, rows, xerr=intervals, fmt=marker, ms=6, capsize=3, lw=1.4, color=colours[name], label=name
-        )  # fmt: skip
-        for x, row in zip(means, rows):
+    for k, (name, numbers) in enumerate(kinds.items()):
+        colour, shift = _COLOURS[k % len(_COLOURS)], 0.22 * (k - (len(kinds) - 1) / 2)
+        means, intervals = ([scale * number[key] for number in numbers] for key in ("mean", "interval"))
+        at = [row + shift for row in rows]
+        style: dict[str, Any] = {"ms": 5, "capsize": 3, "lw": 1.4, "color": colour, "label": name}
+        axis.errorbar(means, at, xerr=intervals, fmt="osD^"[k % 4], **style)
+        for x, y in zip(means, at):  # the first kind has its numbers above, the others below
+            above = {"xytext": (0, 5), "va": "bottom"} if k == 0 else {"xytext": (0, -5), "va": "top"}
             axis.annotate(
-                f"{x:.1f}", (x, row), (0, 7), textcoords="offset points", ha="center", fontsize=9, color=colours[name]
+                f"{x:.1f}", (x, y), textcoords="offset points", ha="center", fontsize=9, color=colour, **above
             )
     axis.set_yticks(rows, labels)
-    axis.set_ylim(len(labels) - 0.5, -0.6)
+    axis.set_ylim(len(labels) - 0.4, -0.6)
     axis.set_xlabel(axis_label)
     axis.grid(axis="x", alpha=0.25)
     axis.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0)

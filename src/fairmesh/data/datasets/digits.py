@@ -1,7 +1,6 @@
 """The handwritten digits that come with fairmesh: results within seconds, with nothing to download."""
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,9 +42,8 @@ class Digits(Data):
             "instrument".
         seed: Seed of the deal, not of training, >= 0. Default: 0.
         test_share: Share of the digits that is held out for testing, in (0, 1). Default: 0.25.
-        instrument: What the other scanner does: "mirrored" images, or images "shifted" down by one pixel. Default:
-            "mirrored".
-        pixels: Height and width of an image: 8, or 4 for a lower resolution. Default: 8.
+        instrument: What the other scanner does: "mirrored" images, or images "shifted" by one pixel to the right and
+            down. Default: "mirrored".
         sizes: Training rows of each site, >= 2; None for equal shares. Only with `split = "instrument"`. Default: None.
         validation_share: Share of the digits that is held out for validation, in [0, 1). Only with `split =
             "instrument"`. Default: 0.0.
@@ -63,7 +61,6 @@ class Digits(Data):
     seed: int = 0
     test_share: float = 0.25
     instrument: Literal["mirrored", "shifted"] = "mirrored"
-    pixels: Literal[4, 8] = 8
     sizes: tuple[int, ...] | None = None
     validation_share: float = 0.0
 
@@ -100,30 +97,29 @@ class Digits(Data):
         return self._by_instrument(train, test, validation if chosen else None)
 
     def _by_instrument(self, train: Pair, test: Pair, validation: Pair | None) -> list[Site]:
-        usual, other = (partial(self._seen, changed=changed) for changed in (False, True))
-        judges = {see: (see(test), validation and see(validation)) for see in (usual, other)}
+        other_test, other_validation = self._scanned(test), validation and self._scanned(validation)
         sites = []
         for i, rows in enumerate(dealt(train, self.nodes) if self.sizes is None else self._of_sizes(train)):
-            odd = i >= self.nodes - self.odd
-            see, kind = (other, self.instrument) if odd else (usual, "upright")
-            judge, validate = judges[see]
-            sites.append(Site(see(rows), test=judge, validation=validate, group=kind, name=f"site {i} ({kind})"))
+            if i < self.nodes - self.odd:
+                site = Site(rows, test=test, validation=validation, group="upright")
+            else:
+                site = Site(self._scanned(rows), other_test, other_validation, group=self.instrument)
+            sites.append(replace(site, name=f"site {i} ({site.group})"))
         return sites
 
-    def _seen(self, samples: Pair, changed: bool) -> Pair:
-        """Returns samples as a scanner sees them."""
-        images = samples[0]
-        if changed:
-            images = images.flip(-1) if self.instrument == "mirrored" else nn.functional.pad(images, (0, 0, 1, -1))
-        return images if self.pixels == 8 else nn.functional.avg_pool2d(images, 8 // self.pixels), samples[1]
+    def _scanned(self, samples: Pair) -> Pair:
+        """Returns samples as the other scanner sees them."""
+        images, labels = samples
+        if self.instrument == "mirrored":
+            return images.flip(-1), labels
+        return nn.functional.pad(images, (1, -1, 1, -1)), labels
 
     def _of_sizes(self, train: Pair) -> list[Pair]:
         sizes = list(self.sizes or ())
         if sum(sizes) > len(train[1]):
             raise BadInput(
-                f"sizes ask for {sum(sizes)} training rows, but {len(train[1])} are left; use smaller sizes, test_share "
-                "or validation_share"
+                f"sizes ask for {sum(sizes)} training rows, but {len(train[1])} are left; use smaller sizes or "
+                "hold out less (test_share, validation_share)"
             )
         images, labels = (part[: sum(sizes)].split(sizes) for part in train)
         return list(zip(images, labels))
-
