@@ -1,4 +1,4 @@
-"""The demo: its claims for five seeds, the README's table for the first, and the page it writes."""
+"""The demo: its claims for six seeds, the README's table for the first, and the page it writes."""
 
 import json
 import re
@@ -6,55 +6,83 @@ from pathlib import Path
 
 import pytest
 
-from fairmesh.cli.demo import demo
+from fairmesh.cli.demo import Estimate, Outcome, contenders, demo
 from tests.pairwise import some_quick
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture(scope="module")
-def algorithms() -> dict:
-    """Returns the results of the demo with the README's seed."""
-    return demo(0, None).as_json()["algorithms"]
+def outcome() -> Outcome:
+    """Returns the outcome of the demo with the README's seed."""
+    return demo(0, None)
 
 
-@some_quick("seed", {f"seed {seed}": seed for seed in range(5)}, "seed 0")
-def test_demo_at_least_halves_the_gap_and_keeps_the_mean_within_two_points(seed, algorithms):
-    algorithms = demo(seed, None).as_json()["algorithms"] if seed else algorithms
-    plain, robust = algorithms["choco-sgd"], algorithms["ad-gda"]
-    assert plain["gap"] > 0.1, "without a gap there is nothing to show"
-    assert robust["gap"] <= plain["gap"] / 2
-    assert abs(robust["mean"] - plain["mean"]) <= 0.02
-    assert robust["worst"] > plain["worst"]
-
-
-def test_demo_gives_the_table_of_the_readme(algorithms):
-    table = re.search(r"<!-- demo -->(.*?)<!-- /demo -->", README.read_text(), re.DOTALL).group(1)
-    shown = [[float(x) for x in re.findall(r"(\d+\.\d)", line)] for line in table.strip().splitlines()[2:]]
-    for row, name in zip(shown, ("choco-sgd", "ad-gda")):
-        facts = algorithms[name]
-        measured = [facts["groups"]["upright"], facts["groups"]["mirrored"], facts["gap"], facts["mean"]]
-        assert row == pytest.approx([100 * value for value in measured], abs=0.5), name
-
-
-def test_demo_shows_every_site_and_writes_its_page_and_plots(tmp_path, monkeypatch):
+@pytest.fixture
+def short(monkeypatch) -> None:
+    """Makes the demo short, since its numbers do not matter."""
     monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 10)
+    monkeypatch.setattr("fairmesh.cli.demo.SPLITS", 2)
+
+
+@some_quick("seed", {f"seed {seed}": seed for seed in range(6)}, "seed 0")
+def test_demo_gains_by_joining_and_by_robust_weights_and_keeps_the_mean(seed, outcome):
+    outcome = demo(seed, None) if seed else outcome
+    gains = outcome.as_json()["gains"]
+    assert gains["training together, worst"]["mean"] > 0.05
+    assert gains["robust weights, worst"]["mean"] > 0.005
+    assert gains["robust weights, mean"]["mean"] > -0.01
+
+
+def test_demo_gives_the_table_of_the_readme(outcome):
+    table = README.read_text().split("<!-- demo -->")[1].split("<!-- /demo -->")[0]
+    rows = [re.findall(r"\d+\.\d+", line) for line in table.strip().splitlines()[2:]]
+    for row, (name, facts) in zip(rows, outcome.as_json()["contenders"].items(), strict=True):
+        estimates = [facts[what][key] for what in ("worst", "mean", "best") for key in ("mean", "interval")]
+        assert list(map(float, row[:6])) == pytest.approx([100 * value for value in estimates], abs=0.5), name
+        assert float(row[6]) == pytest.approx(facts["bytes_busiest_node"] / 1e6, abs=0.01)
+
+
+def test_demo_tunes_every_rival_with_equally_many_candidates(outcome):
+    found = contenders()
+    assert {name: len(one.steps) for name, one in found.items() if name != "default"} == dict.fromkeys(
+        ("alone", "choco-sgd", "ad-gda", "fixed-weights"), 4
+    )
+    assert not found["default"].steps
+    for name, facts in outcome.as_json()["contenders"].items():
+        assert set(facts["steps"]) <= set(found[name].steps)
+
+
+def test_estimate_is_the_interval_of_student():
+    found = Estimate.of([1.0, 2.0, 3.0, 4.0])
+    assert (found.mean, found.interval) == pytest.approx((2.5, 3.1824463 * 1.2909944 / 2))
+
+
+def test_demo_shows_every_site_and_writes_its_page_and_plots(tmp_path, short):
     outcome = demo(0, tmp_path / "new")
     page = (tmp_path / "new" / "report.html").read_text()
-    for name in outcome.as_json()["algorithms"]["ad-gda"]["sites"]:
+    for name in outcome.as_json()["contenders"]["default"]["sites"]:
         assert name in page
+    for row in outcome.table():
+        assert row[1] in page
     assert outcome.sentence.split(";")[0] in page
     assert page.count("<svg") == 3
     assert "http" not in page.replace("http://www.w3.org/", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     ), "the page must need nothing but itself"
-    for name in ("curves.png", "sites.png", "ad-gda/model.safetensors", "choco-sgd/metrics.jsonl"):
+    for name in ("methods.png", "curves.png", "sites.png", "split-0/ad-gda/model.safetensors"):
         assert (tmp_path / "new" / name).stat().st_size > 0
 
 
-def test_demo_in_a_folder_that_has_one_makes_another(called, tmp_path, monkeypatch):
+def test_demo_alone_is_judged_by_own_models_and_sends_nothing(short):
+    sites = demo(0, None).as_json()["contenders"]
+    assert sites["alone"]["bytes_busiest_node"] == 0
+    assert len(set(sites["alone"]["sites"].values())) > 2, "a common model has one accuracy per scanner"
+    assert len(set(sites["fixed-weights"]["sites"].values())) == 2
+
+
+def test_demo_in_a_folder_that_has_one_makes_another(called, tmp_path, monkeypatch, short):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 4)
     (tmp_path / "fairmesh-demo").mkdir()
     (tmp_path / "fairmesh-demo" / "report.html").touch()
     assert json.loads(called("demo", "--json")[1])["folder"] == "fairmesh-demo-2"

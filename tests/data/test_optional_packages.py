@@ -72,13 +72,14 @@ def test_extras_named_in_messages_are_declared():
 
 def test_demo_without_matplotlib_shows_its_tables_and_says_how_to_get_plots(tmp_path, monkeypatch, without):
     monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 4)
+    monkeypatch.setattr("fairmesh.cli.demo.SPLITS", 2)
     without("matplotlib")
     shown = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "new")])
     assert shown.exit_code == 0
-    assert "site 9 (mirrored)" in shown.output
+    assert "site 9 (shifted)" in shown.output
     assert "fairmesh[plot]" in shown.output
     assert not (tmp_path / "new" / "report.html").exists()
-    assert Run.from_folder(tmp_path / "new" / "ad-gda").summary["rounds"] == 4
+    assert Run.from_folder(tmp_path / "new" / "split-0" / "ad-gda").summary["rounds"] == 4
 
 
 def test_topology_without_matplotlib_gives_its_numbers(tmp_path, monkeypatch, without):

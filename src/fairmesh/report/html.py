@@ -25,15 +25,33 @@ def _table(rows: Sequence[Sequence[str]], marked: set[int] = frozenset()) -> str
     return f"<table><tr>{cells(rows[0], 'th')}</tr>{body}</table>"
 
 
-def page(runs: Sequence[Run], title: str, sentence: str = "", settings: str = "") -> str:
-    """Returns a self-contained page with the table of runs, the curves, and every site with its weight."""
+def page(
+    runs: Sequence[Run],
+    title: str,
+    sentence: str = "",
+    settings: str = "",
+    rows: Sequence[Sequence[str]] | None = None,
+    note: str = "",
+) -> str:
+    """Returns a self-contained page with the table of runs, the curves, and every site with its weight.
+
+    Args:
+        runs: The runs, which must be comparable.
+        title: The title.
+        sentence: What the page shows, in words.
+        settings: Settings to print at the end.
+        rows: A table to show instead of that of the runs, with its header.
+        note: What the reader of the table must know.
+    """
     check_comparable(runs)
-    rows = rows_of(runs)
+    shown = rows_of(runs)
+    rows = rows or [list(shown[0]), *(list(row.values()) for row in shown)]
     sites = site_table(runs)
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(sentence)}</p>" if sentence else "",
-        _table([list(rows[0]), *(list(row.values()) for row in rows)]),
+        _table(rows),
+        f'<p class="note">{html.escape(note)}</p>' if note else "",
         "<h2>On the way</h2>",
         svg(curves(runs), "curves"),
         "<h2>Site by site</h2>",

@@ -1,7 +1,7 @@
 """Curves, bars and graphs, drawn by matplotlib."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairmesh.errors import BadInput
@@ -29,6 +29,8 @@ def curves(runs: Sequence[Run]) -> Any:
         for k, run in enumerate(runs):
             colour = _COLOURS[k % len(_COLOURS)]
             x, mean, low, high = run.curve("worst", against)
+            if against != "rounds" and not any(x):  # it sends nothing
+                continue
             axis.plot(x, [scale * v for v in mean], color=colour, label=f"{run.label}: worst site")
             axis.fill_between(x, [scale * v for v in low], [scale * v for v in high], color=colour, alpha=0.15, lw=0)
             x, mean, _, _ = run.curve("mean", against)
@@ -63,6 +65,38 @@ def bars(runs: Sequence[Run], values: str = "metric") -> Any:
         axis.axhline(1 / len(sites), color="0.5", lw=0.8, ls=":")
         axis.set_ylabel("weight λ of the site")
     axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0)
+    return figure
+
+
+def whiskers(
+    labels: Sequence[str], kinds: Mapping[str, Sequence[Mapping[str, float]]], axis_label: str, scale: float = 1
+) -> Any:
+    """Draws one row per label with a point and its interval for each kind.
+
+    Args:
+        labels: The names of the rows, from top to bottom.
+        kinds: By the name of each kind, one {"mean", "interval"} per row.
+        axis_label: What is measured.
+        scale: What numbers are multiplied by.
+    """
+    figure, (axis,) = new_figure(6.4, 0.6 * len(labels) + 1.0, font=10)
+    rows = range(len(labels))
+    for k, (name, numbers) in enumerate(kinds.items()):
+        colour, shift = _COLOURS[k % len(_COLOURS)], 0.22 * (k - (len(kinds) - 1) / 2)
+        means, intervals = ([scale * number[key] for number in numbers] for key in ("mean", "interval"))
+        at = [row + shift for row in rows]
+        style: dict[str, Any] = {"ms": 5, "capsize": 3, "lw": 1.4, "color": colour, "label": name}
+        axis.errorbar(means, at, xerr=intervals, fmt="osD^"[k % 4], **style)
+        for x, y in zip(means, at):  # the first kind has its numbers above, the others below
+            above = {"xytext": (0, 5), "va": "bottom"} if k == 0 else {"xytext": (0, -5), "va": "top"}
+            axis.annotate(
+                f"{x:.1f}", (x, y), textcoords="offset points", ha="center", fontsize=9, color=colour, **above
+            )
+    axis.set_yticks(rows, labels)
+    axis.set_ylim(len(labels) - 0.4, -0.6)
+    axis.set_xlabel(axis_label)
+    axis.grid(axis="x", alpha=0.25)
+    axis.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0)
     return figure
 
 

@@ -1,11 +1,12 @@
 """The handwritten digits that come with fairmesh: results within seconds, with nothing to download."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from fairmesh.data.datasets.base import Data
 from fairmesh.data.partitions import (
@@ -37,10 +38,15 @@ class Digits(Data):
         nodes: The number of sites, >= 1. Default: 10.
         odd: The number of sites with the other scanner, 0 to `nodes`; not used by `split = "class"`. Default: 2.
         split: How sites differ. "instrument": digits are dealt at random, and the last `odd` sites have a scanner that
-            mirrors every image, in training and in testing. "class": site i holds only the digit i modulo 10. Default:
+            changes every image, in training and in testing. "class": site i holds only the digit i modulo 10. Default:
             "instrument".
         seed: Seed of the deal, not of training, >= 0. Default: 0.
         test_share: Share of the digits that is held out for testing, in (0, 1). Default: 0.25.
+        instrument: What the other scanner does: "mirrored" images, or images "shifted" by one pixel to the right and
+            down. Default: "mirrored".
+        sizes: Training rows of each site, >= 2; None for equal shares. Only with `split = "instrument"`. Default: None.
+        validation_share: Share of the digits that is held out for validation, in [0, 1). Only with `split =
+            "instrument"`. Default: 0.0.
 
     Example:
         >>> import fairmesh as fm
@@ -54,6 +60,9 @@ class Digits(Data):
     split: Literal["instrument", "class"] = "instrument"
     seed: int = 0
     test_share: float = 0.25
+    instrument: Literal["mirrored", "shifted"] = "mirrored"
+    sizes: tuple[int, ...] | None = None
+    validation_share: float = 0.0
 
     def __post_init__(self):
         if self.nodes < 1 or not 0 <= self.odd <= self.nodes:
@@ -62,6 +71,15 @@ class Digits(Data):
             raise BadInput(f"seed must be >= 0, got {self.seed}")
         if not 0 < self.test_share < 1:
             raise BadInput(f"test_share must lie in (0, 1), got {self.test_share}")
+        if not 0 <= self.validation_share < 1 - self.test_share:
+            raise BadInput(
+                f"validation_share must lie in [0, 1 - test_share), got {self.validation_share} with test_share = "
+                f"{self.test_share}"
+            )
+        if self.split != "instrument" and (self.sizes is not None or self.validation_share):
+            raise BadInput(f'sizes and validation_share need split = "instrument", got split = "{self.split}"')
+        if self.sizes is not None and (len(self.sizes) != self.nodes or min(self.sizes) < 2):
+            raise BadInput(f"sizes must be one number >= 2 for each of {self.nodes} nodes, got {self.sizes}")
 
     def sites(self) -> list[Site]:
         every_image, every_label = load_digits()
@@ -69,19 +87,39 @@ class Digits(Data):
         images = torch.as_tensor(every_image[order] / 16.0, dtype=torch.float32)
         labels = torch.as_tensor(every_label[order], dtype=torch.int64)
         held_out = round(self.test_share * len(labels))
-        pool = Pool(test=(images[:held_out], labels[:held_out]), train=(images[held_out:], labels[held_out:]))
-        return (
-            self._by_instrument(pool.train, pool.test)
-            if self.split == "instrument"
-            else by_class(pool, self.nodes, "digit")
+        chosen = round(self.validation_share * len(labels))
+        test, validation, train = (
+            (images[rows], labels[rows])
+            for rows in (slice(held_out), slice(held_out, held_out + chosen), slice(held_out + chosen, None))
         )
+        if self.split == "class":
+            return by_class(Pool(test=test, train=train), self.nodes, "digit")
+        return self._by_instrument(train, test, validation if chosen else None)
 
-    def _by_instrument(self, train: Pair, test: Pair) -> list[Site]:
-        mirrored_test = (test[0].flip(-1), test[1])
+    def _by_instrument(self, train: Pair, test: Pair, validation: Pair | None) -> list[Site]:
+        other_test, other_validation = self._scanned(test), validation and self._scanned(validation)
         sites = []
-        for i, (images, labels) in enumerate(dealt(train, self.nodes)):
-            mirrored = i >= self.nodes - self.odd
-            kind = "mirrored" if mirrored else "upright"
-            images, judge = (images.flip(-1), mirrored_test) if mirrored else (images, test)
-            sites.append(Site((images, labels), test=judge, group=kind, name=f"site {i} ({kind})"))
+        for i, rows in enumerate(dealt(train, self.nodes) if self.sizes is None else self._of_sizes(train)):
+            if i < self.nodes - self.odd:
+                site = Site(rows, test=test, validation=validation, group="upright")
+            else:
+                site = Site(self._scanned(rows), other_test, other_validation, group=self.instrument)
+            sites.append(replace(site, name=f"site {i} ({site.group})"))
         return sites
+
+    def _scanned(self, samples: Pair) -> Pair:
+        """Returns samples as the other scanner sees them."""
+        images, labels = samples
+        if self.instrument == "mirrored":
+            return images.flip(-1), labels
+        return nn.functional.pad(images, (1, -1, 1, -1)), labels
+
+    def _of_sizes(self, train: Pair) -> list[Pair]:
+        sizes = list(self.sizes or ())
+        if sum(sizes) > len(train[1]):
+            raise BadInput(
+                f"sizes ask for {sum(sizes)} training rows, but {len(train[1])} are left; use smaller sizes or "
+                "hold out less (test_share, validation_share)"
+            )
+        images, labels = (part[: sum(sizes)].split(sizes) for part in train)
+        return list(zip(images, labels))
