@@ -1,5 +1,6 @@
 """`python -m reproduction`: runs the paper's experiments again and writes the pages that report them."""
 
+import dataclasses
 import multiprocessing
 import sys
 import time
@@ -62,6 +63,10 @@ def reproduce(
     ] = None,
     methods: Annotated[list[str] | None, typer.Option(help="With sites: a method to run; repeatable.")] = None,
     untuned: Annotated[bool, typer.Option("--untuned", help="With sites: run no tuned methods.")] = False,
+    first_split: Annotated[
+        int | None,
+        typer.Option(min=0, help="With sites: run five splits from this one on."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Run the paper's experiments again. You can stop at any time: the same command resumes where it stopped.
@@ -79,11 +84,13 @@ def reproduce(
     alone = [name for name in what if name in _OTHERS]
     if alone and len(what) > 1:
         raise BadInput(f"{alone[0]!r} cannot be combined with other recipes, got {' '.join(what)}")
-    if what != ["sites"] and (only or half or methods or untuned):
-        raise BadInput(f"--only, --half, --methods and --untuned work only with sites, got {' '.join(what)}")
+    if what != ["sites"] and (only or half or methods or untuned or first_split is not None):
+        raise BadInput(
+            f"--only, --half, --methods, --untuned and --first-split work only with sites, got {' '.join(what)}"
+        )
     use_data(data)
     if what == ["sites"]:
-        return _sites(out, device, jobs, quick, show, json_, only, half, methods, untuned)
+        return _sites(out, device, jobs, quick, show, json_, only, half, methods, untuned, first_split)
     if what == ["verdicts"]:
         return _verdicts(out, json_)
     if what == ["page"]:
@@ -215,6 +222,7 @@ def _sites(
     half: str | None,
     methods: list[str] | None,
     untuned: bool,
+    first_split: int | None,
 ) -> None:
     """Runs the missing splits of the bench unless only recorded ones are to be shown, then prints its tables."""
     from fairmesh.training.options import device_of
@@ -231,7 +239,7 @@ def _sites(
             problems,
             chosen,
             results,
-            QUICK if quick else FULL,
+            dataclasses.replace(QUICK if quick else FULL, first_split=first_split),
             device,
             jobs=jobs or (1 if on_cpu else 4),
             tunings=("untuned",) if untuned else ("untuned", "tuned"),

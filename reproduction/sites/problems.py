@@ -73,6 +73,12 @@ class SiteProblem:
     sites: Callable[[int], list[Site]]
     revision: int = 1
 
+    @property
+    def splits(self) -> range:
+        """The splits that the table shows. Splits 0 to 4 of the held-back half were seen when an earlier default was
+        judged."""
+        return range(5, 10) if self.half == "held-back" else range(5)
+
     def described(self) -> dict[str, Any]:
         """Returns what determines the numbers of a run, as a table."""
         return {"name": self.name, "model": to_table(self.model), "rounds": self.rounds, "revision": self.revision}

@@ -33,11 +33,17 @@ HELD_OUT = 0.25  # share of each site's training rows by which candidates are ju
 
 @dataclass(frozen=True)
 class Scale:
-    """How many splits and seeds a row has, and the most rounds of a run."""
+    """Which splits and how many seeds a row has, and the most rounds of a run."""
 
     splits: int = 5
     seeds: int = 5
     rounds: int | None = None
+    first_split: int | None = None  # None for the first that the table shows
+
+    def splits_of(self, problem: SiteProblem) -> range:
+        """Returns the numbers of the splits."""
+        first = problem.splits.start if self.first_split is None else self.first_split
+        return range(first, first + self.splits)
 
     def rounds_of(self, problem: SiteProblem, method: Method) -> int:
         """Returns the rounds of a method: fewer where a round has several steps."""
@@ -142,7 +148,7 @@ def run(
             Task(name, method, tuning, split, scale, device)
             for method in methods
             for tuning in METHODS[method].tunings
-            for split in range(scale.splits)
+            for split in scale.splits_of(PROBLEMS[name])
             if tuning in tunings and split not in rows.done(method, tuning)
         ]
         reason = _absence(PROBLEMS[name]) if missing else None

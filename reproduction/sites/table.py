@@ -48,16 +48,20 @@ class Estimate(NamedTuple):
         )
 
 
-def variants(row: Line) -> list[Accuracies]:
-    """Returns the accuracies of each recorded variant of a row; most rows have one."""
-    splits = {int(split): outcome for split, outcome in row["splits"].items()}
+def variants(row: Line, fresh: bool = False) -> list[Accuracies]:
+    """Returns the accuracies of each recorded variant of a row; most rows have one. Those of the splits that the table
+    shows, or of `fresh` ones, which were run after all choices were made."""
+    own = PROBLEMS[row["problem"]].splits
+    splits = {int(split): outcome for split, outcome in row["splits"].items() if (int(split) in own) != fresh}
+    if not splits:
+        return []
     count = min(len(outcome.get("variants", [0])) for outcome in splits.values())
     return [{s: np.array(o.get("variants", [o])[v]["accuracy"]) for s, o in splits.items()} for v in range(count)]
 
 
-def accuracies(row: Line) -> Accuracies:
+def accuracies(row: Line, fresh: bool = False) -> Accuracies:
     """Returns a row's accuracies by split. Of a row with variants, those of the variant with the best worst site."""
-    return max(variants(row), key=lambda found: float(np.mean([worst(one).mean() for one in found.values()])))
+    return max(variants(row, fresh), key=lambda found: float(np.mean([worst(one).mean() for one in found.values()])))
 
 
 def worst(accuracy: np.ndarray) -> np.ndarray:
@@ -99,9 +103,9 @@ def worse_off(found: Accuracies, alone: Accuracies | None) -> int | None:
 Book = Mapping[tuple[str, str], Accuracies]  # (method, tuning) -> accuracies
 
 
-def book_of(rows: Sequence[Line]) -> dict[tuple[str, str], Accuracies]:
-    """Returns the accuracies of one problem's rows, in the order of the methods."""
-    found = {(row["method"], row["tuning"]): accuracies(row) for row in rows}
+def book_of(rows: Sequence[Line], fresh: bool = False) -> dict[tuple[str, str], Accuracies]:
+    """Returns the accuracies of one problem's rows, in the order of the methods. `fresh` as in `variants`."""
+    found = {(row["method"], row["tuning"]): accuracies(row, fresh) for row in rows if variants(row, fresh)}
     order = [(method.name, tuning) for method in METHODS.values() for tuning in method.tunings]
     return {key: found[key] for key in (*order, *(k for k in found if k not in order)) if key in found}
 
@@ -148,7 +152,7 @@ def summary(problem: str, rows: Sequence[Line], tuning: str = "untuned") -> Line
         problem: the problem's name.
         rows: its recorded rows.
         tuning: "untuned" or "tuned" methods; the oracle and the equal weights are untuned."""
-    book = book_of(rows)
+    book, fresh = book_of(rows), book_of(rows, fresh=True)
     equal, oracle, alone = book.get((EQUAL, "untuned")), book.get((ORACLE, "untuned")), book.get((ALONE, tuning))
     gain = _change(oracle, equal, "worst")
     possible = None
@@ -168,6 +172,7 @@ def summary(problem: str, rows: Sequence[Line], tuning: str = "untuned") -> Line
                 "worst": gained,
                 "share": gained.mean / gain.mean if gain is not None and gain.mean >= WORTH_HAVING else None,
                 "mean": mean,
+                "fresh": _change(fresh.get((name, tuning)), fresh.get((FIXED, tuning)), "worst"),
                 "worse_off": worse_off(found, alone),
                 "reached": None if gain is None else _reached(gained, mean, gain),
             }
@@ -223,11 +228,13 @@ def summary_in_words(lines: Sequence[Line]) -> list[list[str]]:
                     shown(one["worst"]),
                     share,
                     shown(one["mean"]),
+                    shown(one["fresh"]),
                     "-" if one["worse_off"] is None else str(one["worse_off"]),
                     _verdict(one["reached"], line["possible"]),
                 ]
             )
-    head = ["problem", "method", "oracle: worst", "oracle: mean", "worst", "share", "mean", "sites worse off", "goal"]
+    head = ["problem", "method", "oracle: worst", "oracle: mean", "worst", "share", "mean", "fresh: worst"]
+    head += ["sites worse off", "goal"]
     return [head, *rows]
 
 

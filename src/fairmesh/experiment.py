@@ -53,7 +53,7 @@ class Experiment:
         data: Where the sites come from, such as `fm.data.Digits()`.
         topology: Who talks to whom. Default: Ring().
         algorithm: The training algorithm, such as `fm.TrackedADGDA()`. Left out, it is what `fm.train` uses without
-            one, with its objective and `compare_weights`. Default: TrackedADGDA(regularizer=ChiSquare(0.2)).
+            one, with its objective and `compare_weights`. Default: TrackedADGDA().
         rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         model: The model, made for the data's shape and number of classes. Default: Logistic().
         loss: "cross-entropy", "squared-error", or a function (outputs, targets) -> mean over the samples. In a file a

@@ -55,6 +55,8 @@ def apart(one: Trace, other: Trace) -> float:
 class NoData:
     """An oracle of nodes that have nothing to learn: what is left of an algorithm is its gossip."""
 
+    discounts_noise = False
+
     def __init__(self, rows: torch.Tensor):
         self.rows, self.seeds = rows, torch.arange(len(rows))
         self.prior = torch.full((len(rows), 1, rows.shape[-2]), 1 / rows.shape[-2], dtype=rows.dtype)

@@ -10,7 +10,7 @@ from torch import nn
 import fairmesh as fm
 from fairmesh.data.samples import Samples
 from fairmesh.networks.memory import MemoryNetwork
-from fairmesh.problems.objective import Objective, held_out_last
+from fairmesh.problems.objective import Objective, beyond_chance, counted_losses, held_out_last
 from fairmesh.problems.oracle import Oracle
 from fairmesh.training.options import Options
 from fairmesh.training.references import judged_apart, with_references
@@ -159,21 +159,30 @@ def test_local_reference_is_what_each_site_reaches_alone():
     assert noise > 0.6
 
 
-def test_noise_is_discounted_by_what_can_be_learned():
+def test_learnable_share_follows_from_what_a_model_reaches():
     names = [f"node {i}" for i in range(8)]
     numbers = {
         "local_losses": dict(zip(names, [9.0, 0.0, *[9.0] * 6])),
         "untrained_losses": dict(zip(names, [2.0, 2.0, 1e-3, *[2.0] * 5])),
     }
-    objective = Objective("held-out", rejoin=1.0, discount_noise=True, **numbers)
-    plain = oracle_of(toys.problem(objective=Objective("held-out", rejoin=1.0)))
-    models = plain.initial_models()
-    raw = plain.losses(models, torch.tensor(0), 0).flatten()
-    found = oracle_of(toys.problem(objective=objective)).losses(models, torch.tensor(0), 0).flatten()
-    learned = ((1 - raw / 2) / 0.5).clamp(0, 1)
-    assert float(found[1]) == pytest.approx(float(raw[1]))  # alone it learns everything
+    oracle = oracle_of(toys.problem(objective=Objective("held-out", rejoin=1.0, discount_noise=True, **numbers)))
+    losses = torch.linspace(0.2, 1.9, 8, dtype=torch.float64).view(1, 8, 1)
+    found = oracle.learnable_shares(losses).flatten()
+    assert float(found[1]) == 1.0  # alone it learns everything
     assert float(found[2]) == 0.0  # nothing can be learned
-    torch.testing.assert_close(found[3:], raw[3:] * learned[3:] ** 2)
+    torch.testing.assert_close(found[3:], ((1 - losses.flatten()[3:] / 2) / 0.5).clamp(0, 1) ** 4)
+
+
+def test_counted_loss_is_the_nearest_to_the_mean_that_noise_allows():
+    losses, learnable = torch.tensor([2.0, 2.0, 2.0, 0.5]), torch.tensor([1.0, 0.1, 0.8, 0.1])
+    found = counted_losses(losses, learnable, torch.tensor(1.0))
+    torch.testing.assert_close(found, torch.tensor([2.0, 1.0, 1.6, 0.5]))
+
+
+def test_difference_counts_as_far_as_chance_does_not_explain_it():
+    units, rows = torch.tensor([2.0, 2.0, 2.0, 1.0, 0.5, 2.0]), torch.tensor([1e6, 24.0, 12.0, 100.0, 1e6, 0.0])
+    found = beyond_chance(units, rows)
+    torch.testing.assert_close(found, torch.tensor([2.0, 1.5, 1.0, 1.0, 0.5, 1.0]), rtol=0, atol=1e-4)
 
 
 def noisy_sites(seed: int = 0) -> list[fm.Site]:
@@ -195,7 +204,7 @@ def test_weights_leave_a_site_of_pure_noise_only_with_the_discount():
 
     plain = share(Objective("held-out"))
     assert plain > 0.9  # plain robustness fails
-    assert share(Objective("held-out", discount_noise=True)) < 1 / 6
+    assert share(Objective("held-out", discount_noise=True)) < 0.3  # near its prior
     assert share(Objective("held-out", against="local")) < plain - 0.05  # the common model is still too sure there
 
 
@@ -234,6 +243,7 @@ def test_weights_see_that_a_small_site_is_memorised_only_on_held_out_rows():
         ({"against": {"node 0": math.nan}}, ["objective.against", "node 0", "nan"]),
         ({"against": "local"}, ["objective.against", "held-out", "training"]),
         ({"discount_noise": True}, ["objective.discount_noise", "held-out", "training"]),
+        ({"judged_on": "held-out", "discount_noise": True, "against": "local"}, ["against", "discount_noise"]),
     ],
 )
 def test_objective_refuses_what_cannot_be_followed(fields, names):
@@ -248,6 +258,17 @@ def test_objective_refuses_references_that_do_not_fit_the_sites():
     more = some | {"node 7": 0.1, "Lyon": 0.1}
     with refused("objective.against", "Lyon", "node 7"):
         fm.train(toys.problem(objective=Objective(against=more)), fm.Ring(), fm.TrackedADGDA(), 5)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [fm.ADGDA(), fm.DRFA(), fm.TrackedADGDA(weighting=fm.weighting.ExactMaximum())],
+    ids=lambda a: type(a).__name__,
+)
+def test_discount_of_noise_is_refused_where_nodes_do_not_know_the_mean_loss(algorithm):
+    problem = toys.problem(objective=Objective("held-out", discount_noise=True))
+    with refused("objective.discount_noise", type(algorithm).__name__, "tracked-ad-gda"):
+        fm.train(problem, fm.Ring(), algorithm, 5)
 
 
 def test_objective_round_trips_through_an_experiment_file(tmp_path):

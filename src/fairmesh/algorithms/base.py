@@ -99,6 +99,10 @@ class Algorithm(ABC):
         """Returns the same algorithm with the weights of the prior, if it has others. Default: None."""
         return None
 
+    def discounts_noise(self) -> bool:
+        """Returns whether `Objective(discount_noise=True)` works with the algorithm. Default: False."""
+        return False
+
     def keeps_node_rows(self) -> bool:
         """Returns whether every node holds a number for every node, for the memory estimate. Default: False."""
         return False
@@ -144,6 +148,15 @@ class Round:
     def errors(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns each node's 0-1 error on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
         return self._oracle.errors(models, self.index, call)
+
+    def learnable_shares(self, losses: Tensor) -> Tensor:
+        """Returns how much of each node's loss a model can lower, (..., nodes, 1) in [0, 1]."""
+        return self._oracle.learnable_shares(losses)
+
+    @property
+    def rows_apart(self) -> Tensor:
+        """How many rows judge each node that it does not train on, (..., nodes, 1)."""
+        return self._oracle.rows_apart
 
     def while_open(self, step: Any) -> Any:
         """Returns a step of the weights while they follow the losses, and 0 once they only remember them, as the

@@ -150,6 +150,9 @@ class TrackedADGDA(Algorithm):
     def robust_regularizer(self) -> Regularizer:
         return self.regularizer
 
+    def discounts_noise(self) -> bool:
+        return self.weighting.discounts_noise
+
     def keeps_node_rows(self) -> bool:
         return self.weighting.keeps_rows
 

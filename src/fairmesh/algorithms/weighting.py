@@ -31,6 +31,7 @@ from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part
 from fairmesh.networks.roles import OVER_NODES, Duals, OwnWeights, SumsToZero
+from fairmesh.problems.objective import beyond_chance, counted_losses
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import check_priced, ratio_at
@@ -71,6 +72,11 @@ class Weighting(ABC):
     """
 
     keeps_rows: ClassVar[bool] = False  # every node holds a number for every node
+
+    @property
+    def discounts_noise(self) -> bool:
+        """Whether `Objective(discount_noise=True)` works with this weighting. Default: False."""
+        return False
 
     @abstractmethod
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
@@ -234,6 +240,7 @@ class Prices(NamedTuple):
     balances: SumsToZero  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
     weights: OwnWeights  # n lambda_i of the last round (..., nodes, 1)
     mean_balances: SumsToZero | None  # f_i plus this estimates the mean of all losses: sums to zero (..., nodes, 1)
+    means: Tensor | None  # that estimate in the last round, if the objective discounts noise (..., nodes, 1)
 
 
 @dataclass(frozen=True)
@@ -286,21 +293,31 @@ class ShadowPrice(Weighting):
         if not 0 < self.step <= 1:
             raise BadInput(f"step of the price must lie in (0, 1], got {self.step}; 0.1 is a good value")
 
+    @property
+    def discounts_noise(self) -> bool:
+        return self.relative
+
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         check_priced(regularizer)
 
     def init(self, oracle: Oracle, network: Network) -> Prices:
         nothing = torch.zeros_like(prior_rows(oracle, network)[..., :1])
         hosted = oracle.prior.squeeze(-2).index_select(-1, network.hosted).unsqueeze(-1)
-        means = nothing.clone() if self.relative else None
-        return Prices(nothing, nothing.clone(), nothing.clone(), network.n * hosted, means)
+        balances = nothing.clone() if self.relative else None
+        means = nothing.clone() if oracle.discounts_noise else None
+        return Prices(nothing, nothing.clone(), nothing.clone(), network.n * hosted, balances, means)
 
     def weigh(self, state: Prices, losses: Tensor, regularizer: Regularizer, ctx: Round) -> Weighed:
         losses = torch.lerp(state.losses, losses, ctx.while_open(fresh_share(self.loss_ema, losses.dtype)))
         prior = prior_weights(ctx)  # n p_i
-        means = None if state.mean_balances is None else losses + state.mean_balances
+        counted = losses
+        if state.means is not None:
+            counted = counted_losses(losses, ctx.learnable_shares(losses), state.means)
+        means = None if state.mean_balances is None else counted + state.mean_balances
         # The mean of n losses is at least 1 / n of each one; this bounds a node's estimate while gossip lags behind.
-        units = losses if means is None else losses / torch.maximum(means, losses / ctx.n + _NO_LOSS)
+        units = counted if means is None else counted / torch.maximum(means, counted / ctx.n + _NO_LOSS)
+        if state.means is not None:
+            units = beyond_chance(units, ctx.rows_apart)
         weights = prior * ratio_at(regularizer, units / (1.0 + ctx.step_size(self.strength_annealing)), state.prices)
         step = self.step / (ctx.n * ctx.prior.amax(dim=-1, keepdim=True) / _LARGE).clamp(min=1.0)
         raised = state.prices + step * (weights - prior)
@@ -309,8 +326,10 @@ class ShadowPrice(Weighting):
         def settled(delivery: Delivery) -> Prices:
             mixed = delivery.mix("price")
             prices = (sent + mixed[..., :1]) / 2
-            balances = None if means is None else mixed[..., 1:] - losses
-            return Prices(losses, prices, prices - raised, weights, balances)
+            balances = None if means is None else mixed[..., 1:] - counted
+            return Prices(
+                losses, prices, prices - raised, weights, balances, None if state.means is None else mixed[..., 1:]
+            )
 
         return Weighed(weights, {"price": plain(sent if means is None else torch.cat([sent, means], dim=-1))}, settled)
 
@@ -328,6 +347,10 @@ class PriorWeights(Weighting):
     """
 
     keeps_rows: ClassVar[bool] = False
+
+    @property
+    def discounts_noise(self) -> bool:
+        return True  # there is nothing to discount
 
     def check(self, regularizer: Regularizer, prior: Tensor) -> None:
         pass

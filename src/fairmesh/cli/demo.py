@@ -26,7 +26,7 @@ from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling
 from fairmesh.regularizers.members import ChiSquare
 from fairmesh.report.html import page
-from fairmesh.report.plots import bars, curves, whiskers
+from fairmesh.report.plots import whiskers
 from fairmesh.report.runs import Run
 from fairmesh.report.style import save_figure
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
@@ -34,8 +34,8 @@ from fairmesh.training.observers import Watching
 from fairmesh.training.options import Options
 from fairmesh.training.result import Result
 
-ROUNDS = 600  # as `fm.train` without a number
-SPLITS = 3
+ROUNDS = 400
+SPLITS = 4
 _SIZES = (270, 240, 210, 170, 25, 25, 25, 25, 25, 25)
 _ODD = 6
 _WORTH_PROCESSES = 2000  # rounds in all; fewer take less time than starting processes
@@ -299,8 +299,6 @@ def _write_report(outcome: Outcome, out: Path) -> Path:
         "mean over sites": [vars(outcome.estimate(name, "mean")) for name in outcome.runs],
     }
     save_figure(whiskers([run.label for run in runs], ends, "accuracy, %", scale=100), out / "methods.png")
-    save_figure(curves(runs), out / "curves.png")
-    save_figure(bars(runs), out / "sites.png")
     path = out / "report.html"
     path.write_text(page(runs, TITLE, outcome.sentence, rows=outcome.table(), note=NOTE), encoding="utf-8")
     return path

@@ -15,6 +15,7 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 
 LEARNABLE = 0.5  # a site where a model can learn away this share of the untrained model's loss counts in full
+BY_CHANCE = 3.0  # variance of a row's loss, as a multiple of the squared mean loss
 
 
 @checked
@@ -31,11 +32,16 @@ class Objective:
 
         l_i = f_i - r_i + mean(r)
 
-    With `discount_noise`, a loss counts in proportion to what a model can learn at the site. u_i is the loss of the
-    untrained model, or of the best constant output if that is larger, and b_i the loss of the site's own model, or of
-    the common model if that is smaller:
+    With `discount_noise`, a loss counts only as far as a model can lower it, and only as far as it differs from the
+    other sites' losses by more than chance. u_i is the loss of the untrained model, or of the best constant output if
+    that is larger, and b_i the loss of the site's own model, or of the common model if that is smaller. d_i is the part
+    that can be learned, m the mean of all c_j, and h_i the number of rows that judge the site:
 
-        l_i = f_i min(1, (1 - b_i / u_i) / 0.5)^2
+        d_i = f_i min(1, (1 - b_i / u_i) / 0.5)^4
+        c_i = the number between d_i and f_i that is nearest to m
+        l_i = m + (c_i - m) max(0, 1 - 3 c_i^2 / (h_i (c_i - m)^2))
+
+    So a site with noisy labels, or with too few rows to tell, keeps about the weight of its prior.
 
     Args:
         judged_on: "training" rows; "held-out" rows, a share of every site's training rows; or the sites' "validation"
@@ -47,8 +53,9 @@ class Objective:
         against: What a site's loss is compared with: None for nothing; "local" for the loss that the site reaches
             alone, on the same rows; "constant" for that of the best constant output; or a table of losses by site name.
             Default: None.
-        discount_noise: Whether a loss that no model can lower counts less. Each site trains a model of its own before
-            the run, which sends nothing. Default: False.
+        discount_noise: Whether losses that no model can lower, and differences that chance explains, count less. Each
+            site trains a model of its own before the run, which sends nothing. Needs an algorithm whose nodes know the
+            mean loss: `TrackedADGDA` with its default weighting. Default: False.
         rounds: The length of the run; None to fill it in when the run starts. Default: None.
         local_losses: The loss that each site reaches alone, by its name; None to find it when the run starts. Default:
             None.
@@ -90,6 +97,8 @@ class Objective:
                 f'objective.{what} needs judged_on = "held-out" or "validation", got "training": on the rows that it '
                 "was trained on, a local model has almost no loss"
             )
+        if self.against is not None and self.discount_noise:
+            raise BadInput("objective.against and objective.discount_noise exclude each other; give one of them")
         tables = (self.against, self.local_losses, self.untrained_losses, self.constant_losses)
         for field, table in zip(("against", "local_losses", "untrained_losses", "constant_losses"), tables):
             for name, value in (table if isinstance(table, Mapping) else {}).items():
@@ -165,6 +174,22 @@ def _by_site(table: Mapping[str, float], names: list[str], here: Collection[int]
     if unknown:
         raise BadInput(f"objective.{field} names {unknown[0]!r}; the sites are {', '.join(names)}")
     return torch.tensor([table.get(name, math.nan) for name in names], dtype=torch.float64)
+
+
+def counted_losses(losses: Tensor, learnable: Tensor, mean: Tensor) -> Tensor:
+    """Returns c_i, the number between the learnable part of each loss and the loss that is nearest to the mean."""
+    return torch.maximum(losses * learnable, torch.minimum(losses, mean))
+
+
+def beyond_chance(units: Tensor, rows: Tensor) -> Tensor:
+    """Returns losses in units of their mean, with the part of their distance to it that chance does not explain.
+
+    Args:
+        units: c_i / m.
+        rows: how many rows each was measured on; 0 if it tells nothing."""
+    apart = units - 1.0
+    chance = BY_CHANCE * units.square() / (rows * apart.square()).clamp(min=torch.finfo(units.dtype).tiny)
+    return 1.0 + apart * (1.0 - chance).clamp(min=0.0)
 
 
 def held_out_last(samples: Samples, site: int, count: int) -> Tensor:

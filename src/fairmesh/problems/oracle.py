@@ -65,6 +65,7 @@ class Oracle:
         held = [problem.sites[i].train for i in problem.here]
         inputs, targets = (torch.cat([getattr(samples, what) for samples in held]) for what in ("inputs", "targets"))
         self._judge: tuple[Tensor, Tensor] | None = None  # first row and number of rows that judge each hosted node
+        self.rows_apart = torch.zeros_like(self._sizes)  # how many of these are not trained on (replicas, nodes, 1)
         if problem.objective.judged_on != "training":
             inputs, targets = self._prepare_judging(problem, sites, sizes, inputs, targets)
         names = [site.name or "" for site in problem.sites]
@@ -123,10 +124,6 @@ class Oracle:
 
     def _compared(self, losses: Tensor) -> Tensor:
         """Returns the losses' excess over the references, plus the references' mean."""
-        if self._learnable is not None:
-            local, untrained = self._learnable
-            learned = 1.0 - torch.minimum(local, losses) / untrained
-            losses = losses * (learned / LEARNABLE).clamp_(0.0, 1.0).square_()
         return losses if self._excess is None else (losses - self._excess).clamp_(min=0.0)
 
     def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
@@ -136,6 +133,19 @@ class Oracle:
         if self._judge is not None:
             return self._on_held_rows(self._judge, self._held_errors, models, round_index, call)
         return self._measured(self._errors, models, round_index, call)
+
+    @property
+    def discounts_noise(self) -> bool:
+        """Whether a loss counts only as far as a model can lower it and chance does not explain it."""
+        return self._learnable is not None
+
+    def learnable_shares(self, losses: Tensor) -> Tensor:
+        """Returns how much of each loss (replicas, nodes, 1) a model can lower, in [0, 1]."""
+        if self._learnable is None:
+            return torch.ones_like(losses)
+        local, untrained = self._learnable
+        learned = 1.0 - torch.minimum(local, losses) / untrained
+        return (learned / LEARNABLE).clamp_(0.0, 1.0).pow_(4)
 
     def weights_open(self, round_index: Tensor) -> Tensor | None:
         """Returns 1 while the weights follow the losses and 0 when they remember them; None if they always follow."""
@@ -154,6 +164,7 @@ class Oracle:
             lengths = torch.tensor([len(samples) for samples in sets])
             which = torch.tensor(of_site).clamp(min=0)  # a set that is elsewhere judges no node hosted here
             first, counts = (len(inputs) + lengths.cumsum(0) - lengths)[which].to(device), lengths[which].to(device)
+            apart = counts
             inputs = torch.cat([inputs, *(samples.inputs for samples in sets)])
             targets = torch.cat([targets, *(samples.targets for samples in sets)])
         else:
@@ -167,9 +178,11 @@ class Oracle:
             inputs, targets = inputs[order], targets[order]
             self._trained_sizes = (sizes - counts)[sites].unsqueeze(-1)
             first = self._starts_of(problem, sizes) + sizes - counts
+            apart = counts
             alone = counts == 0  # too small to hold anything out: judged on its training rows
             first, counts = first - torch.where(alone, sizes, 0), torch.where(alone, sizes, counts)
         self._judge = first[sites].unsqueeze(-1), counts[sites].unsqueeze(-1)
+        self.rows_apart = apart[sites].unsqueeze(-1)
         return inputs, targets
 
     def _on_held_rows(

@@ -58,6 +58,8 @@ def wide_problem(nodes: int = 8) -> Problem:
 class NoGradients:
     """An oracle whose gradients are zero and whose losses are one: what is left of an algorithm is its gossip."""
 
+    discounts_noise = False
+
     def __init__(self, rows: Tensor):
         self.rows, self.seeds, self.dtype = rows, torch.arange(len(rows)), rows.dtype
         self.initial_rows = rows.mean(dim=-2)

@@ -2,13 +2,11 @@
 
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.problems.objective import Objective
-from fairmesh.regularizers.members import ChiSquare
 
 ROUNDS = 600
-# Its weights are softer than the default of Tracked AD-GDA itself, which suits sites that share no class.
-DEFAULT_ALGORITHM = TrackedADGDA(regularizer=ChiSquare(0.2))
+DEFAULT_ALGORITHM = TrackedADGDA()
 
 
 def default_objective() -> Objective:
     """Returns weights that follow held-out rows and discount noise."""
-    return Objective(judged_on="held-out", discount_noise=True)
+    return Objective(judged_on="held-out", share=0.35, discount_noise=True)

@@ -8,9 +8,10 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.schedules import as_schedule
 from fairmesh.config.tables import to_table
+from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, roles_of
@@ -25,6 +26,16 @@ from fairmesh.training.replicas import Replica, stacked
 
 _EXPLODED = 1e6  # a model whose norm is this many times its initial norm (or 1) has diverged
 _FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s
+
+
+def check_fits(algorithm: Algorithm, problem: Problem) -> None:
+    """Raises BadInput if the algorithm cannot train on the problem."""
+    algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
+    if problem.objective.discount_noise and not algorithm.discounts_noise():
+        raise BadInput(
+            f"objective.discount_noise = true needs an algorithm whose nodes know the mean loss, such as "
+            f"tracked-ad-gda with its default weighting; {type(algorithm).__name__} as it is set does not"
+        )
 
 
 class Best(NamedTuple):
@@ -65,7 +76,7 @@ class Training:
             topology.build(problem.n), device=self.device, dtype=self.dtype, count_bytes=options.count_bytes
         )
         for replica in self.replicas:
-            replica.algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
+            check_fits(replica.algorithm, problem)
         self._round_cache = RoundCache()
         algorithms = [replica.algorithm for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)

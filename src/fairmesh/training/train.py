@@ -26,7 +26,7 @@ from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_objective
-from fairmesh.training.loop import Training, TrainingState
+from fairmesh.training.loop import Training, TrainingState, check_fits
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
     Checkpointing,
@@ -87,8 +87,8 @@ def train(
         problem: The model, the loss and the sites' data.
         topology: Who talks to whom; None for a ring. Default: None.
         algorithm: The algorithm, or several that differ only in their numbers. None for the one that does best on many
-            kinds of sites (docs/weights.md): `TrackedADGDA` with `ChiSquare(0.2)`, weights that follow held-out rows
-            unless the problem has an objective of its own, and `compare_weights`. Default: None.
+            kinds of sites (docs/weights.md): `TrackedADGDA()`, weights that follow held-out rows unless the problem has
+            an objective of its own, and `compare_weights`. Default: None.
         rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         seeds: Seeds of the replicas, whole numbers >= 0. Default: (0,).
         placements: Which site each node holds: None for site i at node i; a number of random placements; a list of
@@ -235,7 +235,7 @@ def _checked(
     if chosen.own_models and any(a.needs_server for a in algorithms):
         raise BadInput("own_models: nodes of an algorithm with a server have no models of their own")
     for one in algorithms:
-        one.check(problem.prior_of_sites, problem.flat_model.dim)
+        check_fits(one, problem)
     stacked(algorithms, torch.float64, torch.device("cpu"))  # refuses what cannot run in one batch, even if it need not
     return replicas, chosen
 
