@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fairmesh as fm
+from tests.refusals import missing_from
 
 QUICK = """
 rounds = 30
@@ -201,3 +202,9 @@ def test_help_does_not_import_torch():
 def test_public_names_can_all_be_imported():
     for name in fm.__all__:
         assert getattr(fm, name) is not None
+
+
+def test_command_line_says_how_much_memory_a_run_takes(called, tmp_path):
+    file = tmp_path / "small.toml"
+    file.write_text('rounds = 2\ndata = "digits"\ntopology = "ring"\nalgorithm = "ad-gda"\n')
+    assert missing_from(called("run", str(file), "--out", str(tmp_path / "out"))[2], "memory", "GiB") == []

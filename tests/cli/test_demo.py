@@ -17,11 +17,14 @@ def outcome() -> Outcome:
     return demo(0, None)
 
 
-@pytest.fixture
-def short(monkeypatch) -> None:
-    """Makes the demo short, since its numbers do not matter."""
-    monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 10)
-    monkeypatch.setattr("fairmesh.cli.demo.SPLITS", 2)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> tuple[Outcome, Path]:
+    """Returns the outcome and the folder of a short demo, whose numbers do not matter."""
+    folder = tmp_path_factory.mktemp("demo") / "new"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairmesh.cli.demo.ROUNDS", 10)
+        patch.setattr("fairmesh.cli.demo.SPLITS", 2)
+        return demo(0, folder), folder
 
 
 @pytest.mark.slow
@@ -44,13 +47,13 @@ def test_demo_gives_the_table_of_the_readme(outcome):
         assert float(row[6]) == pytest.approx(facts["bytes_busiest_node"] / 1e6, abs=0.01)
 
 
-def test_demo_tunes_every_rival_with_equally_many_candidates(short):
+def test_demo_tunes_every_rival_with_equally_many_candidates(written):
     found = contenders()
     assert {name: len(one.steps) for name, one in found.items() if name != "default"} == dict.fromkeys(
         ("alone", "choco-sgd", "ad-gda", "fixed-weights"), 4
     )
     assert not found["default"].steps
-    for name, facts in demo(0, None).as_json()["contenders"].items():
+    for name, facts in written[0].as_json()["contenders"].items():
         assert set(facts["steps"]) <= set(found[name].steps)
 
 
@@ -59,9 +62,9 @@ def test_estimate_is_the_interval_of_student():
     assert (found.mean, found.interval) == pytest.approx((2.5, 3.1824463 * 1.2909944 / 2))
 
 
-def test_demo_shows_every_site_and_writes_its_page_and_plots(tmp_path, short):
-    outcome = demo(0, tmp_path / "new")
-    page = (tmp_path / "new" / "report.html").read_text()
+def test_demo_shows_every_site_and_writes_its_page_and_plots(written):
+    outcome, folder = written
+    page = (folder / "report.html").read_text()
     for name in outcome.as_json()["contenders"]["default"]["sites"]:
         assert name in page
     for row in outcome.table():
@@ -72,17 +75,19 @@ def test_demo_shows_every_site_and_writes_its_page_and_plots(tmp_path, short):
         "http://creativecommons.org", ""
     ), "the page must need nothing but itself"
     for name in ("methods.png", "split-0/ad-gda/model.safetensors"):
-        assert (tmp_path / "new" / name).stat().st_size > 0
+        assert (folder / name).stat().st_size > 0
 
 
-def test_demo_alone_is_judged_by_own_models_and_sends_nothing(short):
-    sites = demo(0, None).as_json()["contenders"]
+def test_demo_alone_is_judged_by_own_models_and_sends_nothing(written):
+    sites = written[0].as_json()["contenders"]
     assert sites["alone"]["bytes_busiest_node"] == 0
     assert len(set(sites["alone"]["sites"].values())) > 2, "a common model has one accuracy per scanner"
     assert len(set(sites["fixed-weights"]["sites"].values())) == 2
 
 
-def test_demo_in_a_folder_that_has_one_makes_another(called, tmp_path, monkeypatch, short):
+def test_demo_in_a_folder_that_has_one_makes_another(called, tmp_path, monkeypatch):
+    monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 2)
+    monkeypatch.setattr("fairmesh.cli.demo.SPLITS", 2)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fairmesh-demo").mkdir()
     (tmp_path / "fairmesh-demo" / "report.html").touch()

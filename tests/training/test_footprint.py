@@ -1,8 +1,7 @@
 """Memory: estimated from above before a run, refused with the number, and replicas in portions where not all fit."""
 
 import json
-import subprocess
-import sys
+from itertools import product
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.contracts.test_memory import peak_bytes
-from tests.pairwise import covering
+from tests.pairwise import case
 from tests.refusals import missing_from, refused
 
 GIB = 2.0**30
@@ -48,7 +47,13 @@ def _problems() -> dict[str, fm.Problem]:
     }
 
 
-@covering(1, name=["wide", "large batches", "images", "many nodes"], replicas={"one replica": 1, "three replicas": 3})
+QUICK = {("wide", 1), ("large batches", 3)}
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [case(*pair, quick=pair in QUICK) for pair in product(["wide", "large batches", "images", "many nodes"], [1, 3])],
+)
 def test_round_needs_no_more_than_estimated_and_not_far_less(name, replicas):
     problem = _problems()[name]
     algorithm = fm.ADGDA(0.1, 1e-4, consensus_step=0.2, compressor=fm.Quantize(4))
@@ -122,15 +127,6 @@ def test_split_run_is_resumed_in_the_portions_it_was_begun_in(two_at_once, tmp_p
     whole = fm.train(problem, fm.Ring(), algorithm, 12, **settings)
     torch.testing.assert_close(longer.row(), whole.row(), rtol=1e-12, atol=1e-13)
     assert [r["round"] for r in longer.records if r["replica"] == 4] == [0, 4, 8, 12]
-
-
-def test_command_line_says_how_much_memory_a_run_takes(tmp_path):
-    file = tmp_path / "small.toml"
-    file.write_text('rounds = 2\ndata = "digits"\ntopology = "ring"\nalgorithm = "ad-gda"\n')
-    command = [sys.executable, "-m", "fairmesh", "run", str(file), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert missing_from(done.stderr, "memory", "GiB") == []
 
 
 def test_refusals_do_not_depend_on_how_many_replicas_fit_at_once(two_at_once):
