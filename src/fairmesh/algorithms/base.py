@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.schedules import Schedule, as_schedule
+from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState
 from fairmesh.compression.codes import Dense
 from fairmesh.compression.compressors import FLOAT_BITS, Compressor
 from fairmesh.errors import BadInput
@@ -99,6 +100,11 @@ class Algorithm(ABC):
         """Returns the same algorithm with the weights of the prior, if it has others. Default: None."""
         return None
 
+    def keeps_prior_weights(self) -> bool:
+        """Returns whether sites have the weights of their prior, so that subgroups that span them can be weighed.
+        Default: False."""
+        return False
+
     def discounts_noise(self) -> bool:
         """Returns whether `Objective(discount_noise=True)` works with the algorithm. Default: False."""
         return False
@@ -123,7 +129,14 @@ class Round:
     coordinate.
     """
 
-    def __init__(self, index: Tensor, oracle: Oracle, network: Network, round_cache: RoundCache | None = None):
+    def __init__(
+        self,
+        index: Tensor,
+        oracle: Oracle,
+        network: Network,
+        round_cache: RoundCache | None = None,
+        subgroups: SubgroupState | None = None,
+    ):
         self.index = index  # t, a scalar tensor
         self._oracle, self._network, self._round_cache = oracle, network, round_cache or RoundCache()
         self.prior = oracle.prior  # p (..., 1, n)
@@ -131,6 +144,8 @@ class Round:
         self.n = network.n
         self.by_identity = network.by_identity  # (n,) so that a server's draws depend on identities, not on positions
         self.sent: list[Traffic] = []
+        self._subgroups = None if subgroups is None else SubgroupRound(subgroups, oracle, prior_weights(self))
+        self._delivery: Delivery | None = None
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
         """Returns each node's loss and gradient on its batch: (..., nodes, 1) and (..., nodes, dim).
@@ -139,7 +154,11 @@ class Round:
             models: Where to evaluate, one row per hosted node: (..., nodes, dim).
             call: Which batch of the round to use, from 0 to `oracle_calls()` - 1.
         """
-        return self._oracle.losses_and_gradients(models, self.index, call)
+        if self._subgroups is None:
+            return self._oracle.losses_and_gradients(models, self.index, call)
+        losses, gradients, seen = self._oracle.by_subgroup(models, self.index, call, self._subgroups.ratios)
+        self._subgroups.saw(seen, self.while_open(1.0))
+        return losses, gradients
 
     def losses(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns each node's loss on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
@@ -194,9 +213,18 @@ class Round:
 
     def exchange(self, **parts: Part) -> Delivery:
         """Sends one message, made of these parts, from each node to each of its neighbours; returns the delivery."""
+        table = None if self._subgroups is None else self._subgroups.to_send()
+        if table is not None:
+            parts["subgroups"] = plain(table)
         delivery = self._network.exchange(parts, self.index)
         self.sent.append(delivery.sent)
+        if table is not None:
+            self._delivery = delivery
         return delivery
+
+    def subgroups_after(self) -> SubgroupState | None:
+        """Returns what the nodes remember of their subgroups after the round."""
+        return None if self._subgroups is None else self._subgroups.after(self._delivery)
 
     def hosted(self, row: Tensor) -> Tensor:
         """Returns the hosted nodes' entries (..., nodes) of a row over all nodes (..., 1, n)."""

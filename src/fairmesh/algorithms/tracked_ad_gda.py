@@ -150,6 +150,9 @@ class TrackedADGDA(Algorithm):
     def robust_regularizer(self) -> Regularizer:
         return self.regularizer
 
+    def keeps_prior_weights(self) -> bool:
+        return self.weighting == PriorWeights()
+
     def discounts_noise(self) -> bool:
         return self.weighting.discounts_noise
 

@@ -81,6 +81,6 @@ def _reserved(i: int, site: Site, share: float) -> Site:
     away = spread_over(order_by_class(rows.targets, "reserved rows"), taken)
     return dataclasses.replace(
         site,
-        train=Samples(rows.inputs[~away], rows.targets[~away]),
-        reserved=Samples(rows.inputs[away], rows.targets[away]),
+        train=rows.take(~away),
+        reserved=rows.take(away),
     )

@@ -1,8 +1,9 @@
 """The samples of a site as two tensors, read once and checked on reading."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
@@ -19,6 +20,9 @@ class Samples:
     Args:
         inputs: Inputs (samples, ...).
         targets: Their targets (samples, ...): labels as int64, or floats.
+        subgroups: The subgroup of each sample, such as its scanner, as a number (samples,) int64; None if there are no
+            subgroups. Default: None.
+        subgroup_names: The names of these numbers. Default: ().
 
     Example:
         >>> import numpy as np
@@ -30,13 +34,16 @@ class Samples:
 
     inputs: Tensor
     targets: Tensor
+    subgroups: Tensor | None = None
+    subgroup_names: tuple[str, ...] = ()
 
     @staticmethod
     def elsewhere(count: int, like: "Samples") -> "Samples":
         """Returns a stand-in for `count` samples that another process holds, shaped like the given ones."""
-        return Samples(
-            *(torch.empty(count, *t.shape[1:], dtype=t.dtype, device="meta") for t in (like.inputs, like.targets))
+        inputs, targets = (
+            torch.empty(count, *t.shape[1:], dtype=t.dtype, device="meta") for t in (like.inputs, like.targets)
         )
+        return Samples(inputs, targets)
 
     @property
     def here(self) -> bool:
@@ -45,16 +52,23 @@ class Samples:
 
     def alone(self) -> "Samples":
         """Returns the same samples in memory of their own, so that the tensors they were cut from can be freed."""
-        return Samples(
-            *(t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for t in (self.inputs, self.targets))
+        inputs, targets = (
+            t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for t in (self.inputs, self.targets)
         )
+        return replace(self, inputs=inputs, targets=targets)
+
+    def take(self, rows: Tensor) -> "Samples":
+        """Returns some of the samples, by their numbers or by a mask."""
+        subgroups = None if self.subgroups is None else self.subgroups[rows]
+        return Samples(self.inputs[rows], self.targets[rows], subgroups, self.subgroup_names)
 
     @staticmethod
     def of(source: Any, what: str) -> "Samples":
         """Reads a set of samples.
 
         Args:
-            source: Samples, a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs.
+            source: Samples, a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs. A third
+                item is the subgroup of each sample: names or whole numbers.
             what: What the samples are, for error messages.
 
         Raises:
@@ -63,19 +77,22 @@ class Samples:
         if isinstance(source, Samples):
             if not source.here:
                 return source
-            source = source.inputs, source.targets
+            named = None if source.subgroups is None else [source.subgroup_names[k] for k in source.subgroups.tolist()]
+            source = (source.inputs, source.targets) if named is None else (source.inputs, source.targets, named)
         try:
-            if isinstance(source, TensorDataset) and len(source.tensors) == 2:
+            if isinstance(source, TensorDataset) and len(source.tensors) in (2, 3):
                 source = source.tensors
             elif isinstance(source, Dataset):
                 source = _collated(source, what)
-            inputs, targets = source
+            inputs, targets, *rest = source
+            (subgroups,) = rest or [None]
             inputs, targets = torch.as_tensor(inputs).detach().cpu(), torch.as_tensor(targets).detach().cpu()
         except BadInput:
             raise
         except Exception as error:  # a user's Dataset may raise anything
             raise BadInput(
-                f"{what} must be a pair (inputs, targets) of arrays or a Dataset of such pairs: "
+                f"{what} must be a pair (inputs, targets) of arrays, or (inputs, targets, subgroups), or a Dataset of "
+                f"such items: "
                 f"{type(error).__name__}: {error}"
             ) from error
         if inputs.layout != torch.strided or targets.layout != torch.strided:
@@ -90,10 +107,26 @@ class Samples:
                 raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")
         if not targets.is_floating_point() and targets.dtype != torch.bool:
             targets = targets.long()  # torch's losses need labels as int64
-        return Samples(inputs, targets)
+        return Samples(inputs, targets, *_numbered(subgroups, len(inputs), what))
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+
+def _numbered(subgroups: Any, count: int, what: str) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Returns the subgroups as numbers, and their names in order."""
+    if subgroups is None:
+        return None, ()
+    values = np.asarray(subgroups.tolist() if isinstance(subgroups, Tensor) else subgroups)
+    if values.shape != (count,):
+        raise BadInput(f"{what}: subgroups have the shape {values.shape}; give one name for each of {count} samples")
+    if values.dtype.kind not in "OUSiub":
+        raise BadInput(f"{what}: subgroups are {values.dtype} numbers; give names or whole numbers")
+    missing = [k for k, value in enumerate(values.tolist()) if value is None or value == "" or value != value]
+    if missing:
+        raise BadInput(f"{what}: sample {missing[0]} has no subgroup; give it a name, such as 'unknown'")
+    names, numbers = np.unique(values if values.dtype.kind in "iub" else values.astype(str), return_inverse=True)
+    return torch.from_numpy(numbers.reshape(-1)).long(), tuple(str(name) for name in names.tolist())
 
 
 def _collated(dataset: Dataset, what: str) -> Any:
@@ -104,7 +137,8 @@ def _collated(dataset: Dataset, what: str) -> Any:
     if not items:
         raise BadInput(f"{what} is empty; give it samples, or leave the site out")
     again = default_collate([dataset[0]])
-    if any(not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(default_collate(items[:1]), again)):
+    pairs = list(zip(default_collate(items[:1]), again))[:2]
+    if any(not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs):
         raise BadInput(
             f"{what} gives another item 0 each time it is asked: random transforms would be frozen by the one reading; "
             "augment with Problem(augment=...), which draws from fairmesh's streams"

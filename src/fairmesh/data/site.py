@@ -8,8 +8,9 @@ from typing import Any
 class Site:
     """The data of one site, which one node holds.
 
-    A set of samples is a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs. Sites that
-    share a test set should be given the same object, so that it is kept once.
+    A set of samples is a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs. A third item,
+    (inputs, targets, subgroups), names the subgroup of each sample, such as its scanner. It never leaves the site.
+    Sites that share a test set should be given the same object, so that it is kept once.
 
     Args:
         train: Training samples.

@@ -92,11 +92,7 @@ class CrossFit:
         self.has_unseen = ~none
         self.judged = self.unseen | none[self.site_of_row]  # rows that judge: the unseen, or all if there are none
         self._held = self._table_of_held_rows(len(sites))
-        trained = [
-            Site(Samples(pool.inputs[kept], pool.targets[kept]))
-            for s, (pool, _) in enumerate(pools)
-            for kept in self._kept(s)
-        ]
+        trained = [Site(pool.take(kept)) for s, (pool, _) in enumerate(pools) for kept in self._kept(s)]
         self._trained = dataclasses.replace(
             problem, sites=trained, prior=None, test=None, validation=None, objective=Objective()
         )

@@ -5,12 +5,13 @@ layer with one to three. Such a layer becomes a product of patches and weights i
 with channels of zeros to four if there are few. The rule was measured (benchmarks/notes.md)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+Out = TypeVar("Out")
 _FEW_CHANNELS = 8
 _MANY_MODELS = 64
 _PADDED_TO = 4  # channels
@@ -30,12 +31,12 @@ class _FewChannels(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def of_many(function: Callable[..., Tensor], models: int, device: torch.device) -> Callable[..., Tensor]:
+def of_many(function: Callable[..., Out], models: int, device: torch.device) -> Callable[..., Out]:
     """Returns the same function, to be run by vmap for this number of models."""
     if device.type != "cuda":
         return function
 
-    def changed(*arguments: Tensor) -> Tensor:
+    def changed(*arguments: Tensor) -> Out:
         with _FewChannels(models):
             return function(*arguments)
 

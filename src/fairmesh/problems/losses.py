@@ -77,16 +77,35 @@ def weighted_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) ->
     return function
 
 
-def evaluation_loss(model: FlatModel, loss: Loss) -> Callable[..., Tensor]:
-    """Returns a function (row, inputs, targets, weights) -> weighted loss in evaluation mode."""
+def losses_of_rows(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Returns a function (row, inputs, targets, key, weights) -> weighted loss and each sample's loss, in training
+    mode."""
 
-    def function(row: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        each = per_sample(loss, model(row, _augmented(augment, inputs, key), key), targets)
+        return (each * weights).sum(), each
+
+    return function
+
+
+def evaluation_losses(model: FlatModel, loss: Loss) -> Callable[..., Tensor]:
+    """Returns a function (row, inputs, targets) -> the loss of each sample, in evaluation mode."""
+
+    def function(row: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = model(row, inputs)
         if loss is nn.functional.cross_entropy and outputs.ndim == 2 and targets.ndim == 1:
-            each = -outputs.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        else:
-            each = per_sample(loss, outputs, targets)
-        return (each * weights).sum()
+            return -outputs.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return per_sample(loss, outputs, targets)
+
+    return function
+
+
+def evaluation_loss(model: FlatModel, loss: Loss) -> Callable[..., Tensor]:
+    """Returns a function (row, inputs, targets, weights) -> weighted loss in evaluation mode."""
+    each = evaluation_losses(model, loss)
+
+    def function(row: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return (each(row, inputs, targets) * weights).sum()
 
     return function
 

@@ -43,6 +43,11 @@ class Objective:
 
     So a site with noisy labels, or with too few rows to tell, keeps about the weight of its prior.
 
+    With `subgroups`, f_i is the loss of the worst mixture of the subgroups of the rows, such as scanners. Let P_g be
+    the share of a subgroup's rows, F_g its mean loss, and F the mean of all rows. A row's loss is multiplied by
+
+        exp(F_g / (strength F)) / sum_h P_h exp(F_h / (strength F))
+
     Args:
         judged_on: "training" rows; "held-out" rows, a share of every site's training rows; or the sites' "validation"
             sets. Default: "training".
@@ -56,6 +61,12 @@ class Objective:
         discount_noise: Whether losses that no model can lower, and differences that chance explains, count less. Each
             site trains a model of its own before the run, which sends nothing. Needs an algorithm whose nodes know the
             mean loss: `TrackedADGDA` with its default weighting. Default: False.
+        subgroups: None for no weights of subgroups; "within": each site weighs the subgroups of its own rows, and sends
+            nothing more; "across": all sites weigh the subgroups that span them, and a message has two more numbers per
+            subgroup. Needs sites with (inputs, targets, subgroups). Default: None.
+        subgroup_names: The names of the subgroups with "across", the same at all sites; () to collect them from the
+            sites. Default: ().
+        subgroup_strength: How far the weights of subgroups stay near their shares of the rows, > 0. Default: 0.5.
         rounds: The length of the run; None to fill it in when the run starts. Default: None.
         local_losses: The loss that each site reaches alone, by its name; None to find it when the run starts. Default:
             None.
@@ -81,6 +92,9 @@ class Objective:
     rejoin: float = 0.1
     against: Literal["local", "constant"] | Mapping[str, float] | None = None
     discount_noise: bool = False
+    subgroups: Literal["within", "across"] | None = None
+    subgroup_names: tuple[str, ...] = ()
+    subgroup_strength: float = 0.5
     rounds: int | None = None
     local_losses: Mapping[str, float] | None = None
     untrained_losses: Mapping[str, float] | None = None
@@ -99,6 +113,13 @@ class Objective:
             )
         if self.against is not None and self.discount_noise:
             raise BadInput("objective.against and objective.discount_noise exclude each other; give one of them")
+        object.__setattr__(self, "subgroup_names", tuple(self.subgroup_names))
+        if not 0 < self.subgroup_strength < math.inf:
+            raise BadInput(f"objective.subgroup_strength must be a finite number > 0, got {self.subgroup_strength}")
+        if self.subgroup_names and self.subgroups != "across":
+            raise BadInput('objective.subgroup_names needs subgroups = "across"; with "within" each site has its own')
+        if len(set(self.subgroup_names)) < len(self.subgroup_names):
+            raise BadInput(f"objective.subgroup_names has a name twice: {', '.join(self.subgroup_names)}")
         tables = (self.against, self.local_losses, self.untrained_losses, self.constant_losses)
         for field, table in zip(("against", "local_losses", "untrained_losses", "constant_losses"), tables):
             for name, value in (table if isinstance(table, Mapping) else {}).items():

@@ -17,10 +17,13 @@ from fairmesh.problems.losses import (
     batch_loss,
     evaluation_error,
     evaluation_loss,
+    evaluation_losses,
+    losses_of_rows,
     weighted_loss,
 )
 from fairmesh.problems.objective import LEARNABLE, held_out_last
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.subgroups import Seen, numbered, seen_in
 
 AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
 
@@ -62,12 +65,27 @@ class Oracle:
         self._trained_sizes: Tensor | None = None  # where rows are held out
         even = bool((self._sizes == self._sizes.min()).all()) and problem.objective.judged_on != "held-out"
         self._largest, self._padded = int(self._sizes.max()), problem.sampling.order == "full" and not even
+        self._weighted = self._padded or problem.objective.subgroups is not None
         held = [problem.sites[i].train for i in problem.here]
         inputs, targets = (torch.cat([getattr(samples, what) for samples in held]) for what in ("inputs", "targets"))
+        self.subgroups = problem.subgroup_count if problem.objective.subgroups else 0
+        numbers = [
+            numbered(problem.sites[i].train, problem.subgroups_of(i), f"site {i} ({problem.sites[i].name})")
+            if self.subgroups
+            else torch.zeros(len(problem.sites[i].train), dtype=torch.int64)
+            for i in problem.here
+        ]
         self._judge: tuple[Tensor, Tensor] | None = None  # first row and number of rows that judge each hosted node
         self.rows_apart = torch.zeros_like(self._sizes)  # how many of these are not trained on (replicas, nodes, 1)
+        of_rows = inputs, targets, torch.cat(numbers)
         if problem.objective.judged_on != "training":
-            inputs, targets = self._prepare_judging(problem, sites, sizes, inputs, targets)
+            of_rows = self._prepare_judging(problem, sites, sizes, *of_rows)
+        inputs, targets, numbers_of_rows = of_rows
+        self._numbers = numbers_of_rows.to(self._data_device)  # the subgroup of each row
+        shares = torch.zeros(problem.n, max(1, self.subgroups), dtype=torch.float64)
+        for i, of_site in zip(problem.here, numbers):
+            shares[i] = torch.bincount(of_site, minlength=shares.shape[1]) / len(of_site)
+        self.subgroup_shares = shares.to(device, dtype)[sites]  # of each node's rows (replicas, nodes, subgroups)
         names = [site.name or "" for site in problem.sites]
         references, learnable = problem.objective.references(names), problem.objective.learnable(names, problem.here)
 
@@ -83,7 +101,7 @@ class Oracle:
         draw_shape = (len(self.seeds), len(hosted))
         self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
         self._shape = (*draw_shape, self.model.dim)
-        loss = (weighted_loss if self._padded else batch_loss)(self.model, problem.loss, problem.augment)
+        loss = (weighted_loss if self._weighted else batch_loss)(self.model, problem.loss, problem.augment)
         loss = convolutions.of_many(loss, draw_shape[0] * draw_shape[1], device)
         self._values = vmap(loss)
         self._errors = vmap(batch_error(self.model, problem.augment))
@@ -91,6 +109,12 @@ class Oracle:
         self._held_errors = vmap(evaluation_error(self.model))
         gradients = vmap(grad_and_value(loss))
         self._gradients = Traced(gradients) if trace else gradients
+        if self.subgroups:
+            each = convolutions.of_many(
+                losses_of_rows(self.model, problem.loss, problem.augment), draw_shape[0] * draw_shape[1], device
+            )
+            self._gradients_and_rows = vmap(grad_and_value(each, has_aux=True))
+            self._held_rows = vmap(evaluation_losses(self.model, problem.loss))
 
     @staticmethod
     def _starts_of(problem: Problem, sizes: Tensor) -> Tensor:
@@ -106,15 +130,19 @@ class Oracle:
         """Returns losses (replicas, nodes, 1) and gradients (replicas, nodes, dim)."""
         rows = models.reshape(-1, models.shape[-1])
         gradients, losses = self._over_batches(self._gradients, rows, round_index, call)
-        gradients = gradients.view(self._shape)
+        gradients = self._tamed(gradients.view(self._shape), models)
+        if self._judge is not None:
+            return self.losses(models, round_index, call), gradients
+        return self._compared(losses.view(*self._shape[:-1], 1)), gradients
+
+    def _tamed(self, gradients: Tensor, models: Tensor) -> Tensor:
+        """Returns gradients with weight decay and clipping, in place."""
         if self.problem.weight_decay:
             gradients = gradients.add_(models, alpha=self.problem.weight_decay)
         if self.problem.clip_norm is not None:
             norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
             gradients = gradients.mul_((self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0))
-        if self._judge is not None:
-            return self.losses(models, round_index, call), gradients
-        return self._compared(losses.view(*self._shape[:-1], 1)), gradients
+        return gradients
 
     def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns losses (replicas, nodes, 1)."""
@@ -153,9 +181,10 @@ class Oracle:
         return None if rejoin is None else (round_index < rejoin).to(self.dtype)
 
     def _prepare_judging(
-        self, problem: Problem, sites: Tensor, sizes: Tensor, inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Finds the rows that judge each hosted node, and returns inputs and targets with these rows in their place."""
+        self, problem: Problem, sites: Tensor, sizes: Tensor, inputs: Tensor, targets: Tensor, numbers: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Finds the rows that judge each hosted node. Returns inputs, targets and subgroups with these in their
+        place."""
         objective, device = problem.objective, sizes.device
         if objective.judged_on == "validation":
             sets, of_site = problem.held_out("validation")
@@ -167,6 +196,8 @@ class Oracle:
             apart = counts
             inputs = torch.cat([inputs, *(samples.inputs for samples in sets)])
             targets = torch.cat([targets, *(samples.targets for samples in sets)])
+            if self.subgroups:
+                raise BadInput('objective.subgroups needs judged_on = "training" or "held-out", got "validation"')
         else:
             counts = torch.tensor([objective.held_out_of(len(site.train)) for site in problem.sites], device=device)
             orders, begin = [], 0
@@ -175,7 +206,7 @@ class Oracle:
                 orders.append(begin + held_out_last(samples, i, int(counts[i])))
                 begin += len(samples)
             order = torch.cat(orders)
-            inputs, targets = inputs[order], targets[order]
+            inputs, targets, numbers = inputs[order], targets[order], numbers[order]
             self._trained_sizes = (sizes - counts)[sites].unsqueeze(-1)
             first = self._starts_of(problem, sizes) + sizes - counts
             apart = counts
@@ -183,12 +214,19 @@ class Oracle:
             first, counts = first - torch.where(alone, sizes, 0), torch.where(alone, sizes, counts)
         self._judge = first[sites].unsqueeze(-1), counts[sites].unsqueeze(-1)
         self.rows_apart = apart[sites].unsqueeze(-1)
-        return inputs, targets
+        return inputs, targets, numbers
 
     def _on_held_rows(
         self, judge: tuple[Tensor, Tensor], function: Callable, models: Tensor, round_index: Tensor, call: int
     ) -> Tensor:
         """Returns `function` of each hosted node's row on rows that judge it: (replicas, nodes, 1)."""
+        inputs, targets, weights, _ = self._held_batch(judge, round_index, call)
+        with torch.no_grad():
+            values = function(models.reshape(-1, models.shape[-1]), inputs, targets, weights)
+        return values.view(*self._shape[:-1], 1)
+
+    def _held_batch(self, judge: tuple[Tensor, Tensor], round_index: Tensor, call: int) -> tuple[Tensor, ...]:
+        """Returns inputs, targets, weights and subgroups of rows that judge each hosted node: (nodes, rows, ...)."""
         (first, counts), sampling, device = judge, self.problem.sampling, self.seeds.device
         largest = int(counts.max()) if sampling.order == "full" else sampling.batch
 
@@ -207,10 +245,49 @@ class Oracle:
         weights = torch.full((1, largest), 1.0 / largest, dtype=self.dtype, device=device).expand(shape[0], -1)
         if sampling.order == "full":
             weights = ((torch.arange(largest, device=device) < counts).to(self.dtype) / counts).flatten(0, 1)
-        rows = models.reshape(-1, models.shape[-1])
-        with torch.no_grad():
-            values = function(rows, inputs.unflatten(0, shape), targets.unflatten(0, shape), weights)
-        return values.view(*self._shape[:-1], 1)
+        numbers = self._numbers_of(chosen) if self.subgroups else torch.zeros(0)
+        return inputs.unflatten(0, shape), targets.unflatten(0, shape), weights, numbers
+
+    def _numbers_of(self, chosen: Tensor) -> Tensor:
+        """Returns the subgroups of the chosen rows of each hosted node: (nodes, rows)."""
+        found = self._numbers.index_select(0, chosen).to(self.seeds.device, non_blocking=True)
+        return found.unflatten(0, (self._shape[0] * self._shape[1], -1))
+
+    def by_subgroup(
+        self, models: Tensor, round_index: Tensor, call: int, ratios: Tensor
+    ) -> tuple[Tensor, Tensor, Seen]:
+        """Returns losses and gradients with each row's loss multiplied by the ratio of its subgroup, and the losses by
+        subgroup on the rows that judge.
+
+        Args:
+            models: As in `losses_and_gradients`.
+            round_index: As there.
+            call: As there.
+            ratios: (replicas, nodes, subgroups)."""
+        rows, of_nodes, shape = models.reshape(-1, models.shape[-1]), ratios.flatten(0, 1), self._shape[:-1]
+
+        def seen_of(each: Tensor, numbers: Tensor, weights: Tensor) -> Seen:
+            found = seen_in(each, numbers, weights, self.subgroups)
+            return Seen(*(part.view(*shape, -1) for part in found))
+
+        def step(k: int) -> tuple[Tensor, ...]:
+            *batch, weights = self._batch(round_index, call * repeats + k, self._calls * repeats)
+            numbers = self._numbers_of(self._chosen(round_index, call * repeats + k, self._calls * repeats))
+            weighed = weights * of_nodes.gather(1, numbers)
+            gradients, (losses, each) = self._gradients_and_rows(rows, *batch, weighed)
+            return gradients, losses, *seen_of(each, numbers, weights)
+
+        repeats = 1 if self.problem.sampling.order == "full" else self.problem.sampling.batches_per_step
+        gradients, losses, sums, counts = step(0)
+        for k in range(1, repeats):
+            gradients, losses, sums, counts = (a + b for a, b in zip((gradients, losses, sums, counts), step(k)))
+        gradients, losses, seen = gradients / repeats, losses / repeats, Seen(sums, counts)
+        if self._judge is not None:
+            inputs, targets, weights, numbers = self._held_batch(self._judge, round_index, call)
+            with torch.no_grad():
+                each = self._held_rows(rows, inputs, targets)
+            losses, seen = (each * weights * of_nodes.gather(1, numbers)).sum(dim=-1), seen_of(each, numbers, weights)
+        return self._compared(losses.view(*shape, 1)), self._tamed(gradients.view(self._shape), models), seen
 
     def _sizes_in(self, rounds: Tensor) -> Tensor:
         """Returns how many rows each hosted node trains on, for rounds that broadcast with (replicas, nodes, 1)."""
@@ -252,13 +329,10 @@ class Oracle:
         """Returns inputs, targets, the key of the model's random numbers, and sample weights of a padded full batch."""
         device = self.seeds.device
 
-        def indices(rounds: Tensor) -> Tensor:
-            return self._indices(rounds, call, calls).flatten(1).to(self._data_device)
-
         def keys(rounds: Tensor) -> Tensor:
             return random_streams.keys(self.seeds, f"model {call}", rounds.unsqueeze(-1), self._identities).flatten(1)
 
-        chosen = self._round_cache.at(("batch", call), indices, round_index)
+        chosen = self._chosen(round_index, call, calls)
         shape = (self._shape[0] * self._shape[1], -1)
         inputs = self._inputs.index_select(0, chosen).to(device, non_blocking=True)
         targets = self._targets.index_select(0, chosen).to(device, non_blocking=True)
@@ -269,4 +343,15 @@ class Oracle:
             steps, sizes = torch.arange(self._largest, device=device), self._sizes_in(round_index)
             weights = (steps < sizes).to(self.dtype) / sizes
             return *batch, weights.flatten(0, 1)
+        if self._weighted:
+            count = batch[0].shape[1]
+            return *batch, torch.full((batch[0].shape[0], count), 1.0 / count, dtype=self.dtype, device=device)
         return batch
+
+    def _chosen(self, round_index: Tensor, call: int, calls: int) -> Tensor:
+        """Returns the indices of the rows in a batch of all hosted nodes, one after another."""
+
+        def indices(rounds: Tensor) -> Tensor:
+            return self._indices(rounds, call, calls).flatten(1).to(self._data_device)
+
+        return self._round_cache.at(("batch", call), indices, round_index)

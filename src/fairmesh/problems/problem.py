@@ -20,6 +20,7 @@ from fairmesh.errors import BadInput
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.losses import Augmentation, Loss, as_floats, check_loss
 from fairmesh.problems.objective import Objective
+from fairmesh.problems.subgroups import numbered, own_names
 
 BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
 _RESERVED = {
@@ -161,6 +162,9 @@ class Problem:
                         f"site {i} ({site.name}): {what} are {tuple(here.shape[1:])} {here.dtype}, but site 0 has "
                         f"{tuple(there.shape[1:])} {there.dtype}; all sites need the same"
                     )
+        if self.objective.subgroups:
+            for i in self.here:
+                numbered(sites[i].train, self.subgroups_of(i), f"site {i} ({sites[i].name})")
         self._probe()
 
     def _read(self, i: int, site: Site) -> Site:
@@ -201,7 +205,10 @@ class Problem:
             samples = getattr(site, split)
             if samples is None:
                 return None
-            return alone(samples) if i in sites else Samples.elsewhere(len(samples), samples)
+            if i in sites:
+                return alone(samples)
+            away = Samples.elsewhere(len(samples), samples)
+            return dataclasses.replace(away, subgroup_names=samples.subgroup_names)
 
         @functools.cache
         def alone(samples: Samples) -> Samples:  # a set that sites share stays one
@@ -210,6 +217,26 @@ class Problem:
         splits = ("train", "test", "validation", "reserved")
         held = [dataclasses.replace(s, **{w: kept(i, s, w) for w in splits}) for i, s in enumerate(self.sites)]
         return dataclasses.replace(self, sites=held, test=None, validation=None)
+
+    def subgroups_of(self, i: int) -> tuple[str, ...]:
+        """Returns the names of the subgroups that have weights at site i, in the order of their numbers."""
+        if self.objective.subgroups == "within":
+            return own_names(self.sites[i].train)
+        if self.objective.subgroups is None or self.objective.subgroup_names:
+            return self.objective.subgroup_names
+        unknown = [site.name for site in self.sites if not site.train.subgroup_names]
+        if unknown:
+            raise BadInput(
+                f"objective.subgroup_names must list all subgroups, since those of {unknown[0]} are not known here"
+            )
+        return tuple(sorted({name for site in self.sites for name in site.train.subgroup_names}))
+
+    @cached_property
+    def subgroup_count(self) -> int:
+        """The number of subgroups that a node distinguishes, the same at every node of a process."""
+        if self.objective.subgroups == "within":  # those of a site that are too small share one
+            return 1 + max(len(site.train.subgroup_names) for site in self.sites)
+        return len(self.subgroups_of(0))
 
     @cached_property
     def prior_of_sites(self) -> Tensor:
@@ -367,7 +394,7 @@ class Problem:
 
 def _fingerprint(samples: Samples) -> str:
     hasher = hashlib.sha256()
-    for tensor in (samples.inputs, samples.targets):
+    for tensor in (samples.inputs, samples.targets, *([] if samples.subgroups is None else [samples.subgroups])):
         hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return hasher.hexdigest()

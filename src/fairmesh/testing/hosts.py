@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.subgroups import initial_state
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.remote import RemoteNetwork
@@ -160,10 +161,11 @@ def on_hosts(
             dtype=torch.float64,
             trace=False,
         )
-        state, sent = algorithm.init(oracle, network), []
+        state, subgroups, sent = algorithm.init(oracle, network), initial_state(oracle), []
         for t in range(rounds):
-            ctx = Round(torch.tensor(t), oracle, network)
+            ctx = Round(torch.tensor(t), oracle, network, subgroups=subgroups)
             state = algorithm.step(state, ctx)
+            subgroups = ctx.subgroups_after()
             sent += ctx.sent
         return state, sent
 

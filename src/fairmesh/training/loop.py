@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.schedules import as_schedule
+from fairmesh.algorithms.subgroups import SubgroupState, initial_state
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network, Traffic
@@ -36,6 +37,19 @@ def check_fits(algorithm: Algorithm, problem: Problem) -> None:
             f"objective.discount_noise = true needs an algorithm whose nodes know the mean loss, such as "
             f"tracked-ad-gda with its default weighting; {type(algorithm).__name__} as it is set does not"
         )
+    if problem.objective.subgroups is None:
+        return
+    if algorithm.needs_server:
+        raise BadInput(
+            f"objective.subgroups needs an algorithm without a server, such as tracked-ad-gda; got "
+            f"{type(algorithm).__name__}"
+        )
+    if problem.objective.subgroups == "across" and not algorithm.keeps_prior_weights():
+        raise BadInput(
+            'objective.subgroups = "across" weighs subgroups instead of sites, so it needs an algorithm in which sites '
+            'keep the weights of their prior: tracked-ad-gda with the weighting "prior-weights"; got '
+            f"{type(algorithm).__name__}"
+        )
 
 
 class Best(NamedTuple):
@@ -55,6 +69,7 @@ class TrainingState(NamedTuple):
     iterate: PerProcess | None  # a network average drawn uniformly over time (replicas, dim), with keep_iterate
     sent: Traffic
     best: Annotated[Best | None, HELD_BY_ALL]
+    subgroups: SubgroupState | None = None  # of the hosted nodes, if they have weights
 
 
 class Training:
@@ -142,6 +157,7 @@ class Training:
             iterate=rows if self.options.keep_iterate else None,
             sent=sent,
             best=best if self.options.keep_best else None,
+            subgroups=initial_state(self.oracle),
         )
 
     def advance(self, state: TrainingState, done: int) -> TrainingState:
@@ -150,17 +166,19 @@ class Training:
 
     def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
         """Returns the state after the round whose number is in a scalar tensor. Uses operations on tensors only."""
-        ctx = Round(index, self.oracle, self.network, self._round_cache)
+        ctx = Round(index, self.oracle, self.network, self._round_cache, state.subgroups)
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
         duals = self.view.duals(state.algorithm)
         share = self._round_cache.at("share", self._shares, index)
+        stepped = self.algorithm.step(state.algorithm, ctx)
         return TrainingState(
-            algorithm=self.algorithm.step(state.algorithm, ctx),
+            algorithm=stepped,
             average_model=torch.lerp(state.average_model, current, share),
             average_dual=None if duals is None else torch.lerp(_tensor(state.average_dual), duals.mean(dim=-2), share),
             iterate=None if state.iterate is None else torch.where(self._drawn(index), current, state.iterate),
             sent=state.sent.plus(ctx.sent),
             best=state.best,
+            subgroups=ctx.subgroups_after(),
         )
 
     def _shares(self, rounds: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def _split(site: Site, i: int, objective: Objective) -> Site:
         train, judging = (Samples.elsewhere(part, samples) for part in parts)
     else:
         order = held_out_last(samples, i, count)
-        train, judging = (Samples(samples.inputs[rows], samples.targets[rows]) for rows in order.split(parts))
+        train, judging = (samples.take(rows) for rows in order.split(parts))
     return dataclasses.replace(site, train=train, validation=judging)
 
 

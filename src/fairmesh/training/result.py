@@ -18,6 +18,7 @@ from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.replicas import Replica
+from fairmesh.training.subgroups import SubgroupOutcome, outcomes
 from fairmesh.training.verdict import WeightsVerdict, verdict_of
 
 
@@ -144,6 +145,17 @@ class Result:
         duals, own = view.duals(state), view.own_weights(state)
         weights = None if own is None else normalized(own.squeeze(-1))
         return Averages(view.models(state).mean(dim=-2), weights if duals is None else duals.mean(dim=-2))
+
+    def subgroups(self, replica: int = 0) -> list[SubgroupOutcome]:
+        """Returns the metrics and weights of every subgroup of every site, for the common model of the last round.
+
+        Args:
+            replica: The number of the replica, from 0.
+
+        Raises:
+            BadInput: No site has subgroups.
+        """
+        return outcomes(self, replica)
 
     def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):
         """Returns a model averaged over the network, as a state_dict of the user's module.

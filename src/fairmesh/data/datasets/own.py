@@ -4,7 +4,7 @@ import csv
 import functools
 import re
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -165,7 +165,11 @@ class Table(Data):
         file: The path of the file.
         target: The column to predict.
         site: The column that says where a row was taken; None if the partition does not need it. Default: None.
-        inputs: The columns to predict from, all numbers; empty for all columns but `target` and `site`. Default: ().
+        inputs: The columns to predict from, all numbers; empty for all columns but `target`, `site` and `subgroup`.
+            Default: ().
+        subgroup: The column that names the subgroup of each row, such as its scanner, for `objective.subgroups` and
+            `result.subgroups()`. It never leaves the site, and is an input only if `inputs` names it. None for no
+            subgroups. Default: None.
         predict: What the target is: "labels", numbered in order or as `classes` lists them, or "numbers" as they are.
             Default: "labels".
         standardize: Whether to scale each input to mean 0 and variance 1 over the training rows. Default: True.
@@ -191,6 +195,7 @@ class Table(Data):
     test_share: float = 0.2
     seed: int = 0
     classes: tuple[str, ...] = ()
+    subgroup: str | None = None
 
     def __post_init__(self):
         _check_split(self.test_share, self.seed)
@@ -199,12 +204,12 @@ class Table(Data):
 
     def sites(self) -> list[Site]:
         columns = _columns(Path(self.file))
-        for name in (self.target, *([self.site] if self.site else []), *self.inputs):
+        for name in (self.target, *filter(None, (self.site, self.subgroup)), *self.inputs):
             if name not in columns:
                 raise BadInput(f"{self.file} has no column {name!r}; it has {', '.join(columns)}")
-        names = self.inputs or tuple(name for name in columns if name not in (self.target, self.site))
+        names = self.inputs or tuple(name for name in columns if name not in (self.target, self.site, self.subgroup))
         if not names:
-            raise BadInput(f"{self.file} has no column to predict from other than target and site")
+            raise BadInput(f"{self.file} has no column to predict from other than target, site and subgroup")
         inputs = torch.stack([_numbers(columns[name], name, self.file) for name in names], dim=1)
         if self.predict == "numbers":
             targets = _numbers(columns[self.target], self.target, self.file)
@@ -212,14 +217,38 @@ class Table(Data):
             labels = _filled(columns[self.target], self.target, self.file)
             targets = torch.from_numpy(_labels(labels, self.classes, f"{self.file}, column {self.target}"))
         sites = _filled(columns[self.site], self.site, self.file) if self.site else None
+        if self.subgroup is None:
+            pool = _split((inputs, targets), sites, self.test_share, self.seed)
+            return self.partition.sites(_standardized(pool) if self.standardize else pool)
+        known, subgroups = _indexed(_filled(columns[self.subgroup], self.subgroup, self.file))
+        inputs = torch.cat([inputs, torch.from_numpy(subgroups).to(inputs.dtype).unsqueeze(1)], dim=1)
         pool = _split((inputs, targets), sites, self.test_share, self.seed)
-        return self.partition.sites(_standardized(pool) if self.standardize else pool)
+        pool = _standardized(pool, keep_last=True) if self.standardize else pool
+        return _with_subgroups(self.partition.sites(pool), known)
 
 
-def _standardized(pool: Pool) -> Pool:
+def _with_subgroups(sites: list[Site], names: tuple[str, ...]) -> list[Site]:
+    """Returns sites whose last input column, the number of a subgroup, has become the subgroup of each sample."""
+
+    @functools.cache
+    def apart(key: int) -> tuple[Tensor, Tensor, list[str]]:
+        inputs, targets = of_key[key]
+        return inputs[:, :-1], targets, [names[int(k)] for k in inputs[:, -1].tolist()]
+
+    of_key = {id(samples): samples for site in sites for samples in (site.train, site.test) if samples is not None}
+    return [
+        replace(site, train=apart(id(site.train)), test=None if site.test is None else apart(id(site.test)))
+        for site in sites
+    ]
+
+
+def _standardized(pool: Pool, keep_last: bool = False) -> Pool:
+    """Returns the pool with inputs of mean 0 and variance 1 over the training rows; the last column may be kept."""
     values = pool.train[0]
     mean, spread = values.mean(0), values.std(0, correction=0)
     spread = torch.where(spread > 0, spread, 1.0)
+    if keep_last:
+        mean[-1], spread[-1] = 0.0, 1.0
     train, test = (((inputs - mean) / spread, targets) for inputs, targets in (pool.train, pool.test))
     return Pool(train, test, pool.sites, pool.test_sites, pool.site_names)
 

@@ -1,0 +1,278 @@
+"""Subgroups inside sites: their weights, what is sent, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fairmesh as fm
+from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState
+from fairmesh.data.samples import Samples
+from fairmesh.problems.objective import Objective
+from fairmesh.problems.subgroups import OTHERS, Seen, own_names, ratios_of, table_of
+from tests import toys
+from tests.equivalence.test_remote_network import compared
+from tests.refusals import refused
+
+FIXED = fm.TrackedADGDA(weighting=fm.weighting.PriorWeights())
+
+
+def sites(n: int = 4, rare: float = 0.1, rows: int = 300, seed: int = 0) -> list[fm.Site]:
+    """Returns sites whose rare subgroup follows a rule of its own, so that a linear model has to choose."""
+    generator, made = torch.Generator().manual_seed(seed), []
+    for _ in range(n):
+        inputs = torch.randn(3 * rows, 5, generator=generator)
+        odd = torch.rand(3 * rows, generator=generator) < rare
+        labels = torch.where(odd, inputs[:, 0] - inputs[:, 1] > 0, inputs[:, 0] + inputs[:, 1] > 0).long()
+        names = ["rare" if one else "usual" for one in odd.tolist()]
+        made.append(
+            fm.Site(
+                train=(inputs[:rows], labels[:rows], names[:rows]), test=(inputs[rows:], labels[rows:], names[rows:])
+            )
+        )
+    return made
+
+
+def model() -> nn.Module:
+    return nn.Linear(5, 2)
+
+
+def problem(**objective) -> fm.Problem:
+    return fm.Problem(model, sites(), objective=Objective(**objective))
+
+
+def worst_of(result: fm.Result) -> float:
+    return min(one.metrics["accuracy"] for one in result.subgroups())
+
+
+# The weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_ratios_give_the_worst_mixture_at_a_distance():
+    shares, losses, strength = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.5, 1.0, 2.0]), 0.5
+    mean = float((shares * losses).sum())
+    raised = [float(s) * math.exp(float(f) / (strength * mean)) for s, f in zip(shares, losses)]
+    expected = torch.tensor(raised) / sum(raised)
+    found = shares * ratios_of(torch.cat([shares * losses, shares]), strength)
+    torch.testing.assert_close(found, expected)
+    weights = torch.softmax(torch.randn(2000, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
+    distance = (weights * (weights / shares).log()).sum(dim=-1)
+    gains = (weights * losses).sum(dim=-1) / mean - strength * distance  # what the weights maximise
+    own = float((found * losses).sum() / mean - strength * (found * (found / shares).log()).sum())
+    assert own >= float(gains.max())
+
+
+def test_ratios_are_one_where_nothing_is_known_or_all_losses_are_alike():
+    shares = torch.tensor([[0.9, 0.1, 0.0], [0.5, 0.5, 0.0]])
+    for losses in (torch.zeros(2, 3), torch.full((2, 3), 0.7)):
+        found = ratios_of(torch.cat([shares * losses, shares], dim=-1), 0.5)
+        torch.testing.assert_close(found[:, :2], torch.ones(2, 2))
+
+
+def test_table_takes_the_mean_for_a_subgroup_that_was_not_seen_yet():
+    known = Seen(torch.tensor([2.0, 0.0]), torch.tensor([4.0, 0.0]))
+    assert table_of(known, torch.tensor([0.8, 0.2])).tolist() == pytest.approx([0.4, 0.1, 0.8, 0.2])
+
+
+def test_gradient_is_that_of_the_weighed_subgroups():
+    given = toys.problem(
+        sites=[fm.Site((*site.train, ["a", "b", "b"] * 4)) for site in toys.sites(sizes=(12,) * 8)],
+        sampling=fm.Sampling(order="full"),
+        objective=Objective(subgroups="across"),
+    )
+    _, oracle = toys.on_stack(given, fm.Ring())
+    models, ratios = oracle.initial_models(), torch.tensor([0.4, 1.3], dtype=torch.float64).expand(1, 8, 2)
+    losses, gradients, seen = oracle.by_subgroup(models, torch.tensor(0), 0, ratios)
+    for i in (0, 5):
+        row = models[0, i].clone().requires_grad_(True)
+        samples = given.sites[i].train
+        each = nn.functional.cross_entropy(
+            given.flat_model.to(torch.device("cpu"), torch.float64)(row, samples.inputs.double()),
+            samples.targets,
+            reduction="none",
+        )
+        parts = [each[samples.subgroups == k] for k in range(2)]
+        weighed = (0.4 * parts[0].sum() + 1.3 * parts[1].sum()) / len(each)
+        weighed.backward()
+        torch.testing.assert_close(losses[0, i, 0], weighed.detach())
+        torch.testing.assert_close(gradients[0, i], row.grad)
+        torch.testing.assert_close(seen.sums[0, i], torch.stack([part.sum() for part in parts]).detach())
+        assert seen.counts[0, i].tolist() == [4, 8]
+
+
+def test_small_subgroups_of_a_site_share_one_weight():
+    names = ["a"] * 30 + ["b"] * 12 + ["c"] * 9 + ["d"]
+    samples = Samples.of((torch.zeros(52, 2), torch.zeros(52), names), "samples")
+    assert own_names(samples) == ("a", "b", OTHERS)
+    assert own_names(samples.take(torch.arange(42))) == ("a", "b")
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+def test_weights_within_sites_help_the_worst_subgroup_and_send_nothing_more():
+    plain = fm.train(fm.Problem(model, sites()), fm.Ring(), FIXED, 300, seeds=range(3))
+    weighed = fm.train(problem(subgroups="within", subgroup_strength=0.3), fm.Ring(), FIXED, 300, seeds=range(3))
+    worst = [sum(min(o.metrics["accuracy"] for o in r.subgroups(k)) for k in range(3)) / 3 for r in (plain, weighed)]
+    assert worst[1] > worst[0] + 0.02
+    assert weighed.final[0]["bytes_busiest_node"] == plain.final[0]["bytes_busiest_node"]
+    assert weighed.final[0]["nominal_bits_busiest"] == plain.final[0]["nominal_bits_busiest"]
+
+
+def test_weights_across_sites_help_the_worst_subgroup_for_two_numbers_each():
+    plain = fm.train(fm.Problem(model, sites()), fm.Ring(), FIXED, 300)
+    weighed = fm.train(problem(subgroups="across", subgroup_strength=0.3), fm.Ring(), FIXED, 300)
+    assert worst_of(weighed) > worst_of(plain) + 0.02
+    more = weighed.final[0]["nominal_bits_busiest"] - plain.final[0]["nominal_bits_busiest"]
+    assert more == 300 * 2 * 2 * 2 * 32  # rounds, neighbours, subgroups, numbers, bits
+
+
+def test_nodes_agree_on_the_mean_loss_of_subgroups_that_span_sites():
+    """With models that stand still, gossip ends at the mean over all rows of all sites."""
+    generator = torch.Generator().manual_seed(3)
+    made = []
+    for i in range(5):
+        rows = 12 + 6 * i
+        inputs, labels = torch.randn(rows, 5, generator=generator), torch.arange(rows) % 2
+        made.append(fm.Site((inputs, labels, ["x"] * (rows - 4 - i) + ["y"] * (4 + i) if i else ["x"] * rows)))
+    given = fm.Problem(model, made, sampling=fm.Sampling(order="full"), objective=Objective(subgroups="across"))
+    still = fm.TrackedADGDA(primal_step=0.0, weighting=fm.weighting.PriorWeights())
+    result = fm.train(given, fm.Ring(), still, 400, dtype="float64")
+    outputs = given.flat_model.to(torch.device("cpu"), torch.float64)
+    row, sums, counts = given.initial_row(0), torch.zeros(2).double(), torch.zeros(2).double()
+    for site in given.sites:
+        each = nn.functional.cross_entropy(
+            outputs(row, site.train.inputs.double()), site.train.targets, reduction="none"
+        )
+        for k, name in enumerate(site.train.subgroup_names):
+            mine = site.train.subgroups == k
+            sums["xy".index(name)] += each[mine].sum().detach()
+            counts["xy".index(name)] += mine.sum()
+    expected = counts / counts.sum() * ratios_of(torch.cat([sums, counts]), 0.5)
+    for one in result.subgroups():
+        assert one.weight == pytest.approx(float(expected["xy".index(one.subgroup)]), abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", [{"subgroups": "within"}, {"subgroups": "across"}], ids=["within", "across"])
+def test_remote_network_weighs_subgroups_as_the_simulator_does(objective):
+    given = toys.problem(
+        sites=[fm.Site((*site.train, ["a", "b", "b"] * 8)) for site in toys.sites(sizes=(24,) * 8)],
+        objective=Objective(**objective),
+    )
+    compared(given, fm.Ring(), FIXED, [[0], [1, 2, 3], [4, 5, 6], [7]], seeds=(0, 2))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [{"subgroups": "within"}, {"subgroups": "across"}, {"judged_on": "held-out", "subgroups": "within"}],
+    ids=str,
+)
+def test_resumed_run_with_subgroups_is_bit_for_bit_the_uninterrupted_one(objective, tmp_path):
+    given = problem(**objective)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, state) -> None:
+        if done == 7:
+            raise Stop
+
+    whole = fm.train(given, fm.Ring(), FIXED, 20)
+    with pytest.raises(Stop):
+        fm.train(given, fm.Ring(), FIXED, 20, out=tmp_path, observers=[stop], checkpoint_every=1)
+    again = fm.train(given, fm.Ring(), FIXED, 20, out=tmp_path, resume=True)
+    assert torch.equal(again.row(), whole.row())
+    assert torch.equal(again.state.subgroups.sums, whole.state.subgroups.sums)
+
+
+def test_subgroups_without_weights_change_nothing_but_are_measured():
+    plain = [fm.Site(site.train[:2], site.test[:2]) for site in sites()]
+    one = fm.train(fm.Problem(model, plain), fm.Ring(), fm.TrackedADGDA(), 20)
+    other = fm.train(fm.Problem(model, sites()), fm.Ring(), fm.TrackedADGDA(), 20)
+    assert torch.equal(one.row(), other.row())
+    assert {(o.subgroup, o.weight) for o in other.subgroups()} == {("rare", None), ("usual", None)}
+    assert sum(o.rows for o in other.subgroups() if o.site == "node 0") == 600
+    with refused("subgroups"):
+        one.subgroups()
+
+
+def test_round_sends_the_table_of_subgroups_once():
+    given = problem(subgroups="across")
+    _, oracle = toys.on_stack(given, fm.Ring())
+    nothing = torch.zeros(1, 4, 2, dtype=torch.float64)
+    one = SubgroupRound(
+        SubgroupState(nothing, nothing, torch.zeros(1, 4, 4, dtype=torch.float64)), oracle, nothing[..., :1] + 1
+    )
+    assert one.to_send() is not None
+    assert one.to_send() is None
+
+
+def test_table_reads_subgroups_from_a_column(tmp_path):
+    rows = [
+        f"{i % 7},{i % 2},{'north' if i < 60 else 'south'},{'old scanner' if i % 3 else 'new'}\n" for i in range(120)
+    ]
+    file = tmp_path / "patients.csv"
+    file.write_text("age,ill,ward,scanner\n" + "".join(rows))
+    made = fm.data.Table(str(file), target="ill", site="ward", subgroup="scanner").sites()
+    given = fm.Problem(lambda: nn.Linear(1, 2), made, objective=Objective(subgroups="within"))
+    assert [site.train.subgroup_names for site in given.sites] == [("new", "old scanner")] * 2
+    assert given.sites[0].train.inputs.shape[1] == 1
+    counts = torch.stack([site.train.subgroups.bincount() + site.test.subgroups.bincount() for site in given.sites])
+    assert counts.tolist() == [[20, 40], [20, 40]]
+    with refused("gender", "scanner"):
+        fm.data.Table(str(file), target="ill", site="ward", subgroup="gender").sites()
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("subgroups", "names"),
+    [
+        (["a"] * 9, [9, 10]),
+        ([0.5] * 10, ["float"]),
+        (["a"] * 9 + [None], ["sample 9"]),
+        (["a"] * 9 + [""], ["sample 9"]),
+    ],
+)
+def test_subgroups_that_do_not_name_every_sample_are_refused(subgroups, names):
+    with refused("Lyon", *names):
+        fm.Problem(
+            lambda: nn.Linear(2, 2), [fm.Site((torch.zeros(10, 2), torch.arange(10) % 2, subgroups), name="Lyon")]
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"subgroup_strength": 0.0}, ["subgroup_strength", 0.0]),
+        ({"subgroup_strength": math.nan}, ["subgroup_strength", "nan"]),
+        ({"subgroups": "within", "subgroup_names": ("a",)}, ["subgroup_names", "across"]),
+        ({"subgroups": "across", "subgroup_names": ("a", "a")}, ["subgroup_names", "a"]),
+        ({"subgroups": "between"}, ["subgroups", "between"]),
+    ],
+)
+def test_objective_refuses_subgroups_that_cannot_be_weighed(fields, names):
+    with refused(*names):
+        Objective(**fields)
+
+
+def test_problem_refuses_subgroups_that_are_not_named_or_not_known():
+    with refused("objective.subgroups", "node 0"):
+        toys.problem(objective=Objective(subgroups="within"))
+    with refused("objective.subgroup_names", "rare", "usual"):
+        problem(subgroups="across", subgroup_names=("usual",))
+
+
+@pytest.mark.parametrize(
+    ("objective", "algorithm", "names"),
+    [
+        ({"subgroups": "across"}, fm.TrackedADGDA(), ["across", "prior-weights", "TrackedADGDA"]),
+        ({"subgroups": "across"}, fm.ChocoSGD(), ["across", "prior-weights", "ChocoSGD"]),
+        ({"subgroups": "within"}, fm.DRFA(), ["objective.subgroups", "DRFA"]),
+    ],
+)
+def test_training_refuses_algorithms_that_cannot_weigh_subgroups(objective, algorithm, names):
+    with refused(*names):
+        fm.train(problem(**objective), fm.Ring(), algorithm, 3)
