@@ -161,6 +161,7 @@ def main(step: str, folder: Path, rank: int, ranks: int, cases: list[str]) -> No
     with contextlib.nullcontext() if THOROUGH else shared_recordings():
         found = {"first": first, "second": second}[step](folder, Ranks(), cases)
     torch.save(found, folder / f"{step}-{rank}.pt")
+    dist.barrier()  # a rank that leaves while another still works can take gloo's threads down
     dist.destroy_process_group()
 
 

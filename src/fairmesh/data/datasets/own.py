@@ -167,9 +167,6 @@ class Table(Data):
         site: The column that says where a row was taken; None if the partition does not need it. Default: None.
         inputs: The columns to predict from, all numbers; empty for all columns but `target`, `site` and `subgroup`.
             Default: ().
-        subgroup: The column that names the subgroup of each row, such as its scanner, for `objective.subgroups` and
-            `result.subgroups()`. It never leaves the site, and is an input only if `inputs` names it. None for no
-            subgroups. Default: None.
         predict: What the target is: "labels", numbered in order or as `classes` lists them, or "numbers" as they are.
             Default: "labels".
         standardize: Whether to scale each input to mean 0 and variance 1 over the training rows. Default: True.
@@ -177,6 +174,9 @@ class Table(Data):
         test_share: Share of each site's rows, drawn at random, that judges it, in (0, 1). Default: 0.2.
         seed: Seed of the split into training and test rows, >= 0. Default: 0.
         classes: The labels, in the order of their numbers; empty to number them in order. Default: ().
+        subgroup: The column that names the subgroup of each row, such as its scanner, for `objective.subgroups` and
+            `result.subgroups()`. It never leaves the site, and is an input only if `inputs` names it. None for no
+            subgroups. Default: None.
 
     Example:
         >>> import fairmesh as fm
