@@ -85,6 +85,7 @@ def test_demo_alone_is_judged_by_own_models_and_sends_nothing(written):
     assert len(set(sites["fixed-weights"]["sites"].values())) == 2
 
 
+@pytest.mark.slow
 def test_demo_in_a_folder_that_has_one_makes_another(called, tmp_path, monkeypatch):
     monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 2)
     monkeypatch.setattr("fairmesh.cli.demo.SPLITS", 2)

@@ -70,6 +70,7 @@ def test_extras_named_in_messages_are_declared():
             assert re.search(rf"^{name} = \[", declared, re.M), f"{path} names the extra {name}"
 
 
+@pytest.mark.slow
 def test_demo_without_matplotlib_shows_its_tables_and_says_how_to_get_plots(tmp_path, monkeypatch, without):
     monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 4)
     monkeypatch.setattr("fairmesh.cli.demo.SPLITS", 2)

@@ -222,6 +222,7 @@ def test_class_of_a_script_is_known_by_the_script_s_file(tmp_path):
     assert to_table(written.algorithm)["path"] == f"{(tmp_path / 'script.py').resolve()}:Mine"
 
 
+@pytest.mark.slow
 def test_class_of_a_notebook_trains_and_reading_its_run_folder_says_what_to_do(tmp_path):
     done = _python("-", folder=tmp_path, text=SCRIPT)  # like a notebook, it has no file
     assert done.returncode == 0, done.stderr

@@ -334,6 +334,7 @@ def test_neighbour_cannot_take_more_than_its_streams(door):
 # Many at once
 
 
+@pytest.mark.slow
 def test_thousand_connections_at_once_cost_little_and_keep_no_neighbour_out(door):
     def crowd() -> dict:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
