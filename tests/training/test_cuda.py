@@ -12,6 +12,7 @@ from fairmesh.compression import entropy, formats
 from fairmesh.numerics import random_streams
 from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.cuda_graph import CapturedRounds
+from fairmesh.training.defaults import default_objective
 from fairmesh.training.loop import Training
 from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.options import Options
@@ -138,6 +139,28 @@ def test_replicas_in_portions_on_a_gpu_give_what_they_give_at_once():
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
 def test_gpu_trains_to_the_same_models_as_a_cpu(name):
     problem, algorithm = toys.problem(), toys.ALGORITHMS[name]
+    rows = [
+        fm.train(problem, fm.Ring(), algorithm, 30, seeds=(0, 1), dtype="float64", device=device).row().cpu()
+        for device in ("cpu", "cuda")
+    ]
+    torch.testing.assert_close(*rows, rtol=1e-9, atol=1e-10)
+
+
+OBJECTIVES = {
+    "default": default_objective(),
+    "regret": fm.Objective("held-out", rejoin=0.5, against="local"),
+    "subgroups within": fm.Objective(subgroups="within"),
+    "subgroups within, held-out": fm.Objective("held-out", rejoin=0.5, subgroups="within"),
+    "subgroups across": fm.Objective(subgroups="across"),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_gpu_follows_every_objective_as_a_cpu_does(name):
+    sites = [fm.Site((*site.train, ["a", "b", "b", "b"] * 10), site.test) for site in toys.sites(sizes=(40,) * 8)]
+    problem = toys.problem(sites=sites, objective=OBJECTIVES[name])
+    fixed = fm.TrackedADGDA(weighting=fm.weighting.PriorWeights())
+    algorithm = fixed if problem.objective.subgroups == "across" else fm.TrackedADGDA()
     rows = [
         fm.train(problem, fm.Ring(), algorithm, 30, seeds=(0, 1), dtype="float64", device=device).row().cpu()
         for device in ("cpu", "cuda")

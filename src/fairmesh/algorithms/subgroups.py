@@ -64,10 +64,9 @@ class SubgroupRound:
         if self._seen is None:
             old = self._state
             sums, counts = MEMORY * old.sums + seen.sums, MEMORY * old.counts + seen.counts
-            share = torch.as_tensor(fresh, dtype=sums.dtype, device=sums.device)
-            self._seen = old._replace(
-                sums=torch.lerp(old.sums, sums, share), counts=torch.lerp(old.counts, counts, share)
-            )
+            if isinstance(fresh, Tensor):
+                sums, counts = torch.lerp(old.sums, sums, fresh), torch.lerp(old.counts, counts, fresh)
+            self._seen = old._replace(sums=sums, counts=counts)
 
     def to_send(self) -> Tensor | None:
         """Returns the table that a node sends, once per round, if subgroups span sites."""
