@@ -10,7 +10,7 @@ import fairmesh as fm
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
 from fairmesh.training.verdict import verdict_of
 from tests import toys
-from tests.refusals import refused
+from tests.refusals import missing_from, refused
 
 
 def result_of(*rows: list[float], weights=(0.2, 0.8), metric="accuracy", higher=True, samples=1000):
@@ -42,12 +42,28 @@ def test_verdict_knows_that_a_smaller_loss_is_better():
     assert all(site.outcome == "no difference" for site in verdict.sites)  # its interval is not known
 
 
-def test_verdict_says_when_the_heaviest_site_is_not_the_worst():
+def test_verdict_warns_when_the_heaviest_site_is_not_the_worst():
     verdict = verdict_of(result_of([0.9, 0.5], weights=(0.9, 0.1)), result_of([0.9, 0.5]))
     assert (verdict.heaviest, verdict.worst) == ("a", "b")
-    last = verdict.sentences()[-1]
-    assert last.startswith("a ")
-    assert " b " in last
+    assert missing_from(verdict.warning, "a", "b", 1.8, 0.5, 0.9) == []
+    assert str(verdict).endswith(verdict.warning)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "weights", "samples"),
+    [([0.5, 0.9], (0.9, 0.1), 1000), ([0.9, 0.5], (0.6, 0.4), 1000), ([0.62, 0.58], (0.9, 0.1), 100)],
+    ids=["it is the worst", "its weight is little raised", "chance explains it"],
+)
+def test_verdict_does_not_warn_without_reason(accuracies, weights, samples):
+    assert verdict_of(result_of(accuracies, weights=weights, samples=samples), result_of([0.9, 0.5])).warning is None
+
+
+def test_train_warns_of_weights_that_went_to_another_site_than_the_worst(monkeypatch):
+    monkeypatch.setattr("fairmesh.training.verdict._RAISED", 0.0)
+    monkeypatch.setattr("fairmesh.training.verdict.math.hypot", lambda *errors: -10.0)
+    with pytest.warns(UserWarning, match="node"):
+        fm.train(toys.problem(), rounds=3)
+    fm.train(toys.problem(), rounds=3, announce=lambda text: None)
 
 
 def test_train_without_an_algorithm_uses_the_default_and_compares_it_with_fixed_weights(tmp_path):

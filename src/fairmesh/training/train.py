@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -180,7 +181,8 @@ def train(
         if at_once >= len(replicas):
             with process_group.fail_together():
                 training = Training(problem, topology, replicas, chosen, network=network)
-            return _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed=fixed)
+            result = _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed=fixed)
+            return _warned(result, announce)
         started, results = time.perf_counter(), []
         for portion in portions(replicas, at_once):
             inside = RunFolder(portion.folder(folder.path), resume=resume) if folder else None
@@ -194,6 +196,14 @@ def train(
         folder.replace_records(result.records)
         _write_outcome(folder, result)
         folder.close()
+    return _warned(result, announce)
+
+
+def _warned(result: Result, announce: Callable[[str], None] | None) -> Result:
+    """Returns the result, with a warning if the weights went where they cannot help. Who announces shows the verdict
+    too."""
+    if announce is None and result.fixed is not None and (text := result.weights_verdict().warning):
+        warnings.warn(text, UserWarning, stacklevel=3)
     return result
 
 

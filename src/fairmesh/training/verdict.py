@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from fairmesh.training.result import Result
 
 
+_RAISED = 1.5  # times its prior: a weight that is worth a warning
+
+
 @dataclass(frozen=True)
 class SiteVerdict:
     """What the weights did to one site.
@@ -40,8 +43,9 @@ class WeightsVerdict:
     Args:
         metric: The metric that sites are compared by.
         sites: One verdict per site.
-        heaviest: The site with the largest weight.
+        heaviest: The site with the largest weight, as a multiple of its prior.
         worst: The site with the worst metric.
+        warning: That the heaviest site does better than the worst one, by more than chance; None if it does not.
 
     Example:
         >>> import fairmesh as fm
@@ -55,6 +59,7 @@ class WeightsVerdict:
     sites: tuple[SiteVerdict, ...]
     heaviest: str
     worst: str
+    warning: str | None = None
 
     def count(self, outcome: str) -> int:
         """Returns how many sites have this outcome."""
@@ -72,12 +77,10 @@ class WeightsVerdict:
             for site in self.sites
             if site.outcome != "no difference"
         ]
-        if self.heaviest != self.worst:
-            lines.append(
-                f"{self.heaviest} has the largest weight, but {self.worst} has the worst {self.metric}: the weights "
-                "cannot lower what is worst there, or the rows that judge the sites are too few"
-            )
-        return lines
+        return lines if self.warning is None else [*lines, self.warning]
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences())
 
     def as_json(self) -> dict[str, Any]:
         """Returns the verdict as a table."""
@@ -85,6 +88,7 @@ class WeightsVerdict:
             "metric": self.metric,
             "heaviest": self.heaviest,
             "worst": self.worst,
+            "warning": self.warning,
             "sites": {site.name: {k: v for k, v in vars(site).items() if k != "name"} for site in self.sites},
         }
 
@@ -94,6 +98,7 @@ def verdict_of(result: "Result", fixed: "Result") -> WeightsVerdict:
     problem, metric = result.problem, result.problem.primary
     sign = 1.0 if problem.higher_is_better(metric) else -1.0
     with_weights, without = ([record[metric]["sites"] for record in one.final] for one in (result, fixed))
+    by_share = metric == "accuracy"
     weights, prior = _mean([record["lambda"] for record in result.final]), problem.prior_of_sites.tolist()
     sites = []
     for i, site in enumerate(problem.sites):
@@ -105,9 +110,20 @@ def verdict_of(result: "Result", fixed: "Result") -> WeightsVerdict:
         sure = math.isfinite(interval) and abs(gain) > interval
         outcome = ("helped" if gain > 0 else "hurt") if sure else "no difference"
         sites.append(SiteVerdict(site.name or "", plain, robust, interval, weights[i], prior[i], outcome))
-    heaviest = max(sites, key=lambda one: one.weight).name
-    worst = min(sites, key=lambda one: sign * one.robust).name
-    return WeightsVerdict(metric, tuple(sites), heaviest, worst)
+    heaviest = max(range(len(sites)), key=lambda i: sites[i].weight / sites[i].prior)
+    worst = min(range(len(sites)), key=lambda i: sign * sites[i].robust)
+    raised, low = sites[heaviest], sites[worst]
+    sizes = [0 if problem.sites[i].test is None else len(problem.sites[i].test) for i in (heaviest, worst)]
+    errors = [math.sqrt(one.robust * (1 - one.robust) / n) for one, n in zip((raised, low), sizes) if n and by_share]
+    warning = None
+    better = sign * (raised.robust - low.robust)
+    if len(errors) == 2 and raised.weight > _RAISED * raised.prior and better > 2 * math.hypot(*errors):
+        warning = (
+            f"{raised.name} has {raised.weight / raised.prior:.1f} times the weight of its prior, but {low.name} has "
+            f"the worst {metric} ({low.robust:.3g}, against {raised.robust:.3g}): weight does not help there, or the "
+            "rows that judge the sites are too few"
+        )
+    return WeightsVerdict(metric, tuple(sites), raised.name, low.name, warning)
 
 
 def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
