@@ -14,10 +14,10 @@ _INTRODUCTION = f"""\
 What do robust weights gain at the worst site, and when can they gain nothing? Each problem has 6 to 12 sites of 30 to
 3,000 training rows that differ in one documented way. Half of the problems were for development.
 
-The other half was held back, but not from everybody: an earlier default was judged on its splits 0 to 4. The present
-one was made on the development half, judged on splits 5 to 9, and its discount of noise was changed once more because
-it had taken the weight from sites that are hard, not noisy. The tables show splits 5 to 9. *Fresh* are splits 10 to 14,
-which were run after the last change.
+The other half was held back. Splits 0 to 4 of it were used to judge an earlier default. The present one was made on the
+development half and judged on splits 5 to 9. Then its discount of noise was changed once more, because it had taken the
+weight from sites that are hard, not noisy. The tables show splits 5 to 9. *Fresh* are splits 10 to 14, which were run
+after the last change.
 
     python -m reproduction sites --show [--json]                              # the recorded tables
     python -m reproduction sites --jobs 16 --data DATA --out runs/sites       # run everything again

@@ -25,7 +25,7 @@ from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Metric, Problem, Sampling
 from fairmesh.topology.graphs import Ring, Topology
-from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_objective
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
 from fairmesh.training.observers import Observer
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of, sites_at
@@ -115,9 +115,10 @@ class Experiment:
         if self.rounds < 1:
             raise BadInput(f"rounds must be >= 1, got {self.rounds}")
         if self.algorithm is DEFAULT_ALGORITHM:  # this object: it was left out
-            object.__setattr__(self, "options", replace(self.options, compare_weights=True))
-            if self.objective == Objective():
-                object.__setattr__(self, "objective", default_objective())
+            object.__setattr__(self, "algorithm", algorithm_for(self.objective))
+            compared = self.algorithm.with_fixed_weights() is not None
+            object.__setattr__(self, "options", replace(self.options, compare_weights=compared))
+            object.__setattr__(self, "objective", completed(self.objective))
         object.__setattr__(self, "seeds", tuple(self.seeds))
         if not self.seeds:
             raise BadInput("seeds must name at least one seed")

@@ -9,8 +9,11 @@ from torch import nn
 import fairmesh as fm
 from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState
 from fairmesh.data.samples import Samples
+from fairmesh.mesh.agreement import refuse_undeployable
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.subgroups import OTHERS, Seen, own_names, ratios_of, table_of
+from fairmesh.report.html import page
+from fairmesh.report.runs import Run, subgroup_table
 from tests import toys
 from tests.equivalence.test_remote_network import compared
 from tests.refusals import refused
@@ -224,6 +227,61 @@ def test_table_reads_subgroups_from_a_column(tmp_path):
         fm.data.Table(str(file), target="ill", site="ward", subgroup="gender").sites()
 
 
+def test_default_of_train_keeps_its_objective_when_subgroups_are_asked_for():
+    within, across = problem(subgroups="within"), problem(subgroups="across", subgroup_strength=0.3)
+    result = fm.train(within, rounds=12)
+    assert result.problem.objective.judged_on == "held-out"
+    assert result.problem.objective.discount_noise
+    assert result.fixed is not None
+    result = fm.train(across, rounds=12)
+    assert result.replicas[0].algorithm.weighting == fm.weighting.PriorWeights()
+    assert result.problem.objective.subgroup_strength == 0.3
+    assert result.fixed is None
+
+
+def test_weighed_loss_on_held_out_rows_does_not_depend_on_which_rows_they_are():
+    given = problem(judged_on="held-out", rejoin=1.0, subgroups="across", rounds=10)
+    _, oracle = toys.on_stack(given, fm.Ring())
+    models = torch.zeros(1, 4, 12, dtype=torch.float64)  # the same loss in every row
+    ratios = torch.tensor([5.0, 0.2], dtype=torch.float64).expand(1, 4, 2)
+    losses, *_ = oracle.by_subgroup(models, torch.tensor(0), 0, ratios)
+    torch.testing.assert_close(losses, torch.full_like(losses, math.log(2)))
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [lambda data: fm.data.Fewer(data, train=30), fm.data.HeldOut, fm.data.Corrupted],
+    ids=["fewer", "held-out", "corrupted"],
+)
+def test_data_made_from_other_data_keeps_the_subgroups(wrapped, tmp_path):
+    file = tmp_path / "patients.csv"
+    rows = [f"{i % 7},{i % 2},{'north' if i < 60 else 'south'},{i % 12}\n" for i in range(120)]
+    file.write_text("age,ill,ward,scanner\n" + "".join(rows))
+    made = wrapped(fm.data.Table(str(file), target="ill", site="ward", subgroup="scanner")).sites()
+    given = fm.Problem(lambda: nn.Linear(1, 2), made)
+    assert all(site.train.subgroups is not None and site.test.subgroups is not None for site in given.sites)
+
+
+def test_digest_of_a_problem_knows_the_names_of_subgroups_and_not_how_often_they_were_read():
+    def made(names: list) -> fm.Problem:
+        return fm.Problem(lambda: nn.Linear(2, 2), [fm.Site((torch.zeros(24, 2), torch.arange(24) % 2, names))])
+
+    numbers = made(list(range(12)) * 2)
+    again = fm.Problem(lambda: nn.Linear(2, 2), numbers.sites)
+    assert again.digest() == numbers.digest()
+    assert made(["a", "b"] * 12).digest() != made(["a", "c"] * 12).digest()
+
+
+def test_run_writes_the_subgroups_into_its_summary_and_its_report(tmp_path):
+    result = fm.train(problem(subgroups="within"), fm.Ring(), FIXED, 5, out=tmp_path / "run")
+    run = Run.from_folder(tmp_path / "run")
+    header, *rows = subgroup_table(run)
+    assert len(rows) == len(result.subgroups()) == 8
+    assert header[1] == "subgroup"
+    assert rows[0][:2] == ["node 0", "rare"]
+    assert "usual" in page([run], "a run")
+
+
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
@@ -251,6 +309,8 @@ def test_subgroups_that_do_not_name_every_sample_are_refused(subgroups, names):
         ({"subgroups": "within", "subgroup_names": ("a",)}, ["subgroup_names", "across"]),
         ({"subgroups": "across", "subgroup_names": ("a", "a")}, ["subgroup_names", "a"]),
         ({"subgroups": "between"}, ["subgroups", "between"]),
+        ({"subgroups": "within", "judged_on": "validation"}, ["subgroups", "validation"]),
+        ({"subgroups": "within", "against": "constant"}, ["subgroups", "against"]),
     ],
 )
 def test_objective_refuses_subgroups_that_cannot_be_weighed(fields, names):
@@ -263,6 +323,22 @@ def test_problem_refuses_subgroups_that_are_not_named_or_not_known():
         toys.problem(objective=Objective(subgroups="within"))
     with refused("objective.subgroup_names", "rare", "usual"):
         problem(subgroups="across", subgroup_names=("usual",))
+    some = [*sites(3), fm.Site(sites(1)[0].train[:2])]
+    with refused("objective.subgroups", "node 3"):
+        fm.Problem(model, some, objective=Objective(subgroups="across"))
+    reserved = fm.Site((torch.zeros(20, 5), torch.arange(20) % 2, [OTHERS] * 20))
+    with refused(OTHERS, "node 0"):
+        fm.Problem(model, [reserved], objective=Objective(subgroups="within"))
+
+
+def test_mesh_refuses_subgroups_across_sites_whose_names_it_cannot_know():
+    digits = fm.data.Digits(nodes=4)
+    with refused("objective.subgroup_names"):
+        refuse_undeployable(fm.Experiment(digits, algorithm=FIXED, objective=Objective(subgroups="across")))
+    named = Objective(subgroups="across", subgroup_names=("a", "b"))
+    refuse_undeployable(fm.Experiment(digits, algorithm=FIXED, objective=named))
+    with refused("prior-weights"):
+        refuse_undeployable(fm.Experiment(digits, algorithm=fm.TrackedADGDA(), objective=named))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Weights of subgroups, below any algorithm: what nodes remember of their subgroups' losses, and tell each other.
+"""Weights of subgroups, for any algorithm: what nodes remember of their subgroups' losses, and tell each other.
 
 An algorithm sees losses and gradients in which every row counts by the ratio of its subgroup. Subgroups of one site are
 weighed by the site itself. For subgroups that span sites, all nodes learn the mean loss of each by gossip.
@@ -40,6 +40,23 @@ def initial_state(oracle: Oracle) -> SubgroupState | None:
     return SubgroupState(nothing, nothing.clone(), torch.cat([nothing, nothing], dim=-1) if across else None)
 
 
+def table_at(state: SubgroupState, masses: Tensor) -> Tensor:
+    """Returns what the nodes know of all subgroups, as `ratios_of` reads it.
+
+    Args:
+        state: What they remember.
+        masses: The weight of each subgroup's rows at each node."""
+    own = table_of(state.known, masses)
+    return own if state.balances is None else own + state.balances
+
+
+def weights_of(state: SubgroupState, masses: Tensor, strength: float) -> Tensor:
+    """Returns the weights of the subgroups as each node sees them, (..., subgroups), which sum to one."""
+    table = table_at(state, masses)
+    shares = table.clamp(min=0.0).chunk(2, dim=-1)[1]
+    return shares / shares.sum(dim=-1, keepdim=True) * ratios_of(table, strength)
+
+
 class SubgroupRound:
     """The subgroups in one round: their ratios, what was seen of them, and what is sent.
 
@@ -53,11 +70,7 @@ class SubgroupRound:
         self._seen: SubgroupState | None = None
         self._sent: Tensor | None = None
         self._masses = oracle.subgroup_shares if state.balances is None else oracle.subgroup_shares * priors
-        self.ratios = ratios_of(self._table(state), oracle.problem.objective.subgroup_strength)
-
-    def _table(self, state: SubgroupState) -> Tensor:
-        own = table_of(state.known, self._masses)
-        return own if state.balances is None else own + state.balances
+        self.ratios = ratios_of(table_at(state, self._masses), oracle.problem.objective.subgroup_strength)
 
     def saw(self, seen: Seen, fresh: Tensor | float) -> None:
         """Notes the losses of the round's first batch. They count `fresh`, 1 while the weights follow them, else 0."""
@@ -72,7 +85,7 @@ class SubgroupRound:
         """Returns the table that a node sends, once per round, if subgroups span sites."""
         if self._state.balances is None or self._sent is not None:
             return None
-        self._sent = self._table(self._seen or self._state)
+        self._sent = table_at(self._seen or self._state, self._masses)
         return self._sent
 
     def after(self, delivery: Delivery | None) -> SubgroupState:

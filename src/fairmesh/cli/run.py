@@ -79,7 +79,7 @@ def run(
     from fairmesh.experiment import load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
-    from fairmesh.report.runs import Run, personal_table, rows_of
+    from fairmesh.report.runs import Run, personal_table, rows_of, subgroup_table
     from fairmesh.training.observers import Watch
 
     if seeds is not None and seeds < 1:
@@ -112,6 +112,8 @@ def run(
     for variant in summary.variants():
         if own := personal_table(variant):
             show_table(own, f"The sites' own models{'' if variant is summary else f': {variant.label}'}")
+    if subgroups := subgroup_table(summary):
+        show_table(subgroups, "Subgroups inside the sites")
     if result.diverged:
         say(f"diverged replicas: {result.diverged}")
     if result.fixed is not None:

@@ -62,6 +62,12 @@ class Samples:
         subgroups = None if self.subgroups is None else self.subgroups[rows]
         return Samples(self.inputs[rows], self.targets[rows], subgroups, self.subgroup_names)
 
+    def parts(self) -> tuple[Any, ...]:
+        """Returns the pair (inputs, targets), or (inputs, targets, names of the subgroups)."""
+        if self.subgroups is None:
+            return self.inputs, self.targets
+        return self.inputs, self.targets, [self.subgroup_names[k] for k in self.subgroups.tolist()]
+
     @staticmethod
     def of(source: Any, what: str) -> "Samples":
         """Reads a set of samples.
@@ -77,8 +83,7 @@ class Samples:
         if isinstance(source, Samples):
             if not source.here:
                 return source
-            named = None if source.subgroups is None else [source.subgroup_names[k] for k in source.subgroups.tolist()]
-            source = (source.inputs, source.targets) if named is None else (source.inputs, source.targets, named)
+            source = source.parts()
         try:
             if isinstance(source, TensorDataset) and len(source.tensors) in (2, 3):
                 source = source.tensors
@@ -125,8 +130,8 @@ def _numbered(subgroups: Any, count: int, what: str) -> tuple[Tensor | None, tup
     missing = [k for k, value in enumerate(values.tolist()) if value is None or value == "" or value != value]
     if missing:
         raise BadInput(f"{what}: sample {missing[0]} has no subgroup; give it a name, such as 'unknown'")
-    names, numbers = np.unique(values if values.dtype.kind in "iub" else values.astype(str), return_inverse=True)
-    return torch.from_numpy(numbers.reshape(-1)).long(), tuple(str(name) for name in names.tolist())
+    names, numbers = np.unique(values.astype(str), return_inverse=True)
+    return torch.from_numpy(numbers.reshape(-1)).long(), tuple(names.tolist())
 
 
 def _collated(dataset: Dataset, what: str) -> Any:

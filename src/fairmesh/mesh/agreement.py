@@ -22,6 +22,7 @@ from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes
+from fairmesh.training.loop import check_objective
 
 _OF_ONE_SITE = {
     "device",
@@ -122,6 +123,12 @@ def refuse_undeployable(experiment: Experiment) -> None:
         raise BadInput(
             f"objective.against = {experiment.objective.against!r} compares sites by numbers that they do not tell "
             "each other between organisations; give a table of losses by site name"
+        )
+    check_objective(experiment.algorithm, experiment.objective)
+    if experiment.objective.subgroups == "across" and not experiment.objective.subgroup_names:
+        raise BadInput(
+            'objective.subgroups = "across" needs objective.subgroup_names between organisations, since sites do not '
+            "tell each other the names"
         )
     if len(experiment.seeds) > 1:
         raise BadInput(

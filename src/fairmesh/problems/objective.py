@@ -114,6 +114,10 @@ class Objective:
         if self.against is not None and self.discount_noise:
             raise BadInput("objective.against and objective.discount_noise exclude each other; give one of them")
         object.__setattr__(self, "subgroup_names", tuple(self.subgroup_names))
+        if self.subgroups is not None and self.judged_on == "validation":
+            raise BadInput('objective.subgroups needs judged_on = "training" or "held-out", got "validation"')
+        if self.subgroups is not None and self.against is not None:
+            raise BadInput("objective.subgroups and objective.against exclude each other; give one of them")
         if not 0 < self.subgroup_strength < math.inf:
             raise BadInput(f"objective.subgroup_strength must be a finite number > 0, got {self.subgroup_strength}")
         if self.subgroup_names and self.subgroups != "across":
@@ -221,6 +225,8 @@ def held_out_last(samples: Samples, site: int, count: int) -> Tensor:
     key = random_streams.keys(torch.tensor([site]), "held-out rows", 0, torch.tensor([0]))
     order = random_streams.bits(key, rows).flatten().argsort(stable=True)
     targets = samples.targets.reshape(rows, -1)[:, 0]
-    order = order[targets[order].argsort(stable=True)]  # by target, and in random order within one
+    if samples.subgroups is not None:
+        order = order[samples.subgroups[order].argsort(stable=True)]
+    order = order[targets[order].argsort(stable=True)]  # by target and subgroup, and in random order within one
     held = spread_over(order, count)
     return torch.cat([(~held).nonzero().flatten(), held.nonzero().flatten()])

@@ -196,8 +196,6 @@ class Oracle:
             apart = counts
             inputs = torch.cat([inputs, *(samples.inputs for samples in sets)])
             targets = torch.cat([targets, *(samples.targets for samples in sets)])
-            if self.subgroups:
-                raise BadInput('objective.subgroups needs judged_on = "training" or "held-out", got "validation"')
         else:
             counts = torch.tensor([objective.held_out_of(len(site.train)) for site in problem.sites], device=device)
             orders, begin = [], 0
@@ -286,7 +284,8 @@ class Oracle:
             inputs, targets, weights, numbers = self._held_batch(self._judge, round_index, call)
             with torch.no_grad():
                 each = self._held_rows(rows, inputs, targets)
-            losses, seen = (each * weights * of_nodes.gather(1, numbers)).sum(dim=-1), seen_of(each, numbers, weights)
+            weighed = weights * of_nodes.gather(1, numbers)  # divided by its sum: few rows hold no exact shares
+            losses, seen = (each * weighed).sum(dim=-1) / weighed.sum(dim=-1), seen_of(each, numbers, weights)
         return self._compared(losses.view(*shape, 1)), self._tamed(gradients.view(self._shape), models), seen
 
     def _sizes_in(self, rounds: Tensor) -> Tensor:

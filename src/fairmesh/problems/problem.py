@@ -224,7 +224,7 @@ class Problem:
             return own_names(self.sites[i].train)
         if self.objective.subgroups is None or self.objective.subgroup_names:
             return self.objective.subgroup_names
-        unknown = [site.name for site in self.sites if not site.train.subgroup_names]
+        unknown = [site.name for site in self.sites if not site.train.subgroup_names and not site.train.here]
         if unknown:
             raise BadInput(
                 f"objective.subgroup_names must list all subgroups, since those of {unknown[0]} are not known here"
@@ -394,6 +394,8 @@ class Problem:
 
 def _fingerprint(samples: Samples) -> str:
     hasher = hashlib.sha256()
+    if samples.subgroups is not None:
+        hasher.update(repr(samples.subgroup_names).encode())
     for tensor in (samples.inputs, samples.targets, *([] if samples.subgroups is None else [samples.subgroups])):
         hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)

@@ -10,7 +10,7 @@ from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 
-OTHERS = "others"  # the rows of a site whose subgroups are too small to have a weight of their own
+OTHERS = "(others)"  # the rows of a site whose subgroups are too small to have a weight of their own
 
 
 class Seen(NamedTuple):
@@ -27,6 +27,8 @@ def numbered(samples: Samples, names: Sequence[str], where: str) -> Tensor:
             f"objective.subgroups needs the subgroup of every row, and {where} has none; give each Site "
             "(inputs, targets, subgroups)"
         )
+    if OTHERS in samples.subgroup_names:
+        raise BadInput(f"{where} has the subgroup {OTHERS!r}, which stands for small subgroups; give it another name")
     unknown = [name for name in samples.subgroup_names if name not in names and OTHERS not in names]
     if unknown:
         raise BadInput(f"{where} has the subgroup {unknown[0]!r}; objective.subgroup_names are {', '.join(names)}")

@@ -4,7 +4,15 @@ import html
 from collections.abc import Sequence
 
 from fairmesh.report.plots import bars, curves
-from fairmesh.report.runs import Run, check_comparable, personal_table, rows_of, site_table, worst_sites
+from fairmesh.report.runs import (
+    Run,
+    check_comparable,
+    personal_table,
+    rows_of,
+    site_table,
+    subgroup_table,
+    worst_sites,
+)
 from fairmesh.report.style import svg
 
 _STYLE = """
@@ -72,6 +80,11 @@ def page(
             ]
             notes = {site["note"] for one in run.summary["personal"] for site in one["sites"] if "note" in site}
             parts += [f'<p class="note">{html.escape(note)}</p>' for note in sorted(notes)]
+        if subgroups := subgroup_table(run):
+            parts += [
+                f"<h2>Subgroups inside the sites{f': {html.escape(run.label)}' if len(runs) > 1 else ''}</h2>",
+                _table(subgroups),
+            ]
     if settings:
         parts += ["<h2>Settings</h2>", f"<pre>{html.escape(settings)}</pre>"]
     judged = runs[0].summary["judged_on"]

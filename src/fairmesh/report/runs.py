@@ -156,4 +156,23 @@ def personal_table(run: Run) -> list[list[str]]:
     return [["site", "common model", "alone", "own model", "made of"], *rows]
 
 
+def subgroup_table(run: Run) -> list[list[str]]:
+    """Returns a header and one row per site and subgroup: its samples, its metric and its weight, in the first replica.
+    Nothing if the run has no subgroups."""
+    found, metric = run.summary.get("subgroups"), run.metric
+    if not found:
+        return []
+    rows = [
+        [
+            one["site"],
+            one["subgroup"],
+            str(one["rows"]),
+            shown(one["metrics"][metric], metric),
+            "-" if one["weight"] is None else f"{one['weight']:.2f}",
+        ]
+        for one in found
+    ]
+    return [["site", "subgroup", "samples", metric, "weight"], *rows]
+
+
 PER_MB = {"nominal_bits_busiest": 8e6, "bytes_busiest_node": 1e6}

@@ -1,6 +1,9 @@
 """What `fm.train(problem)` and an experiment without `[algorithm]` use. `python -m reproduction sites` shows why."""
 
+from dataclasses import replace
+
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
+from fairmesh.algorithms.weighting import PriorWeights
 from fairmesh.problems.objective import Objective
 
 ROUNDS = 600
@@ -10,3 +13,14 @@ DEFAULT_ALGORITHM = TrackedADGDA()
 def default_objective() -> Objective:
     """Returns weights that follow held-out rows and discount noise."""
     return Objective(judged_on="held-out", share=0.35, discount_noise=True)
+
+
+def completed(objective: Objective) -> Objective:
+    """Returns the default objective with the subgroups of the given one, if it says nothing else."""
+    subgroups = {name: getattr(objective, name) for name in ("subgroups", "subgroup_names", "subgroup_strength")}
+    return replace(default_objective(), **subgroups) if objective == Objective(**subgroups) else objective
+
+
+def algorithm_for(objective: Objective) -> TrackedADGDA:
+    """Returns the default algorithm. Where subgroups that span sites have weights, the sites have fixed ones."""
+    return DEFAULT_ALGORITHM if objective.subgroups != "across" else TrackedADGDA(weighting=PriorWeights())

@@ -18,6 +18,7 @@ from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, roles_of
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.round_cache import RoundCache
+from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
 from fairmesh.topology.graphs import Topology
@@ -32,23 +33,23 @@ _FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s
 def check_fits(algorithm: Algorithm, problem: Problem) -> None:
     """Raises BadInput if the algorithm cannot train on the problem."""
     algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
-    if problem.objective.discount_noise and not algorithm.discounts_noise():
+    check_objective(algorithm, problem.objective)
+
+
+def check_objective(algorithm: Algorithm, objective: Objective) -> None:
+    """Raises BadInput if the algorithm's weights cannot follow the objective."""
+    name = type(algorithm).__name__
+    if objective.discount_noise and not algorithm.discounts_noise():
         raise BadInput(
-            f"objective.discount_noise = true needs an algorithm whose nodes know the mean loss, such as "
-            f"tracked-ad-gda with its default weighting; {type(algorithm).__name__} as it is set does not"
+            "objective.discount_noise = true needs an algorithm whose nodes know the mean loss, such as tracked-ad-gda "
+            f"with its default weighting; {name} as it is set does not"
         )
-    if problem.objective.subgroups is None:
-        return
-    if algorithm.needs_server:
-        raise BadInput(
-            f"objective.subgroups needs an algorithm without a server, such as tracked-ad-gda; got "
-            f"{type(algorithm).__name__}"
-        )
-    if problem.objective.subgroups == "across" and not algorithm.keeps_prior_weights():
+    if objective.subgroups and algorithm.needs_server:
+        raise BadInput(f"objective.subgroups needs an algorithm without a server, such as tracked-ad-gda; got {name}")
+    if objective.subgroups == "across" and not algorithm.keeps_prior_weights():
         raise BadInput(
             'objective.subgroups = "across" weighs subgroups instead of sites, so it needs an algorithm in which sites '
-            'keep the weights of their prior: tracked-ad-gda with the weighting "prior-weights"; got '
-            f"{type(algorithm).__name__}"
+            f'keep the weights of their prior: tracked-ad-gda with the weighting "prior-weights"; got {name}'
         )
 
 

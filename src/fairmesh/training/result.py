@@ -18,7 +18,7 @@ from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.replicas import Replica
-from fairmesh.training.subgroups import SubgroupOutcome, outcomes
+from fairmesh.training.subgroups import SubgroupOutcome, has_subgroups, outcomes
 from fairmesh.training.verdict import WeightsVerdict, verdict_of
 
 
@@ -206,6 +206,7 @@ def summary_of(result: Result) -> dict[str, Any]:
         "variants": [v | _numbers([final[r] for r in v["replicas"]], primary) for v in variants],
         "diverged": result.diverged,
         **({} if result.fixed is None else {"weights": result.weights_verdict().as_json()}),
+        **({"subgroups": [vars(one) for one in result.subgroups()]} if has_subgroups(result) else {}),
         **({} if result.stop_reason is None else {"stopped_early": result.stop_reason}),
         "nodes": result.problem.n,
         "parameters": result.problem.flat_model.dim,

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
+from fairmesh.algorithms.subgroups import SubgroupState, weights_of
 from fairmesh.errors import BadInput
 from fairmesh.problems.losses import as_floats
 from fairmesh.problems.metrics import measured
-from fairmesh.problems.subgroups import Seen, numbered, ratios_of, table_of
+from fairmesh.problems.subgroups import numbered
 
 if TYPE_CHECKING:
     from fairmesh.training.result import Result
@@ -25,7 +25,7 @@ class SubgroupOutcome:
         rows: The number of samples that judge it.
         metrics: Each metric on these samples.
         weight: The weight of the subgroup among those of its site, or among all if they span sites; None if subgroups
-            have no weights, or if it shares one with others that are small too.
+            have no weights, if it shares one with others that are small too, or on a cluster.
     """
 
     site: str
@@ -33,6 +33,13 @@ class SubgroupOutcome:
     rows: int
     metrics: dict[str, float]
     weight: float | None = None
+
+
+def has_subgroups(result: "Result") -> bool:
+    """Returns whether all sites are here, and some of the samples that judge them have subgroups."""
+    problem = result.problem
+    judges = [getattr(problem.sites[i], result.judged_on) for i in problem.here]
+    return len(problem.here) == problem.n and any(one is not None and one.subgroups is not None for one in judges)
 
 
 @torch.no_grad()
@@ -52,7 +59,9 @@ def outcomes(result: "Result", replica: int) -> list[SubgroupOutcome]:
                 found = measured(problem, outputs[mine], samples.targets[mine])
                 made.append(SubgroupOutcome(str(site.name), name, int(mine.sum()), found, weights.get(name)))
     if not made:
-        raise BadInput("the sites have no subgroups; give each Site (inputs, targets, subgroups)")
+        raise BadInput(
+            f"the sites' {result.judged_on} samples have no subgroups; give each Site (inputs, targets, subgroups)"
+        )
     return made
 
 
@@ -65,12 +74,7 @@ def _weights(result: "Result", replica: int, site: int) -> dict[str, float]:
     names = problem.subgroups_of(site)
     numbers = numbered(problem.sites[site].train, names, f"site {site}")
     shares = torch.bincount(numbers, minlength=state.sums.shape[2]).to(state.sums) / len(numbers)
-    known = Seen(state.sums[replica, node], state.counts[replica, node])
-    if state.balances is None:
-        weights = shares * ratios_of(table_of(known, shares), problem.objective.subgroup_strength)
-    else:
-        masses = shares * float(problem.n * problem.prior_of_sites[site])
-        table: Tensor = table_of(known, masses) + state.balances[replica, node]
-        whole = table.chunk(2, dim=-1)[1].clamp(min=0.0)
-        weights = whole / whole.sum() * ratios_of(table, problem.objective.subgroup_strength)
-    return dict(zip(names, weights.tolist()))
+    balances = None if state.balances is None else state.balances[replica, node]
+    of_node = SubgroupState(state.sums[replica, node], state.counts[replica, node], balances)
+    masses = shares if state.balances is None else shares * float(problem.n * problem.prior_of_sites[site])
+    return dict(zip(names, weights_of(of_node, masses, problem.objective.subgroup_strength).tolist()))

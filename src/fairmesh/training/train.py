@@ -21,12 +21,11 @@ from fairmesh.numerics import malloc
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized
-from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.topology.graphs import Ring, Topology
-from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, default_objective
+from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
 from fairmesh.training.loop import Training, TrainingState, check_fits
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
@@ -132,9 +131,9 @@ def train(
     process_group = process_group or SingleProcess()
     topology = topology or Ring()
     if algorithm is None:
-        algorithm, options = DEFAULT_ALGORITHM, {"compare_weights": True} | options
-        if problem.objective == Objective():
-            problem = replace(problem, objective=default_objective())
+        algorithm = algorithm_for(problem.objective)
+        options = {"compare_weights": algorithm.with_fixed_weights() is not None} | options
+        problem = replace(problem, objective=completed(problem.objective))
     with process_group.fail_together():
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
         if personalization is not None:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -100,13 +101,19 @@ class HeldOut(Data):
                 )
             order = torch.from_numpy(np.random.default_rng((self.seed, i)).permutation(len(samples)))
             out, rest = order[:count].sort().values, order[count:].sort().values
-            kept.append((samples.inputs[rest], samples.targets[rest]))
-            held.setdefault(group, []).append((samples.inputs[out], samples.targets[out]))
-        judges = {group: tuple(torch.cat(parts) for parts in zip(*pairs)) for group, pairs in held.items()}
+            kept.append(samples.take(rest).parts())
+            held.setdefault(group, []).append(samples.take(out).parts())
+        judges = {group: _joined(sets) for group, sets in held.items()}
         return [
             replace(site, train=train, test=judges[group], validation=None)
             for site, train, group in zip(given, kept, groups)
         ]
+
+
+def _joined(sets: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Returns sets of samples as one."""
+    inputs, targets, *subgroups = zip(*sets)
+    return torch.cat(inputs), torch.cat(targets), *(list(chain.from_iterable(names)) for names in subgroups)
 
 
 @dataclass(frozen=True)
@@ -136,9 +143,9 @@ class Fewer(Data):
     def sites(self) -> list[Site]:
         judges: dict[int, Any] = {}  # sites that share a test set still do
 
-        def first(samples: Any, count: int, what: str) -> tuple[torch.Tensor, torch.Tensor]:
+        def first(samples: Any, count: int, what: str) -> tuple[Any, ...]:
             read = Samples.of(samples, what)
-            return read.inputs[:count], read.targets[:count]
+            return read.take(torch.arange(min(count, len(read)))).parts()
 
         given = self.data.sites()
         for i, site in enumerate(given):
@@ -196,7 +203,8 @@ class Corrupted(Data):
                 )
             else:
                 targets = self._drawn(i, len(targets), 1 + max(int(one.targets.max()) for one in samples))
-            made[i] = replace(made[i], train=(inputs, targets), group="corrupted")
+            noisy = replace(samples[i], inputs=inputs, targets=targets)
+            made[i] = replace(made[i], train=noisy.parts(), group="corrupted")
         return made
 
     def _drawn(self, i: int, count: int, below: int) -> Tensor:
