@@ -1,6 +1,7 @@
 """Meshes on this machine for tests: provisioned as sites are, each node a process forked from one that has everything
 imported, so that starting one takes moments."""
 
+import hashlib
 import os
 import random
 import signal
@@ -10,15 +11,35 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # otherwise torch.func imports it at the first gradient, which takes each node seconds
 
 from fairmesh.cli.mesh import MESH, SITE
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.certificates import make_authority, make_key, sign
+from fairmesh.mesh.certificates import make_authority, make_key, secret_of, sign
 from fairmesh.mesh.founding import copied, founded
 from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.networks.base import Network
+from fairmesh.networks.memory import MemoryNetwork, SingleProcess
+from fairmesh.topology.mixing import Mixing
+
+
+def secret(name: str) -> bytes:
+    """The secret of a site's draws in tests: the same in every mesh, so that runs can be compared."""
+    return hashlib.sha256(f"the secret of {name}".encode()).digest()
+
+
+class KnowingSecrets(SingleProcess):
+    """A simulation that is given the sites' secrets, and so draws what they draw."""
+
+    def __init__(self, names: Sequence[str]):
+        super().__init__()
+        self._secrets = [secret(name) for name in names]
+
+    def network(self, cycle: Sequence[Mixing], **form: Any) -> Network:
+        return MemoryNetwork(cycle, secrets=self._secrets, **form)
 
 
 def free_ports(count: int) -> list[int]:
@@ -51,7 +72,8 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
     for name in names:
         site = folder / name
         site.mkdir()
-        _, request = make_key(site, name)
+        key, request = make_key(site, name)
+        secret_of(key).write_bytes(secret(name))
         (site / f"{name}.pem").write_bytes(sign(request.read_bytes(), founder, mesh, 30))
         for file in founder.iterdir():
             if file.suffix in (".toml", ".py") or file.name == "authority.pem":

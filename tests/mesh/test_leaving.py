@@ -148,9 +148,9 @@ def _simulated(experiment, mesh, state, rounds):
     identities = [mesh.position(member.name) for member in mesh.present]
     network = RemoteNetwork(
         leaving.cycle_of(experiment.topology, mesh), range(problem.n), _Nobody(), dtype=torch.float64,
-        identities=identities, each_copy=True,
+        identities=identities, secrets=[fleet.secret(member.name) for member in mesh.present], each_copy=True,
     )  # fmt: skip
-    oracle = Oracle(problem, network.hosted, network.identities, seeds=[0], dtype=torch.float64)
+    oracle = Oracle(problem, network.hosted, network.streams, seeds=[0], dtype=torch.float64)
     state = algorithm.init(oracle, network) if state is None else state
     for t in rounds:
         state = algorithm.step(state, Round(torch.tensor(t), oracle, network))

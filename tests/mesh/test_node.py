@@ -17,9 +17,13 @@ from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.certificates import make_key, make_secret, secret_of
 from fairmesh.mesh.members import SiteFile
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.watching import read_status
+from tests import toys
 from tests.mesh import fleet
 from tests.refusals import missing_from, refused
 
@@ -194,7 +198,8 @@ def test_sites_end_with_the_simulators_report(lived):
     ):
         assert len({(result / file).read_bytes() for result in results}) == 1, file
     experiment = load_experiment(folder / "experiment.toml")
-    expected = fm.run(dataclasses.replace(experiment, observers=()))  # they would end a simulation
+    simulated = dataclasses.replace(experiment, observers=())  # they would end a simulation
+    expected = fm.run(simulated, process_group=fleet.KnowingSecrets(NAMES))
     record, alone = json.loads((results[0] / "metrics.jsonl").read_text()), expected.final[0]
     for key in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest", "nominal_bits_total", "round", "seed"):
         assert record[key] == alone[key], key
@@ -269,6 +274,53 @@ def test_mesh_file_with_another_graph_than_the_experiments_is_refused(tmp_path):
     text = file.read_text().replace('neighbours = ["b", "c"]', 'neighbours = ["b"]')
     file.write_text(text.replace('neighbours = ["a", "b"]', 'neighbours = ["b"]'))
     with refused("a", "neighbours", "['b']", "['b', 'c']"):
+        run_node(tmp_path / "a" / "site.toml")
+
+
+def test_secret_of_the_draws_is_made_with_the_key_for_its_owner_alone(tmp_path):
+    key, _ = make_key(tmp_path, "a")
+    path = secret_of(key)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert make_secret(path) == path.read_bytes() != os.urandom(32)
+    assert len(path.read_bytes()) == 32
+
+
+def test_secret_that_is_missing_or_damaged_in_a_run_is_refused(tmp_path):
+    _write_experiment(tmp_path)
+    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    membership = Membership.read(tmp_path / "a" / "site.toml")
+    path = tmp_path / "a" / "a.secret"
+    path.write_bytes(b"short")
+    with refused(path, 5, 32):
+        membership.with_secret()
+    path.unlink()
+    assert len(membership.with_secret().secret) == 32  # the run has not begun, so another is made
+    path.unlink()
+    (tmp_path / "a" / "state" / "generation-1").mkdir(parents=True)
+    (tmp_path / "a" / "state" / "generation-1" / "journal").touch()
+    with refused(path, "vote"):
+        membership.with_secret()
+
+
+def test_checkpoint_of_another_secret_is_not_continued(tmp_path):
+    _write_experiment(tmp_path)
+    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    membership = Membership.read(tmp_path / "a" / "site.toml")
+    problem = toys.problem()
+    identities = [
+        identity_of(dataclasses.replace(membership, secret=secret), problem)["secret of the draws"]
+        for secret in (None, fleet.secret("a"), fleet.secret("b"))
+    ]
+    assert len(set(identities)) == 3
+    assert fleet.secret("a").hex() not in identities[1]
+
+
+def test_batches_in_a_public_order_are_refused(tmp_path):
+    _write_experiment(tmp_path)
+    file = tmp_path / "experiment.toml"
+    file.write_text('sampling = { order = "cyclic" }\n' + file.read_text())
+    fleet.provisioned(tmp_path, file, NAMES)
+    with refused("cyclic", "random"):
         run_node(tmp_path / "a" / "site.toml")
 
 

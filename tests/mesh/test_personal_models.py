@@ -40,7 +40,8 @@ def lived(tmp_path_factory):
     command = [sys.executable, "-m", "tests.mesh.test_personal_models", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=200)
     assert json.loads((folder / "ends.json").read_text()) == dict.fromkeys(NAMES, 0)
-    return folder, fm.run(load_experiment(folder / "experiment.toml"))
+    experiment = load_experiment(folder / "experiment.toml")
+    return folder, fm.run(experiment, process_group=fleet.KnowingSecrets(NAMES))
 
 
 @pytest.mark.slow

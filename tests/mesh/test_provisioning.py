@@ -232,7 +232,8 @@ def test_private_keys_are_in_no_other_file(sites):
 
 def test_sites_folder_is_complete_and_may_be_moved(sites, cli):
     assert {path.name for path in (sites / "alpha").iterdir()} == {
-        "alpha.key", "alpha.csr", "alpha.pem", "site.toml", "mesh.toml", "experiment.toml", "authority.pem",
+        "alpha.key", "alpha.secret", "alpha.csr", "alpha.pem",
+        "site.toml", "mesh.toml", "experiment.toml", "authority.pem",
     }  # fmt: skip
     (sites / "alpha").rename(sites / "elsewhere")
     _, found = verdicts(cli, "elsewhere")

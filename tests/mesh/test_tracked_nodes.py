@@ -48,7 +48,7 @@ def lived(tmp_path_factory):
 def test_sites_end_where_the_simulator_ends(lived):
     """Its steps reach zero at the run's end, and each site's weight is that of the simulation."""
     assert json.loads((lived / "ends.json").read_text()) == [0, 0, 0]
-    expected = fm.run(load_experiment(lived / "experiment.toml"))
+    expected = fm.run(load_experiment(lived / "experiment.toml"), process_group=fleet.KnowingSecrets(NAMES))
     results = [lived / name / "state" / "result" for name in NAMES]
     assert len({(result / "model.safetensors").read_bytes() for result in results}) == 1
     record, alone = json.loads((results[0] / "metrics.jsonl").read_text()), expected.final[0]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import (
     SERVER,
+    SecretIdentities,
     bits,
     integers,
     keys,
@@ -18,6 +19,23 @@ from fairmesh.numerics.random_streams import (
 )
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
+
+
+def test_secret_identities_depend_on_secret_purpose_and_round_alone():
+    one, other = SecretIdentities([bytes(32), b"x" * 32]), SecretIdentities([b"y" * 32])
+    rounds = torch.arange(6).unsqueeze(-1)
+    found = one.at("batch 0", rounds)
+    assert found.shape == (6, 1, 2)
+    assert len(found.unique()) == 12
+    assert torch.equal(one.at("batch 0", 3), found[3, 0])
+    assert not bool((one.at("model 0", rounds) == found).any())
+    assert not bool(torch.isin(other.at("batch 0", rounds), found).any())
+    of_rounds = keys(torch.tensor([0, 1]), "batch 0", rounds, one)
+    assert of_rounds.shape == (6, 2, 2)
+    assert torch.equal(keys(torch.tensor([0, 1]), "batch 0", torch.tensor(4), one), of_rounds[4])
+    assert one.digest() != other.digest()
+    with pytest.raises(ValueError, match="32"):
+        SecretIdentities([b"short"])
 
 
 def stream(seed: int = 0, purpose: str = "test", round_index: int = 0, identity: int = 0, count: int = 8) -> list[int]:

@@ -16,7 +16,7 @@ from fairmesh.compression.compressors import FLOAT_BITS, Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.numerics import random_streams
-from fairmesh.numerics.random_streams import SERVER, Draw
+from fairmesh.numerics.random_streams import SERVER, Draw, SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
@@ -195,13 +195,13 @@ class Round:
 
     def draws(self, purpose: str) -> Draw:
         """Returns the random numbers of each hosted node for one purpose: `.uniforms(count)` is (..., nodes, count)."""
-        return self._draw("nodes", purpose, self._network.identities)
+        return self._draw("nodes", purpose, self._network.streams)
 
     def server_draws(self, purpose: str) -> Draw:
         """Returns a server's random numbers for one purpose: `.uniforms(count)` is (..., 1, count)."""
         return self._draw("server", purpose, torch.full((1,), SERVER, device=self.own.device))
 
-    def _draw(self, whose: str, purpose: str, identities: Tensor) -> Draw:
+    def _draw(self, whose: str, purpose: str, identities: Tensor | SecretIdentities) -> Draw:
         def keys(rounds: Tensor) -> Tensor:
             return random_streams.keys(self._oracle.seeds, purpose, rounds.unsqueeze(-1), identities)
 

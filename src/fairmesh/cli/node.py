@@ -33,6 +33,13 @@ def node(
         str | None, typer.Option(help="Stop after waiting this long for a neighbour, such as 30m or 2h.")
     ] = None,
     prometheus: Annotated[int | None, typer.Option(help="A port of 127.0.0.1 for Prometheus metrics.")] = None,
+    public_draws: Annotated[
+        bool,
+        typer.Option(
+            "--public-draws",
+            help="For tests only: draw batches as a simulation does. Neighbours can then solve for the training rows.",
+        ),
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Run a site's node until the mesh has finished.
@@ -42,7 +49,7 @@ def node(
     from fairmesh.report.runs import Run, rows_of
 
     waits = None if patience is None else seconds_of(patience, "--patience")
-    folder = run_node(site, patience_s=waits, monitor_port=prometheus)
+    folder = run_node(site, patience_s=waits, monitor_port=prometheus, public_draws=public_draws)
     finished = Run.from_folder(folder)
     if json_:
         print_json(finished.summary | {"folder": str(folder)})

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from fairmesh.errors import BadInput, optional
 from fairmesh.mesh.members import Mesh, check_label
+from fairmesh.numerics.random_streams import SECRET_BYTES
 from fairmesh.storage.files import read_bytes, write_atomically
 
 with optional("mesh"):
@@ -69,8 +70,24 @@ def make_key(folder: Path, name: str) -> tuple[Path, Path]:
     )
     paths = folder / f"{name}.key", folder / f"{name}.csr"
     _write_secret(paths[0], _pem_of_key(key))
+    make_secret(secret_of(paths[0]))
     write_atomically(paths[1], request.public_bytes(serialization.Encoding.PEM))
     return paths
+
+
+def secret_of(key: Path) -> Path:
+    """Returns where the secret of a site's random draws is kept: next to its key."""
+    return key.with_suffix(".secret")
+
+
+def make_secret(path: Path) -> bytes:
+    """Returns the secret of a site's random draws. Makes it if there is none; never overwrites one."""
+    if not path.exists():
+        _write_secret(path, os.urandom(SECRET_BYTES))
+    found = path.read_bytes()
+    if len(found) != SECRET_BYTES:
+        raise BadInput(f"{path} has {len(found)} bytes instead of {SECRET_BYTES}: it is damaged; restore it")
+    return found
 
 
 def requested_name(request: bytes) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fairmesh.compression.codes import Code
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.roles import HeldByAll, PerNode
+from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.topology.mixing import Mixing
 
 
@@ -63,7 +64,8 @@ class Network(ABC):
 
     n: int  # all nodes
     hosted: Tensor  # (nodes,) positions, among all nodes, of those hosted here
-    identities: Tensor  # (nodes,) integers that name the hosted nodes' random streams
+    identities: Tensor  # (nodes,) integers that name the hosted nodes
+    streams: Tensor | SecretIdentities  # these, or secret ones, name their random streams
     own: Tensor  # (nodes, n) 1 in the column of the hosted node's own position
     by_identity: Tensor  # (n,) positions of all nodes in the order of their identities
     kept_of: Tensor | None  # (nodes, slots) identities of the nodes whose copies a node keeps, if it keeps one per node

@@ -13,6 +13,7 @@ from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.product import Product, current
+from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.topology.mixing import Mixing, union_of
 
 
@@ -62,6 +63,7 @@ class MemoryNetwork(Network):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         identities: Sequence[int] | None = None,
+        secrets: Sequence[bytes] | None = None,  # of the hosted nodes, instead of their identities in random streams
         order: Sequence[int] | None = None,
         count_bytes: bool = True,
     ):
@@ -75,6 +77,7 @@ class MemoryNetwork(Network):
         device = torch.device(device)
         self.hosted = torch.as_tensor(place, device=device)
         self.identities = torch.as_tensor(names[place], dtype=torch.int64, device=device)
+        self.streams = self.identities if secrets is None else SecretIdentities(secrets, device)
         self.own = torch.eye(self.n, dtype=dtype, device=device)[self.hosted]
         self.by_identity = torch.as_tensor(names.argsort(), device=device)
         self._fixed = len(cycle) == 1

@@ -19,6 +19,7 @@ from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.product import current
 from fairmesh.networks.transport import Edge, Read, Transport
+from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.topology.mixing import Mixing, union_of
 
 
@@ -36,6 +37,7 @@ class RemoteNetwork(Network):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         identities: Sequence[int] | None = None,  # of all nodes
+        secrets: Sequence[bytes] | None = None,  # of the hosted nodes, instead of their identities in random streams
         each_copy: bool = False,
     ):
         self.n, self.cycle, self._transport = cycle[0].n, cycle, transport
@@ -48,6 +50,7 @@ class RemoteNetwork(Network):
         self.device, self.process_group = torch.device(device), transport.process_group
         self.hosted = torch.tensor(self._here, device=self.device)
         self.identities = torch.as_tensor(names[self._here], dtype=torch.int64, device=self.device)
+        self.streams = self.identities if secrets is None else SecretIdentities(secrets, self.device)
         self.own = torch.eye(self.n, dtype=dtype, device=self.device)[self.hosted]
         self.by_identity = torch.as_tensor(names.argsort(), device=self.device)
         self._one_row = len(cycle) == 1 and not each_copy

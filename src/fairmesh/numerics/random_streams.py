@@ -4,13 +4,15 @@ A 64-bit key is mixed from seed, purpose, round and identity. A 32-bit hash of k
 wrapping integer arithmetic is used, so every device, thread count and placement of nodes draws the same integers.
 """
 
+import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
+SECRET_BYTES = 32
 SERVER = -1  # the identity under which a server draws
 
 
@@ -51,11 +53,43 @@ def _high_bits(first: Tensor, second: Tensor, counters: Tensor) -> Tensor:
     return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_HASH_B)
 
 
-def keys(seeds: Tensor, purpose: str, round_index: Tensor | int, identities: Tensor) -> Tensor:
+class SecretIdentities:
+    """Identities that only their nodes know: another 64-bit number for every purpose and round.
+
+    The numbers are keyed hashes, so that who finds out one of them, or all numbers drawn with it, learns nothing about
+    the others.
+
+    Args:
+        secrets: One secret per hosted node, 32 bytes each.
+        device: Where keys are computed."""
+
+    def __init__(self, secrets: Sequence[bytes], device: torch.device | str = "cpu"):
+        if any(len(secret) != SECRET_BYTES for secret in secrets):
+            raise ValueError(f"a secret has {SECRET_BYTES} bytes, got {[len(secret) for secret in secrets]}")
+        self._secrets, self._device = tuple(secrets), device
+
+    def at(self, purpose: str, round_index: Tensor | int) -> Tensor:
+        """Returns the identities (..., nodes) in rounds (...)."""
+        rounds = torch.as_tensor(round_index)
+        found = [self._number(secret, purpose, t) for t in rounds.flatten().tolist() for secret in self._secrets]
+        return torch.tensor(found, dtype=torch.int64, device=self._device).view(*rounds.shape, len(self._secrets))
+
+    @staticmethod
+    def _number(secret: bytes, purpose: str, t: int) -> int:
+        hashed = hashlib.blake2b(f"{purpose} {t}".encode(), digest_size=8, key=secret, person=b"fairmesh draws")
+        return int.from_bytes(hashed.digest(), "little", signed=True)
+
+    def digest(self) -> str:
+        """Returns a fingerprint, from which the secrets cannot be found."""
+        return hashlib.blake2b(b"".join(self._secrets), digest_size=8, person=b"fairmesh print").hexdigest()
+
+
+def keys(seeds: Tensor, purpose: str, round_index: Tensor | int, identities: Tensor | SecretIdentities) -> Tensor:
     """Returns 64-bit keys (..., nodes) of the streams of `identities` (nodes,), one row per seed in `seeds` (...)."""
     key = _mix64(_mix64(seeds) ^ zlib.crc32(purpose.encode()))
     key = _mix64(key + round_index)
-    return _mix64(key.unsqueeze(-1) ^ _mix64(identities))
+    own = identities.at(purpose, round_index) if isinstance(identities, SecretIdentities) else identities
+    return _mix64(key.unsqueeze(-1) ^ _mix64(own))
 
 
 def halves(key: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from torch.func import grad_and_value, vmap
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
+from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.numerics.tracing import Traced
 from fairmesh.problems import convolutions
@@ -37,7 +38,7 @@ class Oracle:
         self,
         problem: Problem,
         hosted: Tensor,
-        identities: Tensor,
+        identities: Tensor | SecretIdentities,
         *,
         seeds: Sequence[int],
         placements: Tensor | None = None,  # (replicas, n)

@@ -155,7 +155,7 @@ def on_hosts(
         oracle = Oracle(
             problem,
             network.hosted,
-            network.identities,
+            network.streams,
             seeds=seeds,
             calls_per_round=algorithm.oracle_calls(),
             dtype=torch.float64,

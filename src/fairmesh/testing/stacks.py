@@ -30,7 +30,7 @@ def stack(
     """Returns a network in memory over some mixing matrices, and the oracle of its nodes."""
     net = MemoryNetwork(cycle, dtype=dtype, **network)
     form: dict[str, Any] = {"calls_per_round": algorithm.oracle_calls(), "dtype": dtype, "trace": False}
-    return net, Oracle(problem, net.hosted, net.identities, seeds=seeds, **form)
+    return net, Oracle(problem, net.hosted, net.streams, seeds=seeds, **form)
 
 
 def after(

@@ -101,7 +101,7 @@ class Training:
         self.oracle = Oracle(
             problem,
             self.network.hosted,
-            self.network.identities,
+            self.network.streams,
             seeds=[replica.seed for replica in self.replicas],
             placements=self.placements,
             calls_per_round=self.algorithm.oracle_calls(),

@@ -3,7 +3,7 @@
 import fcntl
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,7 +22,7 @@ from fairmesh.mesh.agreement import (
     own_site,
     refuse_undeployable,
 )
-from fairmesh.mesh.certificates import check_certificate
+from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.founding import neighbours_of
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.leaving import still_in
@@ -42,6 +42,7 @@ class Membership:
     mesh: Mesh
     experiment: Experiment
     credentials: Credentials
+    secret: bytes | None = field(default=None, repr=False)  # of this site's random draws; None if all may know them
 
     @staticmethod
     def read(path: str | Path) -> "Membership":
@@ -69,6 +70,22 @@ class Membership:
         if problems:
             raise BadInput(f"{site.certificate}: {'; '.join(problems)}")
         return Membership(site, mesh, experiment, credentials)
+
+    def with_secret(self) -> "Membership":
+        """Returns the same with the secret of the site's draws, which is made if the run has not begun."""
+        path = secret_of(self.site.key)
+        if not path.exists() and any(self.site.state.glob("*/*")):
+            raise BadInput(
+                f"{path} is missing, and the run in {self.site.state} was begun with it; restore it from a backup. "
+                "Without it the site cannot continue: the others have to vote it out"
+            )
+        sampling = self.experiment.sampling
+        if sampling.order == "cyclic":
+            raise BadInput(
+                'sampling.order = "cyclic" uses the same rows together again and again, so that neighbours could solve '
+                'for them; between organisations use "random"'
+            )
+        return replace(self, secret=make_secret(path))
 
     @property
     def not_measured(self) -> list[str]:
@@ -164,10 +181,10 @@ def common_problem(
     names = [member.name for member in membership.mesh.present]
     here = known[membership.name]
     for name in names:
-        for field in ("inputs", "targets", "test", "validation"):
-            if known[name].get(field) != here[field]:
+        for what in ("inputs", "targets", "test", "validation"):
+            if known[name].get(what) != here[what]:
                 raise BadInput(
-                    f"the {field} of site {name} are {known[name].get(field)}, but here they are {here[field]}; all "
+                    f"the {what} of site {name} are {known[name].get(what)}, but here they are {here[what]}; all "
                     "sites need data of the same form"
                 )
     outputs = max(outputs, *(int(known[name]["outputs"]) for name in names))

@@ -18,6 +18,7 @@ from fairmesh.mesh.node.store import Store
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.metrics import Evaluator
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record
@@ -60,6 +61,7 @@ def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
         "site": membership.name,
         "removed": list(membership.mesh.removed),
         "data and model": problem.digest(),
+        "secret of the draws": "none" if membership.secret is None else SecretIdentities([membership.secret]).digest(),
         **membership.agreed,
     }
 
@@ -81,6 +83,7 @@ class Rounds:
             device=device_of(experiment.options.device),
             dtype=DTYPES[experiment.options.dtype],
             identities=present,
+            secrets=None if membership.secret is None else [membership.secret],
             each_copy=True,  # one copy per neighbour, so that a site can leave
         )
         replica = Replica(

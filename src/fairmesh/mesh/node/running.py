@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def run_node(
     monitor_port: int | None = None,
     observe: Observe = lambda point, step: None,
     stream: Any = None,
+    public_draws: bool = False,
 ) -> Path:
     """Runs the node of a site file to the end of its run.
 
@@ -53,6 +55,9 @@ def run_node(
         monitor_port: A port of 127.0.0.1 for Prometheus metrics. Default: none.
         observe: Called at each point where tests let a node crash.
         stream: Where to log. Default: stderr.
+        public_draws: Whether batches and other random numbers are drawn as a simulation draws them, from the
+            experiment's seed. For tests only: a neighbour that knows them can solve for the training rows. Default:
+            False, from a secret of the site.
 
     Returns:
         The folder of the result.
@@ -63,11 +68,14 @@ def run_node(
     membership = Membership.read(path)
     state = membership.site.state
     with locked(state):
+        membership = membership if public_draws else membership.with_secret()
         result, finished = state / "result", state / "finished"
         if finished.exists() and leaving.wished(state, membership.mesh) is None:
             return result
         finished.unlink(missing_ok=True)
         log = Log(state, stream)
+        if public_draws:
+            log("warning", "random draws are public, so neighbours can solve for the training rows; for tests only")
         if membership.not_measured:
             log(
                 "warning",
@@ -246,7 +254,7 @@ class _Node:
         self._remember()
         agreed = leaving.agreed_round(self._bulletin, mesh, gone)[0] or 0
         self._observe("agreed", agreed)
-        after = Membership(before.site, mesh.without(*gone), before.experiment, before.credentials)
+        after = replace(before, mesh=mesh.without(*gone))
         if agreed:
             self._save_without(gone, agreed, before, after)
             self._observe("saved without", agreed)
