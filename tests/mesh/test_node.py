@@ -19,10 +19,12 @@ import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.certificates import make_key, make_secret, secret_of
 from fairmesh.mesh.members import SiteFile
-from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.membership import Membership, locked
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.watching import read_status
+from fairmesh.mesh.preflight import privacy_checks
+from fairmesh.storage.files import open_to_others
 from tests import toys
 from tests.mesh import fleet
 from tests.refusals import missing_from, refused
@@ -324,9 +326,24 @@ def test_batches_in_a_public_order_are_refused(tmp_path):
         run_node(tmp_path / "a" / "site.toml")
 
 
-def test_state_is_its_owners_alone(lived):
+def test_state_is_its_owners_alone_with_all_that_is_in_it(lived):
     folder, _ = lived
-    assert (folder / "a" / "state").stat().st_mode & 0o777 == 0o700
+    state = folder / "a" / "state"
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert [path for path in state.rglob("*") if open_to_others(path)] == []
+
+
+def test_state_folder_that_others_can_read_is_closed_and_named_by_the_check(tmp_path):
+    _write_experiment(tmp_path)
+    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    site = SiteFile.read(tmp_path / "a" / "site.toml")
+    site.state.mkdir()
+    site.state.chmod(0o755)
+    found = {check.what: check for check in privacy_checks(site)}
+    assert [what for what, check in found.items() if not check.ok] == ["state folder"]
+    assert missing_from(found["state folder"].advice, 700, site.state) == []
+    with locked(site.state):
+        assert site.state.stat().st_mode & 0o777 == 0o700
 
 
 def test_experiment_of_another_mesh_is_refused_before_anything_is_sent(tmp_path):

@@ -281,11 +281,11 @@ def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(s
     assert wrong(found) == {"neighbour alpha", "neighbour beta"}
     assert code == 1
     assert {"site file", "mesh file", "experiment file", "experiment", "clock", "certificate", "listening", "data",
-            "neighbour alpha", "neighbour beta"} == set(found)  # fmt: skip
+            "secret of the draws", "neighbour alpha", "neighbour beta"} == set(found)  # fmt: skip
     assert NOBODY_LISTENS in found["neighbour beta"]["found"]
     _, out, err = cli("check", "gamma/site.toml")
     assert len(out.splitlines()[0].split("\t")) == 4
-    assert missing_from(err, 2, 10) == []
+    assert missing_from(err, 2, 11) == []
 
 
 @pytest.mark.parametrize(
@@ -293,6 +293,7 @@ def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(s
     [
         (lambda home: (home / "alpha.pem").unlink(), "certificate", ["alpha.pem"]),
         (lambda home: (home / "alpha.key").chmod(0o644), "certificate", ["alpha.key", "0644"]),
+        (lambda home: (home / "alpha.secret").chmod(0o640), "secret of the draws", ["alpha.secret"]),
         (lambda home: _signed(home, "alpha", "trial", -1), "certificate", ["expired"]),
         (lambda home: _signed(home, "beta", "trial", 9), "certificate", ["'beta'", "'alpha'"]),
         (lambda home: _foreign(home), "certificate", ["another authority"]),

@@ -25,12 +25,13 @@ from fairmesh.mesh.agreement import (
 from fairmesh.mesh.certificates import (
     SOON_DAYS,
     check_certificate,
+    secret_of,
     valid_from,
     valid_until,
 )
 from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.probing import Check, neighbour_checks
-from fairmesh.storage.files import read_bytes
+from fairmesh.storage.files import open_to_others, read_bytes
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ def checks(path: Path) -> Iterator[Check]:
     if mesh and experiment:
         yield _experiment_check(experiment, mesh)
     yield from certificate_checks(site_file)
+    yield from privacy_checks(site_file)
     if mesh:
         yield listen_check(site_file, mesh)
     if mesh and experiment:
@@ -57,6 +59,18 @@ def checks(path: Path) -> Iterator[Check]:
     if mesh:
         mine = greeting(site_file.name, experiment, mesh) if experiment else None
         yield from neighbour_checks(site_file, mesh, mine, partial(refuse_unlike, mine or {}), _connected(site_file))
+
+
+def privacy_checks(site_file: SiteFile) -> Iterator[Check]:
+    """Yields whether others on this machine can read the secret of the draws, or the state."""
+    for what, path, mode in (
+        ("secret of the draws", secret_of(site_file.key), 600),
+        ("state folder", site_file.state, 700),
+    ):
+        if path.exists():
+            wide = open_to_others(path)
+            found = f"{path} can be read by others on this machine" if wide else "is its owner's alone"
+            yield Check(what, not wide, found, f"chmod {mode} {path}" if wide else "")
 
 
 def _connected(site_file: SiteFile) -> dict[str, bool] | None:

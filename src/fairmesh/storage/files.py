@@ -1,6 +1,8 @@
 """Writes files atomically."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fairmesh.errors import BadInput
@@ -28,12 +30,34 @@ def read_bytes(path: Path) -> bytes:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def private_folder(folder: Path) -> None:
-    """Makes a folder that only its owner can read. Leaves the permissions of an existing folder alone."""
+def private_folder(folder: Path) -> bool:
+    """Makes a folder that only its owner can read, or takes others' permissions from an existing one.
+
+    Returns:
+        Whether others had permissions."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        wide = open_to_others(folder)
+        if wide:
+            folder.chmod(0o700)
+        return wide
     except OSError as error:
         raise BadInput(f"cannot use the folder {folder}: {error.strerror or error}") from error
+
+
+def open_to_others(path: Path) -> bool:
+    """Returns whether others than the owner have any permission."""
+    return bool(path.stat().st_mode & 0o077)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Files and folders that this process makes meanwhile belong to their owner alone, whatever its umask was."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def replace_quickly(path: Path, content: bytes) -> None:

@@ -32,7 +32,7 @@ from fairmesh.mesh.wire.log_limiter import LogLimiter
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import write_atomically
+from fairmesh.storage.files import private_files, write_atomically
 
 PERSONAL = "personal"  # the folder of the site's own model
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
@@ -67,7 +67,7 @@ def run_node(
     """
     membership = Membership.read(path)
     state = membership.site.state
-    with locked(state):
+    with private_files(), locked(state):
         membership = membership if public_draws else membership.with_secret()
         result, finished = state / "result", state / "finished"
         if finished.exists() and leaving.wished(state, membership.mesh) is None:
