@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fairmesh as fm
+from fairmesh.cli.terminal import show_table
 from tests.refusals import missing_from
 
 QUICK = """
@@ -208,3 +209,13 @@ def test_command_line_says_how_much_memory_a_run_takes(called, tmp_path):
     file = tmp_path / "small.toml"
     file.write_text('rounds = 2\ndata = "digits"\ntopology = "ring"\nalgorithm = "ad-gda"\n')
     assert missing_from(called("run", str(file), "--out", str(tmp_path / "out"))[2], "memory", "GiB") == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_table_shows_words_of_others_as_text(terminal, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "200")
+    show_table([["site", "says"], ["a", "[red]all is well[/red] \x1b[2J"]])
+    shown = capsys.readouterr().out
+    assert "[red]all is well[/red]" in shown
+    assert "\x1b[2J" not in shown

@@ -331,7 +331,7 @@ def test_wait_is_counted_from_its_beginning_though_others_arrive_and_some_are_re
         both.connected(1, stream, Progress(0, 0))
         threading.Timer(0.2, lambda: both.arrived(1, stream, 0, b"one")).start()
         threading.Timer(0.8, lambda: both.stop(Interrupted("enough"))).start()
-        began = time.time()
+        began = time.monotonic()
         with pytest.raises(Interrupted):
             taken(both, 0, (1, 2))
         assert list(both.waiting_for) == [2]

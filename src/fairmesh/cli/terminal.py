@@ -34,18 +34,21 @@ def show_rows(rows: list[dict[str, str]]) -> None:
 
 
 def show_table(rows: list[list[str]], title: str | None = None, marked: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-    """Prints a rich table on a terminal, and tab-separated lines elsewhere."""
+    """Prints a rich table on a terminal, and tab-separated lines elsewhere. Cells are text, whatever they contain:
+    words of other sites cannot format or control a terminal."""
+    rows = [["".join(one if one.isprintable() else "?" for one in cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(row))
         return
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(rows[0]):
-        table.add_column(name, justify="left" if i == 0 else "right")
+        table.add_column(Text(name), justify="left" if i == 0 else "right")
     for i, row in enumerate(rows[1:]):
-        table.add_row(*row, style="bold red" if i in marked else None)
+        table.add_row(*map(Text, row), style="bold red" if i in marked else None)
     console().print(table)
 
 

@@ -24,16 +24,22 @@ _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
 _ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
+def _by_clock(since: float) -> float:
+    """Returns a moment of time.monotonic() by the clock."""
+    return time.time() - (time.monotonic() - since)
+
+
 class Notices:
-    """Decides when to log a wait: after a moment, then at growing intervals."""
+    """Decides when to log a wait: after a moment, then at growing intervals. `since` is by time.monotonic(), so that a
+    clock that is set does not change how long a wait has lasted."""
 
     def __init__(self, since: float | None = None):
-        self.since = time.time() if since is None else since
+        self.since = time.monotonic() if since is None else since
         self._next = _FIRST_NOTICE_S
 
     @property
     def seconds(self) -> float:
-        return time.time() - self.since
+        return time.monotonic() - self.since
 
     def due(self) -> bool:
         """Returns whether to log the wait now. After True, the next one is due when the wait is twice as long."""
@@ -196,7 +202,7 @@ class Oversight(Watcher):
         for position, notices in self._notices.items():
             name = self._membership.mesh.names[position]
             if notices.due():
-                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(notices.since))
+                since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_by_clock(notices.since)))
                 seconds = round(notices.seconds)
                 self._log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round)
             self.stop_if_waited_too_long(notices.seconds, name)
@@ -205,7 +211,7 @@ class Oversight(Watcher):
         """Returns this node's view of the mesh, the content of status.json."""
         membership, mailroom, names = self._membership, self._mailroom, self._membership.mesh.names
         edges = {names[position]: edge for position, edge in mailroom.view().items()} if mailroom else {}
-        waiting = {names[p]: since for p, since in dict(mailroom.waiting_for).items()} if mailroom else {}
+        waiting = {names[p]: _by_clock(since) for p, since in dict(mailroom.waiting_for).items()} if mailroom else {}
         announced = self._bulletin.of_all("status")
         known = {member.name: announced.get(member.name, {}) for member in membership.mesh.present}
         values = [one["metric"] for one in known.values() if one.get("metric") is not None]

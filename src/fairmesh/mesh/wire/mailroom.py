@@ -113,7 +113,7 @@ class Mailroom:
         self._wake: Callable[[Iterable[int]], None] = lambda positions: None
         self._close: Callable[[object, str], None] = lambda stream, reason: None
         self._stop: FairmeshError | None = None
-        self.waiting_for: dict[int, float] = {}  # position -> since when, while waiting
+        self.waiting_for: dict[int, float] = {}  # position -> since when, by time.monotonic(), while waiting
         self._unsettled, self._settling = threading.Event(), True
         self._spent: deque[float] = deque(maxlen=1000)  # seconds per step
         self._failure: FairmeshError | None = None
@@ -194,7 +194,7 @@ class Mailroom:
 
     def _arrived(self, step: int, missing: Sequence[int]) -> list[tuple[int, bytes]]:
         """Waits for at least one missing message of a step; returns those that are there."""
-        now = time.time()
+        now = time.monotonic()
 
         def there() -> list[tuple[int, bytes]]:
             edges = [(position, self._edges[position].inbox.get(step)) for position in missing]
