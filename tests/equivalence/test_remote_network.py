@@ -1,9 +1,16 @@
 """A network whose nodes live in several processes is the simulator, message by message."""
 
+import math
+
 import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.algorithms.base import plain
+from fairmesh.compression import DecodeError, encode
+from fairmesh.compression.codes import Dense
+from fairmesh.networks.memory import SingleProcess
+from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.networks.roles import StateView
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
@@ -89,7 +96,20 @@ def test_remote_network_keeps_messages_within_a_host(problem):
 
 @pytest.mark.parametrize("hosted", [[], [0, 0], [9]])
 def test_remote_network_refuses_blocks_that_name_no_node(hosted):
-    from fairmesh.networks.remote import RemoteNetwork
-
     with refused("hosted"):
         RemoteNetwork(fm.Ring().build(8), hosted, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [3.4e38, math.inf, math.nan, -1e16])
+def test_bounded_network_refuses_numbers_that_no_training_sends(value):
+    class Attacked:
+        process_group = SingleProcess()
+
+        def exchange(self, round_index, outgoing, expected, read):
+            huge = encode({"model": Dense(torch.tensor([[1.0, value]]))}, round_index)
+            return lambda: {edge: read(edge, huge) for edge in expected}
+
+    network = RemoteNetwork(fm.Ring().build(3), [0], Attacked(), bounded=True)
+    delivery = network.exchange({"model": plain(torch.zeros(1, 1, 2))}, torch.tensor(0))
+    with refused("model", error=DecodeError):
+        delivery.mix("model")

@@ -13,7 +13,7 @@ from fairmesh.compression import (
     encode,
     plain_size,
 )
-from fairmesh.compression.codes import Code
+from fairmesh.compression.codes import Code, Dense
 from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
@@ -21,6 +21,8 @@ from fairmesh.networks.product import current
 from fairmesh.networks.transport import Edge, Read, Transport
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.topology.mixing import Mixing, union_of
+
+_LARGEST = 1e15  # its square, times the size of any model, is a float32
 
 
 class RemoteNetwork(Network):
@@ -39,8 +41,9 @@ class RemoteNetwork(Network):
         identities: Sequence[int] | None = None,  # of all nodes
         secrets: Sequence[bytes] | None = None,  # of the hosted nodes, instead of their identities in random streams
         each_copy: bool = False,
+        bounded: bool = False,  # refuse messages with numbers that no training sends
     ):
-        self.n, self.cycle, self._transport = cycle[0].n, cycle, transport
+        self.n, self.cycle, self._transport, self._bounded = cycle[0].n, cycle, transport, bounded
         self._here = list(hosted)
         if not self._here or len(set(self._here)) != len(self._here) or not set(self._here) <= set(range(self.n)):
             raise BadInput(f"hosted must name some of the {self.n} nodes, each once, got {self._here}")
@@ -118,7 +121,8 @@ class RemoteNetwork(Network):
         def read(edge: Edge, message: bytes) -> list[dict[str, Code]]:
             if message not in known:
                 expected = templates if edge[0] in neighbours[edge[1]] else followed
-                known[message] = [decode(text, expected, now) for text in _parted(message, replicas)]
+                found = [decode(text, expected, now) for text in _parted(message, replicas)]
+                known[message] = [_bounded(codes) for codes in found] if self._bounded else found
             return known[message]
 
         return read
@@ -204,6 +208,19 @@ class _RemoteDelivery(Delivery):
 
     def follow(self, name: str, kept: Tensor) -> Tensor:
         return self._network.added_to(kept, self._arrived(name), self._round)
+
+
+def _bounded(codes: dict[str, Code]) -> dict[str, Code]:
+    """Returns a message, decoded. Refuses numbers that no training sends: they would make the receiver's own numbers
+    infinite, now or when they are squared and added up."""
+    found: dict[str, Code] = {}
+    for name, code in codes.items():
+        rows = code.decode()
+        largest = float(rows.abs().max())
+        if not largest <= _LARGEST:
+            raise DecodeError(f"its {name} has a number of size {largest:.3g}; the limit is {_LARGEST:.0g}")
+        found[name] = Dense(rows)
+    return found
 
 
 def _neighbours(mixing: Mixing, node: int) -> list[int]:

@@ -85,6 +85,7 @@ class Rounds:
             identities=present,
             secrets=None if membership.secret is None else [membership.secret],
             each_copy=True,  # one copy per neighbour, so that a site can leave
+            bounded=True,
         )
         replica = Replica(
             experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)
