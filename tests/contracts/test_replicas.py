@@ -15,10 +15,11 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import random_placement, replicas_of
 from tests import toys
 from tests.contracts.battery import same_bits, state_bits, with_steps
-from tests.pairwise import case
+from tests.pairwise import case, some_quick
 from tests.refusals import refused
 
 every_algorithm = pytest.mark.parametrize("algorithm", toys.ALGORITHMS.values(), ids=toys.ALGORITHMS)
+some_algorithms = some_quick("algorithm", toys.ALGORITHMS, "ad-gda", "drfa", "tracked")
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def _history(training: Training, rounds: int):
     return states[:-1], states[-1]
 
 
-@every_algorithm
+@some_algorithms
 def test_time_averages_are_the_means_over_rounds_zero_to_t_minus_one(problem, algorithm):
     training = Training(problem, fm.Ring(), replicas_of([algorithm], (0, 1), None, 8), Options(dtype="float64"))
     past, last = _history(training, 9)
@@ -156,7 +157,7 @@ def test_time_averages_are_the_means_over_rounds_zero_to_t_minus_one(problem, al
         assert last.average_dual is None
 
 
-@every_algorithm
+@some_algorithms
 def test_kept_iterate_is_one_of_the_run(problem, algorithm):
     replicas = replicas_of([algorithm], (0, 1, 2, 3), None, 8)
     training = Training(problem, fm.Ring(), replicas, Options(dtype="float64", keep_iterate=True))

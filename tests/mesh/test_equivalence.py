@@ -13,12 +13,11 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.mesh.peer import CASES, NAMES, ONE_OF_EACH_KIND, ROUNDS
-from tests.pairwise import some_quick
 
 ROOT = Path(__file__).parents[2]
 
 
-SETS = {"quick": ONE_OF_EACH_KIND, "slow": tuple(case for case in CASES if case not in ONE_OF_EACH_KIND)}
+SETS = {"a few": ONE_OF_EACH_KIND, "others": tuple(case for case in CASES if case not in ONE_OF_EACH_KIND)}
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +34,10 @@ def ends_of(tmp_path_factory):
     return ends
 
 
-@some_quick("case", CASES.keys(), *ONE_OF_EACH_KIND)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_peers_are_the_simulator_message_by_message(ends_of, case):
-    peers = ends_of("quick" if case in ONE_OF_EACH_KIND else "slow")
+    peers = ends_of("a few" if case in ONE_OF_EACH_KIND else "others")
     topology, algorithm = CASES[case]
     training = Training(toys.problem(), topology, replicas_of([algorithm], [0, 4], None, 8), Options(dtype="float64"))
     expected = training.initial()
