@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fairmesh.problems.models import Logistic, PaperCNN
 from reproduction.batched import Runner, grouped
 from reproduction.lines import Line, lines_of, machine, record, was_run_as
 from reproduction.recipes import RECIPES, Row, rows_of
+from reproduction.workers import as_they_finish
 
 Done = dict[tuple[str, str], Line]  # (protocol, label) -> recorded line
 
@@ -164,12 +165,7 @@ def _workers(
     with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(device, work, memory)) as pool:
 
         def carried_out(tasks: list[Task]) -> Iterable[Outcome]:
-            futures = {pool.submit(_in_worker, *task): task[0] for task in tasks}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            return as_they_finish(pool, {pool.submit(_in_worker, *task): task[0] for task in tasks})
 
         yield carried_out
 

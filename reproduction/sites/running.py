@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from fairmesh.training.train import train
 from reproduction.lines import Line, describes, machine
 from reproduction.sites.methods import METHODS, Method
 from reproduction.sites.problems import PROBLEMS, SiteProblem
+from reproduction.workers import as_they_finish
 
 HELD_OUT = 0.25  # share of each site's training rows by which candidates are judged
 
@@ -225,12 +226,7 @@ def _workers(jobs: int) -> Iterator[Callable[[list[Task]], Iterable[Outcome]]]:
     with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
         def carried_out(tasks: list[Task]) -> Iterable[Outcome]:
-            futures = {pool.submit(_attempted, task): task for task in tasks}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            return as_they_finish(pool, {pool.submit(_attempted, task): task for task in tasks})
 
         yield carried_out
 

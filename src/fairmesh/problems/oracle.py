@@ -24,7 +24,7 @@ from fairmesh.problems.losses import (
 )
 from fairmesh.problems.objective import LEARNABLE, held_out_last
 from fairmesh.problems.problem import Problem
-from fairmesh.problems.subgroups import Seen, numbered, seen_in
+from fairmesh.problems.subgroups import Seen, seen_in
 
 AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
 
@@ -70,21 +70,17 @@ class Oracle:
         held = [problem.sites[i].train for i in problem.here]
         inputs, targets = (torch.cat([getattr(samples, what) for samples in held]) for what in ("inputs", "targets"))
         self.subgroups = problem.subgroup_count if problem.objective.subgroups else 0
-        numbers = [
-            numbered(problem.sites[i].train, problem.subgroups_of(i), f"site {i} ({problem.sites[i].name})")
-            if self.subgroups
-            else torch.zeros(len(problem.sites[i].train), dtype=torch.int64)
-            for i in problem.here
-        ]
+        numbers = {i: problem.subgroup_numbers(i) for i in problem.here} if self.subgroups else {}
         self._judge: tuple[Tensor, Tensor] | None = None  # first row and number of rows that judge each hosted node
         self.rows_apart = torch.zeros_like(self._sizes)  # how many of these are not trained on (replicas, nodes, 1)
-        of_rows = inputs, targets, torch.cat(numbers)
+        of_rows = inputs, targets, torch.cat(list(numbers.values())) if numbers else None
         if problem.objective.judged_on != "training":
             of_rows = self._prepare_judging(problem, sites, sizes, *of_rows)
         inputs, targets, numbers_of_rows = of_rows
-        self._numbers = numbers_of_rows.to(self._data_device)  # the subgroup of each row
-        shares = torch.zeros(problem.n, max(1, self.subgroups), dtype=torch.float64)
-        for i, of_site in zip(problem.here, numbers):
+        # the subgroup of each row, if subgroups have weights
+        self._numbers = torch.zeros(0) if numbers_of_rows is None else numbers_of_rows.to(self._data_device)
+        shares = torch.zeros(problem.n, self.subgroups, dtype=torch.float64)
+        for i, of_site in numbers.items():
             shares[i] = torch.bincount(of_site, minlength=shares.shape[1]) / len(of_site)
         self.subgroup_shares = shares.to(device, dtype)[sites]  # of each node's rows (replicas, nodes, subgroups)
         names = [site.name or "" for site in problem.sites]
@@ -182,8 +178,8 @@ class Oracle:
         return None if rejoin is None else (round_index < rejoin).to(self.dtype)
 
     def _prepare_judging(
-        self, problem: Problem, sites: Tensor, sizes: Tensor, inputs: Tensor, targets: Tensor, numbers: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, problem: Problem, sites: Tensor, sizes: Tensor, inputs: Tensor, targets: Tensor, numbers: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Finds the rows that judge each hosted node. Returns inputs, targets and subgroups with these in their
         place."""
         objective, device = problem.objective, sizes.device
@@ -205,7 +201,7 @@ class Oracle:
                 orders.append(begin + held_out_last(samples, i, int(counts[i])))
                 begin += len(samples)
             order = torch.cat(orders)
-            inputs, targets, numbers = inputs[order], targets[order], numbers[order]
+            inputs, targets, numbers = inputs[order], targets[order], None if numbers is None else numbers[order]
             self._trained_sizes = (sizes - counts)[sites].unsqueeze(-1)
             first = self._starts_of(problem, sizes) + sizes - counts
             apart = counts

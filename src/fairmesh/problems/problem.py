@@ -164,7 +164,7 @@ class Problem:
                     )
         if self.objective.subgroups:
             for i in self.here:
-                numbered(sites[i].train, self.subgroups_of(i), f"site {i} ({sites[i].name})")
+                self.subgroup_numbers(i)
         self._probe()
 
     def _read(self, i: int, site: Site) -> Site:
@@ -230,6 +230,10 @@ class Problem:
                 f"objective.subgroup_names must list all subgroups, since those of {unknown[0]} are not known here"
             )
         return tuple(sorted({name for site in self.sites for name in site.train.subgroup_names}))
+
+    def subgroup_numbers(self, i: int) -> Tensor:
+        """Returns the subgroup of each training row of site i, as a number among `subgroups_of(i)`."""
+        return numbered(self.sites[i].train, self.subgroups_of(i), f"site {i} ({self.sites[i].name})")
 
     @cached_property
     def subgroup_count(self) -> int:

@@ -9,7 +9,6 @@ from fairmesh.algorithms.subgroups import SubgroupState, weights_of
 from fairmesh.errors import BadInput
 from fairmesh.problems.losses import as_floats
 from fairmesh.problems.metrics import measured
-from fairmesh.problems.subgroups import numbered
 
 if TYPE_CHECKING:
     from fairmesh.training.result import Result
@@ -72,7 +71,7 @@ def _weights(result: "Result", replica: int, site: int) -> dict[str, float]:
         return {}
     node = result.replicas[replica].placement.index(site)
     names = problem.subgroups_of(site)
-    numbers = numbered(problem.sites[site].train, names, f"site {site}")
+    numbers = problem.subgroup_numbers(site)
     shares = torch.bincount(numbers, minlength=state.sums.shape[2]).to(state.sums) / len(numbers)
     balances = None if state.balances is None else state.balances[replica, node]
     of_node = SubgroupState(state.sums[replica, node], state.counts[replica, node], balances)

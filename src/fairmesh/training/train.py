@@ -133,7 +133,8 @@ def train(
     if algorithm is None:
         algorithm = algorithm_for(problem.objective)
         options = {"compare_weights": algorithm.with_fixed_weights() is not None} | options
-        problem = replace(problem, objective=completed(problem.objective))
+        objective = completed(problem.objective)
+        problem = problem if objective is problem.objective else replace(problem, objective=objective)
     with process_group.fail_together():
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
         if personalization is not None:

@@ -114,7 +114,7 @@ def verdict_of(result: "Result", fixed: "Result") -> WeightsVerdict:
     worst = min(range(len(sites)), key=lambda i: sign * sites[i].robust)
     raised, low = sites[heaviest], sites[worst]
     sizes = [0 if problem.sites[i].test is None else len(problem.sites[i].test) for i in (heaviest, worst)]
-    errors = [math.sqrt(one.robust * (1 - one.robust) / n) for one, n in zip((raised, low), sizes) if n and by_share]
+    errors = [_share_error(one.robust, n) for one, n in zip((raised, low), sizes) if n and by_share]
     warning = None
     better = sign * (raised.robust - low.robust)
     if len(errors) == 2 and raised.weight > _RAISED * raised.prior and better > 2 * math.hypot(*errors):
@@ -144,4 +144,9 @@ def _sample_error(robust: float, plain: float, samples: int | None, metric: str)
     """Returns the standard error of a difference of accuracies on the same samples, as if they erred independently."""
     if metric != "accuracy" or samples is None:
         return 0.0 if metric == "accuracy" else math.nan
-    return math.sqrt((robust * (1 - robust) + plain * (1 - plain)) / samples)
+    return math.hypot(_share_error(robust, samples), _share_error(plain, samples))
+
+
+def _share_error(share: float, samples: int) -> float:
+    """Returns the standard error of a share of samples."""
+    return math.sqrt(share * (1 - share) / samples)
