@@ -16,7 +16,7 @@ import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.members import Member, Mesh
-from fairmesh.mesh.node import leaving
+from fairmesh.mesh.node import leaving, ledger
 from fairmesh.mesh.wire.transport import MeshProcess
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.problems.oracle import Oracle
@@ -28,7 +28,7 @@ from tests.refusals import refused
 ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c", "d", "e", "f"]
 GONE, DEAD, DIES_AT = 5, "f", 40  # it alone holds the highest class, so the model has outputs that only it needs
-CRASHES = {"b": "frozen", "c": "agreed", "d": "saved without", "e": "noted without"}
+CRASHES = {"b": "committed", "c": "followed", "d": "saved without", "e": "begun"}
 EXPERIMENT = """
 rounds = 70
 data = { name = "digits", nodes = 6, split = "class" }
@@ -72,7 +72,7 @@ def _scenario(folder: Path) -> None:
     if fleet.ended(running.pop(DEAD), 120) != -signal.SIGKILL:
         sys.exit("it did not die as it should")
     for name in running:
-        leaving.wish(folder / name / "state", mesh, name, [DEAD])
+        ledger.wish(folder / name / "state", mesh, name, [DEAD])
     for name, process in crashing.items():
         if fleet.ended(process, 120) != -signal.SIGKILL:
             sys.exit(f"{name} did not die as it should")
@@ -101,7 +101,7 @@ def test_remaining_sites_continue_from_one_round_and_end_alike(left):
             continue
         rounds |= {event["round"] for event in _events(left, name) if event["what"] == "continuing"}
         models.add((left / name / "state" / "result" / "model.safetensors").read_bytes())
-        assert leaving.still_in(left / name / "state", mesh).removed == (DEAD,)
+        assert ledger.still_in(left / name / "state", mesh).removed == (DEAD,)
         assert [p.name for p in (left / name / "state").glob("generation-*")] == ["generation-2"]
     assert len(rounds) == len(models) == 1
     assert rounds <= {DIES_AT - 2, DIES_AT - 1, DIES_AT}

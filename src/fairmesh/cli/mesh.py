@@ -221,21 +221,38 @@ def remove(
 ) -> None:
     """At every remaining site: continue without others.
 
-    For sites that are gone for good. Once all remaining sites name the same sites, they continue without them. Without
-    NAMES, this site takes its vote back."""
-    from fairmesh.mesh.members import Mesh, SiteFile
-    from fairmesh.mesh.node.leaving import still_in, wish
+    For sites that are gone for good. Once all remaining sites, more than half of the mesh, name the same sites, they
+    continue without them. Without NAMES, this site takes its vote back."""
+    names = gone or []
+    _vote(site_file, names, None, f"continues without {', '.join(names)}", json_)
 
-    site, names = SiteFile.read(site_file), gone or []
-    remaining = wish(site.state, still_in(site.state, Mesh.read(site.mesh)), site.name, names)
+
+@mesh.command()
+def rewind(
+    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    back_to: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="A round of which all keep a checkpoint.")],
+    json_: Json = False,
+) -> None:
+    """At every site: go back to an earlier round.
+
+    Every site keeps about eight checkpoints of a run for this. Once all sites name the same round, they continue from
+    it. `fairmesh mesh remove SITE`, without names, takes the vote back."""
+    _vote(site_file, [], back_to, f"goes back to round {back_to}", json_)
+
+
+def _vote(site_file: Path, gone: Sequence[str], back_to: int | None, what: str, json_: bool) -> None:
+    from fairmesh.mesh.members import Mesh, SiteFile
+    from fairmesh.mesh.node.ledger import still_in, wish
+
+    site = SiteFile.read(site_file)
+    remaining = wish(site.state, still_in(site.state, Mesh.read(site.mesh)), site.name, gone, back_to)
     others = [member.name for member in remaining.present if member.name != site.name]
     if json_:
-        print_json({"without": names, "generation": remaining.generation, "others": others})
+        facts = {"without": list(gone), "back_to": back_to, "generation": remaining.generation, "others": others}
+        print_json(facts)
         return
-    if not names:
-        say(f"recorded: {site.name} votes to continue with all sites, unless all have already agreed otherwise")
+    if not gone and back_to is None:
+        say(f"recorded: {site.name} takes its vote back, unless all have already agreed on it")
         return
-    say(
-        f"recorded: {site.name} continues without {', '.join(names)} as soon as {', '.join(others)} have voted the same"
-    )
+    say(f"recorded: {site.name} {what} as soon as {', '.join(others)} have voted the same")
     say("the node announces this to the others and need not be stopped; `fairmesh status` shows the votes")

@@ -82,8 +82,8 @@ def status(
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         say(f"{metric} in recent rounds: worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}")
     if seen["votes"]:
-        for gone, voters in seen["votes"].items():
-            say(f"votes to continue without {gone}: {', '.join(sorted(voters))}")
+        for what, voters in seen["votes"].items():
+            say(f"votes to {what}: {', '.join(sorted(voters))}")
     running = "" if age < 10 else f"; this node has written nothing for {_ago(age)}: is it running?"
     say(f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{running}")
 

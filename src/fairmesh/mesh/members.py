@@ -5,7 +5,7 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class Mesh:
     experiment: str  # digest of the fields that all sites must agree on
     members: tuple[Member, ...]
     removed: tuple[str, ...] = ()  # in the order in which they left
+    rewinds: int = 0  # how often all sites have gone back to an earlier round; not in the file
 
     def __post_init__(self):
         check_label(self.name, "mesh")
@@ -157,8 +158,8 @@ class Mesh:
 
     @property
     def generation(self) -> int:
-        """Returns 1 for the mesh as it was founded, and one more for every site that left."""
-        return 1 + len(self.removed)
+        """Returns 1 for the mesh as it was founded, and one more for every site that left and every way back."""
+        return 1 + len(self.removed) + self.rewinds
 
     @property
     def present(self) -> tuple[Member, ...]:
@@ -205,6 +206,14 @@ class Mesh:
         gone = tuple(name for name in self.names if name in names)
         return replace(self, removed=(*self.removed, *gone))
 
+    def after(self, gone: Sequence[str], back_to: int | None) -> "Mesh":
+        """Returns the mesh after a decision of its sites: to continue without some, or to go back to a round."""
+        if back_to is None:
+            return self.without(*gone)
+        if gone:
+            raise BadInput("sites are removed or all go back to a round, not both at once")
+        return replace(self, rewinds=self.rewinds + 1)
+
     def structure(self) -> str:
         """Returns the SHA-256 of the members, those that left, and the edges. Addresses may change."""
         graph = [[member.name, list(member.neighbours)] for member in self.members]
@@ -217,7 +226,7 @@ class Mesh:
 
     def table(self) -> dict[str, Any]:
         """Returns the content of mesh.toml as a table."""
-        head = {"name": self.name, "generation": self.generation, "experiment": self.experiment}
+        head = {"name": self.name, "generation": 1 + len(self.removed), "experiment": self.experiment}
         sites = [
             {"name": m.name, **({"address": m.address} if m.address else {}), "neighbours": list(m.neighbours)}
             for m in self.members

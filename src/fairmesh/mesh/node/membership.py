@@ -25,7 +25,7 @@ from fairmesh.mesh.agreement import (
 from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.founding import neighbours_of
 from fairmesh.mesh.members import Mesh, SiteFile
-from fairmesh.mesh.node.leaving import still_in
+from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.probing import CLOCKS_APART_S
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.problems.problem import Problem

@@ -9,8 +9,7 @@ from typing import Any
 
 from fairmesh.errors import FairmeshError, Interrupted, in_a_line
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
-from fairmesh.mesh.node import leaving
-from fairmesh.mesh.node.leaving import Leave
+from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.watching import Log, Monitor, write_status
@@ -27,6 +26,13 @@ _ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "
 def _by_clock(since: float) -> float:
     """Returns a moment of time.monotonic() by the clock."""
     return time.time() - (time.monotonic() - since)
+
+
+class Decide(FairmeshError):
+    """A decision of the sites is due: training stops until it is made."""
+
+    def __init__(self):
+        super().__init__("the sites decide")
 
 
 class Notices:
@@ -57,18 +63,19 @@ class Oversight(Watcher):
         self,
         membership: Membership,
         bulletin: Bulletin,
+        ledger: Ledger,
         log: Log,
         patience_s: float | None,
         monitor: Monitor | None,
         observe: Observe,
     ):
-        self._membership, self._bulletin, self._log = membership, bulletin, log
+        self._membership, self._bulletin, self._ledger, self._log = membership, bulletin, ledger, log
         self._patience_s, self._monitor, self._observe = patience_s, monitor, observe
         self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
-        self._leave: Leave | None = None
-        self._votes_ignored, self._votes_lock = False, threading.Lock()
+        self._decide: Decide | None = None
+        self._deciding, self._votes_lock = False, threading.Lock()
         self._round, self.activity = 0, "starting"
         self._metric: dict[str, Any] = {}
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
@@ -78,14 +85,14 @@ class Oversight(Watcher):
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
         """Watches the messages of this generation from now on."""
         with self._votes_lock:
-            self._membership, self._mailroom, self._votes_ignored, self._leave = membership, mailroom, False, None
+            self._membership, self._mailroom, self._deciding, self._decide = membership, mailroom, False, None
         if self._stop:
             mailroom.stop(self._stop)
 
-    def ignore_votes(self) -> None:
-        """Ignores votes, because the removal that they decided is in progress."""
+    def deciding(self) -> None:
+        """Is called when the node itself takes part in a decision, so that votes need not stop it."""
         with self._votes_lock:
-            self._votes_ignored, self._leave = True, None
+            self._deciding, self._decide = True, None
             if self._mailroom is not None and not self._stop:
                 self._mailroom.resume()
 
@@ -108,14 +115,14 @@ class Oversight(Watcher):
         if self._mailroom is not None:
             self._mailroom.stop(self._stop)
 
-    def raise_if_left(self) -> None:
-        if self._leave:
-            raise self._leave
+    def raise_if_deciding(self) -> None:
+        if self._decide:
+            raise self._decide
 
     def raise_if_stopped(self) -> None:
         if self._stop:
             raise self._stop
-        self.raise_if_left()
+        self.raise_if_deciding()
 
     # Watching the rounds
 
@@ -186,15 +193,18 @@ class Oversight(Watcher):
         return (self._ends - datetime.now(UTC)).total_seconds() / 86400
 
     def _count_votes(self) -> None:
-        mesh = self._membership.mesh
-        gone = leaving.wished(self._folder, mesh)
-        if gone is not None:
-            leaving.vote(self._bulletin, self._membership.name, mesh, gone)
-        decided = leaving.decided(self._bulletin, mesh)
-        with self._votes_lock:  # votes of one generation must not stop the next
-            if decided is not None and self._mailroom and not self._votes_ignored and mesh is self._membership.mesh:
-                self._leave = Leave(decided, mesh.generation)
-                self._mailroom.stop(self._leave)
+        """Stops the training when a decision is due."""
+        ledger = self._ledger
+        ledger.vote()
+        if self._deciding:
+            return
+        voter, seen = ledger.voter(), ledger.seen()
+        due = voter.to_commit(seen.votes) or voter.to_follow(seen) or ledger.removed_by()
+        committed = voter.waits_for(seen) is not None  # before a restart
+        with self._votes_lock:
+            if (due or committed) and self._mailroom and not self._deciding:
+                self._decide = Decide()
+                self._mailroom.stop(self._decide)
 
     def _notice_waiting(self) -> None:
         waiting = dict(self._mailroom.waiting_for) if self._mailroom else {}
@@ -233,7 +243,7 @@ class Oversight(Watcher):
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
             "network_ms": mailroom.median_ms() if mailroom else None,
             "edges": edges,
-            "votes": {", ".join(g): v for g, v in leaving.votes(self._bulletin, membership.mesh).items()},
+            "votes": self._ledger.votes(),
             "certificate_days": self.certificate_days(),
             "worst": worst,  # over the sites that have announced a value, each of a recent round
             "mean": sum(values) / len(values) if values else None,

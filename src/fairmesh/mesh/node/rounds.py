@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.membership import Membership, start_digest
 from fairmesh.mesh.node.reduction import spanning_tree
-from fairmesh.mesh.node.store import Store
+from fairmesh.mesh.node.store import Store, landmark_every
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.remote import RemoteNetwork
@@ -60,6 +60,7 @@ def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
     return {
         "site": membership.name,
         "removed": list(membership.mesh.removed),
+        "rewinds": membership.mesh.rewinds,
         "data and model": problem.digest(),
         "secret of the draws": "none" if membership.secret is None else SecretIdentities([membership.secret]).digest(),
         **membership.agreed,
@@ -69,8 +70,17 @@ def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
 class Rounds:
     """This node's part of the training."""
 
-    def __init__(self, membership: Membership, problem: Problem, mailroom: Mailroom, store: Store, watcher: Watcher):
+    def __init__(
+        self,
+        membership: Membership,
+        problem: Problem,
+        mailroom: Mailroom,
+        store: Store,
+        watcher: Watcher,
+        pinned: Callable[[], int | None] = lambda: None,  # the round from which on everything must be kept
+    ):
         self.problem, self._membership, self._mailroom, self._store = problem, membership, mailroom, store
+        self._pinned = pinned
         self._watcher, self._experiment = watcher, membership.experiment
         experiment, present = membership.experiment, membership.present
         cycle = cycle_of(experiment.topology, membership.mesh)
@@ -129,7 +139,9 @@ class Rounds:
         """Trains from the checkpoint after round `done` to the last round."""
         self._go_to(done)
         last = self._experiment.rounds
-        checkpoints = _Checkpointing(self._store, self._mailroom, self._watcher, self._identity, self._membership)
+        checkpoints = _Checkpointing(
+            self._store, self._mailroom, self._watcher, self._identity, self._membership, self._pinned
+        )
         observers = [
             self._watcher,
             Divergence(),
@@ -142,13 +154,13 @@ class Rounds:
 
     def _go_to(self, done: int) -> None:
         run = self._run
-        if self._store.at_or_before(done) == done:
+        if self._store.at_or_before(done) == done or done in self._store.landmarks:
             run.state = self._store.load(done, run.state, self._identity)
         run.round = done
 
     def state_at(self, agreed: int) -> TrainingState:
         """Returns the state after `agreed` rounds, computed again from the last checkpoint before and the journal."""
-        self._go_to(self._store.at_or_before(agreed) or 0)
+        self._go_to(agreed if agreed in self._store.landmarks else self._store.at_or_before(agreed) or 0)
         for t in range(self.done, agreed):
             self._run.state = self.training.advance(self.state, t)
         return self.state
@@ -193,14 +205,18 @@ class _Checkpointing(Observer):
         watcher: Watcher,
         identity: Mapping[str, Any],
         membership: Membership,
+        pinned: Callable[[], int | None],
     ):
         self._store, self._mailroom, self._watcher = store, mailroom, watcher
-        self._identity, self._sites = identity, len(membership.present)
+        self._identity, self._sites, self._pinned = identity, len(membership.present), pinned
+        self._landmark_every = landmark_every(membership.experiment.rounds)
 
     def start(self, run: ObservedRun) -> None:
         self.run, self._saved, self._saved_at = run, run.round, time.monotonic()
 
     def after_round(self, round: int, state: TrainingState) -> None:
+        if round % self._landmark_every == 0 and round not in self._store.landmarks:
+            self._store.keep(self.run.state, round, self._identity)
         if self._due(round, state) or (self._watcher.stopping and self._saved != round):
             self._save(round)
 
@@ -221,7 +237,7 @@ class _Checkpointing(Observer):
 
     def _save(self, done: int) -> None:
         self._watcher.reached("before checkpoint", done)
-        oldest = self._store.save(self.run.state, done, self._identity, self._sites)
+        oldest = self._store.save(self.run.state, done, self._identity, self._sites, self._pinned())
         self._watcher.reached("after checkpoint", done)
         self._mailroom.rotate(oldest + FIRST_ROUND if oldest else 0)
         self._watcher.reached("after rotation", done)

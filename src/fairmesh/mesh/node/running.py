@@ -1,19 +1,20 @@
 """The life of a node: it connects to the others, does its rounds, computes the average of all sites, and ends."""
 
-import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fairmesh.data.site import Site
+from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import leaving
+from fairmesh.mesh.node.decisions import Begun, Claim, Commit, Lie
 from fairmesh.mesh.node.ending import write_personal, write_result
-from fairmesh.mesh.node.leaving import Leave
+from fairmesh.mesh.node.ledger import Ledger, Removed, in_words, wished
 from fairmesh.mesh.node.membership import (
     Membership,
     common_problem,
@@ -21,9 +22,9 @@ from fairmesh.mesh.node.membership import (
     locked,
     own_data,
 )
-from fairmesh.mesh.node.oversight import Notices, Oversight
+from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, identity_of
-from fairmesh.mesh.node.store import Store, folder_of
+from fairmesh.mesh.node.store import Store, folder_of, put_aside
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
@@ -35,6 +36,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import private_files, write_atomically
 
 PERSONAL = "personal"  # the folder of the site's own model
+_ACTIVITY = 200  # characters
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
 
@@ -70,9 +72,8 @@ def run_node(
     with private_files(), locked(state):
         membership = membership if public_draws else membership.with_secret()
         result, finished = state / "result", state / "finished"
-        if finished.exists() and leaving.wished(state, membership.mesh) is None:
+        if finished.exists() and wished(state, membership.mesh) is None:
             return result
-        finished.unlink(missing_ok=True)
         log = Log(state, stream)
         if public_draws:
             log("warning", "random draws are public, so neighbours can solve for the training rows; for tests only")
@@ -109,22 +110,29 @@ class _Node:
         self._bulletin.restored(self._folder / "bulletin.json")
         self._bulletin.announce("facts", facts(own), self._bulletin.since)
         self._rounds: Rounds | None = None
-        self.oversight = Oversight(membership, self._bulletin, log, patience_s, monitor, observe)
+        self._ledger = Ledger(self._folder, Mesh.read(membership.site.mesh), membership.name, self._bulletin)
+        self.oversight = Oversight(membership, self._bulletin, self._ledger, log, patience_s, monitor, observe)
 
     def run(self) -> None:
+        if not self._ledger.begun:
+            self._ledger.begin(0)
+        if self._ledger.pending:
+            self._membership = self._in_generation(self._ledger.begun[-1].generation)
+            self._decide()
         while True:
             try:
                 self._generation()
                 return
-            except Leave as leave:
-                if leave.generation == self._membership.mesh.generation:
-                    self._continue_without(leave.sites)
+            except Decide:
+                self._decide()
+
+    def _in_generation(self, generation: int) -> Membership:
+        return replace(self._membership, mesh=self._ledger.mesh_in(generation))
 
     def _generation(self) -> None:
         """Continues the run to its end, within one generation of the mesh."""
         membership, oversight = self._membership, self.oversight
         store = Store(self._folder, membership.mesh.generation, self._log)
-        store.forget_earlier()
         done, self._rounds = store.newest or 0, None
         met = done > 0 or membership.mesh.generation > 1
         with self._opened(done + FIRST_ROUND if met else 0) as mailroom:
@@ -137,7 +145,7 @@ class _Node:
             mailroom.largest = _largest(problem.flat_model.dim, problem.n)
             mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
             with self._linked(mailroom) as links:
-                self._rounds = Rounds(membership, problem, mailroom, store, oversight)
+                self._rounds = Rounds(membership, problem, mailroom, store, oversight, lambda: self._ledger.pinned)
                 if not met:
                     self._rounds.compare_starts()
                 self._rounds.train(done)
@@ -151,6 +159,7 @@ class _Node:
                 oversight.reached("result written", membership.experiment.rounds)
                 self._log("info", "finished", rounds=membership.experiment.rounds, folder="result")
                 self._part(links, mailroom)
+                store.forget_earlier()
 
     @contextmanager
     def _opened(self, first: int) -> Iterator[Mailroom]:
@@ -215,7 +224,7 @@ class _Node:
         be lost."""
         notices, free_since = Notices(), None
         while not links.all_finished.wait(0.05):
-            self.oversight.raise_if_left()
+            self.oversight.raise_if_deciding()
             waiting = mailroom.unacknowledged_by()
             if self.oversight.stopping and waiting:
                 raise self.oversight.stopping
@@ -234,51 +243,126 @@ class _Node:
                 self._log("warning", "finished; others still need messages of this node", sites=names)
         time.sleep(0.3)  # for last messages on their way
 
-    def _continue_without(self, gone: Sequence[str]) -> None:
-        """Prepares the next generation of the mesh, from the last round that all remaining sites have done."""
-        before, mesh, rounds = self._membership, self._membership.mesh, self._rounds
-        done, names = rounds.done if rounds else 0, ", ".join(gone)
-        self.oversight.activity = f"continuing without {names}"
-        for written in ("result", PERSONAL):  # this node may be finished, but the others are not
-            shutil.rmtree(self._folder / written, ignore_errors=True)
-        leaving.freeze(self._bulletin, mesh, gone, done, rounds.problem.classes or 0 if rounds else 0)
-        self._remember()
-        self._observe("frozen", done)
-        self._log("warning", "left for good", sites=names, round=done)
+    def _decide(self) -> None:
+        """Takes part in a decision of the sites until training continues: in the next generation or, if a vote is
+        taken back before all have committed to it, in this one."""
+        ledger, notices = self._ledger, Notices()
+        shown: list[str] = []
         with self._opened(0) as mailroom, self._linked(mailroom, only_news=True):
-            self.oversight.ignore_votes()
-            self._wait(
-                lambda: leaving.agreed_round(self._bulletin, mesh, gone)[0] is not None,
-                lambda: leaving.agreed_round(self._bulletin, mesh, gone)[1],
-            )
-        self._remember()
-        agreed = leaving.agreed_round(self._bulletin, mesh, gone)[0] or 0
-        self._observe("agreed", agreed)
-        after = replace(before, mesh=mesh.without(*gone))
-        if agreed:
-            self._save_without(gone, agreed, before, after)
-            self._observe("saved without", agreed)
-        leaving.note_removed(self._folder, after.mesh)
-        self._observe("noted without", agreed)
-        self._membership = after
-        self._log("info", "continuing", without=names, round=agreed, sites=len(after.present))
+            self.oversight.deciding()
+            while True:
+                self.oversight.raise_if_stopped()
+                ledger.vote()
+                self._stop_if_removed()
+                moved = self._promise()
+                if not ledger.pending and ledger.voter().waits_for(ledger.seen()) is None:
+                    self._log("info", "the vote is off; continuing")
+                    return
+                whom, why = self._unready() if ledger.pending else (ledger.voter().waits_for(ledger.seen()) or [], "")
+                if ledger.pending and not whom:
+                    break
+                notices = Notices() if moved else notices
+                if why and why not in shown:
+                    shown.append(why)
+                    self._log("error", "the sites cannot continue", reason=why)
+                if notices.due():
+                    self._log("warning", "waiting", sites=", ".join(whom), seconds=round(notices.seconds), reason=why)
+                self.oversight.activity = f"deciding; waiting for {', '.join(whom)}"[:_ACTIVITY]
+                self.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom))
+                time.sleep(0.02)
+        self._begin()
 
-    def _save_without(self, gone: Sequence[str], agreed: int, before: Membership, after: Membership) -> None:
-        """Writes the first checkpoint of the next generation: the state after the agreed round, without `gone`."""
+    def _stop_if_removed(self) -> None:
+        certificate = self._ledger.removed_by()
+        if certificate is not None:
+            voters = ", ".join(site for site, _ in certificate.ballot.votes)
+            raise Removed(
+                f"{voters} have all voted to continue without {self._membership.name}, so this node stops; nothing was "
+                "changed here. Ask them why, and for a new mesh to join"
+            )
+
+    def _promise(self) -> bool:
+        """Commits to a ballot or follows a certificate if it is time to. Returns whether it did."""
+        ledger = self._ledger
+        voter, seen = ledger.voter(), ledger.seen()
+        ballot = voter.to_commit(seen.votes)
+        ledger.note(voter)
+        certificate = voter.to_follow(seen)
+        if certificate is not None:
+            ledger.follow(certificate)
+            self._remember()
+            self._observe("followed", 0)
+            self._log("warning", "decided", decision=in_words(certificate.proposal))
+            return True
+        if ballot is None:
+            return False
+        claim = self._claim()
+        ledger.commit(Commit(ballot, claim))
+        self._remember()
+        self._observe("committed", claim.begun[-1].done)
+        self._log("warning", "all have voted", decision=in_words(ballot.proposal), round=claim.begun[-1].done)
+        return True
+
+    def _claim(self) -> Claim:
+        """Returns how far this node has come, in every generation whose state it keeps."""
+        begun, rounds = self._ledger.begun, self._rounds
+        if self._ledger.pending:  # it has not trained since it said so
+            return Claim(tuple(begun), self._ledger.outputs())
+        last = begun[-1]
+        store = Store(self._folder, last.generation, self._log)
+        done = rounds.done if rounds else store.newest or last.start
+        here = Begun(last.generation, last.start, store.oldest(last.start), done)
+        return Claim((*begun[:-1], here), rounds.problem.classes or 0 if rounds else self._ledger.outputs())
+
+    def _unready(self) -> tuple[list[str], str]:
+        """Returns the sites without which the next generation cannot begin, and why if it is not their silence."""
+        missing, two_faced = self._ledger.unready()
+        if two_faced:
+            return two_faced, f"{', '.join(two_faced)} told different sites different things; vote them out as well"
+        if missing:
+            return missing, ""
+        try:
+            self._ledger.base()
+        except Lie as lie:
+            return list(lie.sites), f"{lie}; vote the one out that does not tell the truth"
+        return [], ""
+
+    def _begin(self) -> None:
+        """Begins the generation that was decided, from the round that all sites agree on. Whatever this node had stays
+        where it is, or is put aside."""
+        ledger = self._ledger
+        base, mesh = ledger.base(), ledger.mesh
+        before, after = self._in_generation(base.generation), replace(self._membership, mesh=mesh)
+        for written in ("result", PERSONAL):  # this node may be finished, but the others are not
+            put_aside(self._folder / written, before.mesh.generation)
+        (self._folder / "finished").unlink(missing_ok=True)
+        self._observe("agreed", base.round)
+        self._membership = before
+        if base.round:
+            self._save_without(base.round, before, after)
+        self._observe("saved without", base.round)
+        ledger.begin(base.round)
+        self._observe("begun", base.round)
+        self._membership = after
+        self._log("info", "continuing", without=", ".join(mesh.removed), round=base.round, sites=len(after.present))
+
+    def _save_without(self, agreed: int, before: Membership, after: Membership) -> None:
+        """Writes the first checkpoint of the next generation: the state after the agreed round, without those that have
+        left since."""
+        gone = [name for name in after.mesh.removed if name not in before.mesh.removed]
         with self._opened(0) as mailroom:
-            self.oversight.ignore_votes()
+            self.oversight.deciding()
             store = Store(self._folder, before.mesh.generation, self._log)
             state = Rounds(before, self._problem(before), mailroom, store, self.oversight).state_at(agreed)
         problem = self._problem(after)
         numbers = [before.present.index(before.mesh.position(name)) for name in gone]
         slots = [before.present.index(p) for p in (before.position, *(one.position for one in before.neighbours))]
-        reduced = leaving.without(state, numbers, slots, problem.prior_of_sites)
+        reduced = leaving.without(state, numbers, slots, problem.prior_of_sites) if gone else state
         store = Store(self._folder, after.mesh.generation, self._log)
         store.save(reduced, agreed, identity_of(after, problem), len(after.present))
 
     def _problem(self, membership: Membership) -> Problem:
-        had = leaving.outputs_before(self._bulletin, membership.mesh)
-        return common_problem(membership, self._own, self._bulletin.of_all("facts"), had)
+        return common_problem(membership, self._own, self._bulletin.of_all("facts"), self._ledger.outputs())
 
 
 def _largest(dim: int, n: int) -> int:

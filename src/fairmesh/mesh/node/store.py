@@ -7,16 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import CheckpointError
-from fairmesh.mesh.wire.journal import storing
+from fairmesh.mesh.wire.journal import first_segment, storing
 from fairmesh.mesh.wire.links import Report
 from fairmesh.storage.checkpoint import OtherFormat, load_checkpoint, round_of, save_checkpoint
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
+_KEPT = "landmarks"  # their folder
+_LANDMARKS = 8  # checkpoints of a run that all sites keep, to go back to
+
+
+def landmark_every(rounds: int) -> int:
+    """Returns after how many rounds all sites keep a checkpoint to which they can go back."""
+    return max(1, rounds // _LANDMARKS)
 
 
 def folder_of(state: Path, generation: int) -> Path:
     """Returns the folder of a generation's checkpoints and journal."""
     return state / f"generation-{generation}"
+
+
+def landmarks_in(state: Path, generation: int) -> list[int]:
+    """Returns the rounds to which a node can go back with all others."""
+    folder = folder_of(state, generation) / _KEPT
+    return sorted(int(path.stem.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*.safetensors"))
 
 
 class Store:
@@ -25,26 +38,39 @@ class Store:
     def __init__(self, folder: Path, generation: int, report: Report):
         self.folder, self._generation = folder_of(folder, generation), generation
         self.folder.mkdir(parents=True, exist_ok=True)
-        for partial in self.folder.glob("*.partial"):
+        for partial in self.folder.glob("**/*.partial"):
             partial.unlink()  # a crash cut this checkpoint short
-        self._rounds: list[int] = []
-        for path in sorted(self.folder.glob("checkpoint-*.safetensors")):
+        self._rounds = self._intact(self.folder, report)
+        self.landmarks = self._intact(self.folder / _KEPT, report)
+
+    @staticmethod
+    def _intact(folder: Path, report: Report) -> list[int]:
+        """Returns the rounds of the intact checkpoints in a folder. Puts damaged ones aside."""
+        found = []
+        for path in sorted(folder.glob("checkpoint-*.safetensors")):
             try:
-                self._rounds.append(round_of(path))
+                found.append(round_of(path))
             except OtherFormat:
                 raise  # it is intact, so it must not be put aside
             except CheckpointError as error:
                 report("warning", "a checkpoint is damaged; an older one is used", file=path.name, reason=str(error))
                 path.rename(path.with_suffix(".damaged"))
+        return found
 
     def forget_earlier(self) -> None:
-        """Removes the folders of earlier generations."""
+        """Removes the folders of earlier generations, which nobody needs once the run has finished."""
         for one in self.folder.parent.glob("generation-*"):
             if int(one.name.removeprefix("generation-")) < self._generation:
                 shutil.rmtree(one, ignore_errors=True)
 
     def path(self, done: int) -> Path:
-        return self.folder / f"checkpoint-{done:012d}.safetensors"
+        return self.folder / _name(done)
+
+    def oldest(self, start: int) -> int:
+        """Returns the earliest round that this node can compute again: the generation's start, as long as the journal
+        has every message since, else the first checkpoint."""
+        whole = first_segment(self.folder).exists() and (start == 0 or start in self._rounds)
+        return start if whole or not self._rounds else self._rounds[0]
 
     @property
     def newest(self) -> int | None:
@@ -54,11 +80,21 @@ class Store:
         return max((one for one in self._rounds if one <= done), default=None)
 
     def load(self, done: int, like: Any, identity: Mapping[str, Any]) -> Any:
-        return load_checkpoint(self.path(done), like, identity)[0]
+        path = self.path(done)
+        path = path if path.exists() else self.folder / _KEPT / path.name
+        return load_checkpoint(path, like, identity)[0]
 
-    def save(self, state: Any, done: int, identity: Mapping[str, Any], reach: int) -> int:
+    def keep(self, state: Any, done: int, identity: Mapping[str, Any]) -> None:
+        """Writes a checkpoint that stays until the run has finished."""
+        folder = self.folder / _KEPT
+        with storing(self.folder):
+            folder.mkdir(exist_ok=True)
+            save_checkpoint(folder / _name(done), state, done, identity)
+        self.landmarks = sorted({*self.landmarks, done})
+
+    def save(self, state: Any, done: int, identity: Mapping[str, Any], reach: int, pinned: int | None = None) -> int:
         """Writes a checkpoint and removes old ones. Keeps the last two, and one at least `reach` rounds back, which is
-        as far as the other sites may ask this node to go back.
+        as far as the other sites may ask this node to go back, and all from `pinned` on.
 
         Returns:
             The round from which on the journal is needed.
@@ -72,10 +108,30 @@ class Store:
         if far is None:
             return 0  # the journal is needed from the start of this generation
         needed = min(self._rounds[-_AT_LEAST_KEPT:][0], far)
+        if pinned is not None:
+            needed = min(needed, self.at_or_before(pinned) or 0)
+        if not needed:
+            return 0
         for one in [one for one in self._rounds if one < needed]:
             self.path(one).unlink(missing_ok=True)
             self._rounds.remove(one)
         return needed
+
+
+def _name(done: int) -> str:
+    return f"checkpoint-{done:012d}.safetensors"
+
+
+def put_aside(folder: Path, generation: int) -> None:
+    """Renames a result, because its generation has ended and the next one will write its own. Nothing is deleted."""
+    if not folder.exists():
+        return
+    aside = folder.with_name(f"{folder.name}-generation-{generation}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = folder.with_name(f"{folder.name}-generation-{generation}-{number}")
+    os.replace(folder, aside)
 
 
 def put_in_place(partial: Path, final: Path) -> None:

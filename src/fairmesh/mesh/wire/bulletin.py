@@ -17,6 +17,8 @@ _AT_MOST = 1 << 14  # bytes of one announcement
 _A_FRAME = 1 << 18  # bytes of news per frame
 _OUTPUTS_AT_MOST = 1 << 24
 _NUMBER_AT_MOST = 1 << 53
+_GENERATIONS_AT_MOST = 256
+_LARGER = {"follow": 1 << 18}  # bytes: it has signatures of all sites
 _SHORT = 200  # characters of a string that is shown to people
 
 
@@ -52,6 +54,33 @@ def _is(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
 
+def _counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(_short(key) and _count(item) for key, item in value.items())
+
+
+def _begun(value: Any) -> bool:
+    def entry(one: Any) -> bool:
+        return isinstance(one, list) and len(one) == 4 and all(map(_count, one))
+
+    return isinstance(value, list) and 0 < len(value) <= _GENERATIONS_AT_MOST and all(map(entry, value))
+
+
+def _form(value: Any, fields: Mapping[str, Callable[[Any], bool]]) -> bool:
+    return isinstance(value, dict) and value.keys() == fields.keys() and all(f(value[k]) for k, f in fields.items())
+
+
+def _list_of(fields: Mapping[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(_form(one, fields) for one in value)
+
+
+def _commits(value: Any) -> bool:
+    form = {**_CLAIM, "number": _count, "signature": _short}
+    return isinstance(value, dict) and all(_short(site) and _form(one, form) for site, one in value.items())
+
+
+_PROPOSAL = {"generation": _count, "sites": _names, "round": lambda value: value is None or _count(value)}
+_CLAIM = {"begun": _begun, "outputs": _outputs}
+
 # The fields that the body of each kind must have, with a check for each.
 KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "certificate": {"pem": _is(str)},
@@ -74,8 +103,10 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "bytes_out": _count,
         "time": _number,
     },
-    "leaving": {"sites": _names, "generation": _count, "mesh": _short},
-    "frozen": {"sites": _names, "generation": _count, "round": _count, "outputs": _outputs},
+    "ready": {"facts": _short},
+    "vote": _PROPOSAL,
+    "commit": _PROPOSAL | {"votes": _counts, **_CLAIM},
+    "follow": {"certificates": _list_of(_PROPOSAL | {"votes": _counts, "commits": _commits})},
 }
 
 
@@ -117,7 +148,7 @@ class Bulletin:
         with self._lock:
             known = self._known.get((self._name, kind))
             before = known[1].number if known else -1
-            number = max(before + 1, int(1000 * time.time())) if number is None else number
+            number = _later_than(before) if number is None else number
             if before >= number:
                 return
             self._put(self._signed_here(Announcement(self._name, kind, number, said, b"")))
@@ -130,10 +161,28 @@ class Bulletin:
         self._order += 1
         self._known[one.site, one.kind] = self._order, one
 
-    def of(self, site: str, kind: str) -> dict[str, Any] | None:
+    def next_number(self, kind: str, after: int = -1) -> int:
+        """Returns a number for this site's next announcement of a kind, higher than all before and than `after`."""
+        known = self.entry(self._name, kind)
+        return _later_than(max(after, -1 if known is None else known.number))
+
+    def entry(self, site: str, kind: str) -> Announcement | None:
         with self._lock:
             found = self._known.get((site, kind))
-        return None if found is None else found[1].body
+        return None if found is None else found[1]
+
+    def signed_by(self, site: str, kind: str, number: int, body: Mapping[str, Any], signature: str) -> bool:
+        """Returns whether a site has signed an announcement that another site quotes."""
+        certificate = self.of(site, "certificate")
+        try:
+            quoted = Announcement(site, kind, number, dict(body), bytes.fromhex(signature))
+        except ValueError:
+            return False
+        return certificate is not None and self._signed(quoted, certificate["pem"].encode())
+
+    def of(self, site: str, kind: str) -> dict[str, Any] | None:
+        found = self.entry(site, kind)
+        return None if found is None else found.body
 
     def of_all(self, kind: str) -> dict[str, dict[str, Any]]:
         with self._lock:
@@ -181,7 +230,7 @@ class Bulletin:
         form = KINDS[one.kind]
         wrong = [name for name, holds in form.items() if not holds(one.body.get(name))]
         wrong += [name[:_SHORT] for name in one.body if name not in form]
-        if wrong or len(one.text()) > _AT_MOST:
+        if wrong or len(one.text()) > _LARGER.get(one.kind, _AT_MOST):
             raise Refused(f"news of kind {one.kind!r} from {one.site} with {wrong[0] if wrong else 'too much'} in it")
         with self._lock:
             if one.kind == "certificate":  # what the old key signed can no longer be passed on
@@ -225,6 +274,10 @@ class Bulletin:
                 if one.site == self._name and one.kind != "certificate":
                     one = self._signed_here(one)
                 self._heard(one, own=True)
+
+
+def _later_than(number: int) -> int:
+    return max(number + 1, int(1000 * time.time()))
 
 
 def _read(table: Any) -> Announcement:

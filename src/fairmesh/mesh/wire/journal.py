@@ -56,7 +56,7 @@ class Journal:
     def _begun(self) -> FileIO:
         """Opens a new last segment. Segments are numbered and not named by rounds, since rounds can be repeated."""
         last = int(self._segments[-1].stem.removeprefix("journal-")) if self._segments else 0
-        path = self._folder / f"journal-{last + 1:012d}.log"
+        path = _segment(self._folder, last + 1)
         file = open(path, "xb", buffering=0)  # noqa: SIM115
         sync_folder(self._folder)
         self._segments.append(path)
@@ -186,6 +186,15 @@ class Journal:
     def close(self) -> None:
         with self._lock:
             self._file.close()
+
+
+def _segment(folder: Path, number: int) -> Path:
+    return folder / f"journal-{number:012d}.log"
+
+
+def first_segment(folder: Path) -> Path:
+    """Returns the path of a journal's first segment. While it exists, the journal has every message since the start."""
+    return _segment(folder, 1)
 
 
 @contextmanager

@@ -143,10 +143,10 @@ class Mailroom:
                     "its own computation; restore the version of torch and the number of threads it had before"
                 )
         fresh = {position: payload for position, payload in payloads.items() if position not in before}
-        with self._changed:
-            self._changed.wait_for(lambda: all(self._edges[p].has_room() for p in fresh) or self._stopped())
-            self._raise_if_stopped()
-        if fresh:
+        if fresh:  # a node that must stop first repeats what it had done before a restart
+            with self._changed:
+                self._changed.wait_for(lambda: all(self._edges[p].has_room() for p in fresh) or self._stopped())
+                self._raise_if_stopped()
             self._observe("computed", step)
             self._journal.log_sent(step, fresh)
             self._observe("logged", step)

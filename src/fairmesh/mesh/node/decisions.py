@@ -1,0 +1,310 @@
+"""How sites agree to remove others or to go back: votes, then commits to these votes, then a certificate.
+
+This is the protocol alone, without files or messages; docs/protocol.md explains it. A decision ends a generation of the
+mesh and begins the next one:
+
+1. Every site that remains votes for the same proposal. A newer vote of a site replaces its older one.
+2. A site that sees all these votes stops training and commits to exactly them. It says how far it has come.
+3. The commits of all sites that remain are the certificate. A site that has it follows it: it never votes or commits in
+   this generation again, and passes the certificate on.
+4. Once all sites that remain follow the same certificate, they begin the next generation.
+
+Sites that wait in step 4 are already members of the next generation. So they can vote there, and remove a site that
+does not take part in step 4 as well.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+BEHIND = (
+    65  # rounds: a neighbour may be one behind, and a power cut may have lost 64 messages that it had not confirmed
+)
+
+
+class Proposal(NamedTuple):
+    """What is voted on in a generation. Without sites and round, a vote is taken back."""
+
+    generation: int
+    sites: tuple[str, ...] = ()  # to continue without
+    round: int | None = None  # to go back to; None: to the last that all have done
+
+    @property
+    def empty(self) -> bool:
+        return not self.sites and self.round is None
+
+
+class Vote(NamedTuple):
+    """A site's vote. Of two votes of a site, the one with the higher number counts."""
+
+    number: int
+    proposal: Proposal
+
+
+class Begun(NamedTuple):
+    """How far a site came in a generation that it began."""
+
+    generation: int
+    start: int  # the round with which the generation began
+    oldest: int  # the earliest round that the site can still go back to
+    done: int  # rounds
+
+
+class Claim(NamedTuple):
+    """What a site says about itself when it commits."""
+
+    begun: tuple[Begun, ...]  # the generations whose state it keeps, the newest last
+    outputs: int  # of its model
+
+
+class Ballot(NamedTuple):
+    """A proposal and the votes for it, one of each site that remains."""
+
+    proposal: Proposal
+    votes: tuple[tuple[str, int], ...]  # site and number, by site
+
+
+class Commit(NamedTuple):
+    """A site's promise to follow the certificate of a ballot, unless it commits to a later ballot first."""
+
+    ballot: Ballot
+    claim: Claim
+
+
+class Certificate(NamedTuple):
+    """The commits of all sites that remain."""
+
+    ballot: Ballot
+    claims: tuple[tuple[str, Claim], ...]  # by site
+
+    @property
+    def proposal(self) -> Proposal:
+        return self.ballot.proposal
+
+
+class Lie(Exception):
+    """What sites claim cannot all be true, so nobody begins the next generation."""
+
+    def __init__(self, sites: Sequence[str], reason: str):
+        super().__init__(reason)
+        self.sites = tuple(sites)
+
+
+class Seen(NamedTuple):
+    """The newest announcements that a site knows, checked, by site."""
+
+    votes: Mapping[str, Vote]
+    commits: Mapping[str, Commit]
+    follows: Mapping[str, Certificate]  # of those that follow a certificate in this generation
+
+
+class Voter:
+    """One site's part in the decision that ends a generation.
+
+    Args:
+        own: The site.
+        present: The sites of this generation.
+        possible: Returns whether the mesh could continue after a proposal.
+        numbers: The newest vote of each site that this site has known. It must be kept over restarts.
+        commits: This site's own commits in this generation, oldest first. They must be kept over restarts.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        present: Sequence[str],
+        possible: Callable[[Proposal], bool],
+        numbers: Mapping[str, int] | None = None,
+        commits: Sequence[Commit] = (),
+    ):
+        self.own, self.present, self._possible = own, tuple(present), possible
+        self.numbers, self.commits = dict(numbers or {}), list(commits)
+
+    def remaining(self, proposal: Proposal) -> list[str]:
+        return sorted(site for site in self.present if site not in proposal.sites)
+
+    def is_majority(self, proposal: Proposal) -> bool:
+        """Returns whether more than half of the generation remain, so that a few cannot remove the others."""
+        return 2 * len(self.remaining(proposal)) > len(self.present)
+
+    def note(self, votes: Mapping[str, Vote]) -> None:
+        for site, vote in votes.items():
+            self.numbers[site] = max(vote.number, self.numbers.get(site, -1))
+
+    def ballot(self, votes: Mapping[str, Vote]) -> Ballot | None:
+        """Returns the ballot of this site's own vote if all sites that remain have voted for the same. Only the newest
+        vote of each site counts, also if this site knows of it and no longer has it."""
+        mine = votes.get(self.own)
+        if mine is None or mine.proposal.empty or not self._possible(mine.proposal):
+            return None
+        sites = self.remaining(mine.proposal)
+        if self.own not in sites or not self.is_majority(mine.proposal):
+            return None
+        for site in sites:
+            vote = votes.get(site)
+            if vote is None or vote.proposal != mine.proposal or vote.number < self.numbers.get(site, -1):
+                return None
+        return Ballot(mine.proposal, tuple((site, votes[site].number) for site in sites))
+
+    def to_commit(self, votes: Mapping[str, Vote]) -> Ballot | None:
+        """Returns a ballot that this site must commit to now, or None."""
+        self.note(votes)
+        found = self.ballot(votes)
+        return None if found is None or (self.commits and self.commits[-1].ballot == found) else found
+
+    def waits_for(self, seen: Seen) -> list[str] | None:
+        """Returns the sites whose commit is missing for the ballot that this site has committed to, or None if there
+        is no such ballot: it has not committed, or somebody has voted otherwise since."""
+        if not self.commits:
+            return None
+        ballot = self.commits[-1].ballot
+        if any(self.numbers.get(site, -1) > number for site, number in ballot.votes):
+            return None
+        return [s for s, _ in ballot.votes if s != self.own and self._commit_of(s, seen, ballot) is None]
+
+    def _commit_of(self, site: str, seen: Seen, ballot: Ballot) -> Commit | None:
+        commit = self.commits[-1] if site == self.own else seen.commits.get(site)
+        return commit if commit is not None and commit.ballot == ballot else None
+
+    def to_follow(self, seen: Seen) -> Certificate | None:
+        """Returns the certificate that this site must follow, or None.
+
+        A site follows the ballot that it committed to last. It goes back to an earlier one only if no site that remains
+        by both can follow the later one, because one of them follows the earlier one. One site may lie about that, so
+        two must say it, where the ballots differ in what they decide."""
+        complete = [self._completed(seen), *seen.follows.values()]
+        return next((one for one in complete if one is not None and self._must_follow(one, seen)), None)
+
+    def _completed(self, seen: Seen) -> Certificate | None:
+        if not self.commits:
+            return None
+        ballot = self.commits[-1].ballot
+        found = [(site, self._commit_of(site, seen, ballot)) for site, _ in ballot.votes]
+        claims = tuple((site, commit.claim) for site, commit in found if commit is not None)
+        return Certificate(ballot, claims) if len(claims) == len(found) else None
+
+    def _must_follow(self, certificate: Certificate, seen: Seen) -> bool:
+        ballot = certificate.ballot
+        mine = [commit for commit in self.commits if commit.ballot == ballot]
+        if not mine or dict(certificate.claims).get(self.own) != mine[-1].claim:
+            return False
+        last = self.commits[-1].ballot
+        newest = self.numbers.get(self.own, -1)
+        if last == ballot and dict(ballot.votes)[self.own] >= newest:
+            return True
+        if last != ballot:
+            rival, enough = last.proposal, 1 if last.proposal == ballot.proposal else 2
+        else:
+            vote = seen.votes.get(self.own)
+            rival, enough = vote.proposal if vote else Proposal(ballot.proposal.generation), 1
+        kept = set(self.remaining(ballot.proposal)) & set(self.remaining(rival)) - {self.own}
+        following = [site for site in kept if site in seen.follows and seen.follows[site].ballot == ballot]
+        return len(following) >= min(enough, len(kept))
+
+    def removed_by(self, seen: Seen) -> Certificate | None:
+        """Returns a certificate by which the others continue without this site."""
+        for certificate in seen.follows.values():
+            if self.own in certificate.proposal.sites and self.is_majority(certificate.proposal):
+                return certificate
+        return None
+
+
+def not_following(certificate: Certificate, follows: Mapping[str, Certificate]) -> tuple[list[str], list[str]]:
+    """Returns the sites that do not follow a certificate yet, and those that committed to it with different claims
+    towards different sites."""
+    missing = [site for site, _ in certificate.ballot.votes if site not in follows]
+    two_faced = set()
+    for other in follows.values():
+        if other.ballot == certificate.ballot:
+            two_faced |= {site for site, claim in certificate.claims if dict(other.claims).get(site) != claim}
+        elif other != certificate:
+            mine, theirs = dict(certificate.ballot.votes), dict(other.ballot.votes)
+            two_faced |= {site for site in mine if mine[site] != theirs.get(site)}
+    return missing, sorted(two_faced)
+
+
+class Base(NamedTuple):
+    """Where the next generation begins: after a round of an earlier generation."""
+
+    generation: int
+    round: int
+
+
+def base_of(
+    claims: Mapping[str, Claim], neighbours: Mapping[str, Sequence[str]], decided: Sequence[Proposal] = ()
+) -> Base:
+    """Returns from where sites continue: the newest generation that all of them began, and the last round that all have
+    done in it.
+
+    Args:
+        claims: What each of the sites claims.
+        neighbours: Their graph.
+        decided: All decisions so far. Those to go back still hold if not all sites began the generation that followed.
+
+    Raises:
+        Lie: If the claims cannot all be true, or a site is further behind than the others can go back.
+    """
+    begun = {site: {one.generation: one for one in claim.begun} for site, claim in claims.items()}
+    common = set.intersection(*(set(one) for one in begun.values()))
+    if not common:
+        raise Lie(sorted(claims), "the sites have no generation in common: " + _shown(claims))
+    generation = max(common)
+    for site, mine in sorted(begun.items()):
+        for other in neighbours.get(site, ()):
+            for one in mine.values():
+                theirs = begun.get(other, {}).get(one.generation)
+                at = one.start if theirs is None else theirs.done
+                if other in begun and one.generation >= generation and one.done - at > BEHIND:
+                    raise Lie(
+                        [other, site],
+                        f"{site} has done {one.done} rounds and its neighbour {other} {at}, but neighbours are never "
+                        f"more than {BEHIND} rounds apart: one of them does not tell the truth",
+                    )
+    here = {site: mine[generation] for site, mine in begun.items()}
+    behind = min(here, key=lambda site: (here[site].done, site))
+    last = here[behind].done
+    back_to = [one.round for one in decided if one.round is not None and one.generation >= generation]
+    if back_to and min(back_to) <= last:
+        return Base(generation, min(back_to))
+    cannot = [site for site, one in sorted(here.items()) if one.oldest > last]
+    if cannot:
+        raise Lie(
+            [behind],
+            f"{behind} says that it has done {last} rounds only, but {', '.join(cannot)} can go back to round "
+            f"{max(here[site].oldest for site in cannot)} at most",
+        )
+    return Base(generation, last)
+
+
+def _shown(claims: Mapping[str, Claim]) -> str:
+    return "; ".join(f"{site} {[one.generation for one in claim.begun]}" for site, claim in sorted(claims.items()))
+
+
+def as_table(certificate: Certificate, signatures: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    """Returns a certificate in the form in which it is announced. `signatures` has the number and the signature of each
+    site's commit."""
+    commits = {
+        site: {**claim_table(claim), "number": signatures[site][0], "signature": signatures[site][1]}
+        for site, claim in certificate.claims
+    }
+    return ballot_table(certificate.ballot) | {"commits": commits}
+
+
+def ballot_table(ballot: Ballot) -> dict[str, Any]:
+    generation, sites, back_to = ballot.proposal
+    return {"generation": generation, "sites": list(sites), "round": back_to, "votes": dict(ballot.votes)}
+
+
+def claim_table(claim: Claim) -> dict[str, Any]:
+    return {"begun": [list(one) for one in claim.begun], "outputs": claim.outputs}
+
+
+def ballot_of(table: Mapping[str, Any]) -> Ballot:
+    return Ballot(proposal_of(table), tuple(sorted(table["votes"].items())))
+
+
+def proposal_of(table: Mapping[str, Any]) -> Proposal:
+    return Proposal(table["generation"], tuple(table["sites"]), table["round"])
+
+
+def claim_of(table: Mapping[str, Any]) -> Claim:
+    return Claim(tuple(Begun(*one) for one in table["begun"]), table["outputs"])

@@ -1,0 +1,353 @@
+"""What a node has voted, promised and followed: kept in decisions.json, and announced to all sites with signatures."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fairmesh.errors import BadInput, FairmeshError
+from fairmesh.mesh.members import Mesh
+from fairmesh.mesh.node.decisions import (
+    Base,
+    Begun,
+    Certificate,
+    Claim,
+    Commit,
+    Proposal,
+    Seen,
+    Vote,
+    Voter,
+    as_table,
+    ballot_of,
+    ballot_table,
+    base_of,
+    claim_of,
+    claim_table,
+    not_following,
+    proposal_of,
+)
+from fairmesh.mesh.node.store import landmarks_in
+from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.storage.files import private_folder, write_atomically
+
+_WISH, _DECISIONS = "vote.json", "decisions.json"
+
+
+class Removed(FairmeshError):
+    """The other sites continue without this one."""
+
+
+def wish(state: Path, mesh: Mesh, own: str, gone: Sequence[str], back_to: int | None = None) -> Mesh:
+    """Records that this site votes to continue without the sites in `gone`, or to go back to a round. With neither, it
+    takes its vote back. Its node announces the vote to the others.
+
+    Returns:
+        The mesh that would remain.
+    """
+    if own in gone:
+        raise BadInput(f"{own} is this site itself; stop its node, and let the others remove it")
+    proposal = Proposal(mesh.generation, mesh.without(*gone).removed[len(mesh.removed) :], back_to)
+    if not _voter(mesh, own).is_majority(proposal):
+        raise BadInput(
+            f"{len(mesh.present) - len(gone)} of {len(mesh.present)} sites would remain; a removal needs more than half"
+        )
+    if back_to is not None and back_to not in (kept := landmarks_in(state, _begun_last(state))):
+        shown = ", ".join(map(str, kept)) or "none yet"
+        raise BadInput(f"there is no kept checkpoint of round {back_to} to go back to; those of this site: {shown}")
+    private_folder(state)
+    table = {"generation": proposal.generation, "sites": list(proposal.sites), "round": back_to}
+    write_atomically(state / _WISH, json.dumps(table).encode())
+    return mesh.after(proposal.sites, back_to)
+
+
+def wished(state: Path, mesh: Mesh) -> Proposal | None:
+    """Returns what this site votes for in this generation, or None if it has not said."""
+    try:
+        found = proposal_of(json.loads((state / _WISH).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if found.generation == mesh.generation else None
+
+
+def still_in(state: Path, mesh: Mesh) -> Mesh:
+    """Returns the mesh of a file, whose addresses may be new, after all that this node has decided since."""
+    return _after(mesh, _read(state)["decisions"], state)
+
+
+def _after(mesh: Mesh, decisions: Sequence[Mapping[str, Any]], state: Path) -> Mesh:
+    for proposal in map(proposal_of, decisions):
+        if mesh.generation > proposal.generation:
+            raise BadInput(
+                f"the mesh file says that {list(mesh.removed)} have left, but this node decides that by itself, in "
+                f"{state / _DECISIONS}; use the mesh file as the founder made it"
+            )
+        mesh = mesh.after(proposal.sites, proposal.round)
+    return mesh
+
+
+def _read(state: Path) -> dict[str, Any]:
+    empty: dict[str, Any] = {"decisions": [], "begun": [], "votes": {}, "vote": None, "commits": []}
+    try:
+        return empty | json.loads((state / _DECISIONS).read_text())
+    except FileNotFoundError:
+        return empty
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"cannot read {state / _DECISIONS}: {error}; restore it from a backup") from error
+
+
+def _begun_last(state: Path) -> int:
+    begun = _read(state)["begun"]
+    return begun[-1][0] if begun else 1
+
+
+def _voter(
+    mesh: Mesh,
+    own: str,
+    numbers: Mapping[str, int] | None = None,
+    commits: Sequence[Commit] = (),
+    landmarks: Callable[[], Sequence[int]] = tuple,
+) -> Voter:
+    def possible(proposal: Proposal) -> bool:
+        try:
+            mesh.after(proposal.sites, proposal.round)
+        except BadInput:
+            return False
+        can = proposal.round is None or proposal.round in landmarks()
+        return can and proposal.generation == mesh.generation
+
+    return Voter(own, [member.name for member in mesh.present], possible, numbers, commits)
+
+
+class Ledger:
+    """The decisions of a mesh as one node takes part in them. Every promise is on disk before it is announced.
+
+    Args:
+        state: The node's state folder.
+        mesh: The mesh of the site's file.
+        own: The site.
+        bulletin: Where announcements are made and heard.
+    """
+
+    def __init__(self, state: Path, mesh: Mesh, own: str, bulletin: Bulletin):
+        self._state, self._own, self._bulletin, self._founded = state, own, bulletin, mesh
+        self._lock = threading.RLock()
+        self._table = _read(state)
+        self._verified: dict[tuple[str, int, int], Certificate | None] = {}  # by site, number and generation
+        self._announce_again()
+
+    def _announce_again(self) -> None:
+        table = self._table
+        if table["vote"] is not None:
+            self._bulletin.announce("vote", table["vote"]["body"], table["vote"]["number"])
+        if table["commits"]:
+            self._bulletin.announce("commit", table["commits"][-1]["body"], table["commits"][-1]["number"])
+        if table["decisions"]:
+            self._bulletin.announce("follow", {"certificates": table["decisions"]}, len(table["decisions"]))
+
+    def _save(self, **fields: Any) -> None:
+        self._table = self._table | fields
+        write_atomically(self._state / _DECISIONS, json.dumps(self._table).encode())
+
+    # The mesh
+
+    @property
+    def mesh(self) -> Mesh:
+        """Returns the mesh after all decisions, also one that has not begun yet."""
+        return _after(self._founded, self._table["decisions"], self._state)
+
+    def mesh_in(self, generation: int) -> Mesh:
+        """Returns the mesh of an earlier generation."""
+        earlier = [one for one in self._table["decisions"] if one["generation"] < generation]
+        return _after(self._founded, earlier, self._state)
+
+    @property
+    def begun(self) -> list[Begun]:
+        """Returns the generations that this node has begun, with how far it came in them."""
+        return [Begun(*one) for one in self._table["begun"]]
+
+    @property
+    def pending(self) -> bool:
+        """Returns whether the newest generation is decided and not begun."""
+        return bool(self._table["begun"]) and self._table["begun"][-1][0] < self.mesh.generation
+
+    def begin(self, start: int) -> None:
+        """Records that this node continues in the newest generation from a round."""
+        with self._lock:
+            generation = self.mesh.generation
+            kept = [list(one) for one in self.begun if one.generation < generation]
+            self._save(begun=[*kept, [generation, start, start, start]])
+
+    @property
+    def pinned(self) -> int | None:
+        """Returns the round from which on everything must be kept, because a certificate may still ask for it."""
+        oldest = [claim_of(one["body"]).begun[-1].oldest for one in self._table["commits"]]
+        return min(oldest, default=None)
+
+    def outputs(self) -> int:
+        """Returns how many outputs the model had before a decision. It keeps those that only a removed site's labels
+        need."""
+        claims = [claim for one in self._table["decisions"] for claim in one["commits"].values()]
+        return max((int(claim["outputs"]) for claim in claims), default=0)
+
+    # Votes
+
+    def vote(self) -> None:
+        """Announces the vote that `fairmesh mesh remove` or `rewind` has recorded, unless it is announced already."""
+        with self._lock:
+            mesh, table = self.mesh, self._table
+            found = wished(self._state, mesh)
+            before = table["vote"]
+            if found is None or (before is None and found.empty):
+                return
+            body = {"generation": found.generation, "sites": list(found.sites), "round": found.round}
+            if before is not None and before["body"] == body:
+                return
+            number = self._bulletin.next_number("vote", table["votes"].get(self._own, -1))
+            self._save(votes=table["votes"] | {self._own: number}, vote={"number": number, "body": body})
+            self._bulletin.announce("vote", body, number)
+
+    def votes(self) -> dict[str, list[str]]:
+        """Returns who has voted for what in this generation, in words."""
+        found: dict[str, list[str]] = {}
+        for site, vote in self.seen().votes.items():
+            if not vote.proposal.empty:
+                found.setdefault(in_words(vote.proposal), []).append(site)
+        return found
+
+    def voter(self) -> Voter:
+        with self._lock:
+            commits = [Commit(ballot_of(one["body"]), claim_of(one["body"])) for one in self._table["commits"]]
+            last = self._table["begun"][-1][0] if self._table["begun"] else 1
+            landmarks = partial(landmarks_in, self._state, last)
+            return _voter(self.mesh, self._own, self._table["votes"], commits, landmarks)
+
+    def seen(self) -> Seen:
+        """Returns what the sites of this generation have announced in it."""
+        mesh, bulletin = self.mesh, self._bulletin
+        present = {member.name for member in mesh.present}
+        votes, commits = {}, {}
+        for site in present:
+            vote = bulletin.entry(site, "vote")
+            if vote is not None and vote.body["generation"] == mesh.generation:
+                votes[site] = Vote(vote.number, proposal_of(vote.body))
+            commit = bulletin.entry(site, "commit")
+            if commit is not None and commit.body["generation"] == mesh.generation:
+                commits[site] = Commit(ballot_of(commit.body), claim_of(commit.body))
+        return Seen(votes, commits, self._follows(mesh))
+
+    def _follows(self, mesh: Mesh) -> dict[str, Certificate]:
+        """Returns the certificates that sites follow at the end of this generation of the mesh."""
+        found = {}
+        for member in mesh.present:
+            follow = self._bulletin.entry(member.name, "follow")
+            for table in [] if follow is None else follow.body["certificates"]:
+                if follow is not None and table["generation"] == mesh.generation:
+                    certificate = self._checked(member.name, follow.number, table, mesh)
+                    if certificate is not None:
+                        found[member.name] = certificate
+        return found
+
+    def _checked(self, site: str, number: int, table: dict[str, Any], mesh: Mesh) -> Certificate | None:
+        """Returns a certificate if all sites that remain have signed its commits, else None."""
+        key = (site, number, mesh.generation)
+        if key not in self._verified:
+            self._verified[key] = self._check(table, mesh)
+        return self._verified[key]
+
+    def _check(self, table: dict[str, Any], mesh: Mesh) -> Certificate | None:
+        proposal, commits = proposal_of(table), table["commits"]
+        voter = _voter(mesh, self._own)
+        remain = voter.remaining(proposal)
+        if sorted(commits) != remain or sorted(table["votes"]) != remain or not voter.is_majority(proposal):
+            return None
+        ballot = ballot_of(table)
+        for site, commit in commits.items():
+            body = ballot_table(ballot) | {"begun": commit["begun"], "outputs": commit["outputs"]}
+            if not self._bulletin.signed_by(site, "commit", commit["number"], body, commit["signature"]):
+                return None
+        return Certificate(ballot, tuple(sorted((site, claim_of(commit)) for site, commit in commits.items())))
+
+    def removed_by(self) -> Certificate | None:
+        """Returns a certificate by which the others continue without this site, in this generation or earlier."""
+        for generation in [*(one["generation"] for one in self._table["decisions"]), self.mesh.generation]:
+            mesh = self.mesh_in(generation)
+            found = _voter(mesh, self._own).removed_by(Seen({}, {}, self._follows(mesh)))
+            if found is not None:
+                return found
+        return None
+
+    # Promises
+
+    def note(self, voter: Voter) -> None:
+        """Records the newest votes that this node has seen."""
+        with self._lock:
+            if voter.numbers != self._table["votes"]:
+                self._save(votes=voter.numbers)
+
+    def commit(self, commit: Commit) -> None:
+        with self._lock:
+            number = self._bulletin.next_number(
+                "commit", max([one["number"] for one in self._table["commits"]], default=-1)
+            )
+            body = ballot_table(commit.ballot) | claim_table(commit.claim)
+            self._save(commits=[*self._table["commits"], {"number": number, "body": body}])
+            self._bulletin.announce("commit", body, number)
+
+    def follow(self, certificate: Certificate) -> None:
+        """Ends this generation. After this, a restart continues with the next one."""
+        with self._lock:
+            table = self._table_of(certificate)
+            mine: Claim = dict(certificate.claims)[self._own]
+            self._save(
+                decisions=[*self._table["decisions"], table],
+                begun=[list(one) for one in mine.begun],
+                votes={},
+                vote=None,
+                commits=[],
+            )
+            self._bulletin.announce("follow", {"certificates": self._table["decisions"]}, len(self._table["decisions"]))
+
+    def _table_of(self, certificate: Certificate) -> dict[str, Any]:
+        for member in self.mesh.present:  # another site may have passed it on
+            follow = self._bulletin.entry(member.name, "follow")
+            for table in [] if follow is None else follow.body["certificates"]:
+                if self._check_is(table, certificate):
+                    return table
+        entries = {site: self._bulletin.entry(site, "commit") for site, _ in certificate.claims}
+        signatures = {site: (one.number, one.signature.hex()) for site, one in entries.items() if one is not None}
+        return as_table(certificate, signatures)
+
+    def _check_is(self, table: dict[str, Any], certificate: Certificate) -> bool:
+        same = table["generation"] == certificate.proposal.generation and ballot_of(table) == certificate.ballot
+        return same and self._check(table, self.mesh) == certificate
+
+    # Beginning the next generation
+
+    def unready(self) -> tuple[list[str], list[str]]:
+        """Returns the sites that do not follow the newest decision yet, and those that have told different sites
+        different things."""
+        certificate = self._newest()
+        before = self.mesh_in(certificate.proposal.generation)
+        remain = dict(certificate.ballot.votes)
+        follows = {site: one for site, one in self._follows(before).items() if site in remain}
+        return not_following(certificate, follows)
+
+    def base(self) -> Base:
+        """Returns from where the newest generation begins. Raises Lie if the sites' claims cannot be true."""
+        mesh = self.mesh
+        neighbours = {member.name: mesh.neighbours(member.name) for member in mesh.present}
+        decided = [proposal_of(one) for one in self._table["decisions"]]
+        return base_of(dict(self._newest().claims), neighbours, decided)
+
+    def _newest(self) -> Certificate:
+        table = self._table["decisions"][-1]
+        claims = tuple(sorted((site, claim_of(commit)) for site, commit in table["commits"].items()))
+        return Certificate(ballot_of(table), claims)
+
+
+def in_words(proposal: Proposal) -> str:
+    if proposal.round is not None:
+        return f"go back to round {proposal.round}"
+    return f"continue without {', '.join(proposal.sites)}"

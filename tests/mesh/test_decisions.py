@@ -1,0 +1,337 @@
+"""The protocol by which sites remove others or go back, checked as a model: with crashes, delays, changed minds and one
+site that lies, sites that count each other never continue from different states, and can always continue."""
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairmesh.mesh.node.decisions import (
+    Begun,
+    Certificate,
+    Claim,
+    Commit,
+    Lie,
+    Proposal,
+    Seen,
+    Vote,
+    Voter,
+    base_of,
+    not_following,
+)
+
+KEPT = 3  # rounds that a site of the model can go back
+
+
+@dataclass
+class Known:
+    """What a site has heard: the newest announcement of each kind of each site, with its number."""
+
+    votes: dict[str, Vote] = field(default_factory=dict)
+    commits: dict[str, tuple[int, Commit]] = field(default_factory=dict)
+    chains: dict[str, list[Certificate]] = field(default_factory=dict)  # the certificates that a site has followed
+
+    def hear(self, site, kind, said):
+        if kind == "vote" and said.number > self.votes.get(site, Vote(-1, None)).number:
+            self.votes[site] = said
+        if kind == "commit" and said[0] > self.commits.get(site, (-1, None))[0]:
+            self.commits[site] = said
+        if kind == "chain" and len(said) > len(self.chains.get(site, [])):
+            self.chains[site] = list(said)
+
+    def all(self):
+        yield from ((site, "vote", said) for site, said in self.votes.items())
+        yield from ((site, "commit", said) for site, said in self.commits.items())
+        yield from ((site, "chain", said) for site, said in self.chains.items())
+
+
+class Site:
+    """An honest site: what is on its disk, and what it has heard since it started."""
+
+    def __init__(self, name, names):
+        self.name, self.founders = name, tuple(names)
+        self.chain, self.begun = [], [Begun(1, 0, 0, 0)]
+        self.numbers, self.commits, self.said = {}, [], 0
+        self.wish = Proposal(1)
+        self.stopped, self.refused = False, None
+        self.known = Known()
+
+    # The mesh as the site sees it
+
+    def present(self, generation=None):
+        gone = {s for one in self.chain if generation is None or one.proposal.generation < generation
+                for s in one.proposal.sites}  # fmt: skip
+        return [name for name in self.founders if name not in gone]
+
+    @property
+    def generation(self):
+        return 1 + sum(max(1, len(one.proposal.sites)) for one in self.chain)
+
+    @property
+    def pending(self):
+        return self.begun[-1].generation != self.generation
+
+    def voter(self):
+        present = self.present()
+        return Voter(
+            self.name, present, lambda p: p.generation == self.generation and set(p.sites) <= set(present)
+            and len(present) - len(p.sites) >= 2, self.numbers, self.commits,
+        )  # fmt: skip
+
+    def seen(self):
+        generation = self.generation
+        follows = {}
+        for site, chain in self.known.chains.items():
+            follows.update((site, one) for one in chain if one.proposal.generation == generation)
+        return Seen(
+            {site: vote for site, vote in self.known.votes.items() if vote.proposal.generation == generation},
+            {s: one for s, (_, one) in self.known.commits.items() if one.ballot.proposal.generation == generation},
+            follows,
+        )
+
+    # What it does
+
+    def vote(self, sites, back_to=None):
+        self.said += 1
+        self.wish = Proposal(self.generation, tuple(sorted(sites)), back_to)
+        self.known.hear(self.name, "vote", Vote(self.said, self.wish))
+
+    def crash(self):
+        """Everything heard is lost; what is on disk is announced again."""
+        self.known = Known()
+        self.known.hear(self.name, "vote", Vote(self.said, self.wish))
+        if self.commits:
+            self.known.hear(self.name, "commit", (self.said_commits(), self.commits[-1]))
+        self.known.hear(self.name, "chain", self.chain)
+
+    def said_commits(self):
+        return 1000 * len(self.chain) + len(self.commits)
+
+    @property
+    def paused(self):
+        return self.pending or self.voter().waits_for(self.seen()) is not None
+
+    def claim(self):
+        return Claim(tuple(self.begun), 10)
+
+    def removed(self):
+        for chain in self.known.chains.values():
+            for one in chain:
+                known = one.proposal.generation <= self.generation
+                if known and self.name in one.proposal.sites:
+                    remain = set(self.present(one.proposal.generation)) - set(one.proposal.sites)
+                    return 2 * len(remain) > len(self.present(one.proposal.generation))
+        return False
+
+    def act(self):
+        """One step of its loop. Returns whether anything changed."""
+        if self.stopped:
+            return False
+        if self.removed():
+            self.stopped = True
+            return True
+        voter, seen = self.voter(), self.seen()
+        ballot = voter.to_commit(seen.votes)
+        self.numbers = voter.numbers
+        certificate = voter.to_follow(seen)
+        if certificate is not None:
+            assert voter.is_majority(certificate.proposal)
+            self.chain = [*self.chain, certificate]
+            self.numbers, self.commits, self.wish = {}, [], Proposal(self.generation)
+            self.known.hear(self.name, "chain", self.chain)
+            return True
+        if ballot is not None:
+            self.commits = [*self.commits, Commit(ballot, self.claim())]
+            self.known.hear(self.name, "commit", (self.said_commits(), self.commits[-1]))
+            return True
+        return self.pending and self.begin()
+
+    def begin(self):
+        last = self.chain[-1]
+        follows = {}
+        for site, chain in self.known.chains.items():
+            if len(chain) >= len(self.chain):
+                follows[site] = chain[len(self.chain) - 1]
+        missing, two_faced = not_following(last, {s: c for s, c in follows.items() if s in dict(last.ballot.votes)})
+        if missing or two_faced:
+            return False
+        present = self.present()
+        decided = [one.proposal for one in self.chain]
+        try:
+            base = base_of(dict(last.claims), {s: [o for o in present if o != s] for s in present}, decided)
+        except Lie as lie:
+            self.refused = lie
+            return False
+        mine = next(one for one in self.begun if one.generation == base.generation)
+        assert base.round <= mine.done
+        assert base.round >= mine.oldest or base.round in [one.round for one in decided], (
+            "it would need a checkpoint that it has not kept"
+        )
+        self.begun = [*self.begun, Begun(self.generation, base.round, base.round, base.round)]
+        return True
+
+    def train(self, sites):
+        """Does a round, if the others in its generation are as far."""
+        if self.stopped or self.paused:
+            return
+        mine = self.begun[-1]
+        for other in sites.values():
+            if other.name in self.present() and other is not self and not other.stopped:
+                theirs = [one for one in other.begun if one.generation == mine.generation]
+                if not theirs or theirs[0].done < mine.done:
+                    return
+        done = mine.done + 1
+        oldest = mine.oldest if self.commits else max(mine.start, done - KEPT)  # a certificate may still come
+        self.begun = [*self.begun[:-1], mine._replace(done=done, oldest=oldest)]
+
+
+class Model:
+    """All sites; the last may lie."""
+
+    def __init__(self, count, lies, draw):
+        self.names = [chr(ord("a") + i) for i in range(count)]
+        self.liar = self.names[-1] if lies else None
+        self.sites = {name: Site(name, self.names) for name in self.names if name != self.liar}
+        self.draw = draw
+        self.secrets = []  # all that anybody ever said; the liar may keep it and tell it later
+        self.numbered = 0
+
+    def pass_on(self, one, other):
+        """One site tells another all that it knows."""
+        for site, kind, said in list(self.sites[one].known.all()):
+            self.sites[other].known.hear(site, kind, said)
+            self.secrets.append((site, kind, said))
+
+    def lie(self, to):
+        """The liar tells a site something in its own name, or what it has heard before, in any order."""
+        draw, name = self.draw, self.liar
+        victim = self.sites[to]
+        what = draw.choice(["vote", "commit", "chain", "old"])
+        self.numbered += draw.choice([0, 1])
+        if what == "old" and self.secrets:
+            victim.known.hear(*draw.choice(self.secrets))
+        if what == "vote":
+            others = [vote.proposal for _, kind, vote in self.secrets if kind == "vote"]
+            generation = victim.generation
+            made = Proposal(generation, tuple(sorted(draw.sample(self.names[:-1], draw.choice([0, 1, 2])))))
+            victim.known.hear(name, "vote", Vote(self.numbered, draw.choice([*others, made])))
+        commits = [said for _, kind, said in self.secrets if kind == "commit"]
+        if what == "commit" and commits:
+            victim.known.hear(name, "commit", (self.numbered, Commit(draw.choice(commits)[1].ballot, self._claim())))
+        if what == "chain" and commits:
+            ballot = draw.choice(commits)[1].ballot
+            claims = {}
+            for site, _ in ballot.votes:  # only true commits of others have their signatures
+                made = [one.claim for who, kind, said in self.secrets if kind == "commit" and who == site
+                        for one in [said[1]] if one.ballot == ballot]  # fmt: skip
+                made = [self._claim()] if site == name else made
+                if made:
+                    claims[site] = draw.choice(made)
+            if len(claims) == len(ballot.votes):
+                before = [one for one in victim.chain if one.proposal.generation < ballot.proposal.generation]
+                victim.known.hear(name, "chain", [*before, Certificate(ballot, tuple(sorted(claims.items())))])
+
+    def _claim(self):
+        done = self.draw.choice([0, 0, 1, 2, 5, 100])
+        made = [Begun(1, 0, self.draw.choice([0, done]), done)]
+        if self.draw.random() < 0.3:
+            made.append(Begun(2, done, done, done + self.draw.choice([0, 1, 100])))
+        return Claim(tuple(made), 10)
+
+    def check(self):
+        """Sites that count each other as members follow the same, and begin from the same."""
+        for one in self.sites.values():
+            for other in self.sites.values():
+                if one.stopped or other.stopped:
+                    continue
+                for mine, theirs in zip(one.chain, other.chain):
+                    if mine == theirs:
+                        continue
+                    if mine.proposal.generation != theirs.proposal.generation:
+                        break
+                    each = other.name in dict(mine.ballot.votes) and one.name in dict(theirs.ballot.votes)
+                    assert not each or mine.proposal == theirs.proposal, (mine, theirs)
+                    after = max(1, len(mine.proposal.sites)) + mine.proposal.generation
+                    began = [any(b.generation == after for b in s.begun) for s in (one, other)]
+                    assert not each or not all(began), "two sites began a generation from different certificates"
+                    break
+                same = min(len(one.chain), len(other.chain))
+                if one.chain[:same] == other.chain[:same]:
+                    starts = {b.generation: b.start for b in one.begun}
+                    for b in other.begun:
+                        if b.generation <= 1 + sum(max(1, len(c.proposal.sites)) for c in one.chain[:same]):
+                            assert starts.get(b.generation, b.start) == b.start
+
+    def run(self, steps):
+        draw, honest = self.draw, list(self.sites)
+        for _ in range(steps):
+            what = draw.random()
+            name = draw.choice(honest)
+            site = self.sites[name]
+            if what < 0.22:
+                site.act()
+            elif what < 0.62:
+                self.pass_on(name, draw.choice(honest))
+            elif what < 0.74 and not site.stopped:
+                same = [one.wish for one in self.sites.values() if one.wish.generation == site.generation]
+                popular = [wish for wish in same if not wish.empty]
+                wish = draw.choice(popular) if popular and draw.random() < 0.8 else None
+                if wish is not None and name not in wish.sites:
+                    site.vote(wish.sites, wish.round)
+                elif draw.random() < 0.15 and not site.pending:
+                    site.vote([], draw.randint(site.begun[-1].start, site.begun[-1].done))
+                else:
+                    others = [one for one in site.present() if one != name]
+                    site.vote(draw.sample(others, min(len(others), draw.choice([0, 1, 1, 1, 2]))))
+            elif what < 0.78:
+                site.crash()
+            elif what < 0.9:
+                site.train(self.sites)
+            elif self.liar is not None:
+                self.lie(name)
+            self.check()
+
+    def mend(self):
+        """Messages arrive, and the operators of the honest sites vote for all those out that do not take part."""
+        honest = list(self.sites)
+        for _ in range(60):
+            changed = False
+            for one in honest:
+                for other in honest:
+                    self.pass_on(one, other)
+            for name in honest:
+                while self.sites[name].act():
+                    changed = True
+                self.check()
+            for name in honest:
+                site = self.sites[name]
+                out = [o for o in site.present() if o == self.liar or (o in self.sites and self.sites[o].stopped)]
+                if (
+                    not site.stopped
+                    and not changed
+                    and (site.wish.sites != tuple(sorted(out)) or site.wish.round is not None)
+                ):
+                    site.vote(out)
+                    changed = True
+            if not changed:
+                break
+
+    def stuck(self):
+        """Returns the sites that cannot continue although more than half of their generation are honest and here."""
+        found = []
+        for site in self.sites.values():
+            here = [o for o in site.present() if o in self.sites and not self.sites[o].stopped
+                    and site.name in self.sites[o].present()]  # fmt: skip
+            if not site.stopped and 2 * len(here) > len(site.present()) and len(here) >= 2 and site.paused:
+                found.append(site.name)
+        return found
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**32), st.integers(3, 5), st.booleans())
+def test_no_split_no_lost_checkpoint_and_no_deadlock(seed, count, lies):
+    model = Model(count, lies, random.Random(seed))
+    model.run(120)
+    model.mend()
+    assert not model.stuck(), {s.name: (s.generation, s.pending, s.stopped, s.wish) for s in model.sites.values()}
