@@ -13,7 +13,14 @@ from fairmesh.mesh.wire.frames import Refused
 from tests.refusals import refused
 
 NAMES = ("a", "b", "c")
-FROZEN = {"sites": ["c"], "generation": 2, "round": 12, "outputs": 10}
+COMMIT = {
+    "generation": 2,
+    "sites": ["c"],
+    "round": None,
+    "votes": {"a": 3, "b": 5},
+    "begun": [[1, 0, 2, 12]],
+    "outputs": 10,
+}
 
 
 def status(done: int) -> dict:
@@ -115,13 +122,13 @@ def test_announcements_that_are_no_news_of_this_mesh_are_refused(boards, entries
 
 def test_restarted_site_knows_what_it_and_others_had_said(boards, keys, tmp_path):
     made, authority = keys
-    boards["a"].announce("frozen", FROZEN, 2)
+    boards["a"].announce("commit", COMMIT, 2)
     pass_on(boards, "b", "a")
     (tmp_path / "bulletin.json").write_bytes(boards["a"].saved())
     again = Bulletin("a", *made["a"], authority, NAMES)
     again.restored(tmp_path / "bulletin.json")
-    again.announce("frozen", FROZEN | {"round": 3}, 2)  # what was said first holds
-    assert again.of("a", "frozen") == FROZEN
+    again.announce("commit", COMMIT | {"round": 3}, 2)  # what was said first holds
+    assert again.of("a", "commit") == COMMIT
     assert again.of("b", "certificate") is not None
 
 
@@ -132,12 +139,16 @@ WRONG = {
     "commands to a terminal": ("status", status(1) | {"activity": "\x1b[2J"}, "activity"),
     "waiting for a list": ("status", status(1) | {"waiting_for": [1]}, "waiting_for"),
     "a number without end": ("status", status(1) | {"time": 10**4000}, None),
-    "a vote for no list": ("leaving", {"sites": "b", "generation": 2, "mesh": "0"}, "sites"),
-    "a round below none": ("frozen", FROZEN | {"round": -1}, "round"),
-    "a truth for a round": ("frozen", FROZEN | {"round": True}, "round"),
-    "too much": ("frozen", FROZEN | {"sites": ["x" * 100] * 200}, "much"),
-    "a field of its own": ("frozen", FROZEN | {"more": 1}, "more"),
-    "outputs without end": ("frozen", FROZEN | {"outputs": 1 << 53}, "outputs"),
+    "a vote for no list": ("vote", {"sites": "b", "generation": 2, "round": None}, "sites"),
+    "a round below none": ("commit", COMMIT | {"round": -1}, "round"),
+    "a truth for a round": ("commit", COMMIT | {"round": True}, "round"),
+    "too much": ("commit", COMMIT | {"sites": ["x" * 100] * 200}, "much"),
+    "a field of its own": ("commit", COMMIT | {"more": 1}, "more"),
+    "outputs without end": ("commit", COMMIT | {"outputs": 1 << 53}, "outputs"),
+    "no generation": ("commit", COMMIT | {"begun": []}, "begun"),
+    "a generation of three numbers": ("commit", COMMIT | {"begun": [[1, 0, 2]]}, "begun"),
+    "votes in words": ("commit", COMMIT | {"votes": {"a": "yes"}}, "votes"),
+    "a certificate without commits": ("follow", {"certificates": [{"generation": 1, "sites": []}]}, "certificates"),
 }
 
 
@@ -191,9 +202,9 @@ def test_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_key
 def test_site_with_a_new_key_says_again_what_it_had_said_and_knows_what_others_did(tmp_path, monkeypatch):
     made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
     boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
-    boards["b"].announce("frozen", FROZEN | {"round": 9}, 1)
+    boards["b"].announce("commit", COMMIT | {"round": 9}, 1)
     pass_on(boards, "b", "a")
-    boards["a"].announce("frozen", FROZEN, 1)
+    boards["a"].announce("commit", COMMIT, 1)
     (tmp_path / "bulletin.json").write_bytes(boards["a"].saved())
     now = certificates._clock()
     monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
@@ -201,9 +212,9 @@ def test_site_with_a_new_key_says_again_what_it_had_said_and_knows_what_others_d
     key, request = make_key(tmp_path, "a")
     renewed = Bulletin("a", key.read_bytes(), sign(request.read_bytes(), tmp_path, _mesh(), 1), authority, NAMES)
     renewed.restored(tmp_path / "bulletin.json")
-    assert renewed.of("b", "frozen") == FROZEN | {"round": 9}
+    assert renewed.of("b", "commit") == COMMIT | {"round": 9}
     boards["c"].heard(renewed.news(0)[1])
-    assert boards["c"].of("a", "frozen") == FROZEN
+    assert boards["c"].of("a", "commit") == COMMIT
 
 
 def test_damaged_memory_is_passed_over(boards, tmp_path):
@@ -217,7 +228,7 @@ def test_much_news_is_told_in_pieces_and_all_of_it(boards, monkeypatch):
 
     monkeypatch.setattr(bulletin, "_A_FRAME", 100)
     pass_on(boards, "b", "a")
-    boards["a"].announce("frozen", FROZEN, 1)
+    boards["a"].announce("commit", COMMIT, 1)
     boards["a"].announce("status", status(3))
     since, pieces = 0, []
     while (told := boards["a"].news(since))[1] is not None:

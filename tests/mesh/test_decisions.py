@@ -4,10 +4,13 @@ site that lies, sites that count each other never continue from different states
 import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairmesh.mesh.node.decisions import (
+    BEHIND,
+    Base,
     Begun,
     Certificate,
     Claim,
@@ -328,10 +331,110 @@ class Model:
         return found
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.integers(0, 2**32), st.integers(3, 5), st.booleans())
-def test_no_split_no_lost_checkpoint_and_no_deadlock(seed, count, lies):
+def _ends_well(seed, count, lies):
     model = Model(count, lies, random.Random(seed))
     model.run(120)
     model.mend()
-    assert not model.stuck(), {s.name: (s.generation, s.pending, s.stopped, s.wish) for s in model.sites.values()}
+    stuck = model.stuck()
+    assert not stuck, {s.name: (s.generation, s.pending, s.stopped, s.wish) for s in model.sites.values()}
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2**32), st.integers(3, 5), st.booleans())
+def test_no_split_no_lost_checkpoint_and_no_deadlock(seed, count, lies):
+    _ends_well(seed, count, lies)
+
+
+@pytest.mark.slow
+def test_no_split_no_lost_checkpoint_and_no_deadlock_in_thousands_of_runs():
+    for seed in range(6000):
+        _ends_well(seed, 3 + seed % 3, seed % 2 == 1)
+
+
+def _forgets_votes(monkeypatch):
+    monkeypatch.setattr(Voter, "note", lambda self, votes: None)
+
+
+def _follows_only_its_last_ballot(monkeypatch):
+    def last_only(self, certificate, seen):
+        newest = dict(certificate.ballot.votes)[self.own] >= self.numbers.get(self.own, -1)
+        return bool(self.commits) and self.commits[-1].ballot == certificate.ballot and newest
+
+    monkeypatch.setattr(Voter, "_must_follow", last_only)
+
+
+def _follows_without_commits(monkeypatch):
+    def at_once(self, seen):
+        ballot = self.ballot(seen.votes)
+        claims = tuple((site, Claim((Begun(1, 0, 0, 0),), 10)) for site, _ in ballot.votes) if ballot else ()
+        return Certificate(ballot, claims) if ballot else None
+
+    monkeypatch.setattr(Voter, "to_follow", at_once)
+
+
+def _believes_every_round(monkeypatch):
+    from tests.mesh import test_decisions
+
+    def lowest(claims, neighbours, decided=()):
+        return Base(1, min(claim.begun[-1].done for claim in claims.values()))
+
+    monkeypatch.setattr(test_decisions, "base_of", lowest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "broken", [_forgets_votes, _follows_only_its_last_ballot, _follows_without_commits, _believes_every_round]
+)
+def test_model_finds_what_each_rule_prevents(broken, monkeypatch):
+    broken(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in range(4000):
+            _ends_well(seed, 3 + seed % 3, seed % 2 == 1)
+
+
+def _claims(**done):
+    return {site: Claim((Begun(1, 0, 0, rounds),), 10) for site, rounds in done.items()}
+
+
+RING = {"a": ["b", "d"], "b": ["a", "c"], "c": ["b", "d"], "d": ["c", "a"]}
+
+
+def test_sites_continue_from_the_last_round_that_all_have_done():
+    assert base_of(_claims(a=7, b=6, c=7, d=7), RING) == Base(1, 6)
+
+
+def test_generation_that_not_all_have_begun_is_left():
+    claims = _claims(a=7, b=6, c=7, d=7)
+    claims["a"] = Claim((*claims["a"].begun, Begun(2, 6, 6, 7)), 10)
+    assert base_of(claims, RING) == Base(1, 6)
+    everywhere = {s: Claim((Begun(1, 0, 0, 7), Begun(2, 6, 6, 8 + (s == "a"))), 10) for s in RING}
+    assert base_of(everywhere, RING) == Base(2, 8)
+
+
+def test_decision_to_go_back_holds_until_all_have_begun_after_it():
+    back = [Proposal(1, (), 4), Proposal(2, ("e",))]
+    assert base_of(_claims(a=7, b=6, c=7, d=7), RING, back) == Base(1, 4)
+    everywhere = {s: Claim((Begun(1, 0, 0, 7), Begun(2, 4, 4, 5)), 10) for s in RING}
+    assert base_of(everywhere, RING, back) == Base(2, 5)
+
+
+def test_round_far_behind_the_neighbours_is_a_lie_of_one_of_the_two():
+    with pytest.raises(Lie, match="neighbour b 9") as found:
+        base_of(_claims(a=9 + BEHIND + 1, b=9, c=80, d=80), RING)
+    assert set(found.value.sites) == {"a", "b"}
+    assert base_of(_claims(a=9 + BEHIND, b=9, c=9 + BEHIND, d=80), RING).round == 9
+
+
+def test_site_that_denies_a_generation_in_which_its_neighbours_trained_lies():
+    claims = {s: Claim((Begun(1, 0, 0, 7), Begun(2, 6, 100, 900)), 10) for s in RING}
+    claims["b"] = Claim((Begun(1, 0, 0, 7),), 10)
+    with pytest.raises(Lie, match="neighbour b 6"):
+        base_of(claims, RING)
+
+
+def test_round_that_others_cannot_go_back_to_names_the_one_who_is_behind():
+    claims = {s: Claim((Begun(1, 0, 60, 90),), 10) for s in RING}
+    claims["c"] = Claim((Begun(1, 0, 0, 50),), 10)
+    with pytest.raises(Lie, match="c says that it has done 50") as found:
+        base_of(claims, RING)
+    assert found.value.sites == ("c",)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from fairmesh.problems.oracle import Oracle
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from tests import toys
 from tests.mesh import fleet
-from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -263,105 +261,6 @@ class _Tracked:
         for t in rounds:
             state = self.algorithm.step(state, Round(torch.tensor(t), oracle, network))
         return state
-
-
-def _mesh(**fields):
-    names = ["a", "b", "c", "d"]
-    members = [
-        Member(name, f"127.0.0.1:{7000 + i}", tuple(other for other in names if other != name))
-        for i, name in enumerate(names)
-    ]
-    return Mesh("four", "0" * 64, tuple(members), **fields)
-
-
-class _Votes:
-    def __init__(self, bodies):
-        self.bodies = bodies
-
-    def of_all(self, kind):
-        return self.bodies
-
-
-def _vote(mesh, *gone):
-    return {"sites": list(gone), "generation": mesh.generation, "mesh": mesh.without(*gone).structure()}
-
-
-def test_votes_of_all_who_remain_are_needed_to_remove_a_site():
-    mesh = _mesh()
-    voted = {name: _vote(mesh, "d") for name in ("a", "b")}
-    assert leaving.decided(_Votes(voted), mesh) is None
-    assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "b")}), mesh) is None
-    assert leaving.decided(_Votes(voted | {"c": _vote(mesh, "d")}), mesh) == ("d",)
-
-
-def test_votes_can_remove_several_sites_at_once_and_can_be_changed():
-    mesh = _mesh()
-    voted = {name: _vote(mesh, "c", "d") for name in ("a", "b")}
-    assert leaving.decided(_Votes(voted), mesh) == ("c", "d")
-    assert leaving.decided(_Votes(voted | {"b": _vote(mesh, "d")}), mesh) is None
-    assert mesh.without("d", "c").removed == ("c", "d")
-    assert mesh.without("c", "d").generation == 3
-
-
-def test_vote_for_what_cannot_be_counts_for_nothing_and_harms_nobody():
-    mesh = Mesh("two", "0" * 64, (Member("a", "127.0.0.1:7001", ("b",)), Member("b", "127.0.0.1:7002", ("a",))))
-    body = {"sites": ["b"], "generation": 1, "mesh": "x"}
-    assert leaving.votes(_Votes({"a": body}), mesh) == {}
-    assert leaving.votes(_Votes({"a": body | {"sites": ["nobody"]}}), mesh) == {}
-    assert leaving.votes(_Votes({"a": body | {"sites": []}}), mesh) == {}
-
-
-def test_site_that_left_stays_out_whatever_mesh_file_comes_later(tmp_path):
-    mesh = _mesh()
-    leaving.note_removed(tmp_path, mesh.without("d"))
-    (tmp_path / "generation-2").mkdir()
-    moved = replace(mesh, members=tuple(replace(m, address=f"10.0.0.1:{7000 + i}") for i, m in enumerate(mesh.members)))
-    found = leaving.still_in(tmp_path, moved)
-    assert (found.removed, found.members[0].address) == (("d",), "10.0.0.1:7000")
-    with refused("['c']", "['d']"):
-        leaving.still_in(tmp_path, moved.without("c"))
-    with refused("['d', 'b']", "['d']"):
-        leaving.still_in(tmp_path, moved.without("d").without("b"))
-
-
-def test_model_keeps_the_outputs_that_only_the_leavers_labels_needed():
-    mesh = _mesh()
-    told = {name: {"outputs": 10} for name in ("a", "b", "c")}
-    assert leaving.outputs_before(_Votes(told), mesh.without("d")) == 10
-    assert leaving.outputs_before(_Votes(told), mesh) == 0
-
-
-def test_votes_for_another_mesh_or_of_an_earlier_generation_do_not_count():
-    mesh = _mesh()
-    after = mesh.without("d")
-    old = {name: _vote(mesh, "d") for name in ("a", "b", "c")}
-    assert leaving.decided(_Votes(old), after) is None
-    forged = {name: _vote(mesh, "d") | {"mesh": "1" * 64} for name in ("a", "b", "c")}
-    assert leaving.decided(_Votes(forged), mesh) is None
-
-
-def test_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart(tmp_path):
-    with refused("a", "itself"):
-        leaving.wish(tmp_path, _mesh(), "a", ["a"])
-    line = Mesh(
-        "line",
-        "0" * 64,
-        (
-            Member("a", "127.0.0.1:7001", ("b",)),
-            Member("b", "127.0.0.1:7002", ("a", "c")),
-            Member("c", "127.0.0.1:7003", ("b",)),
-        ),
-    )
-    with refused("{a}", "{c}"):
-        leaving.wish(tmp_path, line, "a", ["b"])
-    assert leaving.wished(tmp_path, line) is None
-
-
-def test_wish_holds_for_its_own_generation_only(tmp_path):
-    mesh = _mesh()
-    leaving.wish(tmp_path, mesh, "a", ["d"])
-    assert leaving.wished(tmp_path, mesh) == ["d"]
-    assert leaving.wished(tmp_path, mesh.without("d")) is None
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
     sites = fm.Problem(torch.nn.Linear(3, 2), [fm.Site((torch.randn(5, 3), torch.arange(5) % 2))]).sites
     mine = facts(sites[0])
     other = mine | {"inputs": ["torch.float32", [4]]}
-    with refused("inputs", "site b", "['torch.float32', [4]]", "['torch.float32', [3]]"):
+    with refused("inputs", '["torch.float32", [4]] at b', '["torch.float32", [3]] at a'):
         common_problem(Member(), sites[0], {"a": mine, "b": other})  # type: ignore[arg-type]
 
 

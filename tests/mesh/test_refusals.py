@@ -305,7 +305,7 @@ STREAMS = {
     ),
     "news of a stranger": (lambda d: _news(d, "omega", "status", {}, "beta"), ["'status'", "'omega'"]),
     "news of a new kind": (lambda d: _news(d, "beta", "gossip", {}, "beta"), ["'gossip'", "'beta'"]),
-    "a vote that is none": (lambda d: _news(d, "beta", "leaving", {"sites": 7}, "beta"), ["'leaving'", "sites"]),
+    "a vote that is none": (lambda d: _news(d, "beta", "vote", {"sites": 7}, "beta"), ["'vote'", "generation"]),
     "news without a form": (lambda d: frames.news(b'[{"site": []}]'), ["news"]),
 }  # fmt: skip
 

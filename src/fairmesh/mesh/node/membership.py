@@ -2,6 +2,8 @@
 
 import fcntl
 import hashlib
+import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,6 +33,7 @@ from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import private_folder, read_bytes
 
+_FORM = ("inputs", "targets", "test", "validation")  # facts that must be the same everywhere
 _OF_ALL_SITES = ("measure_phi", "keep_best", "keep_iterate", "compare_weights")
 
 
@@ -173,20 +176,28 @@ def facts(site: Site) -> dict[str, Any]:
     }
 
 
+def misfit(known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | None:
+    """Returns the sites whose data has another form than that of most sites, and what differs, or None."""
+    for what in _FORM:
+        said = {name: json.dumps(one.get(what)) for name, one in known.items()}
+        usual, count = Counter(said.values()).most_common(1)[0]
+        if count < len(said):
+            unlike = [name for name, form in said.items() if form != usual]
+            shown = "; ".join(f"{said[name]} at {name}" for name in unlike)
+            others = ", ".join(name for name in said if name not in unlike)
+            return unlike, f"the {what} are {usual} at {others}, but {shown}; all sites need data of the same form"
+    return None
+
+
 def common_problem(
     membership: Membership, mine: Site, known: Mapping[str, Mapping[str, Any]], outputs: int = 0
 ) -> Problem:
     """Returns the problem of all present sites, from this site's data and what the others announced about theirs. The
     model has as many outputs as any site's labels need, and at least `outputs`."""
     names = [member.name for member in membership.mesh.present]
-    here = known[membership.name]
-    for name in names:
-        for what in ("inputs", "targets", "test", "validation"):
-            if known[name].get(what) != here[what]:
-                raise BadInput(
-                    f"the {what} of site {name} are {known[name].get(what)}, but here they are {here[what]}; all "
-                    "sites need data of the same form"
-                )
+    unlike = misfit({name: known[name] for name in names})
+    if unlike is not None:
+        raise BadInput(unlike[1])
     outputs = max(outputs, *(int(known[name]["outputs"]) for name in names))
 
     def elsewhere(name: str) -> Site:

@@ -1,5 +1,7 @@
 """The life of a node: it connects to the others, does its rounds, computes the average of all sites, and ends."""
 
+import hashlib
+import json
 import signal
 import threading
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import leaving
 from fairmesh.mesh.node.decisions import Begun, Claim, Commit, Lie
@@ -20,6 +23,7 @@ from fairmesh.mesh.node.membership import (
     common_problem,
     facts,
     locked,
+    misfit,
     own_data,
 )
 from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
@@ -36,6 +40,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import private_files, write_atomically
 
 PERSONAL = "personal"  # the folder of the site's own model
+_FACTS = "facts.json"  # about all sites' data, as the run began with them
 _ACTIVITY = 200  # characters
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
@@ -108,7 +113,7 @@ class _Node:
         given = membership.credentials
         self._bulletin = Bulletin(membership.name, given.key, given.certificate, given.authority, membership.mesh.names)
         self._bulletin.restored(self._folder / "bulletin.json")
-        self._bulletin.announce("facts", facts(own), self._bulletin.since)
+        self._facts = self._frozen_facts(facts(own))
         self._rounds: Rounds | None = None
         self._ledger = Ledger(self._folder, Mesh.read(membership.site.mesh), membership.name, self._bulletin)
         self.oversight = Oversight(membership, self._bulletin, self._ledger, log, patience_s, monitor, observe)
@@ -136,11 +141,11 @@ class _Node:
         done, self._rounds = store.newest or 0, None
         met = done > 0 or membership.mesh.generation > 1
         with self._opened(done + FIRST_ROUND if met else 0) as mailroom:
-            if self._unknown():
+            if self._facts is None:
                 with self._linked(mailroom, only_news=True):
                     oversight.activity = "connecting"
-                    self._wait(lambda: not self._unknown(), self._unknown)
-                self._remember()
+                    self._facts = self._agreed_facts()
+            self._announce_ready(self._facts)  # for a site that has not begun yet
             problem = self._problem(membership)
             mailroom.largest = _largest(problem.flat_model.dim, problem.n)
             mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
@@ -201,10 +206,62 @@ class _Node:
             self._limiter("warning", "clocks differ", name, f"by {round(apart / 60)} minutes")
         return theirs.get("generation") == self._membership.mesh.generation
 
-    def _unknown(self) -> list[str]:
-        """Returns the sites that have not announced the form of their data yet. Each announces it once for the run."""
-        known = self._bulletin.of_all("facts")
-        return [member.name for member in self._membership.mesh.present if member.name not in known]
+    def _frozen_facts(self, mine: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns what all sites said about their data when the run began. Before, returns None and announces this
+        site's data, which may still be corrected."""
+        path = self._folder / _FACTS
+        if not path.exists():
+            if self._bulletin.of(self._membership.name, "facts") != mine:
+                self._bulletin.announce("facts", mine)
+            return None
+        frozen = json.loads(path.read_text())
+        before = frozen[self._membership.name]
+        changed = [
+            f"{what}: {before.get(what)} then, {now} now" for what, now in mine.items() if before.get(what) != now
+        ]
+        if changed:
+            raise BadInput(
+                f"the data of this site has changed since the run began ({'; '.join(changed)}); restore it. Data stays "
+                "the same during a run, since all sites have agreed on it"
+            )
+        return frozen
+
+    def _agreed_facts(self) -> dict[str, Any]:
+        """Waits until all sites have announced data that fits together and have seen the same announcements. Then these
+        are recorded, and the run begins with them."""
+        bulletin, present = self._bulletin, [member.name for member in self._membership.mesh.present]
+        shown: list[str] = []
+
+        def missing() -> list[str]:
+            announced = bulletin.of_all("facts")
+            known = {name: announced[name] for name in present if name in announced}
+            unlike = misfit(known)
+            if unlike is not None:
+                if unlike[1] not in shown:
+                    shown.append(unlike[1])
+                    self._log("error", "the data of the sites does not fit together", reason=unlike[1])
+                return unlike[0]
+            if len(known) < len(present):
+                return [name for name in present if name not in known]
+            mine, ready = self._announce_ready(known), bulletin.of_all("ready")
+            late = [name for name in present if ready.get(name) != mine]
+            if not late:
+                found.update(known)
+            return late
+
+        found: dict[str, Any] = {}
+        self._wait(lambda: not missing(), missing)
+        write_atomically(self._folder / _FACTS, json.dumps(found).encode())
+        self._remember()
+        return found
+
+    def _announce_ready(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Announces with which facts about the present sites this node begins."""
+        here = {member.name: known[member.name] for member in self._membership.mesh.present}
+        body = {"facts": hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()}
+        if self._bulletin.of(self._membership.name, "ready") != body:
+            self._bulletin.announce("ready", body)
+        return body
 
     def _remember(self) -> None:
         write_atomically(self._folder / "bulletin.json", self._bulletin.saved())
@@ -362,7 +419,7 @@ class _Node:
         store.save(reduced, agreed, identity_of(after, problem), len(after.present))
 
     def _problem(self, membership: Membership) -> Problem:
-        return common_problem(membership, self._own, self._bulletin.of_all("facts"), self._ledger.outputs())
+        return common_problem(membership, self._own, self._facts or {}, self._ledger.outputs())
 
 
 def _largest(dim: int, n: int) -> int:

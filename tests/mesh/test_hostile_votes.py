@@ -1,0 +1,267 @@
+"""Members that vote, lie and change their minds, with real nodes: the others lose nothing and the run ends."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairmesh.mesh.node import ledger, running
+from fairmesh.mesh.node.decisions import Claim
+from tests.mesh import fleet
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["a", "b", "c", "d", "e"]
+EXPERIMENT = """
+rounds = 48
+data = { name = "digits", nodes = 5, split = "class" }
+topology = { name = "circulant", offsets = [1, 2] }
+[algorithm]
+name = "ad-gda"
+primal_step = 1.0
+dual_step = 0.05
+consensus_step = 0.4
+compressor = { name = "quantize", bits = 4 }
+[options]
+measure_every = 16
+checkpoint_every = 5
+dtype = "float64"
+"""
+
+
+class Run:
+    """A mesh of five real nodes."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "experiment.toml").write_text(EXPERIMENT)
+        self.mesh = fleet.provisioned(folder, folder / "experiment.toml", NAMES)
+        self.running: dict[str, int] = {}
+
+    def start(self, *names: str, before: Callable[[], None] = lambda: None, **options) -> None:
+        """Starts nodes; `before` runs in their processes first and may make them lie."""
+        for name in names:
+
+            def work(name: str = name) -> None:
+                import torch
+
+                torch.set_num_threads(1)
+                before()
+                running.run_node(self.folder / name / "site.toml", stream=sys.stderr, **options)
+
+            self.running[name] = fleet.forked(work, self.folder / f"{name}.log")
+
+    def events(self, name: str, what: str) -> list[dict]:
+        path = self.folder / name / "state" / "log.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["what"] == what]
+
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, self.logs()
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {n}\n{(self.folder / f'{n}.log').read_text()[-3000:]}" for n in self.running)
+
+    def round(self, name: str) -> int:
+        try:
+            return json.loads((self.folder / name / "state" / "status.json").read_text())["round"]
+        except (OSError, ValueError):
+            return 0
+
+    def vote(self, *names: str, out: list[str], back_to: int | None = None) -> None:
+        for name in names:
+            state = self.folder / name / "state"
+            ledger.wish(state, ledger.still_in(state, self.mesh), name, out, back_to)
+
+    def end(self, *names: str) -> bytes:
+        """Waits until nodes have ended, and returns their model, which must be the same."""
+        for name in names:
+            assert fleet.ended(self.running.pop(name), 90) == 0, self.logs()
+        models = {(self.folder / name / "state" / "result" / "model.safetensors").read_bytes() for name in names}
+        assert len(models) == 1
+        return models.pop()
+
+    def stops(self, name: str, why: str) -> None:
+        """Waits until a node has ended with an error that says why."""
+        assert fleet.ended(self.running.pop(name), 60) == 1, self.logs()
+        assert why in self.events(name, "stopped")[-1]["reason"]
+
+    def kill(self) -> None:
+        for process in self.running.values():
+            os.kill(process, 9)
+            os.waitpid(process, 0)
+
+
+def _waits_at(step: int, flag: Path) -> Callable[[str, int], None]:
+    """A node that pauses in the middle of the run until a file exists."""
+
+    def observe(point: str, at: int) -> None:
+        while point == "computed" and at == step and not flag.exists():
+            time.sleep(0.02)
+
+    return observe
+
+
+def two_of_five(run: Run) -> None:
+    """Two adjacent members vote the three others out, with every check at their own site removed."""
+    flag = run.folder / "go"
+
+    def lawless() -> None:
+        from fairmesh.mesh.node.decisions import Voter
+
+        Voter.is_majority = lambda self, proposal: True  # type: ignore[method-assign]
+
+    run.start("a", "b", before=lawless, observe=_waits_at(20, flag))
+    run.start("c", "d", "e")
+    run.until(lambda: run.round("c") >= 18)
+    for name in "ab":
+        table = {"generation": 1, "sites": ["c", "d", "e"], "round": None}
+        (run.folder / name / "state" / "vote.json").write_text(json.dumps(table))
+    time.sleep(3)
+    flag.touch()
+    run.until(lambda: run.events("a", "decided") and run.events("b", "decided"))
+    before = {name: sorted(p.name for p in (run.folder / name / "state").rglob("*")) for name in "cde"}
+    time.sleep(3)
+    for name in "cde":  # they go on waiting, and nothing of theirs is gone
+        assert not run.events(name, "stopped")
+        assert set(before[name]) <= {p.name for p in (run.folder / name / "state").rglob("*")}
+    run.vote("c", "d", "e", out=["a", "b"])
+    run.end("c", "d", "e")
+
+
+def a_changed_mind(run: Run) -> None:
+    """One takes its vote back when another has committed already; later all vote again."""
+    flag, state = run.folder / "go", run.folder / "b" / "state"
+
+    def changes_its_mind(point: str, at: int) -> None:
+        _waits_at(20, flag)(point, at)
+
+    def undecided() -> None:
+        commit = ledger.Ledger.commit
+
+        def late(self, one):
+            if not (run.folder / "again").exists():  # its operator was faster than its node
+                ledger.wish(state, self.mesh, "b", [])
+                self.vote()
+                return
+            commit(self, one)
+
+        ledger.Ledger.commit = late  # type: ignore[method-assign]
+
+    run.start("b", before=undecided, observe=changes_its_mind)
+    run.start("a", "c", "d", observe=changes_its_mind)
+    run.start("e", observe=_waits_at(10, run.folder / "never"))
+    run.until(lambda: run.round("a") >= 8)
+    run.vote("a", "b", "c", "d", out=["e"])
+    run.until(lambda: run.events("a", "the vote is off; continuing"))
+    (run.folder / "again").touch()
+    flag.touch()
+    run.vote("b", out=["e"])
+    run.end("a", "b", "c", "d")
+
+
+def a_lied_round(run: Run) -> None:
+    """One says that it has done no round at all. The others name it and continue without it."""
+    flag = run.folder / "go"
+
+    def liar() -> None:
+        claim = running._Node._claim
+
+        def lied(self) -> Claim:
+            true = claim(self)
+            return true._replace(begun=(true.begun[-1]._replace(done=0, oldest=0),))
+
+        running._Node._claim = lied  # type: ignore[method-assign]
+
+    run.start("a", "b", "c")
+    run.start("d", before=liar)
+    run.start("e", observe=_waits_at(40, flag))
+    run.until(lambda: run.round("a") >= 38)
+    run.vote("a", "b", "c", "d", out=["e"])
+    run.until(lambda: run.events("a", "the sites cannot continue"))
+    assert "d" in run.events("a", "the sites cannot continue")[0]["reason"]
+    assert not run.events("a", "continuing")
+    run.vote("a", "b", "c", out=["d"])
+    run.end("a", "b", "c")
+    (went_on,) = run.events("a", "continuing")
+    assert went_on["round"] >= 38
+
+
+def back_to_a_round(run: Run) -> None:
+    """All go back to a kept checkpoint, when one has finished already, and end with the same model as without."""
+    run.start(*NAMES)
+    straight = run.end(*NAMES)
+    run.vote(*NAMES, out=[], back_to=24)
+    run.start(*NAMES)
+    assert run.end(*NAMES) == straight
+    for name in NAMES:
+        state = run.folder / name / "state"
+        assert (state / "result-generation-1" / "model.safetensors").read_bytes() == straight
+        (event,) = run.events(name, "continuing")
+        assert event["round"] == 24
+
+
+def other_facts(run: Run) -> None:
+    """On the first day one names a wrong file; it mends it, and the run begins. Then it is removed, and announces other
+    facts meanwhile."""
+
+    def wrong_file() -> None:
+        facts = running.facts
+
+        def wrong(site):
+            return facts(site) | ({} if (run.folder / "mended").exists() else {"inputs": ["torch.float32", [3]]})
+
+        running.facts = wrong
+
+    run.start("a", "b", "c", "d")
+    run.start("e", before=wrong_file, observe=_waits_at(10, run.folder / "never"))
+    run.until(lambda: run.events("a", "the data of the sites does not fit together"))
+    assert "[3]] at e" in run.events("a", "the data of the sites does not fit together")[0]["reason"]
+    os.kill(run.running["e"], 9)
+    os.waitpid(run.running["e"], 0)
+    (run.folder / "mended").touch()
+
+    def tells_otherwise_later() -> None:
+        frozen = running._Node._agreed_facts
+
+        def told(self):
+            found = frozen(self)
+            self._bulletin.announce("facts", found["e"] | {"samples": 1, "inputs": ["torch.float32", [1]]})
+            return found
+
+        running._Node._agreed_facts = told  # type: ignore[method-assign]
+
+    run.start("e", before=tells_otherwise_later, observe=_waits_at(10, run.folder / "never"))
+    time.sleep(3)  # some may have begun, and others may wait for facts that fit
+    run.vote("a", "b", "c", "d", out=["e"])
+    run.end("a", "b", "c", "d")
+    (run.folder / "never").touch()
+    run.stops("e", "continue without e")
+
+
+SCENARIOS = {one.__name__: one for one in (two_of_five, a_changed_mind, a_lied_round, back_to_a_round, other_facts)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_run_of_the_honest_ends_as_it_should(scenario, tmp_path):
+    """In a process of its own, since nodes are forked from it."""
+    command = [sys.executable, "-m", "tests.mesh.test_hostile_votes", scenario, str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+if __name__ == "__main__":
+    made = Run(Path(sys.argv[2]))
+    try:
+        SCENARIOS[sys.argv[1]](made)
+    finally:
+        made.kill()

@@ -1,0 +1,273 @@
+"""Votes, commits and certificates of sites as they are announced, signed and kept."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fairmesh.mesh.certificates import make_authority, make_key, sign
+from fairmesh.mesh.members import Member, Mesh
+from fairmesh.mesh.node.decisions import Begun, Claim, Commit, Lie
+from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
+from fairmesh.mesh.wire.bulletin import Bulletin
+from tests.refusals import refused
+
+NAMES = ("a", "b", "c", "d")
+
+
+def _mesh(names=NAMES) -> Mesh:
+    members = [
+        Member(name, f"127.0.0.1:{7000 + i}", tuple(other for other in names if other != name))
+        for i, name in enumerate(names)
+    ]
+    return Mesh("some", "0" * 64, tuple(members))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder, made = tmp_path_factory.mktemp("keys"), {}
+    make_authority(folder, "some", 1)
+    for name in NAMES:
+        key, request = make_key(folder, name)
+        made[name] = key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), 1)
+    return made, (folder / "authority.pem").read_bytes()
+
+
+class Sites:
+    """The ledgers of four sites, and the news between them."""
+
+    def __init__(self, folder, keys):
+        self.folder, (self._made, self._authority) = folder, keys
+        self.boards: dict[str, Bulletin] = {}
+        self.ledgers: dict[str, Ledger] = {}
+        for name in NAMES:
+            (folder / name).mkdir()
+            self.start(name)
+            self.ledgers[name].begin(0)
+
+    def start(self, name):
+        """Starts a site with what is on its disk; it has heard nothing."""
+        self.boards[name] = Bulletin(name, *self._made[name], self._authority, NAMES)
+        self.ledgers[name] = Ledger(self.folder / name, _mesh(), name, self.boards[name])
+
+    def tell(self, *names):
+        for sender in names:
+            for receiver in names:
+                self.boards[receiver].heard(self.boards[sender].news(0)[1])
+
+    def vote(self, name, *gone):
+        wish(self.folder / name, self.ledgers[name].mesh, name, gone)
+        self.ledgers[name].vote()
+
+    def act(self, name, done=10):
+        """Commits or follows, as a node does."""
+        ledger = self.ledgers[name]
+        voter, seen = ledger.voter(), ledger.seen()
+        ballot = voter.to_commit(seen.votes)
+        ledger.note(voter)
+        certificate = voter.to_follow(seen)
+        if certificate is not None:
+            ledger.follow(certificate)
+        elif ballot is not None:
+            ledger.commit(Commit(ballot, Claim((*ledger.begun[:-1], ledger.begun[-1]._replace(done=done)), 10)))
+
+    def remove_d(self, **done):
+        for name in "abc":
+            self.vote(name, "d")
+        self.tell(*"abc")
+        for name in "abc":
+            self.act(name, done.get(name, 10))
+
+
+@pytest.fixture
+def sites(tmp_path, keys):
+    return Sites(tmp_path, keys)
+
+
+def test_all_who_remain_decide_and_begin_together(sites):
+    sites.remove_d(b=9)
+    assert not any(sites.ledgers[name].pending for name in "abc")
+    sites.tell(*"abc")
+    for name in "abc":
+        sites.act(name)
+    assert [sites.ledgers[name].mesh.removed for name in "abc"] == [("d",)] * 3
+    assert sites.ledgers["a"].unready() == (["b", "c"], [])
+    sites.tell(*"abc")
+    assert sites.ledgers["a"].unready() == ([], [])
+    assert sites.ledgers["a"].base() == (1, 9)
+    assert sites.ledgers["a"].outputs() == 10
+
+
+def test_one_vote_missing_decides_nothing(sites):
+    for name in "ab":
+        sites.vote(name, "d")
+    sites.vote("c", "b")
+    sites.tell(*"abc")
+    for name in "abc":
+        assert sites.ledgers[name].voter().to_commit(sites.ledgers[name].seen().votes) is None
+    assert sites.ledgers["a"].votes().keys() == {"continue without d", "continue without b"}
+
+
+def test_vote_can_be_taken_back_and_a_site_that_committed_goes_on(sites):
+    for name in "abc":
+        sites.vote(name, "d")
+    sites.tell(*"abc")
+    sites.act("a")
+    assert sites.ledgers["a"].voter().waits_for(sites.ledgers["a"].seen()) == ["b", "c"]
+    sites.vote("b")  # before it has committed
+    sites.tell(*"abc")
+    for name in "abc":
+        sites.act(name)
+    assert sites.ledgers["a"].voter().waits_for(sites.ledgers["a"].seen()) is None
+    assert not any(sites.ledgers[name].pending for name in "abc")
+
+
+def test_promises_survive_a_restart_and_news_that_are_lost(sites):
+    sites.remove_d()
+    for name in "abc":
+        sites.start(name)
+    assert sites.ledgers["a"].voter().waits_for(sites.ledgers["a"].seen()) == ["b", "c"]
+    sites.tell(*"abc")
+    sites.act("a")
+    sites.start("a")
+    assert sites.ledgers["a"].pending
+    assert still_in(sites.folder / "a", _mesh()).removed == ("d",)
+    sites.tell(*"abc")
+    assert sites.ledgers["a"].unready() == (["b", "c"], [])
+
+
+def test_site_follows_a_certificate_that_another_passes_on(sites):
+    sites.remove_d()
+    sites.tell(*"abc")
+    sites.act("a")
+    sites.start("b")  # it has heard nothing
+    sites.tell("a", "b")
+    sites.act("b")
+    assert sites.ledgers["b"].pending
+
+
+def test_removed_site_learns_it_from_a_certificate_and_from_nothing_less(sites):
+    sites.remove_d()
+    sites.tell(*"abcd")
+    assert sites.ledgers["d"].removed_by() is None
+    sites.act("a")
+    sites.tell("a", "d")
+    assert dict(sites.ledgers["d"].removed_by().ballot.votes).keys() == {"a", "b", "c"}
+
+
+def test_certificate_without_the_signature_of_one_who_remains_is_none(sites):
+    sites.remove_d()
+    sites.tell(*"abc")
+    sites.act("a")
+    table = json.loads(json.dumps(sites.boards["a"].of("a", "follow")))["certificates"][0]
+    for forge in (
+        lambda t: t["commits"]["b"].update(signature=t["commits"]["c"]["signature"]),
+        lambda t: t["commits"]["b"].update(signature="no number"),
+        lambda t: t["commits"]["b"]["begun"][0].__setitem__(3, 0),  # another claim than was signed
+        lambda t: t["commits"].pop("b"),
+        lambda t: (t["commits"].pop("b"), t["votes"].pop("b"), t.update(sites=["b", "d"])),
+        lambda t: t["votes"].update(b=1),
+    ):
+        forged = json.loads(json.dumps(table))
+        forge(forged)
+        sites.start("c"), sites.start("d")
+        sites.tell("a", "b", "c", "d")
+        number = sites.boards["c"].next_number("follow")
+        sites.boards["a"].announce("follow", {"certificates": [forged]}, number)
+        sites.tell("a", "c", "d")
+        assert sites.ledgers["c"].seen().follows == {}
+        assert sites.ledgers["d"].removed_by() is None
+
+
+def test_two_cannot_remove_two_and_the_command_says_so(sites):
+    with refused("2 of 4", "more than half"):
+        wish(sites.folder / "a", _mesh(), "a", ["c", "d"])
+    table = {"generation": 1, "sites": ["c", "d"], "round": None}
+    for name in "ab":
+        (sites.folder / name / "vote.json").write_text(json.dumps(table))
+        sites.ledgers[name].vote()
+    sites.tell(*"ab")
+    for name in "ab":
+        sites.act(name)
+    assert sites.boards["a"].of("a", "commit") is None
+
+
+def test_lied_round_is_refused_and_its_teller_named(sites):
+    for ledger in sites.ledgers.values():
+        ledger.begin(0)
+    for name in "abc":
+        sites.vote(name, "d")
+    sites.tell(*"abc")
+    for name in "abc":
+        ledger = sites.ledgers[name]
+        ballot = ledger.voter().to_commit(ledger.seen().votes)
+        done = 0 if name == "b" else 5000
+        ledger.commit(Commit(ballot, Claim((Begun(1, 0, max(0, done - 100), done),), 10)))
+    sites.tell(*"abc")
+    for name in "abc":
+        sites.act(name)
+    with pytest.raises(Lie, match="5000 rounds and its neighbour b 0") as found:
+        sites.ledgers["a"].base()
+    assert "b" in found.value.sites
+
+
+def test_one_who_claims_different_rounds_to_different_sites_is_named(sites):
+    sites.remove_d()
+    honest = sites.boards["c"].of("c", "commit")
+    sites.tell("a", "b")
+    sites.tell("b", "c")
+    sites.boards["c"].announce("commit", honest | {"begun": [[1, 0, 0, 3]]}, sites.boards["c"].next_number("commit"))
+    sites.boards["a"].heard(sites.boards["c"].news(0)[1])
+    for name in "ab":
+        sites.act(name)
+    sites.tell("a", "b")
+    assert sites.ledgers["a"].unready()[1] == ["c"]
+
+
+def test_mesh_file_that_names_removed_sites_is_refused_where_the_node_has_decided(sites):
+    sites.remove_d()
+    sites.tell(*"abc")
+    sites.act("a")
+    moved = replace(
+        _mesh(), members=tuple(replace(m, address=f"10.0.0.1:{7000 + i}") for i, m in enumerate(_mesh().members))
+    )
+    found = still_in(sites.folder / "a", moved)
+    assert (found.removed, found.members[0].address) == (("d",), "10.0.0.1:7000")
+    with refused("['c']", "decisions.json"):
+        still_in(sites.folder / "a", moved.without("c"))
+
+
+def test_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart(tmp_path):
+    with refused("a", "itself"):
+        wish(tmp_path, _mesh(), "a", ["a"])
+    line = Mesh(
+        "line",
+        "0" * 64,
+        (
+            Member("a", "127.0.0.1:7001", ("b",)),
+            Member("b", "127.0.0.1:7002", ("a", "c")),
+            Member("c", "127.0.0.1:7003", ("b",)),
+        ),
+    )
+    with refused("{a}", "{c}"):
+        wish(tmp_path, line, "a", ["b"])
+    assert wished(tmp_path, line) is None
+
+
+def test_wish_holds_for_its_own_generation_only(tmp_path):
+    mesh = _mesh()
+    wish(tmp_path, mesh, "a", ["d"])
+    assert wished(tmp_path, mesh).sites == ("d",)
+    assert wished(tmp_path, mesh.without("d")) is None
+
+
+def test_round_without_a_kept_checkpoint_cannot_be_gone_back_to(tmp_path):
+    with refused("round 12", "none yet"):
+        wish(tmp_path, _mesh(), "a", [], 12)
+    folder = tmp_path / "generation-1" / "landmarks"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint-000000000010.safetensors").touch()
+    with refused("round 12", "10"):
+        wish(tmp_path, _mesh(), "a", [], 12)
+    assert wish(tmp_path, _mesh(), "a", [], 10).generation == 2
+    assert wished(tmp_path, _mesh()).round == 10
