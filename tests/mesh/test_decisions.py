@@ -339,6 +339,11 @@ def _ends_well(seed, count, lies):
     assert not stuck, {s.name: (s.generation, s.pending, s.stopped, s.wish) for s in model.sites.values()}
 
 
+def _all_end_well(runs):
+    for seed in range(runs):
+        _ends_well(seed, 3 + seed % 3, seed % 2 == 1)
+
+
 @settings(max_examples=120, deadline=None)
 @given(st.integers(0, 2**32), st.integers(3, 5), st.booleans())
 def test_no_split_no_lost_checkpoint_and_no_deadlock(seed, count, lies):
@@ -347,8 +352,7 @@ def test_no_split_no_lost_checkpoint_and_no_deadlock(seed, count, lies):
 
 @pytest.mark.slow
 def test_no_split_no_lost_checkpoint_and_no_deadlock_in_thousands_of_runs():
-    for seed in range(6000):
-        _ends_well(seed, 3 + seed % 3, seed % 2 == 1)
+    _all_end_well(6000)
 
 
 def _forgets_votes(monkeypatch):
@@ -388,8 +392,7 @@ def _believes_every_round(monkeypatch):
 def test_model_finds_what_each_rule_prevents(broken, monkeypatch):
     broken(monkeypatch)
     with pytest.raises(AssertionError):
-        for seed in range(4000):
-            _ends_well(seed, 3 + seed % 3, seed % 2 == 1)
+        _all_end_well(4000)
 
 
 def _claims(**done):
