@@ -119,6 +119,5 @@ if __name__ == "__main__":
         for algorithm in ALGORITHMS:
             for batch in (1, 10, 32):
                 found = attacked(model, algorithm, batch)
-                print(
-                    f"| {model} | {algorithm} | {batch} | {found.images:.2f} | {found.by_chance:.2f} | {found.labels:.0%} |"
-                )
+                figures = f"{found.images:.2f} | {found.by_chance:.2f} | {found.labels:.0%}"
+                print(f"| {model} | {algorithm} | {batch} | {figures} |")

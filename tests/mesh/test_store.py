@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairmesh.mesh.node.store import Store
+from fairmesh.mesh.node.store import Store, landmarks_in, put_aside
 from fairmesh.storage import checkpoint
 from tests.refusals import refused
 
@@ -49,3 +49,28 @@ def test_checkpoint_whose_format_is_damaged_is_put_aside(store, tmp_path):
     assert whole.count(at) == 1
     path.write_bytes(whole.replace(at, b'"format":"9"'))
     assert Store(tmp_path, 1, report=_ignore).newest == 3
+
+
+def test_first_and_last_two_landmarks_are_kept(store, tmp_path):
+    for done in (10, 20, 30, 40):
+        store.keep(State(torch.full((1, 2), float(done))), done, {"seed": 0})
+    assert store.landmarks == landmarks_in(tmp_path, 1) == Store(tmp_path, 1, report=_ignore).landmarks == [10, 30, 40]
+    assert float(store.load(30, State(torch.zeros(1, 2)), {"seed": 0}).models[0, 0]) == 30
+
+
+def test_result_is_put_aside_and_none_is_overwritten(tmp_path):
+    for content in ("one", "two"):
+        (tmp_path / "result").mkdir()
+        (tmp_path / "result" / "file").write_text(content)
+        put_aside(tmp_path / "result", 1)
+    assert (tmp_path / "result-generation-1" / "file").read_text() == "one"
+    assert (tmp_path / "result-generation-1-2" / "file").read_text() == "two"
+    assert not (tmp_path / "result").exists()
+
+
+def test_checkpoints_are_kept_from_a_pinned_round_on(store):
+    for done in (9, 12, 15):
+        store.save(State(torch.zeros(1, 2)), done, {"seed": 0}, reach=2, pinned=7)
+    assert store.at_or_before(7) == 6
+    store.save(State(torch.zeros(1, 2)), 18, {"seed": 0}, reach=2)
+    assert store.at_or_before(12) is None

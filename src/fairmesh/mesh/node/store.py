@@ -13,7 +13,7 @@ from fairmesh.storage.checkpoint import OtherFormat, load_checkpoint, round_of, 
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 _KEPT = "landmarks"  # their folder
-_LANDMARKS = 8  # checkpoints of a run that all sites keep, to go back to
+_LANDMARKS = 8  # in a run; all sites keep the first and the last two of their checkpoints, to go back to
 
 
 def landmark_every(rounds: int) -> int:
@@ -85,12 +85,15 @@ class Store:
         return load_checkpoint(path, like, identity)[0]
 
     def keep(self, state: Any, done: int, identity: Mapping[str, Any]) -> None:
-        """Writes a checkpoint that stays until the run has finished."""
+        """Writes a checkpoint for all sites to go back to. Keeps the first and the last two of these."""
         folder = self.folder / _KEPT
         with storing(self.folder):
             folder.mkdir(exist_ok=True)
             save_checkpoint(folder / _name(done), state, done, identity)
         self.landmarks = sorted({*self.landmarks, done})
+        for one in self.landmarks[1:-2]:
+            (folder / _name(one)).unlink(missing_ok=True)
+            self.landmarks.remove(one)
 
     def save(self, state: Any, done: int, identity: Mapping[str, Any], reach: int, pinned: int | None = None) -> int:
         """Writes a checkpoint and removes old ones. Keeps the last two, and one at least `reach` rounds back, which is
