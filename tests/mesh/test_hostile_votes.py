@@ -199,14 +199,14 @@ def back_to_a_round(run: Run) -> None:
     """All go back to a kept checkpoint, when one has finished already, and end with the same model as without."""
     run.start(*NAMES)
     straight = run.end(*NAMES)
-    run.vote(*NAMES, out=[], back_to=24)
+    run.vote(*NAMES, out=[], back_to=42)
     run.start(*NAMES)
     assert run.end(*NAMES) == straight
     for name in NAMES:
         state = run.folder / name / "state"
         assert (state / "result-generation-1" / "model.safetensors").read_bytes() == straight
         (event,) = run.events(name, "continuing")
-        assert event["round"] == 24
+        assert event["round"] == 42
 
 
 def other_facts(run: Run) -> None:

@@ -235,7 +235,8 @@ def rewind(
 ) -> None:
     """At every site: go back to an earlier round.
 
-    Every site keeps three checkpoints of a run for this. Once all sites name the same round, they continue from it. `fairmesh mesh remove SITE`, without names, takes the vote back."""
+    Every site keeps three checkpoints of a run for this. Once all sites name the same round, they continue from it.
+    `fairmesh mesh remove SITE`, without names, takes the vote back."""
     _vote(site_file, [], back_to, f"goes back to round {back_to}", json_)
 
 
