@@ -2,6 +2,7 @@
 
 import errno
 import os
+import zlib
 from unittest import mock
 
 import pytest
@@ -15,8 +16,8 @@ from tests.refusals import refused
 _opened = []
 
 
-def Journal(folder):
-    _opened.append(module.Journal(folder))
+def Journal(folder, *report):
+    _opened.append(module.Journal(folder, *report))
     return _opened[-1]
 
 
@@ -42,7 +43,8 @@ def test_journal_entries_are_found_again(tmp_path):
     assert journal.received(2, 4) == b"from two"
     assert journal.received(1, 4) == b""
     assert journal.received(1, 5) is None
-    assert (journal.next_from(1), journal.next_from(3)) == (5, None)
+    assert (journal.next_from(1), journal.next_from(3)) == (5, 0)
+    assert [journal.missing_from(1, first) for first in (3, 4)] == [3, 5]
     assert journal.steps_sent() == [4]
 
 
@@ -53,37 +55,119 @@ def test_same_bytes_to_several_are_written_once(tmp_path):
     assert reopened(journal, tmp_path).sent(0) == dict.fromkeys(range(5), b"x" * 10_000)
 
 
-@settings(max_examples=60, deadline=None)
-@given(cut=st.integers(0, 400), flip=st.booleans())
-def test_tail_that_a_crash_cut_short_or_garbled_is_dropped_and_nothing_before_it(tmp_path_factory, cut, flip):
-    folder = tmp_path_factory.mktemp("journal")
-    journal = Journal(folder)
-    for step in range(6):
-        journal.log_received(1, step, bytes([step]) * 40)
-    journal.close()
-    (path,) = folder.glob("journal-*.log")
-    content = path.read_bytes()
-    record = len(content) // 6
-    at = min(cut, len(content) - 1)
-    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] if flip else content[:at])
-    journal = Journal(folder)
-    whole = at // record
-    assert [journal.received(1, step) for step in range(whole)] == [bytes([step]) * 40 for step in range(whole)]
-    assert journal.received(1, whole) is None
-    journal.log_received(1, whole, b"again")  # what comes now is written where the garbled part was
-    assert reopened(journal, folder).received(1, whole) == b"again"
+RECORD = 8 + 11 + 40  # the head of a record, and of a message
 
 
-def test_damage_before_the_newest_segment_is_refused_by_the_files_name(tmp_path):
-    journal = Journal(tmp_path)
-    journal.log_received(1, 0, b"x" * 50)
-    journal.begin_segment({})
-    journal.log_received(1, 1, b"y" * 50)
+def written(folder, segments=1):
+    """A journal of six messages per segment; returns its segments."""
+    journal = Journal(folder)
+    for k in range(segments):
+        if k:
+            journal.begin_segment({})
+        for step in range(6 * k, 6 * k + 6):
+            journal.log_received(1, step, bytes([step]) * 40)
     journal.close()
-    first = min(tmp_path.glob("journal-*.log"))
+    return sorted(folder.glob("journal-*.log"))
+
+
+def found(folder, steps, events):
+    """Opens a journal; returns which of the steps it has, intact."""
+    journal = Journal(folder, lambda level, what, **fields: events.append(fields))
+    messages = {step: journal.received(1, step) for step in steps}
+    assert all(message in (None, bytes([step]) * 40) for step, message in messages.items())
+    return {step for step, message in messages.items() if message is not None}, journal
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut=st.integers(0, 6 * RECORD - 1))
+def test_tail_that_a_crash_cut_short_is_dropped_and_nothing_before_it(tmp_path_factory, cut):
+    folder, events = tmp_path_factory.mktemp("journal"), []
+    (path,) = written(folder)
+    path.write_bytes(path.read_bytes()[:cut])
+    have, journal = found(folder, range(6), events)
+    assert (have, events) == (set(range(cut // RECORD)), [])
+    journal.log_received(1, cut // RECORD, b"again")  # what comes now is written where the torn record was
+    assert reopened(journal, folder).received(1, cut // RECORD) == b"again"
+
+
+@settings(max_examples=150, deadline=None)
+@given(bit=st.integers(0, 12 * RECORD * 8 - 1))
+def test_flipped_bit_costs_one_record_and_is_reported_unless_that_was_the_last(tmp_path_factory, bit):
+    """Also in a length, also in the segment before the last."""
+    folder, events = tmp_path_factory.mktemp("journal"), []
+    segments = written(folder, segments=2)
+    which, at = divmod(bit // 8, 6 * RECORD)
+    content = bytearray(segments[which].read_bytes())
+    content[at] ^= 1 << bit % 8
+    segments[which].write_bytes(content)
+    hit = bit // 8 // RECORD
+    have, journal = found(folder, range(12), events)
+    assert have == set(range(12)) - {hit}
+    assert journal.missing_from(1, 0) == hit
+    last = hit == 11  # looks like a record that a crash cut short
+    assert [(event["file"], event["lost_bytes"]) for event in events] == (
+        [] if last else [(segments[which].name, RECORD)]
+    )
+    if not last:
+        assert (folder / events[0]["kept_as"]).read_bytes() == content
+    journal.log_received(1, hit, bytes([hit]) * 40)
+    journal.close()
+    again, _ = found(folder, range(12), events)
+    assert again == set(range(12))
+    assert len(events) == (not last)  # the mended segment is intact
+
+
+def test_several_damages_and_a_torn_tail_lose_only_what_they_hit(tmp_path):
+    (path,) = written(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[RECORD] ^= 0x80  # the length of the second
+    content[3 * RECORD + 20 : 4 * RECORD + 20] = bytes(RECORD)  # zeros over the fourth and the head of the fifth
+    path.write_bytes(content[:-3])
+    events = []
+    have, journal = found(tmp_path, range(6), events)
+    assert have == {0, 2}
+    assert len(events) == 1
+    assert journal.missing_from(1, 0) == 1
+
+
+def test_segment_that_lacks_its_end_is_damaged_if_it_is_not_the_last(tmp_path):
+    first, _ = written(tmp_path, segments=2)
     first.write_bytes(first.read_bytes()[:-3])
-    with refused(first.name, error=StorageError):
-        Journal(tmp_path)
+    events = []
+    have, _ = found(tmp_path, range(12), events)
+    assert have == set(range(12)) - {5}
+    assert [event["file"] for event in events] == [first.name]
+
+
+def test_records_within_a_message_are_not_taken_for_records_when_a_segment_is_damaged(tmp_path):
+    """A neighbour could hide records in its messages, in the hope that a length is damaged one day."""
+    (other,) = written(tmp_path / "other")
+    hidden = other.read_bytes()
+    journal = Journal(tmp_path / "own")
+    for salt in (0, 1):
+        body = module._RECEIVED.pack(1, 7, 2) + b"forged"
+        hidden += module._HEAD.pack(len(body), zlib.crc32(body, salt)) + body
+    journal.log_received(1, 0, hidden)
+    journal.log_received(1, 1, b"one")
+    journal.close()
+    (path,) = (tmp_path / "own").glob("journal-*.log")
+    content = bytearray(path.read_bytes())
+    content[1] ^= 1
+    path.write_bytes(content)
+    journal = Journal(tmp_path / "own")
+    assert (journal.received(2, 7), journal.received(1, 0), journal.received(1, 1)) == (None, None, b"one")
+
+
+def test_journal_from_before_segments_had_a_salt_is_read(tmp_path):
+    body = module._RECEIVED.pack(1, 3, 1) + b"three"
+    path = tmp_path / "journal-000000000004.log"
+    path.write_bytes(module._HEAD.pack(len(body), zlib.crc32(body)) + body)
+    journal = Journal(tmp_path)
+    journal.log_received(1, 4, b"four")
+    journal.begin_segment({})
+    journal.log_received(1, 5, b"five")
+    journal = reopened(journal, tmp_path)
+    assert [journal.received(1, step) for step in (3, 4, 5)] == [b"three", b"four", b"five"]
 
 
 def test_checkpoint_ends_a_segment_and_only_what_is_needed_is_kept(tmp_path):

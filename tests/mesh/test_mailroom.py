@@ -234,15 +234,104 @@ def test_message_that_differs_from_before_the_restart_is_an_error(tmp_path):
         after.close()
 
 
-def test_neighbour_whose_state_is_older_than_what_it_told_durable_is_refused(mailroom):
-    stream = object()
-    for step in range(3):
-        mailroom.post(step, {1: b"x"})
+def test_steps_that_a_neighbour_had_acknowledged_and_lost_come_again_from_the_journal(mailroom):
+    stream, again = object(), object()
+    for step in range(5):
+        mailroom.post(step, {1: text("me", step)})
     mailroom.connected(1, stream, Progress(0, 0))
     frames_of(mailroom, stream)
-    mailroom.acknowledged(1, stream, 2)
-    with refused("step 0", "acknowledged", error=Refused):
+    mailroom.acknowledged(1, stream, 4)
+    mailroom.connected(1, again, Progress(2, 2))
+    assert [(f.step, f.body) for f in frames_of(mailroom, again)] == [(step, text("me", step)) for step in (2, 3, 4)]
+    mailroom.acknowledged(1, again, 4)
+    assert mailroom.unacknowledged_by() == [1]
+    mailroom.acknowledged(1, again, 5)
+    assert mailroom.unacknowledged_by() == []
+
+
+def test_neighbour_that_lost_steps_is_still_waited_for_when_all_was_acknowledged_once(mailroom):
+    stream = object()
+    mailroom.post(0, {1: b"x"})
+    mailroom.connected(1, stream, Progress(1, 1))
+    assert mailroom.unacknowledged_by() == []
+    mailroom.connected(1, object(), Progress(0, 0))
+    assert mailroom.unacknowledged_by() == [1]
+
+
+def test_neighbour_that_lost_everything_is_refused_since_it_may_be_another_now(mailroom):
+    stream = object()
+    mailroom.connected(1, stream, Progress(0, 0))
+    for step in range(2):
+        mailroom.post(step, {1: b"x"})
+        mailroom.arrived(1, stream, step, text("it", step))
+        taken(mailroom, step)
+    until(lambda: mailroom.progress(1) == Progress(2, 2))
+    mailroom.connected(1, object(), Progress(0, 0))  # a power cut lost what it had not acknowledged
+    frames_of(mailroom, mailroom._edges[1].stream)
+    mailroom.acknowledged(1, mailroom._edges[1].stream, 1)
+    with refused("begins again", "backup", "vote", error=Refused):
         mailroom.connected(1, object(), Progress(0, 0))
+
+
+def test_neighbour_that_asks_for_what_is_no_longer_kept_is_told_what_is_lost_and_what_to_do(mailroom):
+    stream = object()
+    for step in range(4):
+        mailroom.post(step, {1: text("me", step)})
+    mailroom.connected(1, stream, Progress(0, 0))
+    frames_of(mailroom, stream)
+    mailroom.acknowledged(1, stream, 4)
+    mailroom.rotate(4)
+    mailroom.post(4, {1: text("me", 4)})
+    with refused("step 2", "acknowledged", "backup", "rewind", "vote", error=Refused):
+        mailroom.connected(1, object(), Progress(2, 2))
+
+
+def test_node_that_lost_a_received_message_asks_for_it_and_uses_what_it_has_after_it(tmp_path):
+    before, stream = room(tmp_path), object()
+    before.connected(1, stream, Progress(0, 0))
+    for step in range(6):
+        before.arrived(1, stream, step, text("it", step))
+        taken(before, step)
+    before.close()
+    (path,) = tmp_path.glob("journal-*.log")
+    content = bytearray(path.read_bytes())
+    content[2 * len(content) // 6 + 25] ^= 4
+    path.write_bytes(content)
+    after, stream = room(tmp_path), object()
+    try:
+        assert after.progress(1) == Progress(2, 2)
+        after.connected(1, stream, Progress(0, 0))
+        assert [taken(after, step)[1] for step in range(2)] == [text("it", 0), text("it", 1)]
+        after.arrived(1, stream, 2, text("it", 2))
+        after.arrived(1, stream, 3, text("it", 3))
+        assert [taken(after, step)[1] for step in range(2, 6)] == [text("it", step) for step in range(2, 6)]
+        for step in range(4, 7):  # the neighbour sends all from the lost one on
+            assert after.arrived(1, stream, step, text("it", step))
+        assert taken(after, 6) == {1: text("it", 6)}
+        until(lambda: after.progress(1) == Progress(7, 7))
+    finally:
+        after.close()
+
+
+def test_sent_message_that_the_journal_lost_goes_out_once_it_is_computed_again_and_none_before_it(tmp_path):
+    before = room(tmp_path)
+    for step in range(4):
+        before.post(step, {1: text("me", step)})
+    before.close()
+    (path,) = tmp_path.glob("journal-*.log")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4 + 25] ^= 4
+    path.write_bytes(content)
+    after, stream = room(tmp_path), object()
+    try:
+        after.connected(1, stream, Progress(0, 0))
+        assert [frame.step for frame in frames_of(after, stream)] == [0]
+        after.post(0, {1: text("me", 0)})
+        assert frames_of(after, stream) == []
+        after.post(1, {1: text("me", 1)})
+        assert [(f.step, f.body) for f in frames_of(after, stream)] == [(s, text("me", s)) for s in (1, 2, 3)]
+    finally:
+        after.close()
 
 
 def test_neighbour_that_acknowledges_what_was_not_sent_is_refused(mailroom):

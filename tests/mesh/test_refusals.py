@@ -237,7 +237,6 @@ GREETINGS = {
     "no experiment": (lambda door, due: frames.hello({"site": "beta"}), ["experiment"]),
     "no steps": (lambda door, due: _hello(door, due, holds="all"), ["steps"]),
     "more durable than due": (lambda door, due: _hello(door, due, holds=[5, 2]), ["step 5", 2]),
-    "a state from before": (lambda door, due: _hello(door, 1), ["step 1", "older"]),
     "garbage": (lambda door, due: b"\xff" * 100, ["greeting", "first frame"]),
     "nothing": (lambda door, due: b"", ["first frame", "0 bytes"]),
     "half a greeting": (lambda door, due: _hello(door, due)[:-1], ["JSON"]),

@@ -169,7 +169,7 @@ class _Node:
     @contextmanager
     def _opened(self, first: int) -> Iterator[Mailroom]:
         """Opens the mailroom over the journal of this generation."""
-        journal = Journal(folder_of(self._folder, self._membership.mesh.generation))
+        journal = Journal(folder_of(self._folder, self._membership.mesh.generation), self._log)
         mailroom = Mailroom([one.position for one in self._membership.neighbours], journal, first, self._observe)
         self.oversight.oversee(self._membership, mailroom)
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import CheckpointError
-from fairmesh.mesh.wire.journal import first_segment, storing
+from fairmesh.mesh.wire.journal import is_complete, storing
 from fairmesh.mesh.wire.links import Report
 from fairmesh.storage.checkpoint import OtherFormat, load_checkpoint, round_of, save_checkpoint
 
@@ -69,7 +69,7 @@ class Store:
     def oldest(self, start: int) -> int:
         """Returns the earliest round that this node can compute again: the generation's start, as long as the journal
         has every message since, else the first checkpoint."""
-        whole = first_segment(self.folder).exists() and (start == 0 or start in self._rounds)
+        whole = is_complete(self.folder) and (start == 0 or start in self._rounds)
         return start if whole or not self._rounds else self._rounds[0]
 
     @property

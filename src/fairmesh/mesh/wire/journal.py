@@ -3,26 +3,38 @@
 The journal is a series of segments of records. Each record has its length and a checksum; a record that a crash cut
 short ends the journal. Every checkpoint begins a new segment. Segments that contain only rounds before the oldest kept
 checkpoint are removed.
+
+An intact record after a bad one means that the disk has damaged the segment. Its intact records are kept, and so is the
+damaged file. The mailroom asks the neighbours again for the received messages that are lost; the lost sent ones are
+computed again.
 """
 
+import mmap
 import os
+import re
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 from fairmesh.errors import BadInput, FairmeshError
-from fairmesh.storage.files import sync_folder
+from fairmesh.storage.files import sync_folder, write_atomically
 
 _HEAD = struct.Struct("<II")  # length and CRC-32 of what follows
 _RECEIVED = struct.Struct("<BQH")  # kind, step, sender
 _SENT = struct.Struct("<BQH")  # kind, step, number of receivers; their positions follow
 _POSITION = struct.Struct("<H")
 _IS_RECEIVED, _IS_SENT, _IS_ACK = 1, 2, 3
+_STEPS = 1 << 40  # more than any run has
+# How a record begins: any length and checksum, a known kind, and a step whose three highest bytes are zero.
+_BEGINNING = re.compile(rb"(?s)(?=.{8}[\x01-\x03].{5}\x00{3})")
+_SALT = re.compile(r"journal-\d+-(?P<salt>[0-9a-f]{8})")
+
+Report = Callable[..., None]
 
 
 class StorageError(FairmeshError):
@@ -36,10 +48,15 @@ class _Place(NamedTuple):
 
 
 class Journal:
-    """A journal in a folder. The training thread appends; `settle` syncs to disk and may run in another thread."""
+    """A journal in a folder. The training thread appends; `settle` syncs to disk and may run in another thread.
 
-    def __init__(self, folder: Path):
-        self._folder, self._lock = folder, threading.Lock()
+    Args:
+        folder: Where the segments are.
+        report: Called as `report(level, what, **fields)` for each segment that the disk has damaged.
+    """
+
+    def __init__(self, folder: Path, report: Report = lambda *event, **fields: None):
+        self._folder, self._lock, self._report = folder, threading.Lock(), report
         self._received: dict[tuple[int, int], _Place] = {}  # (sender, step)
         self._sent: dict[int, list[tuple[tuple[int, ...], _Place]]] = {}  # step -> receivers and where
         self.acknowledged: dict[int, int] = {}  # neighbour -> it has every message before this step
@@ -54,36 +71,53 @@ class Journal:
             os.fdatasync(self._file.fileno())  # what was read will be acknowledged, so it must be on disk
 
     def _begun(self) -> FileIO:
-        """Opens a new last segment. Segments are numbered and not named by rounds, since rounds can be repeated."""
-        last = int(self._segments[-1].stem.removeprefix("journal-")) if self._segments else 0
-        path = _segment(self._folder, last + 1)
+        """Opens a new last segment. Segments are numbered and not named by rounds, since rounds can be repeated. The
+        name also has a random salt of the checksums. A neighbour does not know it, so what looks like a record within
+        a neighbour's message is never mistaken for one when a damaged segment is searched."""
+        last = int(self._segments[-1].stem.split("-")[1]) if self._segments else 0
+        path = self._folder / f"journal-{last + 1:012d}-{os.urandom(4).hex()}.log"
         file = open(path, "xb", buffering=0)  # noqa: SIM115
         sync_folder(self._folder)
         self._segments.append(path)
         return file
 
     def _read(self, path: Path, last: bool) -> None:
-        at = 0
-        with open(path, "rb") as file:
-            while head := file.read(_HEAD.size):
-                length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
-                body = file.read(length)
-                if len(head) < _HEAD.size or len(body) < length or zlib.crc32(body) != checksum or not body:
-                    break
-                self._note(path, at + _HEAD.size, body)
-                at += _HEAD.size + length
-        if at < path.stat().st_size:
-            if not last:
-                raise StorageError(
-                    f"{path} is damaged after byte {at}; restore it from a backup, or remove this site from the mesh"
-                )
-            os.truncate(path, at)  # a record that a crash cut short was neither acknowledged nor sent
+        size, salt = path.stat().st_size, _salt_of(path)
+        if not size:
+            return
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            records, end, damaged = _intact(content, salt)
+            damaged = damaged or (end < size and not last)  # all segments but the last were synced as a whole
+            if not damaged:
+                for start, length in records:
+                    self._note(path, start, content[start : start + length])
+            kept = b"".join(content[start - _HEAD.size : start + n] for start, n in records) if damaged else b""
+        if damaged:
+            self._mend(path, kept, size - len(kept))
+            self._read(path, last)
+        elif end < size:
+            os.truncate(path, end)  # a record that a crash cut short was neither acknowledged nor sent
+
+    def _mend(self, path: Path, kept: bytes, lost: int) -> None:
+        """Keeps a damaged segment under another name, and replaces it by one with only its intact records."""
+        aside = path.with_name(f"damaged-{path.name}")
+        aside.unlink(missing_ok=True)  # of an attempt that a crash ended, or of earlier damage to the same segment
+        os.link(path, aside)
+        write_atomically(path, kept)
+        self._report(
+            "warning",
+            "a segment of the journal is damaged; its intact records are used, and neighbours are asked again for the "
+            "messages that are lost; check this disk",
+            file=path.name,
+            lost_bytes=lost,
+            kept_as=aside.name,
+        )
 
     def _note(self, path: Path, start: int, body: bytes) -> None:
         kind, step, whom = _RECEIVED.unpack_from(body)
         head = _RECEIVED.size
         if kind == _IS_ACK:
-            self.acknowledged[whom] = max(step, self.acknowledged.get(whom, 0))
+            self.acknowledged[whom] = step
             return
         if kind == _IS_RECEIVED:
             self._received[whom, step] = _Place(path, start + head, len(body) - head)
@@ -94,8 +128,8 @@ class Journal:
         self._last_step[path] = max(step, self._last_step.get(path, -1))
 
     def _append(self, body: bytes) -> None:
-        record = _HEAD.pack(len(body), zlib.crc32(body)) + body
         with self._lock, storing(self._folder):
+            record = _HEAD.pack(len(body), zlib.crc32(body, _salt_of(self._segments[-1]))) + body
             start, left = self._file.tell(), memoryview(record)
             while left:  # on a full disk, part of a record may be written before the error
                 left = left[self._file.write(left) :]
@@ -132,9 +166,15 @@ class Journal:
         """Returns the receivers of a step's messages."""
         return [position for positions, _ in self._sent.get(step, ()) for position in positions]
 
-    def next_from(self, whom: int) -> int | None:
-        """Returns the step after the last one received from a neighbour, or None if nothing was received."""
-        return max((step + 1 for who, step in self._received if who == whom), default=None)
+    def missing_from(self, whom: int, first: int) -> int:
+        """Returns the first step, from `first` on, whose message from a neighbour is not in the journal."""
+        while (whom, first) in self._received:
+            first += 1
+        return first
+
+    def next_from(self, whom: int) -> int:
+        """Returns the step after the last one received from a neighbour, or 0 if nothing was received."""
+        return max((step + 1 for who, step in self._received if who == whom), default=0)
 
     def steps_sent(self) -> list[int]:
         return sorted(self._sent)
@@ -188,13 +228,57 @@ class Journal:
             self._file.close()
 
 
-def _segment(folder: Path, number: int) -> Path:
-    return folder / f"journal-{number:012d}.log"
+def is_complete(folder: Path) -> bool:
+    """Returns whether a folder's journal has every message since the start: its first segment is there, and the disk
+    has damaged none."""
+    return any(folder.glob("journal-000000000001*.log")) and not any(folder.glob("damaged-journal-*"))
 
 
-def first_segment(folder: Path) -> Path:
-    """Returns the path of a journal's first segment. While it exists, the journal has every message since the start."""
-    return _segment(folder, 1)
+def _salt_of(path: Path) -> int:
+    found = _SALT.match(path.name)
+    return int(found["salt"], 16) if found else 0
+
+
+def _intact(content: mmap.mmap, salt: int) -> tuple[list[tuple[int, int]], int, bool]:
+    """Returns the start and length of every intact record, where the last one ends, and whether there is anything else
+    between them."""
+    records, at, damaged = [], 0, False
+    while at < len(content):
+        length = _length_at(content, at, salt)
+        if length is None:
+            later = _next_after(content, at, salt)
+            if later is None:
+                break
+            at, damaged = later, True
+            continue
+        records.append((at + _HEAD.size, length))
+        at += _HEAD.size + length
+    return records, at, damaged
+
+
+def _length_at(content: mmap.mmap, at: int, salt: int) -> int | None:
+    """Returns the length of the intact record at an offset, or None if there is none."""
+    start = at + _HEAD.size
+    if start + _RECEIVED.size > len(content):
+        return None
+    length, checksum = _HEAD.unpack_from(content, at)
+    kind, step, whom = _RECEIVED.unpack_from(content, start)
+    least = _SENT.size + whom * _POSITION.size if kind == _IS_SENT else _RECEIVED.size
+    known = kind in (_IS_RECEIVED, _IS_SENT, _IS_ACK) and step < _STEPS
+    if not known or length < least or start + length > len(content):
+        return None
+    return length if zlib.crc32(content[start : start + length], salt) == checksum else None
+
+
+def _next_after(content: mmap.mmap, at: int, salt: int) -> int | None:
+    """Returns where the next intact record after a bad one begins, or None. Tries first where the bad one says that it
+    ends, then everywhere."""
+    if at + _HEAD.size <= len(content):
+        end = at + _HEAD.size + _HEAD.unpack_from(content, at)[0]
+        if _length_at(content, end, salt) is not None:
+            return end
+    found = (match.start() for match in _BEGINNING.finditer(content, at + 1))
+    return next((offset for offset in found if _length_at(content, offset, salt) is not None), None)
 
 
 @contextmanager

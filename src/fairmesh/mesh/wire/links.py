@@ -338,15 +338,15 @@ class Links:
                 frame = frames.news(entries)
                 await connection.send(frame)
                 self._mailroom.seen(position, overhead_out=frames.size(frame))
-            going = self._mailroom.outgoing(position, stream, stream.ack_due)
-            stream.ack_due = False
-            for step, frame in going:
-                await connection.send(frame)
-                if step < 0:
-                    self._mailroom.seen(position, overhead_out=frames.size(frame))
-                    self._observe("ack sent", -1)
-                else:
-                    self._observe("sent", step)
+            while going := self._mailroom.outgoing(position, stream, stream.ack_due):
+                stream.ack_due = False
+                for step, frame in going:
+                    await connection.send(frame)
+                    if step < 0:
+                        self._mailroom.seen(position, overhead_out=frames.size(frame))
+                        self._observe("ack sent", -1)
+                    else:
+                        self._observe("sent", step)
             if neighbour.name in self._finished and not stream.finished_sent and not stream.only_news:
                 await connection.send(frames.finished())
                 stream.finished_sent = True

@@ -3,7 +3,8 @@
 The training thread posts the messages of a step and takes those of its neighbours. Streams come and go in another
 thread. Outgoing messages are logged before they are sent, and kept until the neighbour acknowledges them. Incoming
 messages are logged once decoded, and acknowledged only after fsync. So a node that restarts finds all messages it needs
-in its journal, or its neighbours send them again.
+in its journal, or its neighbours send them again. A node whose journal was damaged asks for steps that it had
+acknowledged; its neighbours send them from their journals, which go back to their oldest kept checkpoint.
 """
 
 import statistics
@@ -26,6 +27,7 @@ from fairmesh.mesh.wire.journal import Journal
 
 _WINDOW = 64  # messages that a neighbour has not acknowledged; with more, the node waits
 _AHEAD = 2  # messages of a neighbour kept in memory: it sends step t + 1 once it has our step t
+_AT_ONCE = 16  # messages put on a stream before others are read from the journal
 _LOOK_EVERY_S = 1.0
 _AFTER_ROUNDS = 2  # steps: sums at the end
 _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
@@ -71,6 +73,9 @@ class _Edge:
     taken: int  # the next step to take from it
     durable: int  # every earlier step is durable here
     acknowledged: int = 0  # every earlier step is durable there
+    repeated: int = 0  # the journal lost a step before this one, so that earlier ones may come again
+    posted: int = 0  # every earlier step was sent to it, before a restart or since
+    next_post: int = 0  # every earlier step was sent to it and is not computed again
     outbox: dict[int, bytes | None] = field(default_factory=dict)  # by step, until acknowledged; None: in the journal
     inbox: dict[int, bytes] = field(default_factory=dict)  # arrived, not yet read
     cursor: int = 0  # the next step to put on the current stream
@@ -104,12 +109,16 @@ class Mailroom:
         self._changed = threading.Condition()
         self._edges = {}
         for position in neighbours:
-            known = journal.next_from(position)
-            self._edges[position] = _Edge(first, max(first, known or 0), journal.acknowledged.get(position, 0))
+            durable, known = journal.missing_from(position, first), journal.acknowledged.get(position, 0)
+            self._edges[position] = _Edge(first, durable, known, next_post=first)
+            if durable < journal.next_from(position):  # a step in between is lost
+                self._edges[position].repeated = journal.next_from(position)
         for step in journal.steps_sent():
             for position in journal.receivers(step):
-                if position in self._edges and step >= self._edges[position].acknowledged:
-                    self._edges[position].outbox[step] = None
+                if position in self._edges:
+                    self._edges[position].posted = step + 1
+                    if step >= self._edges[position].acknowledged:
+                        self._edges[position].outbox[step] = None
         self._wake: Callable[[Iterable[int]], None] = lambda positions: None
         self._close: Callable[[object, str], None] = lambda stream, reason: None
         self._stop: FairmeshError | None = None
@@ -154,6 +163,9 @@ class Mailroom:
             for position, payload in fresh.items():
                 if step >= self._edges[position].acknowledged:  # else the neighbour has it; a power cut lost it here
                     self._edges[position].outbox[step] = payload
+            for position in payloads:
+                edge = self._edges[position]
+                edge.next_post, edge.posted = step + 1, max(edge.posted, step + 1)
         self._wake(fresh)
         self._posting_s = time.perf_counter() - began
 
@@ -171,6 +183,7 @@ class Mailroom:
                 found[position] = read(position, logged)
                 with self._changed:
                     self._edges[position].taken = max(self._edges[position].taken, step + 1)
+                    self._edges[position].inbox.pop(step, None)  # it came again after one that the journal had lost
         missing = [position for position in positions if position not in found]
         while missing:
             for position, payload in self._arrived(step, missing):
@@ -251,7 +264,7 @@ class Mailroom:
     def unacknowledged_by(self) -> list[int]:
         """Returns the neighbours that have not acknowledged everything; logs to disk that the others have."""
         with self._changed:
-            waiting = {position for position, edge in self._edges.items() if edge.outbox}
+            waiting = {position for position, edge in self._edges.items() if edge.acknowledged < edge.posted}
             free = {position: edge.acknowledged for position, edge in self._edges.items() if position not in waiting}
         unlogged = {
             position: step for position, step in free.items() if self._journal.acknowledged.get(position, 0) < step
@@ -268,7 +281,9 @@ class Mailroom:
         with self._changed:
             for position, edge in self._edges.items():
                 for step in edge.outbox:
-                    found.setdefault(step, {})[position] = self._payload(position, step)
+                    payload = self._payload(position, step)
+                    if payload is not None:
+                        found.setdefault(step, {})[position] = payload
         return found
 
     def rotate(self, keep_from: int) -> None:
@@ -305,12 +320,22 @@ class Mailroom:
             edge = self._edges[position]
             if self.rounds and theirs.due > self.rounds.stop + _AFTER_ROUNDS:
                 raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
-            first = min(edge.outbox, default=None)
-            if first is not None and theirs.due < first:
+            asked = range(theirs.due, edge.next_post)
+            if theirs.due == 0 and edge.posted and edge.durable > 1 and 0 not in edge.outbox:
                 raise Refused(
-                    f"it asks for step {theirs.due}, which it had acknowledged (the first kept is {first}): its state "
-                    "is older than it was; restore the newest state there, or remove that site from the mesh"
+                    "it begins again, but it has taken part in this run already: what it computes now may differ from "
+                    "what it has sent; restore its newest state from a backup, or vote it out"
                 )
+            lost = next((s for s in asked if s not in edge.outbox and position not in self._journal.receivers(s)), None)
+            if lost is not None:
+                raise Refused(
+                    f"it asks for step {lost}, which it had acknowledged and which is no longer kept here: it has "
+                    "lost what it had; restore its newest state from a backup, go back to an earlier round with "
+                    "`fairmesh mesh rewind`, or vote it out"
+                )
+            if theirs.durable < edge.acknowledged:
+                edge.acknowledged = theirs.durable
+                self._journal.log_ack(position, theirs.durable)
             edge.stream = stream
             edge.cursor, edge.ack_sent = theirs.due, -1
             edge.counters.connections += 1
@@ -328,19 +353,20 @@ class Mailroom:
         return edge.ack_sent < edge.durable
 
     def outgoing(self, position: int, stream: object, with_ack: bool) -> list[tuple[int, bytes]]:
-        """Returns the frames to put on a stream now, with their steps. Messages carry an acknowledgement; with
+        """Returns the next frames to put on a stream, with their steps. Messages carry an acknowledgement; with
         `with_ack`, a frame of its own (step -1) follows where one is due."""
         frames: list[tuple[int, bytes]] = []
         with self._changed:
             edge = self._edges[position]
             if edge.stream is not stream:
                 return []
-            for step in sorted(edge.outbox):
-                if step >= edge.cursor:
-                    payload = self._payload(position, step)
-                    frames.append((step, message(step, edge.durable, payload)))
-                    edge.cursor, edge.ack_sent = step + 1, edge.durable
-                    edge.counters.sent(len(payload), step in self.rounds)
+            while edge.cursor < edge.posted and len(frames) < _AT_ONCE:
+                step, payload = edge.cursor, self._payload(position, edge.cursor)
+                if payload is None:  # the journal has lost it, and the rounds done again have not come to it yet
+                    break
+                frames.append((step, message(step, edge.durable, payload)))
+                edge.cursor, edge.ack_sent = step + 1, edge.durable
+                edge.counters.sent(len(payload), step in self.rounds)
             if with_ack and edge.ack_sent < edge.durable:
                 edge.ack_sent = edge.durable
                 frames.append((-1, ack(edge.durable)))
@@ -354,6 +380,8 @@ class Mailroom:
                 return True
             edge.last_seen = time.time()
             due = edge.due()
+            if step < due and step < edge.repeated:
+                return True
             if step < due:
                 raise Refused(f"a replayed message of step {step}; step {due} is due")
             if step > due:
@@ -379,9 +407,10 @@ class Mailroom:
             self._forget(edge, step)
             self._changed.notify_all()
 
-    def _payload(self, position: int, step: int) -> bytes:
-        kept = self._edges[position].outbox[step]
-        return self._journal.sent(step)[position] if kept is None else kept
+    def _payload(self, position: int, step: int) -> bytes | None:
+        """Returns what is sent to a neighbour in a step, or None if it is neither in memory nor in the journal."""
+        kept = self._edges[position].outbox.get(step)
+        return self._journal.sent(step).get(position) if kept is None else kept
 
     def _forget(self, edge: _Edge, before: int) -> None:
         edge.acknowledged = max(edge.acknowledged, before)
