@@ -10,6 +10,7 @@ from fairmesh.mesh.certificates import make_authority, make_key, sign
 from fairmesh.mesh.members import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.frames import Refused
+from fairmesh.mesh.wire.token_bucket import TokenBucket
 from tests.refusals import refused
 
 NAMES = ("a", "b", "c")
@@ -246,3 +247,61 @@ def test_announcements_replace_earlier_ones_though_the_clock_went_back(boards, m
     boards["a"].announce("status", status(2))
     pass_on(boards, "a", "b")
     assert boards["b"].of("a", "status") == status(2)
+
+
+# A member that announces without end
+
+
+def test_flood_of_one_site_is_dropped_before_it_is_verified_and_named(boards, monkeypatch):
+    counted = []
+    verified = certificates.verified
+    monkeypatch.setattr(certificates, "verified", lambda *given: counted.append(1) or verified(*given))
+    pass_on(boards, "a", "b")
+    counted.clear()
+    frames = []
+    for number in range(1, 101):
+        boards["a"].announce("status", status(number), number)
+        frames.append(boards["a"].news(0)[1])
+    assert set.union(*(boards["b"].heard(frame, "a") for frame in frames)) == {"a"}
+    assert 30 < len(counted) < 60
+    boards["c"].announce("status", status(3), 1)  # others are not affected, over any neighbour
+    assert boards["b"].heard(boards["c"].news(0)[1], "a") == set()
+    assert boards["b"].of("c", "status") == status(3)
+    assert boards["b"].heard(frames[-1], "c") == set()
+    assert boards["b"].of("a", "status") == status(100)
+
+
+def test_announcement_that_is_known_costs_nothing(boards, monkeypatch):
+    boards["a"].announce("status", status(1), 1)
+    frame = boards["a"].news(0)[1]
+    boards["b"].heard(frame, "a")
+    monkeypatch.setattr(certificates, "verified", lambda *given: pytest.fail("verified again"))
+    for _ in range(200):
+        assert boards["b"].heard(frame, "a") == set()
+
+
+def test_announcements_do_not_go_back_over_the_stream_that_they_came_over(boards):
+    stream, other = object(), object()
+    boards["a"].announce("status", status(1), 1)
+    boards["b"].heard(boards["a"].news(0)[1], "a", stream)
+    assert {entry["site"] for entry in json.loads(boards["b"].news(0, stream)[1])} == {"b"}
+    assert {entry["site"] for entry in json.loads(boards["b"].news(0, other)[1])} == {"a", "b"}
+
+
+def test_every_kind_has_a_size_that_is_checked_before_the_signature(boards, monkeypatch):
+    pass_on(boards, "a", "b")
+    body = status(1) | {"waiting_for": {f"site-{i:050d}": 1.5 for i in range(150)}}
+    boards["a"].announce("status", body, 1)
+    monkeypatch.setattr(certificates, "verified", lambda *given: pytest.fail("verified"))
+    with refused("'status'", "too much", error=Refused):
+        pass_on(boards, "a", "b")
+
+
+def test_token_bucket_allows_a_burst_and_then_its_rate():
+    now = [0.0]
+    bucket = TokenBucket(2.0, 5.0, lambda: now[0])
+    assert [bucket.spend(1) for _ in range(6)] == [True] * 5 + [False]
+    now[0] += 1
+    assert [bucket.spend(1) for _ in range(3)] == [True, True, False]
+    now[0] += 100
+    assert [bucket.spend(6), bucket.spend(5)] == [False, True]

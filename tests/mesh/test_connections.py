@@ -26,7 +26,7 @@ from fairmesh.mesh.wire.connections import (
     Listener,
     dialled,
 )
-from fairmesh.mesh.wire.frames import Refused
+from fairmesh.mesh.wire.frames import Kind, Refused
 from fairmesh.mesh.wire.tls_stream import Credentials, TlsStream
 from tests.mesh.fleet import ended, forked, free_ports
 from tests.mesh.reasons import (
@@ -133,7 +133,8 @@ def test_frames_go_both_ways_and_the_listening_side_knows_the_name(sites):
         async with listening(sites["beta"]) as server:
             async with dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection:
                 assert connection.peer_names == ["beta"]
-                for frame in (b"one", b"", bytes(LARGEST + FRAME_OVERHEAD_BYTES), b"last"):
+                longest = bytes([Kind.MESSAGE]) + bytes(LARGEST + FRAME_OVERHEAD_BYTES - 1)
+                for frame in (b"one", b"", longest, b"last"):
                     await connection.send(frame)
                     assert await connection.receive() == frame
             await eventually(server.ended.is_set)
@@ -278,7 +279,17 @@ def test_process_that_hangs_is_noticed_in_15_seconds(sites, tmp_path):
         assert ended(process, 10) == -signal.SIGKILL
 
 
-def test_length_of_a_frame_is_checked_before_the_frame_is_sent(sites):
+BOUNDS = {
+    Kind.MESSAGE: LARGEST + FRAME_OVERHEAD_BYTES,
+    Kind.NEWS: 1 << 19,
+    Kind.HELLO: 1 << 18,
+    Kind.REFUSED: 2001,
+    77: 1 << 18,
+}
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_length_of_a_frame_is_checked_for_its_kind_before_the_frame_is_sent(sites, kind):
     async def take(connection: Connection) -> None:
         await connection.receive()
 
@@ -287,12 +298,11 @@ def test_length_of_a_frame_is_checked_before_the_frame_is_sent(sites):
             opened = await plain(server)
             stream = TlsStream(*opened, sites["alpha"].for_dialling(), "beta")
             await stream.handshake()
-            stream.write(struct.pack("<I", LARGEST + FRAME_OVERHEAD_BYTES + 1))
+            stream.write(struct.pack("<IB", BOUNDS[kind] + 1, kind))
             await eventually(server.ended.is_set)
             await stream.close()
         assert [type(error) for error in server.errors] == [Refused]
-        taken = LARGEST + FRAME_OVERHEAD_BYTES
-        assert missing_from(server.errors[0], f"{taken + 1:,}", f"{taken:,}") == []
+        assert missing_from(server.errors[0], f"{BOUNDS[kind] + 1:,}", f"{BOUNDS[kind]:,}") == []
 
     run(work())
 
@@ -368,7 +378,7 @@ def test_peer_that_does_not_read_holds_the_sender_back(sites):
         await echo(connection)
 
     async def work():
-        frame, sent = bytes(1 << 20), 0
+        frame, sent = bytes([Kind.MESSAGE]) + bytes(1 << 20), 0
         async with (
             listening(sites["beta"], late) as server,
             dialled(server.address, "beta", sites["alpha"].for_dialling(), LARGEST) as connection,

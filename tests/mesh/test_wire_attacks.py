@@ -1,13 +1,21 @@
 """Real nodes whose disk is damaged, or whose neighbours flood, stall or come back with another key: the run of the
 others ends as it should, and the log names the cause."""
 
+import asyncio
+import itertools
+import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fairmesh.mesh.certificates import signature
+from fairmesh.mesh.wire import frames
+from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.mesh.wire.journal import Journal
+from fairmesh.mesh.wire.links import Links
 from tests.mesh import fleet
 from tests.mesh.lives import Lives
 
@@ -23,9 +31,9 @@ options = { checkpoint_every = 25 }
 pytestmark = pytest.mark.slow
 
 
-def provisioned(folder: Path) -> Path:
+def provisioned(folder: Path, rounds: int = 60) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "experiment.toml").write_text(EXPERIMENT)
+    (folder / "experiment.toml").write_text(EXPERIMENT.replace("rounds = 60", f"rounds = {rounds}"))
     fleet.provisioned(folder / "mesh", folder / "experiment.toml", NAMES)
     return folder / "mesh"
 
@@ -113,3 +121,67 @@ def test_node_that_lost_its_state_is_told_what_to_do_and_neither_crashes_nor_spi
     finally:
         nodes.end()
     assert len(said()) < 6
+
+
+# A member that announces without end
+
+
+def _flood(nodes: Lives, name: str) -> None:
+    """Makes the node of a site send announcements, as fast as its neighbours take them, next to its messages. They are
+    signed by its own key, beforehand, so that the flood costs the node itself little."""
+    home = nodes.folder / name
+    key = (home / f"{name}.key").read_bytes()
+    numbers = itertools.count(int(1000 * time.time()) + 10_000_000)
+    body = {"round": 1, "activity": "x" * 100, "metric": None, "metric_round": None, "weight": 0.5}
+    body |= {"waiting_for": {}, "bytes_out": 0, "time": 1.5}
+
+    def announcement() -> dict:
+        one = Announcement(name, "status", next(numbers), body, b"")
+        return one._replace(signature=signature(key, one.text())).table()
+
+    texts = [frames.news(json.dumps([announcement() for _ in range(100)]).encode()) for _ in range(80)]
+    honest = Links._writing
+
+    async def writing(self, neighbour, stream, connection) -> None:
+        async def flood() -> None:
+            for text in itertools.cycle(texts):
+                await connection.send(text)
+                await asyncio.sleep(0)
+
+        flooding = asyncio.create_task(flood())
+        try:
+            await honest(self, neighbour, stream, connection)
+        finally:
+            flooding.cancel()
+
+    Links._writing = writing  # type: ignore[method-assign]
+
+
+def rounds_per_second(folder: Path, rounds: int, attack: Callable[[Lives, str], None] | None, seconds: float) -> dict:
+    nodes = Lives(provisioned(folder, rounds), NAMES)
+    nodes.before_start = lambda name: attack(nodes, name) if attack and name == "beta" else None
+    try:
+        nodes.start_all()
+        nodes.wait(lambda: min(map(nodes.step, NAMES)) >= 5, 60)
+        before, began = nodes.step("alpha"), time.monotonic()
+        nodes.wait(lambda: time.monotonic() - began > seconds, 2 * seconds)
+        pace = (nodes.step("alpha") - before) / seconds
+        memory = _memory_kib(nodes._processes["alpha"])
+        said = [event["site"] for event in events(nodes, "alpha", "announcements dropped")]
+        return {"rounds_per_second": pace, "memory_kib": memory, "dropped": said}
+    finally:
+        nodes.end()
+
+
+def _memory_kib(process: int) -> int:
+    (line,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1])
+
+
+def test_member_that_announces_without_end_is_named_and_does_not_stop_the_others(tmp_path):
+    calm = rounds_per_second(tmp_path / "calm", 100_000, None, 8)
+    flooded = rounds_per_second(tmp_path / "flooded", 100_000, _flood, 8)
+    print(f"\n{calm=}\n{flooded=}")
+    assert set(flooded["dropped"]) == {"beta"}
+    assert flooded["rounds_per_second"] > 0.25 * calm["rounds_per_second"]
+    assert flooded["memory_kib"] < calm["memory_kib"] + (64 << 10)

@@ -1,4 +1,9 @@
-"""Announcements of every site to all others: signed by the site, passed on by neighbours; the newest of each kind."""
+"""Announcements of every site to all others: signed by the site, passed on by neighbours; the newest of each kind.
+
+A member can sign as many announcements as it likes. So each neighbour may pass on only so many of each site, and only
+so large ones; what exceeds this is dropped before its signature is verified. What is accepted goes once to each other
+neighbour, so passing on cannot multiply a flood.
+"""
 
 import json
 import threading
@@ -12,13 +17,15 @@ from typing import Any, NamedTuple
 from fairmesh.errors import BadInput
 from fairmesh.mesh import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
+from fairmesh.mesh.wire.token_bucket import TokenBucket
 
-_AT_MOST = 1 << 14  # bytes of one announcement
-_A_FRAME = 1 << 18  # bytes of news per frame
+_AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
+_AT_MOST_OF = {"certificate": 1 << 12, "facts": 1 << 12, "status": 1 << 13, "follow": 1 << 18}
+_A_FRAME = 1 << 15  # bytes of news per frame
+_PER_SECOND, _AT_ONCE = 4.0, 40.0  # announcements of one site that a neighbour may pass on
 _OUTPUTS_AT_MOST = 1 << 24
 _NUMBER_AT_MOST = 1 << 53
 _GENERATIONS_AT_MOST = 256
-_LARGER = {"follow": 1 << 18}  # bytes: it has signatures of all sites
 _SHORT = 200  # characters of a string that is shown to people
 
 
@@ -126,16 +133,28 @@ class Announcement(NamedTuple):
         return {**self._asdict(), "signature": self.signature.hex()}
 
 
+class _Known(NamedTuple):
+    order: int  # of arrival
+    one: Announcement
+    source: object | None  # the stream over which it came
+
+
 class Bulletin:
     """All announcements that a site knows, each checked against the certificate of the site that made it."""
 
     def __init__(self, name: str, key: bytes, certificate: bytes, authority: bytes, sites: tuple[str, ...]):
         self._name, self._key, self._authority, self._sites = name, key, authority, set(sites)
-        self._known: dict[tuple[str, str], tuple[int, Announcement]] = {}  # with the order of arrival
+        self._known: dict[tuple[str, str], _Known] = {}  # by site and kind
+        self._allowed: dict[tuple[str, str], TokenBucket] = {}  # by neighbour and site
         self._order, self._lock = 0, threading.Lock()
         self._changed: Callable[[], None] = lambda: None
         self.since = int(certificates.valid_from(certificate).timestamp())  # a renewed one replaces the old
         self.announce("certificate", {"pem": certificate.decode()}, self.since)
+
+    @property
+    def sites(self) -> int:
+        """Returns how many sites there are."""
+        return len(self._sites)
 
     def serve(self, changed: Callable[[], None]) -> None:
         """Registers a function that is called when there is news to pass on."""
@@ -147,7 +166,7 @@ class Bulletin:
         said = json.loads(json.dumps(body), parse_constant=lambda text: None)  # JSON has no NaN and no infinity
         with self._lock:
             known = self._known.get((self._name, kind))
-            before = known[1].number if known else -1
+            before = known.one.number if known else -1
             number = _later_than(before) if number is None else number
             if before >= number:
                 return
@@ -157,9 +176,9 @@ class Bulletin:
     def _signed_here(self, one: Announcement) -> Announcement:
         return one._replace(signature=certificates.signature(self._key, one.text()))
 
-    def _put(self, one: Announcement) -> None:
+    def _put(self, one: Announcement, source: object | None = None) -> None:
         self._order += 1
-        self._known[one.site, one.kind] = self._order, one
+        self._known[one.site, one.kind] = _Known(self._order, one, source)
 
     def next_number(self, kind: str, after: int = -1) -> int:
         """Returns a number for this site's next announcement of a kind, higher than all before and than `after`."""
@@ -169,7 +188,7 @@ class Bulletin:
     def entry(self, site: str, kind: str) -> Announcement | None:
         with self._lock:
             found = self._known.get((site, kind))
-        return None if found is None else found[1]
+        return None if found is None else found.one
 
     def signed_by(self, site: str, kind: str, number: int, body: Mapping[str, Any], signature: str) -> bool:
         """Returns whether a site has signed an announcement that another site quotes."""
@@ -186,23 +205,29 @@ class Bulletin:
 
     def of_all(self, kind: str) -> dict[str, dict[str, Any]]:
         with self._lock:
-            return {site: one.body for (site, what), (_, one) in self._known.items() if what == kind}
+            return {site: known.one.body for (site, what), known in self._known.items() if what == kind}
 
-    def news(self, since: int) -> tuple[int, bytes | None]:
+    def news(self, since: int, stream: object | None = None) -> tuple[int, bytes | None]:
         """Returns the announcements that arrived after point `since`, as many as fit a frame, and the point up to which
-        they go. They keep the order of arrival, so that a certificate precedes what was signed with it."""
+        they go. They keep the order of arrival, so that a certificate precedes what was signed with it. Those that came
+        over `stream` are left out."""
         with self._lock:
-            fresh = sorted((order, one) for order, one in self._known.values() if order > since)
+            fresh = sorted((k.order, k.one) for k in self._known.values() if k.order > since)
+            theirs = {k.order for k in self._known.values() if stream is not None and k.source is stream}
         texts: list[str] = []
         for order, one in fresh:
-            texts.append(json.dumps(one.table()))
             since = order
+            if order not in theirs:
+                texts.append(json.dumps(one.table()))
             if sum(map(len, texts)) > _A_FRAME:
                 break
         return since, f"[{','.join(texts)}]".encode() if texts else None
 
-    def heard(self, entries: bytes) -> None:
-        """Takes over news from a neighbour.
+    def heard(self, entries: bytes, neighbour: str = "", stream: object | None = None) -> set[str]:
+        """Takes over news from a neighbour that came over a stream.
+
+        Returns:
+            The sites of which some announcements were dropped, because the neighbour passes on too many.
 
         Raises:
             Refused: If an announcement was not signed by the site that it names.
@@ -211,32 +236,44 @@ class Bulletin:
             found = [_read(table) for table in read_json(entries)]
         except (ValueError, TypeError, KeyError) as error:
             raise Refused("news that cannot be read") from error
-        fresh = False
+        fresh, dropped = False, set[str]()
         for one in found:
-            fresh = self._heard(one) or fresh
+            if not self._is_new(one):
+                continue
+            if not self._allowance(neighbour, one.site).spend(1):
+                dropped.add(one.site)
+                continue
+            fresh = self._heard(one, stream) or fresh
         if fresh:
             self._changed()
+        return dropped
 
-    def _heard(self, one: Announcement, own: bool = False) -> bool:
+    def _allowance(self, neighbour: str, site: str) -> TokenBucket:
+        return self._allowed.setdefault((neighbour, site), TokenBucket(_PER_SECOND, _AT_ONCE))
+
+    def _is_new(self, one: Announcement, own: bool = False) -> bool:
         if one.site not in self._sites or one.kind not in KINDS:
             raise Refused(f"news of kind {one.kind!r} from {one.site!r}, which this mesh does not know")
         with self._lock:
             known = self._known.get((one.site, one.kind))
-        if (one.site == self._name and not own) or (known and known[1].number >= one.number):
-            return False
+        return (one.site != self._name or own) and (known is None or known.one.number < one.number)
+
+    def _heard(self, one: Announcement, stream: object | None = None) -> bool:
+        if len(one.text()) > _AT_MOST_OF.get(one.kind, _AT_MOST):
+            raise Refused(f"news of kind {one.kind!r} from {one.site} with too much in it")
         pem = one.body.get("pem") if one.kind == "certificate" else (self.of(one.site, "certificate") or {}).get("pem")
         if not isinstance(pem, str) or not self._signed(one, pem.encode(errors="replace")):
             raise Refused(f"news of kind {one.kind!r} that {one.site} did not sign")
         form = KINDS[one.kind]
         wrong = [name for name, holds in form.items() if not holds(one.body.get(name))]
         wrong += [name[:_SHORT] for name in one.body if name not in form]
-        if wrong or len(one.text()) > _LARGER.get(one.kind, _AT_MOST):
-            raise Refused(f"news of kind {one.kind!r} from {one.site} with {wrong[0] if wrong else 'too much'} in it")
+        if wrong:
+            raise Refused(f"news of kind {one.kind!r} from {one.site} with {wrong[0]} in it")
         with self._lock:
             if one.kind == "certificate":  # what the old key signed can no longer be passed on
                 for kind in [kind for kind in KINDS if self._is_unsigned(one, kind)]:
                     del self._known[one.site, kind]
-            self._put(one)
+            self._put(one, stream)
         return True
 
     def _signed(self, one: Announcement, pem: bytes) -> bool:
@@ -251,13 +288,15 @@ class Bulletin:
     def _is_unsigned(self, certificate: Announcement, kind: str) -> bool:
         known = self._known.get((certificate.site, kind))
         return (
-            known is not None and kind != "certificate" and not self._signed(known[1], certificate.body["pem"].encode())
+            known is not None
+            and kind != "certificate"
+            and not self._signed(known.one, certificate.body["pem"].encode())
         )
 
     def saved(self) -> bytes:
         """Returns everything known, for `restored` to read again."""
         with self._lock:
-            every = sorted(self._known.values())
+            every = sorted((known.order, known.one) for known in self._known.values())
         return json.dumps([one.table() for _, one in every]).encode()
 
     def restored(self, path: Path) -> None:
@@ -273,7 +312,8 @@ class Bulletin:
             with suppress(Refused):
                 if one.site == self._name and one.kind != "certificate":
                     one = self._signed_here(one)
-                self._heard(one, own=True)
+                if self._is_new(one, own=True):
+                    self._heard(one)
 
 
 def _later_than(number: int) -> int:

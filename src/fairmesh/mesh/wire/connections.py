@@ -16,11 +16,11 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.members import host_and_port
-from fairmesh.mesh.wire.frames import LENGTH, Refused
+from fairmesh.mesh.wire.frames import LENGTH, check_length
 from fairmesh.mesh.wire.tls_errors import reason_of
 from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream
 
-FRAME_OVERHEAD_BYTES = 1 << 20  # that a frame may have beyond the largest message: news of many sites
+FRAME_OVERHEAD_BYTES = 1 << 20  # that a frame may have beyond the largest message, which is checked exactly later
 _HEARTBEAT = 0xFFFFFFFF
 _HEARTBEAT_S, _SILENCE_S = 5.0, 15.0
 _DIAL_S = 5.0
@@ -49,7 +49,7 @@ class Connection:
 
     def __init__(self, stream: TlsStream, largest: int):
         self._stream = stream
-        self._longest = min(largest + FRAME_OVERHEAD_BYTES, _HEARTBEAT - 1)
+        self._longest = min(largest + FRAME_OVERHEAD_BYTES, _HEARTBEAT - 1)  # with a message
         self._received_any = False  # frame of the peer
         self._heart: asyncio.Task[None] | None = None
         self.peer_names = stream.peer_names()
@@ -68,8 +68,8 @@ class Connection:
         return self._stream.peer_certificate()
 
     async def receive(self) -> bytes | None:
-        """Returns the next frame, or None when the peer has closed the connection. Checks a frame's length before it
-        reads the frame."""
+        """Returns the next frame, or None when the peer has closed the connection. Checks a frame's length against the
+        bound for its kind, which is its first byte, before it reads the rest."""
         length = _HEARTBEAT
         while length == _HEARTBEAT:
             head = await self._exactly(LENGTH.size)
@@ -78,9 +78,9 @@ class Connection:
             if len(head) < LENGTH.size:
                 raise ConnectionLost(_WITHIN)
             length = LENGTH.unpack(head)[0]
-        if length > self._longest:
-            raise Refused(f"a frame of {length:,} bytes; at most {self._longest:,} are taken")
-        frame = await self._exactly(length)
+        first = await self._exactly(min(length, 1))
+        check_length(first[0] if first else 0, length, self._longest)
+        frame = first + await self._exactly(length - len(first))
         if len(frame) < length:
             raise ConnectionLost(_WITHIN)
         return frame

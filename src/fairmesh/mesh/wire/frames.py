@@ -16,6 +16,7 @@ _MESSAGE = struct.Struct("<BQQ")  # kind, step, and the acknowledgement: the rec
 LENGTH = struct.Struct("<I")  # precedes every frame on a connection
 MESSAGE_HEAD_BYTES = LENGTH.size + _MESSAGE.size
 _HELLO_AT_MOST = 1 << 18
+_NEWS_AT_MOST = 1 << 19  # more than the largest announcement and a frame of others
 _REASON_AT_MOST = 2000
 
 
@@ -32,6 +33,21 @@ class Kind(IntEnum):
     NEWS = 4  # announcements of sites
     FINISHED = 5  # I need nothing more from you
     REFUSED = 6  # why I close the stream
+
+
+def check_length(kind: int, length: int, largest: int) -> None:
+    """Refuses a frame that is longer than frames of its kind may be, if one with a message may have `largest` bytes."""
+    bounds = {
+        Kind.MESSAGE: largest,
+        Kind.ACK: 2 * _STEP.size,  # slightly wrong ones are refused by their own reason
+        Kind.NEWS: _NEWS_AT_MOST,
+        Kind.FINISHED: 1,
+        Kind.REFUSED: 1 + _REASON_AT_MOST,
+    }
+    bound = bounds.get(Kind(kind), _HELLO_AT_MOST) if kind in set(Kind) else _HELLO_AT_MOST
+    if length > bound:
+        name = f"{Kind(kind).name.lower()} frame" if kind in set(Kind) else "frame"
+        raise Refused(f"a {name} of {length:,} bytes; at most {bound:,} are taken")
 
 
 class Frame(NamedTuple):

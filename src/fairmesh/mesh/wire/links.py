@@ -22,12 +22,15 @@ from fairmesh.mesh.wire.frames import Kind, Refused
 from fairmesh.mesh.wire.log_limiter import LogLimiter, Report
 from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 from fairmesh.mesh.wire.tls_stream import Credentials
+from fairmesh.mesh.wire.token_bucket import TokenBucket
 
 _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
 _ACK_S = 0.05
 _STREAMS = 8  # per neighbour at once: the current one, those it replaces, and checks
 _REPORT_EVERY_S = 5.0
+_NEWS_AGAIN_S = 120.0
+_NEWS_BYTES_PER_S, _NEWS_BYTES_AT_ONCE, _NEWS_BYTES_PER_SITE = 1 << 16, 1 << 20, 1 << 16  # from one neighbour
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Links:
         self._credentials, self._listen, self._mailroom, self._bulletin = credentials, listen, mailroom, bulletin
         self._greeting, self._check, self._observe = greeting, check, observe
         self._limiter, self._largest, self._open = LogLimiter(report), largest, Counter[str]()
+        at_once = _NEWS_BYTES_AT_ONCE + bulletin.sites * _NEWS_BYTES_PER_SITE  # all is told when a stream begins
+        self._news_allowed = {one.name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for one in neighbours}
         self._streams: dict[str, _Stream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="links", daemon=True)
@@ -148,7 +153,7 @@ class Links:
             listener = Listener(self._credentials.for_listening(), self._largest, self._answer, self._turned_away)
             await listener.start(self._listen)
         tasks = [asyncio.create_task(self._dial(one, context)) for one in self._neighbours.values() if one.address]
-        tasks += [asyncio.create_task(self._flush_log()), asyncio.create_task(self._send_acks())]
+        tasks += [asyncio.create_task(work()) for work in (self._flush_log, self._send_acks, self._tell_again)]
         self._ready.set()
         await self._stopping.wait()
         for stream in self._streams.values():
@@ -180,6 +185,14 @@ class Links:
                 if self._mailroom.ack_due(self._neighbours[name].position):
                     stream.ack_due = True
                     stream.wake.set()
+
+    async def _tell_again(self) -> None:
+        """Tells all news again from time to time, since a neighbour may have dropped some."""
+        while True:
+            await asyncio.sleep(_NEWS_AGAIN_S)
+            for stream in self._streams.values():
+                stream.news_sent = 0
+                stream.wake.set()
 
     async def _dial(self, neighbour: Neighbour, context: ssl.SSLContext) -> None:
         lost = time.monotonic()
@@ -320,19 +333,27 @@ class Links:
             if frame.kind == Kind.ACK:
                 continue
             if frame.kind == Kind.NEWS:
-                self._bulletin.heard(frame.body)
+                self._hear(neighbour, stream, frame.body)
             elif frame.kind == Kind.FINISHED:
                 self._finished_there.add(neighbour.name)
                 self._see_whether_finished()
             elif frame.kind == Kind.REFUSED:
                 raise Refused(f"it refuses: {frame.reason()}")
 
+    def _hear(self, neighbour: Neighbour, stream: _Stream, news: bytes) -> None:
+        """Takes news, unless the neighbour sends more than any honest one has to say."""
+        if not self._news_allowed[neighbour.name].spend(len(news)):
+            self._limiter("warning", "announcements dropped", neighbour.name, "it sends too many")
+            return
+        for site in self._bulletin.heard(news, neighbour.name, stream):
+            self._limiter("warning", "announcements dropped", site, f"{neighbour.name} passes on too many of it")
+
     async def _writing(self, neighbour: Neighbour, stream: _Stream, connection: Connection) -> None:
         position = neighbour.position
         while True:
             stream.wake.clear()
             while True:  # news before messages: a node that has just connected needs them first
-                stream.news_sent, entries = self._bulletin.news(stream.news_sent)
+                stream.news_sent, entries = self._bulletin.news(stream.news_sent, stream)
                 if entries is None:
                     break
                 frame = frames.news(entries)
