@@ -427,3 +427,29 @@ def test_wait_is_counted_from_its_beginning_though_others_arrive_and_some_are_re
         assert both.waiting_for[2] - began < 0.15
     finally:
         both.close()
+
+
+def test_neighbour_that_never_acknowledges_is_waited_for_by_name(tmp_path):
+    both = room(tmp_path, neighbours=(1, 2))
+    try:
+        stream = object()
+        both.connected(1, stream, Progress(0, 0))
+        for step in range(64):
+            both.post(step, {1: b"x", 2: b"x"})
+            both.connected(2, object(), Progress(step + 1, step + 1))
+        assert both.waiting_for == {}
+        waiting = threading.Thread(target=lambda: both.post(64, {1: b"x", 2: b"x"}))
+        waiting.start()
+        until(lambda: both.waiting_for.keys() == {1})
+        frames_of(both, stream)
+        while frames_of(both, stream):
+            pass
+        both.acknowledged(1, stream, 1)
+        waiting.join(5)
+        assert both.waiting_for == {}
+        threading.Timer(0.1, lambda: both.stop(Interrupted("enough"))).start()
+        with refused("enough", error=Interrupted):
+            both.post(65, {1: b"x", 2: b"x"})
+        assert both.waiting_for.keys() == {1}
+    finally:
+        both.close()

@@ -22,7 +22,7 @@ from fairmesh.mesh.members import SiteFile
 from fairmesh.mesh.node.membership import Membership, locked
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
-from fairmesh.mesh.node.watching import read_status
+from fairmesh.mesh.node.watching import read_status, waiting_chain
 from fairmesh.mesh.preflight import privacy_checks
 from fairmesh.storage.files import open_to_others
 from tests import toys
@@ -357,3 +357,10 @@ def test_experiment_of_another_mesh_is_refused_before_anything_is_sent(tmp_path)
 
 if __name__ == "__main__":
     _scenario(Path(sys.argv[1]))
+
+
+def test_chain_of_waiting_ends_at_the_site_to_look_at():
+    waits = {"a": {"b": 5.0, "c": 3.0}, "c": {"d": 2.0}, "d": {}}
+    assert waiting_chain("a", waits) == ["a", "c", "d"]
+    assert waiting_chain("d", waits) == ["d"]
+    assert waiting_chain("a", waits | {"d": {"c": 1.0}}) == ["a", "c", "d"]

@@ -4,7 +4,13 @@ others ends as it should, and the log names the cause."""
 import asyncio
 import itertools
 import json
+import os
+import re
 import shutil
+import signal
+import socket
+import ssl
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +18,14 @@ from pathlib import Path
 import pytest
 
 from fairmesh.mesh.certificates import signature
-from fairmesh.mesh.wire import frames
+from fairmesh.mesh.members import Mesh, host_and_port
+from fairmesh.mesh.wire import frames, links
 from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links
 from tests.mesh import fleet
 from tests.mesh.lives import Lives
+from tests.mesh.stranger import hello_of
 
 NAMES = ["alpha", "beta", "gamma"]
 EXPERIMENT = """
@@ -185,3 +193,85 @@ def test_member_that_announces_without_end_is_named_and_does_not_stop_the_others
     assert set(flooded["dropped"]) == {"beta"}
     assert flooded["rounds_per_second"] > 0.25 * calm["rounds_per_second"]
     assert flooded["memory_kib"] < calm["memory_kib"] + (64 << 10)
+
+
+# Peers that stay, and a neighbour whose disk hangs
+
+
+def test_peer_that_is_refused_or_never_greets_is_disconnected_and_one_that_was_voted_out_is_named(tmp_path):
+    folder = provisioned(tmp_path)
+    mesh = Mesh.read(folder / "gamma" / "mesh.toml")
+    address = mesh.member("gamma").address or ""
+    nodes = Lives(folder, NAMES)
+
+    def hurry(name: str) -> None:
+        links._GREETING_S = 2.0
+
+    def stays(credentials: Path, name: str, said: bytes) -> float:
+        """Says something, then only heartbeats, and reads nothing; returns after how many seconds it is cut off."""
+        context = ssl.create_default_context(cafile=credentials / "authority.pem")
+        context.load_cert_chain(credentials / f"{name}.pem", credentials / f"{name}.key")
+        began = time.monotonic()
+        plain = socket.create_connection(host_and_port(address, "it"), timeout=5)
+        with context.wrap_socket(plain, server_hostname="gamma") as secured:
+            secured.sendall(said)
+            try:
+                while time.monotonic() - began < 20:
+                    time.sleep(0.2)
+                    secured.sendall(b"\xff" * 4)
+            except OSError:
+                return time.monotonic() - began
+        return time.monotonic() - began
+
+    hello = frames.hello(hello_of(folder / "beta", agreed={"rounds": 7}))
+    nodes.before_start = hurry
+    mesh.without("alpha").write(folder / "gamma" / "mesh.toml")
+    try:
+        nodes.start("gamma")
+        nodes.wait(lambda: (folder / "gamma" / "state" / "status.json").exists(), 30)
+        files = len(list(Path(f"/proc/{nodes._processes['gamma']}/fd").iterdir()))
+        assert stays(folder / "beta", "beta", struct.pack("<I", len(hello)) + hello) < 5  # another experiment
+        assert 1.5 < stays(folder / "beta", "beta", b"") < 5
+        assert stays(folder / "alpha", "alpha", b"") < 5
+        nodes.wait(lambda: len(list(Path(f"/proc/{nodes._processes['gamma']}/fd").iterdir())) <= files, 10)
+        said = [(event["site"], event["reason"]) for event in events(nodes, "gamma", "refused")]
+    finally:
+        nodes.end()
+    assert [site for site, _ in said] == ["beta", "beta", "alpha"]
+    for (_, reason), words in zip(said, ("rounds", "no greeting", "left the mesh")):
+        assert words in reason
+
+
+def test_neighbour_whose_disk_hangs_is_named_by_all_who_wait_and_counts_for_patience(tmp_path):
+    names = [*NAMES, "delta"]  # a ring, in which delta is no neighbour of beta
+    text = EXPERIMENT.replace("nodes = 3", "nodes = 4").replace("rounds = 60", "rounds = 100000")
+    (tmp_path / "experiment.toml").write_text(text.replace("checkpoint_every = 25", "checkpoint_every = 100000"))
+    folder = tmp_path / "mesh"
+    fleet.provisioned(folder, tmp_path / "experiment.toml", names)
+
+    def hanging() -> None:
+        sync, calls = os.fdatasync, itertools.count()
+        os.fdatasync = lambda number: time.sleep(1000) if next(calls) > 20 else sync(number)
+        from fairmesh.mesh.node.running import run_node
+
+        run_node(folder / "beta" / fleet.SITE)
+
+    def status(name: str) -> dict:
+        return json.loads((folder / name / "state" / "status.json").read_text())
+
+    processes = {name: fleet.start(folder, name) for name in ("gamma", "delta")}
+    processes["alpha"] = fleet.start(folder, "alpha", patience_s=8)
+    processes["beta"] = fleet.forked(hanging, folder / "beta.log")
+    try:
+        assert fleet.ended(processes.pop("alpha"), 60) == 1
+        assert re.search("Interrupted: waited .* for beta, longer", (folder / "alpha.log").read_text())
+        nodes = Lives(folder, names)
+        assert "beta" in {event["site"] for event in events(nodes, "gamma", "waiting")}
+        assert events(nodes, "beta", "disk does not answer")
+        assert status("delta")["sites"]["beta"]["activity"] == "waiting for its disk"
+        assert status("delta")["sites"]["gamma"]["waiting_for"].keys() == {"beta"}
+        assert "beta" in status("delta")["waiting_chain"]
+    finally:
+        for process in processes.values():
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)

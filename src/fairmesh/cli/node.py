@@ -81,6 +81,10 @@ def status(
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         say(f"{metric} in recent rounds: worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}")
+    first, *others = seen.get("waiting_chain", [seen["site"]])
+    if others:
+        said = ", which waits for ".join(others)
+        say(f"{first} waits for {said}" + (f": look at {others[-1]} first" if len(others) > 1 else ""))
     if seen["votes"]:
         for what, voters in seen["votes"].items():
             say(f"votes to {what}: {', '.join(sorted(voters))}")

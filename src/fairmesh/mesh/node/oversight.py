@@ -12,7 +12,7 @@ from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
-from fairmesh.mesh.node.watching import Log, Monitor, write_status
+from fairmesh.mesh.node.watching import Log, Monitor, waiting_chain, write_status
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.training.loop import TrainingState
@@ -80,6 +80,7 @@ class Oversight(Watcher):
         self._metric: dict[str, Any] = {}
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._notices: dict[int, Notices] = {}  # by position
+        self._disk_notices: Notices | None = None  # while the journal is synced
         self._announced_at = self._next_warning = -1e9
 
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
@@ -214,15 +215,27 @@ class Oversight(Watcher):
             if notices.due():
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_by_clock(notices.since)))
                 seconds = round(notices.seconds)
-                self._log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round)
+                behind = waiting_chain(name, self._waits())[1:]
+                whom = {"which_waits_for": ", then ".join(behind)} if behind else {}
+                self._log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round, **whom)
             self.stop_if_waited_too_long(notices.seconds, name)
+        since = self._mailroom.syncing_since if self._mailroom else None
+        if self._disk_notices is None or self._disk_notices.since != since:
+            self._disk_notices = None if since is None else Notices(since)
+        if self._disk_notices and self._disk_notices.due():
+            seconds = round(self._disk_notices.seconds)
+            self._log("warning", "this site's disk does not answer; check it", seconds=seconds)
+
+    def _waits(self) -> dict[str, dict[str, float]]:
+        """Returns for each site since when it waits for others, as it has announced it."""
+        return {site: body["waiting_for"] for site, body in self._bulletin.of_all("status").items()}
 
     def status(self) -> dict[str, Any]:
         """Returns this node's view of the mesh, the content of status.json."""
         membership, mailroom, names = self._membership, self._mailroom, self._membership.mesh.names
         edges = {names[position]: edge for position, edge in mailroom.view().items()} if mailroom else {}
         waiting = {names[p]: _by_clock(since) for p, since in dict(mailroom.waiting_for).items()} if mailroom else {}
-        announced = self._bulletin.of_all("status")
+        announced, disk = self._bulletin.of_all("status"), self._disk_notices
         known = {member.name: announced.get(member.name, {}) for member in membership.mesh.present}
         values = [one["metric"] for one in known.values() if one.get("metric") is not None]
         worst = (min if self._higher_is_better else max)(values, default=None)
@@ -234,12 +247,13 @@ class Oversight(Watcher):
             "site": membership.name,
             "round": self._round,
             "rounds": membership.experiment.rounds,
-            "activity": self.activity,
+            "activity": "waiting for its disk" if disk and disk.seconds > _FIRST_NOTICE_S else self.activity,
             "metric_name": self._measured_by,
             "metric": self._metric.get(self._measured_by),
             "metric_round": self._metric.get("round"),
             "weight": self._weight,
             "waiting_for": waiting,
+            "waiting_chain": waiting_chain(membership.name, self._waits() | {membership.name: waiting}),
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
             "network_ms": mailroom.median_ms() if mailroom else None,
             "edges": edges,

@@ -192,6 +192,7 @@ class _Node:
             self._log,
             mailroom.largest,
             self._observe,
+            membership.mesh.removed,
         )
         links.start()
         try:

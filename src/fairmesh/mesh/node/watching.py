@@ -67,6 +67,18 @@ def write_status(folder: Path, status: Mapping[str, Any]) -> None:
         return
 
 
+def waiting_chain(site: str, waits: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Returns a site, whom it waits for, whom that one waits for, and so on, each for the one it has waited for
+    longest. `waits` has for each site since when it waits for others. The last one is where to look."""
+    chain = [site]
+    while others := waits.get(chain[-1]):
+        following = min(others.items(), key=lambda item: item[1])[0]
+        if following in chain:
+            break
+        chain.append(following)
+    return chain
+
+
 def read_status(folder: Path) -> dict[str, Any]:
     path = folder / STATUS
     try:

@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -74,11 +74,12 @@ class Links:
         report: Report,
         largest: int,  # bytes per message
         observe: Callable[[str, int], None],
+        left: Collection[str] = (),  # sites that are no longer in the mesh
     ):
         self._neighbours = {one.name: one for one in neighbours}
         self._name_at = {one.position: one.name for one in neighbours}
         self._credentials, self._listen, self._mailroom, self._bulletin = credentials, listen, mailroom, bulletin
-        self._greeting, self._check, self._observe = greeting, check, observe
+        self._greeting, self._check, self._observe, self._left = greeting, check, observe, left
         self._limiter, self._largest, self._open = LogLimiter(report), largest, Counter[str]()
         at_once = _NEWS_BYTES_AT_ONCE + bulletin.sites * _NEWS_BYTES_PER_SITE  # all is told when a stream begins
         self._news_allowed = {one.name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for one in neighbours}
@@ -223,7 +224,9 @@ class Links:
         neighbour = self._neighbours.get(names[0]) if len(names) == 1 else None
         who = ", ".join(names) or "a peer without a name"
         refusal = None
-        if neighbour is None:
+        if len(names) == 1 and names[0] in self._left:
+            refusal = "it has left the mesh: the others voted to continue without it"
+        elif neighbour is None:
             refusal = "it is not a neighbour"
         elif neighbour.address is not None:
             refusal = "this side dials it"

@@ -124,6 +124,7 @@ class Mailroom:
         self._stop: FairmeshError | None = None
         self.waiting_for: dict[int, float] = {}  # position -> since when, by time.monotonic(), while waiting
         self._unsettled, self._settling = threading.Event(), True
+        self.syncing_since: float | None = None  # by time.monotonic(), while the journal is synced to disk
         self._spent: deque[float] = deque(maxlen=1000)  # seconds per step
         self._failure: FairmeshError | None = None
         self._posting_s = 0.0
@@ -153,9 +154,7 @@ class Mailroom:
                 )
         fresh = {position: payload for position, payload in payloads.items() if position not in before}
         if fresh:  # a node that must stop first repeats what it had done before a restart
-            with self._changed:
-                self._changed.wait_for(lambda: all(self._edges[p].has_room() for p in fresh) or self._stopped())
-                self._raise_if_stopped()
+            self._wait_for_room(fresh)
             self._observe("computed", step)
             self._journal.log_sent(step, fresh)
             self._observe("logged", step)
@@ -168,6 +167,17 @@ class Mailroom:
                 edge.next_post, edge.posted = step + 1, max(edge.posted, step + 1)
         self._wake(fresh)
         self._posting_s = time.perf_counter() - began
+
+    def _wait_for_room(self, positions: Iterable[int]) -> None:
+        """Waits for neighbours that have not acknowledged the last messages: they, or their disks, hang."""
+        now = time.monotonic()
+        with self._changed:
+            while full := [position for position in positions if not self._edges[position].has_room()]:
+                self._raise_if_stopped()
+                self.waiting_for = {position: self.waiting_for.get(position, now) for position in full}
+                self._changed.wait(_LOOK_EVERY_S)
+            self._raise_if_stopped()
+            self.waiting_for = {}
 
     def take(self, step: int, positions: Sequence[int], read: Callable[[int, bytes], Any]) -> dict[int, Any]:
         """Waits for the messages of a step.
@@ -231,9 +241,6 @@ class Mailroom:
         with self._changed:
             self._stop = None
 
-    def _stopped(self) -> bool:
-        return self._stop is not None or self._failure is not None
-
     def _raise_if_stopped(self) -> None:
         if self._failure or self._stop:
             raise self._failure or self._stop  # type: ignore[misc]
@@ -249,6 +256,7 @@ class Mailroom:
             self._unsettled.clear()
             with self._changed:
                 noted = {position: edge.taken for position, edge in self._edges.items()}
+            self.syncing_since = time.monotonic()
             try:
                 self._journal.settle()
             except Exception as error:
@@ -256,6 +264,7 @@ class Mailroom:
                     self._failure = error if isinstance(error, FairmeshError) else FairmeshError(in_a_line(error))
                     self._changed.notify_all()
                 return
+            self.syncing_since = None
             self._observe("settled", max(noted.values(), default=0))
             with self._changed:
                 for position, step in noted.items():
