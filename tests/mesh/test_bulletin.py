@@ -7,6 +7,7 @@ import pytest
 
 from fairmesh.mesh import certificates
 from fairmesh.mesh.certificates import make_authority, make_key, sign
+from fairmesh.mesh.known_keys import KnownKeys, trust
 from fairmesh.mesh.members import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.frames import Refused
@@ -305,3 +306,88 @@ def test_token_bucket_allows_a_burst_and_then_its_rate():
     assert [bucket.spend(1) for _ in range(3)] == [True, True, False]
     now[0] += 100
     assert [bucket.spend(6), bucket.spend(5)] == [False, True]
+
+
+# Clocks and keys
+
+
+def test_site_whose_clock_was_ahead_is_heard_again_after_a_restart_with_the_right_time(boards, keys, monkeypatch):
+    made, authority = keys
+    with monkeypatch.context() as ahead:
+        ahead.setattr("time.time", lambda: 5e9)  # the year 2128
+        boards["a"].announce("status", status(1))
+    pass_on(boards, "a", "b")
+    again = Bulletin("a", *made["a"], authority, NAMES)
+    again.announce("status", status(2))
+    boards["b"].heard(again.news(0)[1], "a")
+    assert boards["b"].of("a", "status") == status(1)  # its number is from the future
+    again.heard(boards["b"].news(0)[1], "b")
+    assert again.of("a", "status") == status(2)
+    boards["b"].heard(again.news(0)[1], "a")
+    assert boards["b"].of("a", "status") == status(2)
+    again.announce("status", status(3))
+    boards["b"].heard(again.news(0)[1], "a")
+    assert boards["b"].of("a", "status") == status(3)
+
+
+def test_nobody_else_can_raise_a_site_s_numbers(boards):
+    boards["a"].announce("status", status(1), 1)
+    forged = json.loads(boards["a"].news(0)[1])[-1] | {"number": 1 << 52}
+    boards["a"].heard(json.dumps([forged]).encode(), "b")
+    boards["a"].announce("status", status(2))
+    assert json.loads(boards["a"].news(0)[1])[-1]["number"] < 1 << 50
+
+
+def _with_new_key(folder, monkeypatch, later_s=2):
+    now = certificates._clock()
+    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=later_s))
+    (folder / "a.key").unlink()
+    key, request = make_key(folder, "a")
+    return key.read_bytes(), sign(request.read_bytes(), folder, _mesh(), 1)
+
+
+def test_new_key_is_passed_over_until_it_is_confirmed_and_its_messenger_is_not_refused(tmp_path, monkeypatch):
+    made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
+    events, states = [], {name: tmp_path / name for name in NAMES}
+    for state in states.values():
+        state.mkdir()
+    known = {name: KnownKeys(states[name], lambda *event, **fields: events.append(fields)) for name in ("b", "c")}
+    boards = {n: Bulletin(n, *made[n], authority, NAMES, k.refusal) for n, k in known.items()}
+    boards["a"] = Bulletin("a", *made["a"], authority, NAMES)
+    boards["a"].announce("status", status(1), 1)
+    pass_on(boards, "a", "b")
+    pass_on(boards, "b", "c")
+    old = boards["a"].news(0)[1]
+    key, certificate = _with_new_key(tmp_path, monkeypatch)
+    boards["a"] = Bulletin("a", key, certificate, authority, NAMES)
+    boards["a"].announce("status", status(2), 2)
+    pass_on(boards, "a", "b")
+    assert boards["b"].of("a", "status") == status(1)
+    shown = certificates.fingerprint(certificate)
+    assert known["b"].view()["a"]["unconfirmed"] == shown
+    assert shown in events[-1]["reason"]
+    trust(states["b"], "a", shown)
+    pass_on(boards, "a", "b")
+    assert boards["b"].of("a", "status") == status(2)
+    assert known["b"].view()["a"] == {"fingerprint": shown, "unconfirmed": None}
+    pass_on(boards, "b", "c")  # c has not confirmed it, and keeps its stream to b
+    assert boards["c"].of("a", "status") == status(1)
+    boards["b"].heard(old)
+    assert boards["b"].of("a", "status") == status(2)
+
+
+def test_certificate_that_is_not_valid_yet_is_replaced_by_one_with_the_right_dates(tmp_path, monkeypatch):
+    """The founder's clock was ahead when it signed, and so was b's when it heard of it."""
+    made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
+    make_clock = certificates._clock()
+    with monkeypatch.context() as ahead:
+        ahead.setattr(certificates, "_clock", lambda: make_clock + timedelta(hours=3))
+        early = sign((tmp_path / "a.csr").read_bytes(), tmp_path, _mesh(), 1)
+    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+    wrong = Bulletin("a", made["a"][0], early, authority, NAMES)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(certificates, "check_certificate", lambda *given: [])
+        boards["b"].heard(wrong.news(0)[1])
+    boards["a"].announce("status", status(1), 1)
+    pass_on(boards, "a", "b")
+    assert boards["b"].of("a", "status") == status(1)

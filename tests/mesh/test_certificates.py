@@ -11,11 +11,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from fairmesh.mesh import certificates
 from fairmesh.mesh.certificates import (
     check_certificate,
     fingerprint,
     make_authority,
     make_key,
+    renew_authority,
     sign,
     signature,
     valid_until,
@@ -227,3 +229,27 @@ def test_signature_holds_for_its_data_its_name_and_its_authority_only(home, mesh
     assert not verified(certificate, authority(home), "alpha", b"round 7", b"")
     later = datetime.now(UTC) + timedelta(days=25)
     assert not verified(certificate, authority(home), "alpha", b"round 7", signed, later)
+
+
+def test_renewed_authority_has_new_dates_and_what_it_signed_stays_valid(home, mesh, monkeypatch):
+    key, certificate = made(home, mesh)
+    before = authority(home)
+    renew_authority(home, 3000)
+    assert fingerprint(authority(home)) == fingerprint(before)
+    assert valid_until(authority(home)) - valid_until(before) > timedelta(days=2900)
+    for issuer in (before, authority(home)):  # sites get the new one at different times
+        assert check_certificate(certificate, issuer, "alpha", datetime.now(UTC), key) == []
+    again = sign((home / "alpha.csr").read_bytes(), home, mesh, 20)
+    for issuer in (before, authority(home)):
+        assert check_certificate(again, issuer, "alpha", datetime.now(UTC), key) == []
+
+
+def test_authority_that_a_clock_ahead_has_dated_is_mended(tmp_path, mesh, monkeypatch):
+    with monkeypatch.context() as ahead:
+        ahead.setattr(certificates, "_clock", lambda: datetime.now(UTC) + timedelta(days=400))
+        make_authority(tmp_path, "trial", 30)
+        key, certificate = made(tmp_path, mesh)
+    assert "clock" in " ".join(check_certificate(certificate, authority(tmp_path), "alpha", key=key))
+    renew_authority(tmp_path, 3000)
+    mended = sign((tmp_path / "alpha.csr").read_bytes(), tmp_path, mesh, 20)
+    assert check_certificate(mended, authority(tmp_path), "alpha", key=key) == []

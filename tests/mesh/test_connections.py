@@ -289,7 +289,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("kind", BOUNDS)
-def test_length_of_a_frame_is_checked_for_its_kind_before_the_frame_is_sent(sites, kind):
+def test_length_of_a_frame_is_checked_before_the_frame_is_sent(sites, kind):
     async def take(connection: Connection) -> None:
         await connection.receive()
 

@@ -1,11 +1,13 @@
 """`fairmesh mesh` from the founder's first command to a site that is ready, and what each step refuses."""
 
 import json
+import shutil
 import socket
 import ssl
 import stat
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from fairmesh.mesh.agreement import (
     own_site,
     refuse_undeployable,
 )
-from fairmesh.mesh.certificates import make_authority, make_key, sign
+from fairmesh.mesh.certificates import fingerprint, make_authority, make_key, sign, valid_until
 from fairmesh.mesh.founding import copied
 from fairmesh.mesh.members import Mesh, SiteFile
 from tests.mesh.reasons import NOBODY_LISTENS
@@ -484,3 +486,39 @@ def test_request_for_a_site_outside_the_mesh_is_refused(sites, cli):
     code, _, err = cli("sign", "delta.csr")
     assert (code, missing_from(err, "'delta'", "mesh trial", "alpha, beta, gamma")) == (2, [])
     assert not (sites / "delta.pem").exists()
+
+
+def test_founder_keeps_a_ledger_and_signs_a_second_key_only_when_asked(sites, cli):
+    assert cli("sign", "alpha/alpha.csr")[0] == 0  # renewed
+    lines = [line.split("\t") for line in (sites / "mesh" / "ledger.tsv").read_text().splitlines()]
+    assert lines[0] == ["signed", "site", "fingerprint", "serial", "valid until"]
+    assert [line[1] for line in lines[1:]] == ["alpha", "beta", "gamma", "alpha"]
+    first, *_, again = lines[1:]
+    assert (again[2], again[3] != first[3]) == (first[2], True)
+    (sites / "alpha" / "alpha.key").unlink()
+    make_key(sites / "alpha", "alpha")
+    code, _, err = cli("sign", "alpha/alpha.csr", "--out", "never.pem")
+    assert (code, missing_from(err, "alpha", first[2], "--new-key", "mesh trust")) == (2, [])
+    assert not Path("never.pem").exists()
+    assert cli("sign", "alpha/alpha.csr", "--new-key")[0] == 0
+    assert cli("sign", "alpha/alpha.csr", "--new-key")[0] == 0
+    assert len((sites / "mesh" / "ledger.tsv").read_text().splitlines()) == 7
+
+
+def test_authority_outlives_a_run_and_is_renewed(sites, cli):
+    before = (sites / "mesh" / "authority.pem").read_bytes()
+    assert (valid_until(before) - datetime.now(UTC)).days > 3600
+    code, out, _ = cli("authority", "mesh", "--days", "5000", "--json")
+    told = json.loads(out)
+    assert (code, told["authority"]) == (0, fingerprint(before))
+    assert (valid_until((sites / "mesh" / "authority.pem").read_bytes()) - datetime.now(UTC)).days > 4900
+    shutil.copy(sites / "mesh" / "authority.pem", sites / "beta" / "authority.pem")
+    assert verdicts(cli, "beta")[1]["certificate"]["ok"]
+
+
+def test_key_of_another_site_is_confirmed_by_its_fingerprint(sites, cli):
+    code, out, _ = cli("trust", "alpha/site.toml", "beta", "ABCD 0123 abcd 0123 abcd 0123", "--json")
+    assert (code, json.loads(out)) == (0, {"site": "beta", "fingerprint": "abcd 0123 abcd 0123 abcd 0123"})
+    assert cli("trust", "alpha/site.toml", "beta", "abcd")[0] == 2
+    code, _, err = cli("trust", "alpha/site.toml", "omega", "abcd 0123 abcd 0123 abcd 0123")
+    assert (code, "omega" in err) == (2, True)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from fairmesh.mesh.certificates import signature
+from fairmesh.mesh.certificates import fingerprint, make_key, sign, signature
+from fairmesh.mesh.known_keys import trust
 from fairmesh.mesh.members import Mesh, host_and_port
 from fairmesh.mesh.wire import frames, links
 from fairmesh.mesh.wire.bulletin import Announcement
@@ -25,7 +26,7 @@ from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links
 from tests.mesh import fleet
 from tests.mesh.lives import Lives
-from tests.mesh.stranger import hello_of
+from tests.mesh.stranger import hello_of, spoken
 
 NAMES = ["alpha", "beta", "gamma"]
 EXPERIMENT = """
@@ -275,3 +276,44 @@ def test_neighbour_whose_disk_hangs_is_named_by_all_who_wait_and_counts_for_pati
         for process in processes.values():
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
+
+
+# Keys
+
+
+def test_site_that_comes_back_with_another_key_waits_until_the_others_confirm_it(tmp_path, undisturbed):
+    nodes = Lives(provisioned(tmp_path), NAMES)
+    home, kept = nodes.folder / "beta", tmp_path / "stolen"
+
+    def new_key(name: str) -> None:
+        shutil.copytree(home, kept)
+        (home / "beta.key").unlink()
+        _, request = make_key(home, "beta")
+        signed = sign(request.read_bytes(), nodes.folder / "mesh", Mesh.read(home / "mesh.toml"), 30)
+        (home / "beta.pem").write_bytes(signed)
+
+    def keys(name: str) -> dict:
+        return json.loads((nodes.folder / name / "state" / "status.json").read_text())["keys"]
+
+    nodes.while_down = new_key
+    try:
+        nodes.start_all()
+        nodes.wait(lambda: nodes.step("beta") >= 30, 60)
+        nodes.kill("beta", pause=1.0)
+        nodes.wait(lambda: all(keys(name).get("beta", {}).get("unconfirmed") for name in ("alpha", "gamma")), 30)
+        stopped = nodes.step("alpha")
+        shown = fingerprint((home / "beta.pem").read_bytes())
+        assert {keys(name)["beta"]["unconfirmed"] for name in ("alpha", "gamma")} == {shown}
+        assert len(events(nodes, "alpha", "must be confirmed")) == 1
+        assert nodes.step("alpha") == stopped < 60
+        trust(nodes.folder / "gamma" / "state", "beta", shown)
+        nodes.wait(lambda: keys("gamma")["beta"] == {"fingerprint": shown, "unconfirmed": None}, 60)
+        address = Mesh.read(home / "mesh.toml").member("gamma").address or ""
+        told = spoken(kept, "beta", address, "gamma", lambda due: [frames.hello(hello_of(home, due=due))])["told"]
+        assert ["was replaced" in reason for reason in told] == [True]
+        assert nodes.step("alpha") <= stopped + 1  # it waits for its own operator
+        trust(nodes.folder / "alpha" / "state", "beta", shown)
+        nodes.finish(60)
+        assert nodes.results() == undisturbed
+    finally:
+        nodes.end()

@@ -1,4 +1,4 @@
-"""`fairmesh mesh`: found a mesh, make a site's key, sign it, check that a site is ready, and remove sites."""
+"""`fairmesh mesh`: found a mesh, make, sign and confirm sites' keys, check that a site is ready, and remove sites."""
 
 import re
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ mesh = typer.Typer(
 )
 
 Days = Annotated[float, typer.Option(min=0.01, help="Days for which it is valid.")]
+_TEN_YEARS = 3652  # days: an authority has to outlive every run
 MESH, EXPERIMENT, SITE = "mesh.toml", "experiment.toml", "site.toml"
 
 
@@ -32,7 +33,7 @@ def init(
     ] = [],  # noqa: B006
     name: Annotated[str | None, typer.Option(help="The mesh's name; by default that of the experiment file.")] = None,
     out: Annotated[Path, typer.Option(help="The founder's folder, which is created.")] = Path("mesh"),
-    days: Days = 365,
+    days: Annotated[float, typer.Option(min=0.01, help="Days for which the authority is valid.")] = _TEN_YEARS,
     json_: Json = False,
 ) -> None:
     """Found a mesh: its sites, graph and authority.
@@ -158,12 +159,17 @@ def sign(
         Path | None, typer.Option(help="Where to write the certificate; next to the request by default.")
     ] = None,
     days: Days = 365,
+    new_key: Annotated[
+        bool,
+        typer.Option("--new-key", help="The site had to replace its key; sign also if it has a valid certificate."),
+    ] = False,
     json_: Json = False,
 ) -> None:
-    """At the founder's: sign a site's request.
+    """At the founder's: sign a site's request, or sign it again.
 
-    Compare the fingerprint with the site before you send the certificate back."""
-    from fairmesh.mesh import certificates
+    Compare the fingerprint with the site before you send the certificate back. ledger.tsv in the founder's folder
+    records what was signed."""
+    from fairmesh.mesh import certificates, ledger
     from fairmesh.mesh.members import Mesh
     from fairmesh.storage.files import write_atomically
 
@@ -176,8 +182,11 @@ def sign(
         raise BadInput(
             f"the request's fingerprint is {shown}, not {fingerprint}: it is not the site's request; ask for it again"
         )
+    if not new_key:
+        ledger.refuse_other_key(authority, name, shown)
     signed = certificates.sign(asked, authority, Mesh.read(authority / MESH), days)
     path = out or request.with_suffix(".pem")
+    ledger.record(authority, name, signed)
     write_atomically(path, signed)
     until = f"{certificates.valid_until(signed):%Y-%m-%d}"
     if json_:
@@ -187,6 +196,49 @@ def sign(
     if fingerprint is None:
         say("compare this fingerprint with the one the site reads out before you send the certificate")
     say(f"written: {path}, valid until {until}; send it to {name}")
+
+
+@mesh.command()
+def authority(
+    folder: Annotated[Path, typer.Argument(help="The founder's folder.")] = Path("mesh"),
+    days: Days = _TEN_YEARS,
+    json_: Json = False,
+) -> None:
+    """At the founder's: renew the authority's certificate.
+
+    The key stays, so all certificates that it signed stay valid. Also mends dates that a wrong clock gave it."""
+    from fairmesh.mesh.certificates import fingerprint, renew_authority, valid_until
+
+    path = renew_authority(folder, days)
+    shown, until = fingerprint(path.read_bytes()), f"{valid_until(path.read_bytes()):%Y-%m-%d}"
+    if json_:
+        print_json({"authority": shown, "certificate": str(path), "valid_until": until})
+        return
+    say(f"written: {path}, valid until {until}, with the same fingerprint {shown}")
+    say("send it to every site, which puts it in the place of its own and restarts its node")
+
+
+@mesh.command()
+def trust(
+    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    name: Annotated[str, typer.Argument(help="The site that has a new key.")],
+    fingerprint: Annotated[str, typer.Argument(help="The new key's fingerprint, as that site reads it out.")],
+    json_: Json = False,
+) -> None:
+    """At a site: confirm the new key of another site.
+
+    Until then connections and announcements with the new key are refused, and `fairmesh status` shows its fingerprint.
+    Let the other site read it out, over a channel that you trust. From then on the old key is refused."""
+    from fairmesh.mesh.known_keys import trust as confirm
+    from fairmesh.mesh.members import Mesh, SiteFile
+
+    site = SiteFile.read(site_file)
+    Mesh.read(site.mesh).member(name)
+    shown = confirm(site.state, name, fingerprint)
+    if json_:
+        print_json({"site": name, "fingerprint": shown})
+        return
+    say(f"recorded: {site.name} trusts the key {shown} of {name}, and no longer the one before; the node need not stop")
 
 
 @mesh.command()

@@ -85,6 +85,12 @@ def status(
     if others:
         said = ", which waits for ".join(others)
         say(f"{first} waits for {said}" + (f": look at {others[-1]} first" if len(others) > 1 else ""))
+    for name, key in seen.get("keys", {}).items():
+        if key["unconfirmed"]:
+            say(
+                f"{name} has a new key, {key['unconfirmed']}, instead of {key['fingerprint']}: let {name} read it out, "
+                f'then run: fairmesh mesh trust {site} {name} "{key["unconfirmed"]}"'
+            )
     if seen["votes"]:
         for what, voters in seen["votes"].items():
             say(f"votes to {what}: {', '.join(sorted(voters))}")

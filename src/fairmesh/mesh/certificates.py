@@ -40,7 +40,24 @@ def make_authority(folder: Path, mesh_name: str, days: float) -> Path:
     """
     check_label(mesh_name, "mesh")
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _subject(f"{mesh_name} authority", mesh_name)
+    made = _authority(key, _subject(f"{mesh_name} authority", mesh_name), days)
+    _write_secret(folder / AUTHORITY_KEY, _pem_of_key(key))
+    write_atomically(folder / AUTHORITY, made)
+    return folder / AUTHORITY
+
+
+def renew_authority(folder: Path, days: float) -> Path:
+    """Gives an authority's certificate new dates. Key and name stay, so all certificates that it signed stay valid.
+
+    Returns:
+        The path of `authority.pem`, which every site needs.
+    """
+    issuer, key = _authority_in(folder)
+    write_atomically(folder / AUTHORITY, _authority(key, issuer.subject, days))
+    return folder / AUTHORITY
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, name: x509.Name, days: float) -> bytes:
     begun = _clock()
     made = (
         _certificate(name, name, key.public_key(), key.public_key(), begun, begun + timedelta(days=days))
@@ -48,9 +65,16 @@ def make_authority(folder: Path, mesh_name: str, days: float) -> Path:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, SHA256())
     )
-    _write_secret(folder / AUTHORITY_KEY, _pem_of_key(key))
-    write_atomically(folder / AUTHORITY, made.public_bytes(serialization.Encoding.PEM))
-    return folder / AUTHORITY
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def _authority_in(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Returns the certificate and the key of the authority in a folder."""
+    issuer = _loaded(x509.load_pem_x509_certificate, read_bytes(folder / AUTHORITY), AUTHORITY)
+    key = _private_key(read_bytes(folder / AUTHORITY_KEY), AUTHORITY_KEY)
+    if key.public_key() != issuer.public_key():
+        raise BadInput(f"{folder / AUTHORITY_KEY} does not belong to {folder / AUTHORITY}")
+    return issuer, key
 
 
 def make_key(folder: Path, name: str) -> tuple[Path, Path]:
@@ -120,15 +144,14 @@ def sign(request: bytes, authority: Path, mesh: Mesh, days: float) -> bytes:
     if name not in (member.name for member in mesh.present):
         known = ", ".join(member.name for member in mesh.present)
         raise BadInput(f"the request is for site {name!r}, which is not in the mesh {mesh.name}: {known}")
-    issuer = _loaded(x509.load_pem_x509_certificate, read_bytes(authority / AUTHORITY), AUTHORITY)
-    key = _private_key(read_bytes(authority / AUTHORITY_KEY), AUTHORITY_KEY)
-    if key.public_key() != issuer.public_key():
-        raise BadInput(f"{authority / AUTHORITY_KEY} does not belong to {authority / AUTHORITY}")
+    issuer, key = _authority_in(authority)
     if _organisation(issuer) != mesh.name:
         raise BadInput(f"the authority in {authority} is of mesh {_organisation(issuer)!r}, not of {mesh.name!r}")
     begun = _clock()
     if issuer.not_valid_after_utc <= begun:
-        raise BadInput(f"the authority expired on {_date(issuer.not_valid_after_utc)}; found the mesh again")
+        raise BadInput(
+            f"the authority expired on {_date(issuer.not_valid_after_utc)}; renew it: fairmesh mesh authority"
+        )
     ends = min(begun + timedelta(days=days), issuer.not_valid_after_utc)
     public = x509.load_pem_x509_csr(request).public_key()
     made = (
@@ -217,6 +240,10 @@ def valid_from(certificate: bytes) -> datetime:
 
 def valid_until(certificate: bytes) -> datetime:
     return _loaded(x509.load_pem_x509_certificate, certificate, "the certificate").not_valid_after_utc
+
+
+def serial_of(certificate: bytes) -> int:
+    return _loaded(x509.load_pem_x509_certificate, certificate, "the certificate").serial_number
 
 
 def signature(key: bytes, data: bytes) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fairmesh.errors import FairmeshError, Interrupted, in_a_line
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
+from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
@@ -64,12 +65,14 @@ class Oversight(Watcher):
         membership: Membership,
         bulletin: Bulletin,
         ledger: Ledger,
+        keys: KnownKeys,
         log: Log,
         patience_s: float | None,
         monitor: Monitor | None,
         observe: Observe,
     ):
         self._membership, self._bulletin, self._ledger, self._log = membership, bulletin, ledger, log
+        self._keys = keys
         self._patience_s, self._monitor, self._observe = patience_s, monitor, observe
         self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
@@ -258,6 +261,7 @@ class Oversight(Watcher):
             "network_ms": mailroom.median_ms() if mailroom else None,
             "edges": edges,
             "votes": self._ledger.votes(),
+            "keys": self._keys.view(),
             "certificate_days": self.certificate_days(),
             "worst": worst,  # over the sites that have announced a value, each of a recent round
             "mean": sum(values) / len(values) if values else None,

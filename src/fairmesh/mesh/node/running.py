@@ -13,6 +13,7 @@ from typing import Any
 
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
+from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import leaving
 from fairmesh.mesh.node.decisions import Begun, Claim, Commit, Lie
@@ -111,12 +112,16 @@ class _Node:
         self._membership, self._own, self._log, self._observe = membership, own, log, observe
         self._folder, self._limiter = membership.site.state, LogLimiter(log)
         given = membership.credentials
-        self._bulletin = Bulletin(membership.name, given.key, given.certificate, given.authority, membership.mesh.names)
+        self._keys = KnownKeys(self._folder, log)
+        names, trusted = membership.mesh.names, self._keys.refusal
+        self._bulletin = Bulletin(membership.name, given.key, given.certificate, given.authority, names, trusted)
         self._bulletin.restored(self._folder / "bulletin.json")
         self._facts = self._frozen_facts(facts(own))
         self._rounds: Rounds | None = None
         self._ledger = Ledger(self._folder, Mesh.read(membership.site.mesh), membership.name, self._bulletin)
-        self.oversight = Oversight(membership, self._bulletin, self._ledger, log, patience_s, monitor, observe)
+        self.oversight = Oversight(
+            membership, self._bulletin, self._ledger, self._keys, log, patience_s, monitor, observe
+        )
 
     def run(self) -> None:
         if not self._ledger.begun:
@@ -193,6 +198,7 @@ class _Node:
             mailroom.largest,
             self._observe,
             membership.mesh.removed,
+            self._keys.refusal,
         )
         links.start()
         try:

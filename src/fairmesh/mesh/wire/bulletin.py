@@ -142,8 +142,20 @@ class _Known(NamedTuple):
 class Bulletin:
     """All announcements that a site knows, each checked against the certificate of the site that made it."""
 
-    def __init__(self, name: str, key: bytes, certificate: bytes, authority: bytes, sites: tuple[str, ...]):
+    def __init__(
+        self,
+        name: str,
+        key: bytes,
+        certificate: bytes,
+        authority: bytes,
+        sites: tuple[str, ...],
+        refusal: Callable[[str, bytes], str | None] = lambda site, certificate: None,  # of a key that is not confirmed
+    ):
         self._name, self._key, self._authority, self._sites = name, key, authority, set(sites)
+        self._certificate, self._refusal = certificate, refusal
+        self._unconfirmed: dict[str, bytes] = {}  # the refused certificate of a site
+        self._said: dict[str, int] = {}  # the highest number of this site's own announcements that others have
+        self._by_clock: set[str] = set()  # the kinds whose numbers this site takes from its clock
         self._known: dict[tuple[str, str], _Known] = {}  # by site and kind
         self._allowed: dict[tuple[str, str], TokenBucket] = {}  # by neighbour and site
         self._order, self._lock = 0, threading.Lock()
@@ -167,7 +179,9 @@ class Bulletin:
         with self._lock:
             known = self._known.get((self._name, kind))
             before = known.one.number if known else -1
-            number = _later_than(before) if number is None else number
+            if number is None:
+                number = _later_than(max(before, self._said.get(kind, -1)))
+                self._by_clock.add(kind)
             if before >= number:
                 return
             self._put(self._signed_here(Announcement(self._name, kind, number, said, b"")))
@@ -183,7 +197,7 @@ class Bulletin:
     def next_number(self, kind: str, after: int = -1) -> int:
         """Returns a number for this site's next announcement of a kind, higher than all before and than `after`."""
         known = self.entry(self._name, kind)
-        return _later_than(max(after, -1 if known is None else known.number))
+        return _later_than(max(after, self._said.get(kind, -1), -1 if known is None else known.number))
 
     def entry(self, site: str, kind: str) -> Announcement | None:
         with self._lock:
@@ -243,7 +257,7 @@ class Bulletin:
             if not self._allowance(neighbour, one.site).spend(1):
                 dropped.add(one.site)
                 continue
-            fresh = self._heard(one, stream) or fresh
+            fresh = (self._said_before(one) if one.site == self._name else self._heard(one, stream)) or fresh
         if fresh:
             self._changed()
         return dropped
@@ -251,19 +265,46 @@ class Bulletin:
     def _allowance(self, neighbour: str, site: str) -> TokenBucket:
         return self._allowed.setdefault((neighbour, site), TokenBucket(_PER_SECOND, _AT_ONCE))
 
-    def _is_new(self, one: Announcement, own: bool = False) -> bool:
+    def _is_new(self, one: Announcement) -> bool:
         if one.site not in self._sites or one.kind not in KINDS:
             raise Refused(f"news of kind {one.kind!r} from {one.site!r}, which this mesh does not know")
         with self._lock:
             known = self._known.get((one.site, one.kind))
-        return (one.site != self._name or own) and (known is None or known.one.number < one.number)
+        return known is None or known.one.number < one.number or self._replaces(one, known.one)
+
+    def _replaces(self, one: Announcement, known: Announcement) -> bool:
+        """Returns whether a certificate replaces one with a higher number: one of a key that was replaced, or one that
+        is not valid yet because the founder's clock was ahead."""
+        if one.kind != "certificate" or one.body == known.body or one.site == self._name:
+            return False
+        pem = known.body["pem"].encode()
+        return certificates.valid_from(pem) > datetime.now(UTC) or self._refusal(one.site, pem) is not None
+
+    def _said_before(self, one: Announcement) -> bool:
+        """Takes note of an announcement of this site itself that others have, with a higher number than it knows. It
+        was made before a restart, perhaps while this site's clock was ahead. What this site says now must have a higher
+        number to count."""
+        if one.kind == "certificate" or not self._signed(one, self._certificate):
+            return False
+        with self._lock:
+            self._said[one.kind] = max(one.number, self._said.get(one.kind, -1))
+            known = self._known.get((self._name, one.kind))
+            if known is None or one.kind not in self._by_clock:
+                return False
+            self._put(self._signed_here(known.one._replace(number=one.number + 1)))
+        return True
 
     def _heard(self, one: Announcement, stream: object | None = None) -> bool:
         if len(one.text()) > _AT_MOST_OF.get(one.kind, _AT_MOST):
             raise Refused(f"news of kind {one.kind!r} from {one.site} with too much in it")
         pem = one.body.get("pem") if one.kind == "certificate" else (self.of(one.site, "certificate") or {}).get("pem")
         if not isinstance(pem, str) or not self._signed(one, pem.encode(errors="replace")):
+            if one.site in self._unconfirmed and self._signed(one, self._unconfirmed[one.site]):
+                return False  # the neighbour that passes it on has confirmed the new key, and this site not yet
             raise Refused(f"news of kind {one.kind!r} that {one.site} did not sign")
+        if one.kind == "certificate" and one.site != self._name and self._refusal(one.site, pem.encode()):
+            self._unconfirmed[one.site] = pem.encode()
+            return False
         form = KINDS[one.kind]
         wrong = [name for name, holds in form.items() if not holds(one.body.get(name))]
         wrong += [name[:_SHORT] for name in one.body if name not in form]
@@ -312,7 +353,7 @@ class Bulletin:
             with suppress(Refused):
                 if one.site == self._name and one.kind != "certificate":
                     one = self._signed_here(one)
-                if self._is_new(one, own=True):
+                if self._is_new(one):
                     self._heard(one)
 
 

@@ -75,11 +75,13 @@ class Links:
         largest: int,  # bytes per message
         observe: Callable[[str, int], None],
         left: Collection[str] = (),  # sites that are no longer in the mesh
+        refusal: Callable[[str, bytes], str | None] = lambda name, certificate: None,  # of a key that is not confirmed
     ):
         self._neighbours = {one.name: one for one in neighbours}
         self._name_at = {one.position: one.name for one in neighbours}
         self._credentials, self._listen, self._mailroom, self._bulletin = credentials, listen, mailroom, bulletin
         self._greeting, self._check, self._observe, self._left = greeting, check, observe, left
+        self._refusal = refusal
         self._limiter, self._largest, self._open = LogLimiter(report), largest, Counter[str]()
         at_once = _NEWS_BYTES_AT_ONCE + bulletin.sites * _NEWS_BYTES_PER_SITE  # all is told when a stream begins
         self._news_allowed = {one.name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for one in neighbours}
@@ -252,6 +254,11 @@ class Links:
         """Exchanges greetings, then frames in both directions until one side ends the stream. A connection that is lost
         after the greetings is logged here and raises no error."""
         loop = asyncio.get_running_loop()
+        shown = ssl.DER_cert_to_PEM_cert(connection.peer_certificate()).encode()
+        unknown = self._refusal(neighbour.name, shown)
+        if unknown:
+            await _send_refusal(connection, unknown)
+            raise Refused(unknown)
         mine = self._mailroom.progress(neighbour.position)
         greeting = frames.hello(self._greeting() | {"holds": list(mine), "clock": time.time()})
         await connection.send(greeting)

@@ -1,0 +1,100 @@
+"""The keys by which a site knows the others. The founder could sign any key for any name, so another key of a site is
+refused until a person has confirmed its fingerprint.
+
+The first key of a site that the authority has signed is recorded. A certificate with other dates for the same key is
+accepted and logged. A site that has to replace its key reads the new fingerprint out to the others, and they confirm it
+with `fairmesh mesh trust`; from then on the old key is refused.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fairmesh.errors import BadInput
+from fairmesh.mesh.certificates import fingerprint, serial_of
+from fairmesh.storage.files import private_folder, write_atomically
+
+_KEYS, _TRUSTED = "keys.json", "trusted.json"
+
+Report = Callable[..., None]
+
+
+def trust(state: Path, site: str, text: str) -> str:
+    """Records that a person has confirmed a site's fingerprint. The site's node looks for it when it meets that key.
+
+    Returns:
+        The fingerprint in its usual form.
+    """
+    digits = re.sub(r"[\s:]", "", text).lower()
+    if not re.fullmatch(r"[0-9a-f]{24}", digits):
+        raise BadInput(
+            f"{text!r} is not a fingerprint: it has 24 hexadecimal digits, such as `fairmesh mesh key` shows"
+        )
+    shown = " ".join(digits[i : i + 4] for i in range(0, 24, 4))
+    private_folder(state)
+    write_atomically(state / _TRUSTED, json.dumps(_read(state / _TRUSTED) | {site: shown}, indent=1).encode())
+    return shown
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it is not a table")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read {path}: {error}; restore it from a backup") from error
+    return found
+
+
+class KnownKeys:
+    """The keys that the node with this state folder has recorded. Can be used from any thread."""
+
+    def __init__(self, state: Path, report: Report):
+        self._state, self._report, self._lock = state, report, threading.Lock()
+        self._keys: dict[str, dict[str, Any]] = _read(state / _KEYS)
+        self._unconfirmed: dict[str, str] = {}  # the fingerprint of a key that was refused, by site
+
+    def refusal(self, site: str, certificate: bytes) -> str | None:
+        """Returns why a certificate of a site cannot be accepted, or None. It must be one that the authority signed."""
+        shown, serial = fingerprint(certificate), f"{serial_of(certificate):x}"
+        with self._lock:
+            known = self._keys.get(site)
+            if known and shown in known["retired"]:
+                return f"{site}'s key {shown} was replaced, and may be stolen; {site} must use its new key"
+            if known and shown != known["fingerprint"]:
+                if _read(self._state / _TRUSTED).get(site) != shown:
+                    return self._refused(site, shown)
+                self._report("warning", "a site has a new key, which was confirmed here", site=site, fingerprint=shown)
+                known = {"retired": [*known["retired"], known["fingerprint"]]}
+            elif known and serial != known["serial"]:
+                self._report("info", "a site has a new certificate for the same key", site=site, fingerprint=shown)
+            elif known:
+                return None
+            retired = known["retired"] if known else []
+            self._keys[site] = {"fingerprint": shown, "serial": serial, "retired": retired}
+            self._unconfirmed.pop(site, None)
+            write_atomically(self._state / _KEYS, json.dumps(self._keys, indent=1).encode())
+        return None
+
+    def _refused(self, site: str, shown: str) -> str:
+        reason = (
+            f"{site} has a new key with the fingerprint {shown}; if {site} reads out the same, confirm it: "
+            f'fairmesh mesh trust site.toml {site} "{shown}"'
+        )
+        if self._unconfirmed.get(site) != shown:
+            self._unconfirmed[site] = shown
+            self._report("warning", "a site has a new key, which must be confirmed", site=site, reason=reason)
+        return reason
+
+    def view(self) -> dict[str, dict[str, str | None]]:
+        """Returns the recorded fingerprint of each site, and the one that waits for confirmation, for the status."""
+        with self._lock:
+            return {
+                site: {"fingerprint": known["fingerprint"], "unconfirmed": self._unconfirmed.get(site)}
+                for site, known in self._keys.items()
+            }
