@@ -20,12 +20,15 @@ from fairmesh.mesh.agreement import (
     agreed,
     differences,
     digest_of,
+    greeting,
     own_site,
     refuse_undeployable,
+    refuse_unlike,
 )
 from fairmesh.mesh.certificates import fingerprint, make_authority, make_key, sign, valid_until
 from fairmesh.mesh.founding import copied
 from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.wire.frames import Refused
 from tests.mesh.reasons import NOBODY_LISTENS
 from tests.refusals import missing_from, refused
 
@@ -438,12 +441,12 @@ def test_agreed_fields_do_not_depend_on_where_files_lie_but_on_what_they_hold(tm
     ("changed", "names"),
     [
         ({"rounds": 31}, ["rounds", "30 here", "31 there"]),
-        ({"seeds": (1,)}, ["seeds", "[0] here", "[1] there"]),
+        ({"seeds": (1,)}, ["seeds", "the default here", "[1] there"]),
         ({"clip_norm": 1.0}, ["clip_norm", "1.0 there"]),
-        ({"topology": fm.topologies.Star()}, ["topology.name", '"ring" here', '"star" there']),
-        ({"options": fm.Options(dtype="float64")}, ["options.dtype", '"float32" here', '"float64" there']),
-        ({"options": fm.Options(measure_every=7)}, ["options.measure_every", "50 here", "7 there"]),
-        ({"sampling": fm.Sampling(batch=5)}, ["sampling.batch", "50 here", "5 there"]),
+        ({"topology": fm.topologies.Star()}, ["topology.name", "the default here", '"star" there']),
+        ({"options": fm.Options(dtype="float64")}, ["options.dtype", "the default here", '"float64" there']),
+        ({"options": fm.Options(measure_every=7)}, ["options.measure_every", "the default here", "7 there"]),
+        ({"sampling": fm.Sampling(batch=5)}, ["sampling.batch", "the default here", "5 there"]),
         ({"prior": (0.2, 0.3, 0.5)}, ["prior", "[0.2, 0.3, 0.5] there"]),
     ],
 )
@@ -522,3 +525,25 @@ def test_key_of_another_site_is_confirmed_by_its_fingerprint(sites, cli):
     assert cli("trust", "alpha/site.toml", "beta", "abcd")[0] == 2
     code, _, err = cli("trust", "alpha/site.toml", "omega", "abcd 0123 abcd 0123 abcd 0123")
     assert (code, "omega" in err) == (2, True)
+
+
+def test_default_values_are_not_compared_so_that_a_later_version_may_have_more_fields(cli):
+    plain = fm.load_experiment("trial.toml")
+    fields = agreed(plain)
+    assert "options.dtype" not in fields
+    assert fields["rounds"] == plain.rounds
+    double = agreed(replace(plain, options=replace(plain.options, dtype="float64")))
+    assert digest_of(double) != digest_of(fields)
+    [said] = differences(fields, double)
+    assert missing_from(said, "options.dtype", "the default here", '"float64" there') == []
+
+
+def test_neighbour_with_another_version_is_accepted_and_one_with_another_compatibility_is_refused(cli, mesh):
+    experiment = fm.load_experiment("trial.toml")
+    mine, theirs = (greeting(name, experiment, mesh) for name in ("alpha", "beta"))
+    refuse_unlike(mine, "beta", theirs | {"version": "99.1"})
+    (number,) = [key for key in theirs["agreed"] if key.startswith("compatibility")]
+    for other in (2, None, "x" * 1000):
+        unlike = theirs | {"version": "99.1\x1b", "agreed": theirs["agreed"] | {number: other}}
+        with refused("fairmesh 99.1 there", f"{fm.__version__} here", "install", error=Refused):
+            refuse_unlike(mine, "beta", unlike)

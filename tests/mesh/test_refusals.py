@@ -16,6 +16,7 @@ import pytest
 
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.certificates import signature
 from fairmesh.mesh.members import Mesh, host_and_port
 from fairmesh.mesh.preflight import checks
@@ -225,9 +226,9 @@ GREETINGS = {
         lambda door, due: _hello(door, due, agreed={"rounds": 999}),
         ["rounds", "30 here", "999 there"],
     ),
-    "another version": (
-        lambda door, due: _hello(door, due, agreed={"fairmesh version": "0.0.1"}),
-        ["fairmesh version", f'"{fm.__version__}" here', '"0.0.1" there'],
+    "another compatibility": (
+        lambda door, due: _hello(door, due, agreed={"compatibility number of fairmesh": 99}, version="7.0"),
+        [f"fairmesh 7.0 there and {fm.__version__} here", f"numbers are 99 and {COMPATIBILITY}", "install"],
     ),
     "other sites": (lambda door, due: _hello(door, due, members=["beta", "gamma"]), ["sites"]),
     "another site's name": (

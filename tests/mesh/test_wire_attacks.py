@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import fairmesh
+from fairmesh.mesh import agreement
 from fairmesh.mesh.certificates import fingerprint, make_key, sign, signature
 from fairmesh.mesh.known_keys import trust
 from fairmesh.mesh.members import Mesh, host_and_port
@@ -313,6 +315,62 @@ def test_site_that_comes_back_with_another_key_waits_until_the_others_confirm_it
         assert ["was replaced" in reason for reason in told] == [True]
         assert nodes.step("alpha") <= stopped + 1  # it waits for its own operator
         trust(nodes.folder / "alpha" / "state", "beta", shown)
+        nodes.finish(60)
+        assert nodes.results() == undisturbed
+    finally:
+        nodes.end()
+
+
+# Age
+
+
+def test_run_that_began_with_one_version_ends_with_another(tmp_path, undisturbed):
+    """Sites upgrade one after the other, in the middle of the run; each says which versions differ."""
+    nodes = Lives(provisioned(tmp_path), NAMES)
+    version = dict.fromkeys(NAMES, fairmesh.__version__)
+
+    def installed(name: str) -> None:
+        fairmesh.__version__ = version[name]  # in the node's own process
+
+    nodes.before_start = installed
+    try:
+        nodes.start_all()
+        for k, name in enumerate(NAMES):
+            nodes.wait(lambda k=k: min(map(nodes.step, NAMES)) >= 12 * (k + 1), 60)
+            version[name] = "99.0"
+            nodes.kill(name, pause=0.5)
+            nodes.wait(lambda name=name: len(nodes.recoveries) > NAMES.index(name), 30)
+        nodes.finish(60)
+        assert nodes.results() == undisturbed
+        said = {event["reason"] for name in NAMES for event in events(nodes, name, "versions differ")}
+        assert any("99.0 there" in reason for reason in said)
+        assert any("99.0 here" in reason for reason in said)
+        ended = [json.loads((nodes.folder / name / "state" / "status.json").read_text()) for name in NAMES]
+        assert {one["version"] for one in ended} == {"99.0"}
+    finally:
+        nodes.end()
+
+
+def test_version_with_another_compatibility_number_does_not_continue_a_run_and_leaves_its_state_alone(
+    tmp_path, undisturbed
+):
+    nodes, number = Lives(provisioned(tmp_path), NAMES), dict.fromkeys(NAMES, agreement.COMPATIBILITY)
+
+    def installed(name: str) -> None:
+        agreement.COMPATIBILITY = number[name]
+
+    nodes.before_start = installed
+    try:
+        nodes.start_all()
+        nodes.wait(lambda: nodes.step("beta") >= 30, 60)
+        number["beta"] += 1
+        nodes.awaited.add("beta")
+        nodes.kill("beta")
+        nodes.wait(lambda: "beta" in nodes.exits, 30)
+        (said,) = events(nodes, "beta", "stopped")
+        assert "compatibility number of fairmesh is 2 here but 1 there" in said["reason"]
+        number["beta"] -= 1
+        nodes.start_again("beta")
         nodes.finish(60)
         assert nodes.results() == undisturbed
     finally:

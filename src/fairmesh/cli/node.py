@@ -85,6 +85,10 @@ def status(
     if others:
         said = ", which waits for ".join(others)
         say(f"{first} waits for {said}" + (f": look at {others[-1]} first" if len(others) > 1 else ""))
+    others = {name: version for name, version in seen.get("versions", {}).items() if version != seen["version"]}
+    if others:
+        said = ", ".join(f"{version} at {name}" for name, version in others.items())
+        say(f"versions of fairmesh differ, and are compatible: {seen['version']} here, {said}")
     for name, key in seen.get("keys", {}).items():
         if key["unconfirmed"]:
             say(

@@ -76,8 +76,9 @@ def _settings(kind: type) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in fields if field.init}
 
 
-def to_table(thing: Any) -> Any:
-    """Returns a configured object as plain tables, lists and values. Fields that are None are left out.
+def to_table(thing: Any, defaults: bool = True) -> Any:
+    """Returns a configured object as plain tables, lists and values. Fields that are None are left out; without
+    `defaults`, also those that have their default value.
 
     The table of an object with a role names its class, by its registered name or as "import" with its import path. So
     two classes with the same fields have different tables."""
@@ -86,20 +87,26 @@ def to_table(thing: Any) -> Any:
         check_configurable(type(thing), role)
     if role is not None or (dataclasses.is_dataclass(thing) and not isinstance(thing, type)):
         table: dict[str, Any] = {} if role is None else _heading(thing)
-        for name in _settings(type(thing)):
+        for name, field in _settings(type(thing)).items():
             value = getattr(thing, name)
-            if value is not None:
-                table[name] = to_table(value)
+            if value is not None and (defaults or not _is_default(field, value)):
+                table[name] = to_table(value, defaults)
         return table
     if isinstance(thing, Mapping):
-        return {str(key): to_table(value) for key, value in thing.items()}
+        return {str(key): to_table(value, defaults) for key, value in thing.items()}
     if isinstance(thing, tuple | list):
-        return [to_table(item) for item in thing]
+        return [to_table(item, defaults) for item in thing]
     if isinstance(thing, bool | int | float | str):
         return thing
     if callable(thing) and hasattr(thing, "__qualname__"):
         return f"{thing.__module__}:{thing.__qualname__}"
     raise BadInput(f"a {type(thing).__name__} cannot be written to an experiment file")
+
+
+def _is_default(field: dataclasses.Field, value: Any) -> bool:
+    if field.default_factory is not dataclasses.MISSING:
+        return value == field.default_factory()
+    return field.default is not dataclasses.MISSING and value == field.default
 
 
 def _heading(thing: Any) -> dict[str, Any]:

@@ -24,6 +24,12 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes
 from fairmesh.training.loop import check_objective
 
+# Sites may run different versions of fairmesh, and upgrade during a run, as long as this number is the same. It changes
+# only with what a run in progress could not survive: other numbers from the same messages (also by another default
+# value), other messages or announcements, or other checkpoints. A new field whose default keeps the numbers does not.
+COMPATIBILITY = 1
+_COMPATIBILITY = "compatibility number of fairmesh"
+
 _OF_ONE_SITE = {
     "device",
     "data_on",
@@ -41,9 +47,10 @@ _QUOTED = re.compile(r"""(?P<quote>["'])(?P<file>[^"'\n:]+\.py):(?P<name>[\w.]+)
 def agreed(experiment: Experiment) -> dict[str, Any]:
     """Returns the fields that must be equal at every site, with keys joined by dots: all that determine the rounds and
     what is shown of them, but not a site's data, device or memory. A function in a file is identified by the file's
-    name and content."""
-    table = {key: value for key, value in to_table(experiment).items() if key not in ("data", "sweep", "placements")}
-    table["options"] = {key: value for key, value in table["options"].items() if key not in _OF_ONE_SITE}
+    name and content. Default values are left out, so that a later version may have more fields."""
+    given = to_table(experiment, defaults=False)
+    table = {key: value for key, value in given.items() if key not in ("data", "sweep", "placements")}
+    table["options"] = {key: value for key, value in given.get("options", {}).items() if key not in _OF_ONE_SITE}
     return flat_table(portable(table, contents=True))
 
 
@@ -71,7 +78,7 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     """Returns the agreed fields in which two sites differ, in words."""
 
     def shown(table: Mapping[str, Any], key: str) -> str:
-        return json.dumps(table[key]) if key in table else "nothing"
+        return json.dumps(table[key]) if key in table else "the default"
 
     keys = [*here, *(key for key in there if key not in here)]
     unlike = [key for key in keys if (key in here) != (key in there) or here[key] != there[key]]
@@ -80,9 +87,10 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
 
 def greeting(name: str, experiment: Experiment, mesh: Mesh) -> dict[str, Any]:
     """Returns what a site sends a neighbour first: who it is, and all that both must agree on."""
-    versions = {"fairmesh version": fairmesh.__version__, "codec version": CODEC, "mesh name": mesh.name}
+    versions = {_COMPATIBILITY: COMPATIBILITY, "codec version": CODEC, "mesh name": mesh.name}
     return {
         "site": name,
+        "version": fairmesh.__version__,  # for people
         "generation": mesh.generation,
         "agreed": versions | agreed(experiment),
         "members": {member.name: list(member.neighbours) for member in mesh.members},
@@ -97,6 +105,12 @@ def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any])
     fields = theirs.get("agreed")
     if not isinstance(fields, dict):
         raise Refused("the greeting does not say which experiment it is")
+    if fields.get(_COMPATIBILITY) != mine["agreed"][_COMPATIBILITY]:
+        raise Refused(
+            f"fairmesh {version_in(theirs)} there and {version_in(mine)} here cannot work together: their "
+            f"compatibility numbers are {json.dumps(fields.get(_COMPATIBILITY))[:20]} and {COMPATIBILITY}; install the "
+            "same version at both sites"
+        )
     unlike = differences(mine["agreed"], fields)
     members, there = mine["members"], theirs.get("members")
     if not isinstance(there, dict) or list(there) != list(members):
@@ -105,6 +119,12 @@ def refuse_unlike(mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any])
         unlike += [f"neighbours of {m}: {members[m]} here, {there[m]} there" for m in members if members[m] != there[m]]
     if unlike:
         raise Refused(f"another experiment: {'; '.join(unlike[:4])}")
+
+
+def version_in(greeting: Mapping[str, Any]) -> str:
+    """Returns the version of fairmesh that a greeting tells, as text that can be shown."""
+    found = greeting.get("version")
+    return "".join(c for c in found[:30] if c.isprintable()) if isinstance(found, str) else "of an unknown version"
 
 
 def refuse_undeployable(experiment: Experiment) -> None:

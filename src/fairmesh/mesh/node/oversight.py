@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import fairmesh
 from fairmesh.errors import FairmeshError, Interrupted, in_a_line
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.known_keys import KnownKeys
@@ -83,6 +84,7 @@ class Oversight(Watcher):
         self._metric: dict[str, Any] = {}
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._notices: dict[int, Notices] = {}  # by position
+        self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
         self._disk_notices: Notices | None = None  # while the journal is synced
         self._announced_at = self._next_warning = -1e9
 
@@ -248,6 +250,8 @@ class Oversight(Watcher):
             "generation": membership.mesh.generation,
             "removed": list(membership.mesh.removed),
             "site": membership.name,
+            "version": fairmesh.__version__,
+            "versions": dict(self.versions),
             "round": self._round,
             "rounds": membership.experiment.rounds,
             "activity": "waiting for its disk" if disk and disk.seconds > _FIRST_NOTICE_S else self.activity,

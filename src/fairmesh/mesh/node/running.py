@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fairmesh
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
+from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import leaving
@@ -211,6 +213,11 @@ class _Node:
         apart = self._membership.clock_apart(theirs, time.time())
         if apart is not None:
             self._limiter("warning", "clocks differ", name, f"by {round(apart / 60)} minutes")
+        version = version_in(theirs)
+        self.oversight.versions[name] = version
+        if version != fairmesh.__version__:
+            said = f"fairmesh {version} there, {fairmesh.__version__} here; they are compatible"
+            self._limiter("info", "versions differ", name, said)
         return theirs.get("generation") == self._membership.mesh.generation
 
     def _frozen_facts(self, mine: Mapping[str, Any]) -> dict[str, Any] | None:
