@@ -169,7 +169,7 @@ def sign(
 
     Compare the fingerprint with the site before you send the certificate back. ledger.tsv in the founder's folder
     records what was signed."""
-    from fairmesh.mesh import certificates, ledger
+    from fairmesh.mesh import certificates, signing_ledger
     from fairmesh.mesh.members import Mesh
     from fairmesh.storage.files import write_atomically
 
@@ -183,10 +183,10 @@ def sign(
             f"the request's fingerprint is {shown}, not {fingerprint}: it is not the site's request; ask for it again"
         )
     if not new_key:
-        ledger.refuse_other_key(authority, name, shown)
+        signing_ledger.refuse_other_key(authority, name, shown)
     signed = certificates.sign(asked, authority, Mesh.read(authority / MESH), days)
     path = out or request.with_suffix(".pem")
-    ledger.record(authority, name, signed)
+    signing_ledger.record(authority, name, signed)
     write_atomically(path, signed)
     until = f"{certificates.valid_until(signed):%Y-%m-%d}"
     if json_:
