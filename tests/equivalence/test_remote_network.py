@@ -1,5 +1,6 @@
 """A network whose nodes live in several processes is the simulator, message by message."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,6 +10,8 @@ import fairmesh as fm
 from fairmesh.algorithms.base import plain
 from fairmesh.compression import DecodeError, encode
 from fairmesh.compression.codes import Dense
+from fairmesh.networks.base import Part
+from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.networks.roles import StateView
@@ -100,16 +103,92 @@ def test_remote_network_refuses_blocks_that_name_no_node(hosted):
         RemoteNetwork(fm.Ring().build(8), hosted, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", [3.4e38, math.inf, math.nan, -1e16])
+class Attacked:
+    """A transport over which every neighbour sends the same parts."""
+
+    process_group = SingleProcess()
+
+    def __init__(self, **parts):
+        self.parts = {name: Dense(torch.tensor([row])) for name, row in parts.items()}
+
+    def exchange(self, round_index, outgoing, expected, read):
+        message = encode(self.parts, round_index)
+        return lambda: {edge: read(edge, message) for edge in expected}
+
+
+def bounded(transport):
+    return RemoteNetwork(fm.Ring().build(3), [0], transport, each_copy=True, bounds=Bounds())
+
+
+@pytest.mark.parametrize("value", [3.4e38, math.inf, math.nan, -1e16, 2000.0])
 def test_bounded_network_refuses_numbers_that_no_training_sends(value):
-    class Attacked:
-        process_group = SingleProcess()
-
-        def exchange(self, round_index, outgoing, expected, read):
-            huge = encode({"model": Dense(torch.tensor([[1.0, value]]))}, round_index)
-            return lambda: {edge: read(edge, huge) for edge in expected}
-
-    network = RemoteNetwork(fm.Ring().build(3), [0], Attacked(), bounded=True)
-    delivery = network.exchange({"model": plain(torch.zeros(1, 1, 2))}, torch.tensor(0))
+    delivery = bounded(Attacked(model=[1.0, value])).exchange({"model": plain(torch.zeros(1, 1, 2))}, torch.tensor(0))
     with refused("model", error=DecodeError):
         delivery.mix("model")
+
+
+@pytest.mark.parametrize(
+    ("own", "own_copy", "their_copy", "accepted"),
+    [
+        (0.0, 0.0, 0.0, 1e3),  # whatever this node has, numbers of a common size are accepted
+        (50.0, 0.0, 0.0, 5e4),  # its own difference
+        (0.0, 50.0, 0.0, 5e4),  # its own model
+        (0.0, 0.0, 50.0, 5e4),  # what the neighbour sent before
+        (0.0, 0.0, 9e14, 1e14),  # copies stay finite
+    ],
+)
+def test_bound_follows_this_nodes_own_numbers_and_what_the_neighbour_sent_before(own, own_copy, their_copy, accepted):
+    kept = torch.tensor([own_copy, their_copy, their_copy]).reshape(1, 1, 3, 1)
+    part = Part(Dense(torch.full((1, 1, 1), own)), 32.0, followed=True, kept=kept)
+    for size in (0.99 * accepted, -0.99 * accepted):
+        delivery = bounded(Attacked(model=[size])).exchange({"model": part}, torch.tensor(0))
+        assert torch.allclose(delivery.follow("model", kept)[0, 0, 1], kept[0, 0, 1] + size)
+    delivery = bounded(Attacked(model=[1.01 * accepted])).exchange({"model": part}, torch.tensor(0))
+    with refused("model", "limit", error=DecodeError):
+        delivery.follow("model", kept)
+
+
+@pytest.mark.parametrize(
+    ("row", "sound"),
+    [
+        ([0.2, 0.3, 0.5], True),
+        ([0.0, 1.0, 0.0], True),
+        ([0.2, 0.3, 0.6], False),
+        ([-0.1, 0.5, 0.6], False),
+        ([math.nan, 0.5, 0.5], False),
+        ([0.0, 0.0, 0.0], False),
+    ],
+)
+def test_weights_off_the_simplex_are_refused(row, sound):
+    part = plain(torch.full((1, 1, 3), 1 / 3), "weights")
+    delivery = bounded(Attacked(dual=row)).exchange({"dual": part}, torch.tensor(0))
+    if sound:
+        assert torch.allclose(delivery.mix("dual").sum(), torch.tensor(1.0))
+    else:
+        with refused("dual", error=DecodeError):
+            delivery.mix("dual")
+
+
+@pytest.mark.parametrize(("difference", "sound"), [([0.1, -0.2, 0.1], True), ([0.0, 1.3, 0.0], False)])
+def test_copy_of_compressed_weights_stays_near_weights(difference, sound):
+    kept = torch.full((1, 1, 3, 3), 1 / 3)
+    part = Part(Dense(torch.zeros(1, 1, 3)), 96.0, followed=True, kept=kept, content="weights")
+    delivery = bounded(Attacked(dual=difference)).exchange({"dual": part}, torch.tensor(0))
+    if sound:
+        delivery.follow("dual", kept)
+    else:
+        with refused("dual", "weights", error=DecodeError):
+            delivery.follow("dual", kept)
+
+
+@pytest.mark.parametrize("by", [0.0, 100.0])
+@pytest.mark.parametrize("name", ["ad-gda compressed duals", "tracked", "tracked maximum", "choco-sgd"])
+def test_unusual_but_honest_sites_are_not_refused(problem, name, by):
+    """One site's inputs have another unit, or are all zero; sites have very unequal sizes."""
+    sites = list(problem.sites)
+    scaled = fm.data.Samples(sites[2].train.inputs * by, sites[2].train.targets)
+    sites[2] = dataclasses.replace(sites[2], train=scaled)
+    uneven = toys.problem(sites=sites, prior=(1e-4, *[1.0] * 6, 100.0))
+    algorithm = toys.ALGORITHMS[name]
+    states, _, _ = on_hosts(uneven, fm.Ring(), algorithm, ROUNDS, BLOCKS["each its own"], each_copy=True)
+    assert all(torch.isfinite(state.models).all() for state in states)

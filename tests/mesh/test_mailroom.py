@@ -167,6 +167,35 @@ def test_messages_that_cannot_be_read_are_refused_before_they_are_logged(mailroo
     assert found == {1: b"good"}
 
 
+def test_messages_that_fail_a_check_are_refused_but_not_those_accepted_before(mailroom):
+    closed = []
+    mailroom.serve(lambda positions: None, lambda stream, reason: closed.append(reason))
+
+    def check(position, decoded):
+        if decoded == "huge":
+            raise DecodeError("its model is huge")
+
+    def decode(position, payload):
+        return payload.decode()
+
+    found = {}
+    waiting = threading.Thread(target=lambda: found.update(mailroom.take(0, [1], decode, check)))
+    waiting.start()
+    for said in (b"huge", b"fine"):
+        stream = object()
+        mailroom.connected(1, stream, Progress(0, 0))
+        mailroom.arrived(1, stream, 0, said)
+        until(lambda: closed)
+    waiting.join(5)
+    assert found == {1: "fine"}
+    assert missing_from(closed, "step 0", "its model is huge") == []
+
+    def refuse(position, decoded):
+        raise DecodeError("this version refuses everything")
+
+    assert mailroom.take(0, [1], decode, refuse) == {1: "fine"}
+
+
 def test_mailroom_acknowledges_only_what_is_durable(mailroom):
     stream = object()
     mailroom.connected(1, stream, Progress(0, 0))

@@ -15,6 +15,7 @@ from fairmesh.compression.codes import Dense
 from fairmesh.compression.compressors import FLOAT_BITS, Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.networks.bounds import Content
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import SERVER, Draw, SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
@@ -215,7 +216,7 @@ class Round:
         """Sends one message, made of these parts, from each node to each of its neighbours; returns the delivery."""
         table = None if self._subgroups is None else self._subgroups.to_send()
         if table is not None:
-            parts["subgroups"] = plain(table)
+            parts["subgroups"] = plain(table, "losses")
         delivery = self._network.exchange(parts, self.index)
         self.sent.append(delivery.sent)
         if table is not None:
@@ -252,9 +253,9 @@ class Round:
         return rows
 
 
-def plain(rows: Tensor) -> Part:
+def plain(rows: Tensor, content: Content = "vectors") -> Part:
     """Returns rows to be sent as they are, with 32 nominal bits per entry."""
-    return Part(Dense(rows), FLOAT_BITS * rows.shape[-1])
+    return Part(Dense(rows), FLOAT_BITS * rows.shape[-1], content=content)
 
 
 def prior_rows(oracle: Oracle, network: Network) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fairmesh.algorithms.base import Round, plain
 from fairmesh.compression.compressors import Compressor
 from fairmesh.networks.base import Delivery, Network, Part
+from fairmesh.networks.bounds import Content
 from fairmesh.networks.roles import PerNeighbour
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import Draw
@@ -97,11 +98,16 @@ def gossip_step(models: Tensor, copies: PublicCopies, consensus_step: float | Te
 
 
 def compressed_difference(
-    models: Tensor, copies: PublicCopies, compressor: Compressor, ctx: Round, purpose: str = "compression"
+    models: Tensor,
+    copies: PublicCopies,
+    compressor: Compressor,
+    ctx: Round,
+    purpose: str = "compression",
+    content: Content = "vectors",
 ) -> Part:
     """Returns q_i = Q(x_i - x_hat_i), to be sent; `purpose` names its random stream."""
     code = compressor.compress(models - copies.own, ctx.draws(purpose))
-    return Part(code, compressor.nominal_bits(models.shape[-1]), followed=True)
+    return Part(code, compressor.nominal_bits(models.shape[-1]), True, copies.of_neighbours, content)
 
 
 def updated_copies(copies: PublicCopies, part: Part, delivery: Delivery, name: str) -> PublicCopies:
@@ -115,13 +121,14 @@ def gossiped_rows(
     compressor: Compressor | None,
     ctx: Round,
     allowed: Callable[[Tensor], Tensor] = lambda rows: rows,
+    content: Content = "weights",
 ) -> tuple[dict[str, Part], Callable[[Delivery], tuple[Tensor, PublicCopies | None]]]:
     """Returns the parts of a message that gossip rows over all nodes, and a function of their delivery.
 
     Without a compressor the rows travel as they are and are mixed on arrival. With one, they take a gossip step, are
     projected by `allowed`, and their difference to their own public copy is sent compressed."""
     if compressor is None or copies is None:
-        return {"dual": plain(rows)}, lambda delivery: (delivery.mix("dual"), None)
+        return {"dual": plain(rows, content)}, lambda delivery: (delivery.mix("dual"), None)
     rows = allowed(gossip_step(rows, copies, 1.0, ctx))
-    part = compressed_difference(rows, copies, compressor, ctx, "dual compression")
+    part = compressed_difference(rows, copies, compressor, ctx, "dual compression", content)
     return {"dual": part}, lambda delivery: (rows, updated_copies(copies, part, delivery, "dual"))

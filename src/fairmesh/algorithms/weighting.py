@@ -223,7 +223,7 @@ class ExactMaximum(Weighting):
         rows = state.dual_balances + injected
         known = torch.where(ctx.own > 0, losses, rows)  # a node knows its own loss exactly
         duals = regularizer.maximiser(ctx.n * known, ctx.prior)
-        parts, arrived = gossiped_rows(rows, state.dual_copies, self.compressor, ctx)
+        parts, arrived = gossiped_rows(rows, state.dual_copies, self.compressor, ctx, content="losses")
 
         def settled(delivery: Delivery) -> Tables:
             mixed, copies = arrived(delivery)
@@ -331,7 +331,8 @@ class ShadowPrice(Weighting):
                 losses, prices, prices - raised, weights, balances, None if state.means is None else mixed[..., 1:]
             )
 
-        return Weighed(weights, {"price": plain(sent if means is None else torch.cat([sent, means], dim=-1))}, settled)
+        row = sent if means is None else torch.cat([sent, means], dim=-1)
+        return Weighed(weights, {"price": plain(row, "losses")}, settled)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression.codes import Code
+from fairmesh.networks.bounds import Content
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.roles import HeldByAll, PerNode
 from fairmesh.numerics.random_streams import SecretIdentities
@@ -25,6 +26,8 @@ class Part:
     nominal_bits: float  # what the paper counts for it, per neighbour
     followed: bool = False  # receivers keep a copy and add this difference, so it must reach them even in rounds
     # in which the edge carries no weight
+    kept: Tensor | None = None  # what receivers keep of their neighbours' public copies, before this is added
+    content: Content = "vectors"
 
     @cached_property
     def rows(self) -> Tensor:

@@ -17,12 +17,11 @@ from fairmesh.compression.codes import Code, Dense
 from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.networks.bounds import Bounds, norm_of
 from fairmesh.networks.product import current
 from fairmesh.networks.transport import Edge, Read, Transport
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.topology.mixing import Mixing, union_of
-
-_LARGEST = 1e15  # its square, times the size of any model, is a float32
 
 
 class RemoteNetwork(Network):
@@ -41,9 +40,9 @@ class RemoteNetwork(Network):
         identities: Sequence[int] | None = None,  # of all nodes
         secrets: Sequence[bytes] | None = None,  # of the hosted nodes, instead of their identities in random streams
         each_copy: bool = False,
-        bounded: bool = False,  # refuse messages with numbers that no training sends
+        bounds: Bounds | None = None,  # of what is accepted from nodes elsewhere; None: everything
     ):
-        self.n, self.cycle, self._transport, self._bounded = cycle[0].n, cycle, transport, bounded
+        self.n, self.cycle, self._transport, self._bounds = cycle[0].n, cycle, transport, bounds
         self._here = list(hosted)
         if not self._here or len(set(self._here)) != len(self._here) or not set(self._here) <= set(range(self.n)):
             raise BadInput(f"hosted must name some of the {self.n} nodes, each once, got {self._here}")
@@ -110,8 +109,8 @@ class RemoteNetwork(Network):
         return made
 
     def _reader(self, parts: Mapping[str, Part], now: int) -> Read:
-        """Returns a function that decodes the messages of each replica. If one sender sends the same bytes to several
-        nodes of this process, they are decoded once."""
+        """Returns how the messages of each replica are decoded and checked. If one sender sends the same bytes to
+        several nodes of this process, they are decoded once."""
         templates = {name: _row(part.code, 0, 0) for name, part in parts.items()}
         followed = {name: template for name, template in templates.items() if parts[name].followed}
         neighbours = dict(zip(self._here, self._neighbours[now % len(self._neighbours)]))
@@ -122,10 +121,33 @@ class RemoteNetwork(Network):
             if message not in known:
                 expected = templates if edge[0] in neighbours[edge[1]] else followed
                 found = [decode(text, expected, now) for text in _parted(message, replicas)]
-                known[message] = [_bounded(codes) for codes in found] if self._bounded else found
+                known[message] = found if self._bounds is None else [_decoded(codes) for codes in found]
             return known[message]
 
-        return read
+        return Read(read, self._checker(parts))
+
+    def _checker(self, parts: Mapping[str, Part]) -> Callable[[Edge, list[dict[str, Code]]], None]:
+        bounds = self._bounds
+        if bounds is None:
+            return lambda edge, found: None
+        own: dict[
+            tuple[str, int, int], float
+        ] = {}  # by part, replica and node: norms, which are the same for all edges
+
+        def check(edge: Edge, found: list[dict[str, Code]]) -> None:
+            node = self._here.index(edge[1])
+            slot = 1 + self._reached[node].index(edge[0])
+            for r, codes in enumerate(found):
+                for name, code in codes.items():
+                    part, key = parts[name], (name, r, node)
+                    copies = None if part.kept is None or self._one_row else part.kept[r, node]  # (slots, dim)
+                    if key not in own:
+                        own[key] = max(norm_of(part.rows[r, node]), 0.0 if copies is None else norm_of(copies[0]))
+                    theirs = None if copies is None else copies[slot]
+                    known = 0.0 if theirs is None else norm_of(theirs)
+                    bounds.check(name, part.content, code.decode()[0], own[key], theirs, known)
+
+        return check
 
     def _known_rows(
         self, parts: Mapping[str, Part], arrived: Mapping[Edge, list[dict[str, Code]]]
@@ -210,17 +232,9 @@ class _RemoteDelivery(Delivery):
         return self._network.added_to(kept, self._arrived(name), self._round)
 
 
-def _bounded(codes: dict[str, Code]) -> dict[str, Code]:
-    """Returns a message, decoded. Refuses numbers that no training sends: they would make the receiver's own numbers
-    infinite, now or when they are squared and added up."""
-    found: dict[str, Code] = {}
-    for name, code in codes.items():
-        rows = code.decode()
-        largest = float(rows.abs().max())
-        if not largest <= _LARGEST:
-            raise DecodeError(f"its {name} has a number of size {largest:.3g}; the limit is {_LARGEST:.0g}")
-        found[name] = Dense(rows)
-    return found
+def _decoded(codes: dict[str, Code]) -> dict[str, Code]:
+    """Returns a message with its rows, so that they are decoded once and not again when they are checked and used."""
+    return {name: Dense(code.decode()) for name, code in codes.items()}
 
 
 def _neighbours(mixing: Mixing, node: int) -> list[int]:

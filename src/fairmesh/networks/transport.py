@@ -2,13 +2,27 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fairmesh.networks.process_group import ProcessGroup
 
 Edge = tuple[int, int]  # (sender, receiver), positions among all nodes
-Read = Callable[[Edge, bytes], Any]  # decodes a message; raises DecodeError if it must be refused
 Arrivals = Callable[[], Mapping[Edge, Any]]  # waits for the expected messages and returns them decoded
+
+
+@dataclass(frozen=True)
+class Read:
+    """How messages are read. Both functions raise DecodeError if a message must be refused."""
+
+    decode: Callable[[Edge, bytes], Any]
+    check: Callable[[Edge, Any], None]  # of a decoded message that has not been accepted before
+
+    def __call__(self, edge: Edge, message: bytes) -> Any:
+        """Returns a message decoded and checked."""
+        found = self.decode(edge, message)
+        self.check(edge, found)
+        return found
 
 
 class Transport(ABC):

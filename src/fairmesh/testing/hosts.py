@@ -12,6 +12,7 @@ from torch import Tensor
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.subgroups import initial_state
 from fairmesh.networks.base import Network, Traffic
+from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.networks.transport import (
@@ -124,8 +125,8 @@ def on_hosts(
         rounds: How many rounds, >= 1.
         blocks: The positions of the nodes at each host; together all nodes, each once.
         seeds: One replica per seed. Default: (0,).
-        each_copy: Whether a node keeps a copy of each neighbour's public copy even where one mixed row would do.
-            Default: False.
+        each_copy: Whether a node keeps a copy of each neighbour's public copy even where one mixed row would do, and
+            refuses messages out of bounds, as between organisations. Default: False.
 
     Returns:
         The hosts' states, the traffic of all nodes as counted from encoded messages, and the post that carried them.
@@ -151,7 +152,9 @@ def on_hosts(
     def trained(host: int) -> tuple[Any, list[Traffic]]:
         transport = InProcess(post, host)
         cycle = topology.build(problem.n)
-        network = RemoteNetwork(cycle, blocks[host], transport, dtype=torch.float64, each_copy=each_copy)
+        prior = problem.prior_of_sites
+        bounds = Bounds(float((prior.max() / prior[list(blocks[host])]).max())) if each_copy else None
+        network = RemoteNetwork(cycle, blocks[host], transport, dtype=torch.float64, each_copy=each_copy, bounds=bounds)
         oracle = Oracle(
             problem,
             network.hosted,

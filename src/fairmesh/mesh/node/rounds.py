@@ -17,6 +17,7 @@ from fairmesh.mesh.node.reduction import spanning_tree
 from fairmesh.mesh.node.store import Store, landmark_every
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
+from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.metrics import Evaluator
@@ -86,6 +87,7 @@ class Rounds:
         cycle = cycle_of(experiment.topology, membership.mesh)
         self._number = present.index(membership.position)
         self._neighbours = [one.position for one in membership.neighbours]
+        prior = problem.prior_of_sites
         network = RemoteNetwork(
             cycle,
             [self._number],
@@ -95,7 +97,7 @@ class Rounds:
             identities=present,
             secrets=None if membership.secret is None else [membership.secret],
             each_copy=True,  # one copy per neighbour, so that a site can leave
-            bounded=True,
+            bounds=Bounds(float(prior.max() / prior[self._number])),
         )
         replica = Replica(
             experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)

@@ -179,11 +179,24 @@ class Mailroom:
             self._raise_if_stopped()
             self.waiting_for = {}
 
-    def take(self, step: int, positions: Sequence[int], read: Callable[[int, bytes], Any]) -> dict[int, Any]:
+    def take(
+        self,
+        step: int,
+        positions: Sequence[int],
+        read: Callable[[int, bytes], Any],
+        check: Callable[[int, Any], None] = lambda position, found: None,
+    ) -> dict[int, Any]:
         """Waits for the messages of a step.
 
+        Args:
+            step: The step.
+            positions: From whom.
+            read: Decodes a message. Raises DecodeError if it must be refused.
+            check: Raises DecodeError if a decoded message must be refused. It is not asked about messages in the
+                journal, which have been accepted before. Default: accept all.
+
         Returns:
-            For each position, what `read` makes of its message. A message that `read` refuses is awaited again.
+            For each position, what `read` makes of its message. A message that is refused is awaited again.
         """
         began = time.perf_counter()
         found: dict[int, Any] = {}
@@ -198,10 +211,12 @@ class Mailroom:
         while missing:
             for position, payload in self._arrived(step, missing):
                 try:
-                    found[position] = read(position, payload)
+                    decoded = read(position, payload)
+                    check(position, decoded)
                 except DecodeError as error:
                     self.refuse(position, f"message of step {step}: {error}")
                     continue
+                found[position] = decoded
                 self._observe("received", step)
                 self._journal.log_received(position, step, payload)
                 self._observe("noted", step)

@@ -59,12 +59,17 @@ class PeerTransport(Transport):
         posted = {at: outgoing.get((self._own, other), b"") for other, at in self._position_of.items()}
         self._mailroom.post(step, posted)
 
-        def read_at(position: int, text: bytes) -> Any:
+        def decode(position: int, text: bytes) -> Any:
             other = self._number_at[position]
-            return read((other, self._own), text) if other in awaited else None
+            return read.decode((other, self._own), text) if other in awaited else None
+
+        def check(position: int, found: Any) -> None:
+            other = self._number_at[position]
+            if other in awaited:
+                read.check((other, self._own), found)
 
         def arrivals() -> dict[Edge, Any]:
-            taken = self._mailroom.take(step, list(self._number_at), read_at)
+            taken = self._mailroom.take(step, list(self._number_at), decode, check)
             found = {self._number_at[position]: message for position, message in taken.items()}
             return {(other, self._own): found[other] for other in awaited}
 
