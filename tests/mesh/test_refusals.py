@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import fairmesh as fm
+from fairmesh.cli.node import status as show_status
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.certificates import signature
@@ -315,6 +316,19 @@ def test_frames_that_no_neighbour_sends_are_refused_with_the_reason_on_both_side
     made, names = STREAMS[case]
     door.refuses_beta(door.after_greeting(made(door)), *names)
     assert set(door.status()["waiting_for"]) == {"beta", "delta"}
+
+
+def test_refused_sender_is_named_in_the_status(door, capsys):
+    door.after_greeting(_message(STOP_AT, b"\x80pickle"))
+    until(lambda: door.status()["refusing"])
+    [mine] = door.status()["refusing"]
+    assert (mine["by"], mine["site"]) == ("gamma", "beta")
+    assert mine["reason"]
+    assert mine["times"] >= 1
+    assert 0 <= time.time() - mine["since"] < 600
+    show_status(door.folder / "gamma" / fleet.SITE)
+    assert missing_from(capsys.readouterr().out, "refuses messages of", "beta", mine["reason"]) == []
+    door.says("", "beta", "refuses a site's messages; told to all sites")
 
 
 def test_frame_that_is_too_long_is_refused_by_its_length_before_it_is_read(door):

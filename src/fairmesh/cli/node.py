@@ -78,6 +78,8 @@ def status(
     metric = seen["metric_name"]
     show_table(_site_rows(seen, metric), f"mesh {seen['mesh']}, seen from {seen['site']}")
     show_table(_edge_rows(seen, now), "edges of this node")
+    if seen["refusing"]:
+        show_table(_refusal_rows(seen, now), "refused messages")
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         say(f"{metric} in recent rounds: worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}")
@@ -141,6 +143,14 @@ def _edge_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
                 f"{edge['overhead_out'] + edge['overhead_in']:,}",
             ]
         )
+    return rows
+
+
+def _refusal_rows(seen: dict[str, Any], now: float) -> list[list[str]]:
+    rows = [["site", "refuses messages of", "why", "since", "times"]]
+    for one in seen["refusing"]:
+        times = str(one["times"]) if "times" in one else ""
+        rows.append([one["by"], one["site"], one["reason"], f"{_ago(max(0.0, now - one['since']))} ago", times])
     return rows
 
 

@@ -15,13 +15,14 @@ from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.watching import Log, Monitor, waiting_chain, write_status
-from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.bulletin import Bulletin, shortened
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.training.loop import TrainingState
 
 _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
+_REFUSING_S = 60.0  # between two announcements of refusals of the same sites
 _ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
@@ -86,7 +87,7 @@ class Oversight(Watcher):
         self._notices: dict[int, Notices] = {}  # by position
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
         self._disk_notices: Notices | None = None  # while the journal is synced
-        self._announced_at = self._next_warning = -1e9
+        self._announced_at = self._next_warning = self._refusing_at = -1e9
 
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
         """Watches the messages of this generation from now on."""
@@ -156,7 +157,13 @@ class Oversight(Watcher):
 
         def watch() -> None:
             while not over.wait(_TICK_S):
-                for part in (self._show, self._notice_waiting, self._notice_certificate, self._count_votes):
+                for part in (
+                    self._show,
+                    self._notice_waiting,
+                    self._notice_certificate,
+                    self._announce_refusals,
+                    self._count_votes,
+                ):
                     self._tried(part)
 
         thread = threading.Thread(target=watch, name="watch", daemon=True)
@@ -187,6 +194,29 @@ class Oversight(Watcher):
         write_status(self._folder, status)
         if self._monitor:
             self._monitor.show(status)
+
+    def _announce_refusals(self) -> None:
+        """Tells all sites whose messages this node refuses, and why."""
+        names = self._membership.mesh.names
+        refusals = self._mailroom.refusals() if self._mailroom else {}
+        now = {names[p]: {"reason": shortened(one.reason), "since": one.since} for p, one in refusals.items()}
+        before = (self._bulletin.of(self._membership.name, "refusing") or {"sites": {}})["sites"]
+        if now == before or (now.keys() == before.keys() and time.monotonic() - self._refusing_at < _REFUSING_S):
+            return
+        self._refusing_at = time.monotonic()
+        self._bulletin.announce("refusing", {"sites": now})
+        for site in now.keys() - before.keys():
+            self._log("warning", "refuses a site's messages; told to all sites", site=site, reason=now[site]["reason"])
+
+    def _refusing(self) -> list[dict[str, Any]]:
+        """Returns which sites refuse messages of which, as they announced it; with counts where it is this one."""
+        mesh, mine = self._membership.mesh, self._mailroom.refusals() if self._mailroom else {}
+        present = {member.name for member in mesh.present}
+        found = [{"by": self._membership.name, "site": mesh.names[p], **vars(one)} for p, one in sorted(mine.items())]
+        for by, body in sorted(self._bulletin.of_all("refusing").items()):
+            if by != self._membership.name and by in present:
+                found += [{"by": by, "site": site, **why} for site, why in body["sites"].items() if site in present]
+        return found
 
     def _notice_certificate(self) -> None:
         """Warns once per day, from two weeks before the certificate ends."""
@@ -264,6 +294,7 @@ class Oversight(Watcher):
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
             "network_ms": mailroom.median_ms() if mailroom else None,
             "edges": edges,
+            "refusing": self._refusing(),
             "votes": self._ledger.votes(),
             "keys": self._keys.view(),
             "certificate_days": self.certificate_days(),

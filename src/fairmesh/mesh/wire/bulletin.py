@@ -57,6 +57,22 @@ def _since(value: Any) -> bool:
     return isinstance(value, dict) and all(_short(key) and _number(item) for key, item in value.items())
 
 
+def _refusals(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _short(site)
+        and isinstance(why, dict)
+        and why.keys() == {"reason", "since"}
+        and _short(why["reason"])
+        and _number(why["since"])
+        for site, why in value.items()
+    )
+
+
+def shortened(text: str) -> str:
+    """Returns a text as it may be in an announcement: printable, and of bounded length."""
+    return "".join(c if c.isprintable() else "?" for c in text[:_SHORT])
+
+
 def _is(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
@@ -110,6 +126,7 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "bytes_out": _count,
         "time": _number,
     },
+    "refusing": {"sites": _refusals},
     "ready": {"facts": _short},
     "vote": _PROPOSAL,
     "commit": _PROPOSAL | {"votes": _counts, **_CLAIM},

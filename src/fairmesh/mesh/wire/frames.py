@@ -24,6 +24,10 @@ class Refused(FairmeshError):
     """What came over an edge cannot be accepted. The text says why, and is sent to the sender."""
 
 
+class RefusedThere(Refused):
+    """The other side refuses what came from this one."""
+
+
 class Kind(IntEnum):
     """The first byte of a frame."""
 

@@ -18,7 +18,7 @@ from fairmesh.errors import FairmeshError
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
-from fairmesh.mesh.wire.frames import Kind, Refused
+from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere
 from fairmesh.mesh.wire.log_limiter import LogLimiter, Report
 from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 from fairmesh.mesh.wire.tls_stream import Credentials
@@ -268,12 +268,13 @@ class Links:
         except TimeoutError:
             raise Refused(f"no greeting within {_GREETING_S:.0f} s") from None
         except Refused as error:
+            self._mailroom.note_refusal(neighbour.position, str(error))
             await _send_refusal(connection, str(error))
             raise
         if first is None:
             return
         if first[:1] == bytes([Kind.REFUSED]):
-            raise Refused(f"it refuses: {frames.read_frame(first).reason()}")
+            raise RefusedThere(f"it refuses: {frames.read_frame(first).reason()}")
         stream = _Stream(loop)
         try:
             table = frames.read_hello(first)
@@ -286,6 +287,7 @@ class Links:
             if not stream.only_news:
                 self._mailroom.connected(neighbour.position, stream, theirs)
         except Refused as error:
+            self._mailroom.note_refusal(neighbour.position, str(error))
             await _send_refusal(connection, str(error))
             raise
         if replaced is not None:
@@ -309,7 +311,11 @@ class Links:
             for task in done:
                 task.result()
             why = "it closed the connection" if tasks[0] in done else None
+        except RefusedThere:
+            raise
         except Refused as error:
+            if stream.only_news:
+                self._mailroom.note_refusal(neighbour.position, str(error))
             self._mailroom.refuse(neighbour.position, str(error), stream)
             await _send_refusal(connection, str(error))
             raise
@@ -348,7 +354,7 @@ class Links:
                 self._finished_there.add(neighbour.name)
                 self._see_whether_finished()
             elif frame.kind == Kind.REFUSED:
-                raise Refused(f"it refuses: {frame.reason()}")
+                raise RefusedThere(f"it refuses: {frame.reason()}")
 
     def _hear(self, neighbour: Neighbour, stream: _Stream, news: bytes) -> None:
         """Takes news, unless the neighbour sends more than any honest one has to say."""

@@ -66,6 +66,15 @@ class Counters:
         self.overhead_in += MESSAGE_HEAD_BYTES + size * (not of_a_round)
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Why what a neighbour sent was refused last, until a message of it is accepted again."""
+
+    reason: str
+    since: float  # seconds since the epoch
+    times: int
+
+
 @dataclass
 class _Edge:
     """The state of the exchange with one neighbour."""
@@ -83,6 +92,7 @@ class _Edge:
     stream: object | None = None
     last_seen: float | None = None  # seconds since the epoch
     counters: Counters = field(default_factory=Counters)
+    refusal: Refusal | None = None
 
     def has_room(self) -> bool:
         return sum(payload is not None for payload in self.outbox.values()) < _WINDOW
@@ -223,7 +233,7 @@ class Mailroom:
                 with self._changed:
                     edge = self._edges[position]
                     edge.inbox.pop(step, None)
-                    edge.taken = step + 1
+                    edge.taken, edge.refusal = step + 1, None
                 missing.remove(position)
                 self.waiting_for = {other: since for other, since in self.waiting_for.items() if other != position}
                 self._unsettled.set()
@@ -456,10 +466,25 @@ class Mailroom:
             if over is not None and edge.stream is not over:
                 return
             edge.inbox.clear()
-            edge.counters.refused += 1
+            self._note_refusal(edge, reason)
             stream, edge.stream = edge.stream, None
         if stream is not None:
             self._close(stream, reason)
+
+    def note_refusal(self, position: int, reason: str) -> None:
+        """Notes that something a neighbour sent was refused before it reached the mailroom."""
+        with self._changed:
+            self._note_refusal(self._edges[position], reason)
+
+    def _note_refusal(self, edge: _Edge, reason: str) -> None:
+        before = edge.refusal
+        edge.counters.refused += 1
+        edge.refusal = Refusal(reason, before.since if before else time.time(), before.times + 1 if before else 1)
+
+    def refusals(self) -> dict[int, Refusal]:
+        """Returns the refusals of neighbours, none of whose messages were accepted since."""
+        with self._changed:
+            return {position: edge.refusal for position, edge in self._edges.items() if edge.refusal}
 
     def view(self) -> dict[int, dict[str, Any]]:
         """Returns the state and the counters of each edge, for status and monitoring."""
