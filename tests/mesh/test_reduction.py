@@ -6,9 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fairmesh.mesh.node.reduction import spanning_tree, sum_over_sites
+from fairmesh.compression import DecodeError, encode
+from fairmesh.compression.codes import Dense
+from fairmesh.mesh.node.reduction import Branch, Sums, spanning_tree
 from fairmesh.topology.mixing import union_of
 from tests import toys
+from tests.refusals import refused
 
 
 class _Post:
@@ -32,11 +35,24 @@ class _End:
                 self.post_office.letters[self.own, other, step] = payload
             self.post_office.changed.notify_all()
 
-    def take(self, step, positions, read):
+    def take(self, step, positions, read, check):
         with self.post_office.changed:
             keys = {other: (other, self.own, step) for other in positions}
             assert self.post_office.changed.wait_for(lambda: set(keys.values()) <= self.post_office.letters.keys(), 20)
-            return {other: read(other, self.post_office.letters[key]) for other, key in keys.items()}
+            found = {other: read(other, self.post_office.letters[key]) for other, key in keys.items()}
+        for other, decoded in found.items():
+            check(other, decoded)
+        return found
+
+
+POSITIONS = [10 * i for i in range(8)]  # in the mesh, which others have left
+NAMES = [f"site-{i}" for i in range(8)]
+
+
+def summed(own, row, tree, post, owners=None):
+    owners = torch.full((len(row),), -1) if owners is None else owners
+    sums = Sums(own, tree[own], POSITIONS[: len(tree)], NAMES[: len(tree)], post.end(POSITIONS[own]))
+    return sums.over_sites(row, 31, owners)
 
 
 @pytest.mark.parametrize("name", toys.TOPOLOGIES)
@@ -44,11 +60,8 @@ def test_spanning_tree_sum_has_the_same_bits_at_every_node(name):
     mixing = union_of(toys.TOPOLOGIES[name].build(8))
     tree, post = spanning_tree(mixing), _Post()
     rows = torch.randn(8, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 10.0 ** torch.arange(5)
-    positions = [10 * i for i in range(8)]  # in the mesh, which others have left
     with ThreadPoolExecutor(8) as pool:
-        found = list(
-            pool.map(lambda i: sum_over_sites(rows[i], 31, tree[i], positions, post.end(positions[i])), range(8))
-        )
+        found = list(pool.map(lambda i: summed(i, rows[i], tree, post), range(8)))
     assert all(torch.equal(one, found[0]) for one in found)
     assert torch.allclose(found[0], rows.sum(dim=0), rtol=1e-13)
     assert len(post.letters) == 2 * 7  # a tree: one message each way over each of its edges
@@ -63,3 +76,43 @@ def test_tree_spans_the_graph_over_its_edges_and_all_nodes_find_the_same():
             assert tree[child].parent == node
             assert mixing.matrix[node, child] > 0
     assert sum(len(branch.children) for branch in tree) == 7
+
+
+# Nodes 0 - 1 - 2 in a line; 0 is the root. The first coordinate is of all, and each of the others of one node.
+LINE = [Branch(None, (1,), ((1, 2),)), Branch(0, (2,), ((2,),)), Branch(1, (), ())]
+OWNERS = torch.tensor([-1, 0, 1, 2])
+ROWS = [torch.tensor([1.0, 10.0, 0.0, 0.0]), torch.tensor([2.0, 0.0, 20.0, 0.0]), torch.tensor([3.0, 0.0, 0.0, 30.0])]
+
+
+def sum_with(own, **from_others):
+    """Returns the sum of one node of the line, given what the others send it."""
+    post = _Post()
+    for other, row in from_others.items():
+        sender = int(other.removeprefix("node_"))
+        message = encode({"sums": Dense(torch.tensor([row], dtype=torch.float64))}, 31)
+        post.letters[POSITIONS[sender], POSITIONS[own], 31] = message
+    return summed(own, ROWS[own], LINE, post, OWNERS)
+
+
+def test_sums_of_honest_nodes_are_accepted():
+    total = [6.0, 10.0, 20.0, 30.0]
+    assert sum_with(0, node_1=[5.0, 0.0, 20.0, 30.0]).tolist() == total
+    assert sum_with(1, node_2=[3.0, 0.0, 0.0, 30.0], node_0=total).tolist() == total
+    assert sum_with(2, node_1=total).tolist() == total
+
+
+@pytest.mark.parametrize(
+    ("own", "sent", "named"),
+    [
+        (2, {"node_1": [6.0, 10.0, 20.0, 31.0]}, "site-2"),  # another number about this site comes back
+        (1, {"node_2": [3.0, 0.0, 0.0, 30.0], "node_0": [6.0, 10.0, 20.0, 99.0]}, "site-2"),  # about one below
+        (1, {"node_2": [3.0, 0.0, 5.0, 30.0], "node_0": [6.0, 10.0, 20.0, 30.0]}, "site-1"),  # a child speaks for this
+        (0, {"node_1": [5.0, -3.0, 20.0, 30.0]}, "site-0"),
+        (0, {"node_1": [1e4, 0.0, 20.0, 30.0]}, "norm"),
+        (2, {"node_1": [1e30, 10.0, 20.0, 30.0]}, "norm"),
+        (2, {"node_1": [float("nan"), 10.0, 20.0, 30.0]}, "finite"),
+    ],
+)
+def test_sum_that_forges_what_a_site_said_of_itself_or_is_huge_is_refused(own, sent, named):
+    with refused(named, error=DecodeError):
+        sum_with(own, **sent)

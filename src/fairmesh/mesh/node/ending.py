@@ -1,5 +1,13 @@
-"""The end of a run between organisations: every site gets the same average model, lambda and report."""
+"""The end of a run between organisations: every site gets the same average model, lambda and report.
 
+The sums come over other sites, which could give every site another model or change a third site's accuracy. So each
+site announces, with its signature, the digest of its result and its own metrics. The result is unconfirmed until the
+announcements of all sites agree with it. Then neighbours in the tree of the sums compare their digests once more by
+messages, which are delivered even if a site is down: no node ends before these have heard everybody's announcement.
+"""
+
+import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,20 +17,23 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fairmesh.compression import DecodeError
 from fairmesh.config.tables import to_table
 from fairmesh.mesh.agreement import portable
 from fairmesh.mesh.node.membership import Membership
-from fairmesh.mesh.node.reduction import sum_over_sites
+from fairmesh.mesh.node.reduction import Sums
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.store import put_in_place
+from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks.base import Traffic
+from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.personalization.personalize import personalized
 from fairmesh.regularizers.simplex import normalized
-from fairmesh.storage.run_folder import Record, RunFolder
+from fairmesh.storage.run_folder import METRICS, Record, RunFolder
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_spread
 from fairmesh.training.result import Result, summary_of
@@ -46,22 +57,25 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     last = membership.experiment.rounds
     step = last + FIRST_ROUND
 
-    def over_all(row: Tensor, step: int) -> Tensor:
-        return sum_over_sites(row.detach().cpu(), step, rounds.branch, present, mailroom)
-
-    own = torch.eye(n, dtype=torch.float64)[number]
+    adder = sums_of(membership, rounds, mailroom)
+    own, sites, all_sites = torch.eye(n, dtype=torch.float64)[number], torch.arange(n), torch.tensor([-1])
     view = training.view
     pieces = _pieces(state, view, own)
-    sums = over_all(torch.cat([piece.double().cpu() for piece in pieces.values()]), step)
+    duals = view.duals(state.algorithm)
+    of_sites = {"bits", "bytes"} | ({"dual"} if duals is None else set())
+    owners = [sites if name in of_sites else all_sites.expand(len(piece)) for name, piece in pieces.items()]
+    row = torch.cat([piece.double().cpu() for piece in pieces.values()]).detach()
+    sums = adder.over_sites(row, step, torch.cat(owners))
     totals = dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
     means = {name: totals[name] / n for name in ("model", "time-average", "dual", "dual time-average")}
     average = means["model"].to(training.device, training.dtype)
     found = rounds.judge.of_sites(average.unsqueeze(0))
     apart = (view.models(state.algorithm)[0, 0].double().cpu() - means["model"]).square().sum()
-    duals = view.duals(state.algorithm)
     duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
     judged = torch.cat([own * value[0, number] for value in found.values()])
-    judged = over_all(torch.cat([judged, apart.reshape(1), duals_apart.reshape(1)]), step + 1)
+    judged = torch.cat([judged, apart.reshape(1), duals_apart.reshape(1)]).detach().cpu()
+    owners = torch.cat([sites.repeat(len(found)), all_sites, all_sites])
+    judged = adder.over_sites(judged, step + 1, owners, FACTOR**2)  # distances are squared
     by_site = dict(zip(found, judged[:-2].reshape(-1, 1, n)))
     record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0]}
     with_spread([record], by_site, problem, None)
@@ -76,6 +90,83 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     result = Result(problem, training.replicas, last, [record], whole, [], rounds.judged_on)
     with storing(folder.parent):
         _write(result, membership, folder)
+
+
+def sums_of(membership: Membership, rounds: Rounds, mailroom: Mailroom) -> Sums:
+    """Returns the sums of this node over all present sites."""
+    present = membership.present
+    names = [membership.mesh.names[position] for position in present]
+    return Sums(present.index(membership.position), rounds.branch, present, names, mailroom)
+
+
+class Announced(NamedTuple):
+    """A result as its site announces it, and as the other sites can compare it with theirs."""
+
+    digest: str
+    metrics: list[dict[str, float | None]]  # of each present site
+    names: tuple[str, ...]
+
+    @staticmethod
+    def read(folder: Path, membership: Membership) -> "Announced":
+        names = tuple(member.name for member in membership.mesh.present)
+        (line,) = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+        by_metric = {key: entry["sites"] for key, entry in json.loads(line).items() if "sites" in _table(entry)}
+        metrics = [{key: values[i] for key, values in by_metric.items()} for i in range(len(names))]
+        return Announced(result_digest(folder), metrics, names)
+
+    def announce(self, bulletin: Bulletin, membership: Membership) -> None:
+        mine = self.metrics[self.names.index(membership.name)]
+        body = {"generation": membership.mesh.generation, "digest": self.digest, "metrics": mine}
+        bulletin.announce("result", body, membership.mesh.generation)
+
+    def compared(self, bulletin: Bulletin, membership: Membership) -> tuple[list[str], dict[str, str]]:
+        """Returns the sites that have not announced a result of this generation, and for each site with another result
+        how it differs."""
+        silent, apart = [], {}
+        bodies = bulletin.of_all("result")
+        for name, expected in zip(self.names, self.metrics):
+            body = bodies.get(name)
+            if body is None or body["generation"] != membership.mesh.generation:
+                silent.append(name)
+                continue
+            told = body["metrics"]
+            unlike = [key for key in expected.keys() | told.keys() if told.get(key) != expected.get(key)]
+            reasons = [
+                f"it announced the {key} {told.get(key)}, but the sum that came here has {expected.get(key)} for it"
+                for key in sorted(unlike)
+            ]
+            if body["digest"] != self.digest:
+                reasons.append(f"its result has the digest {body['digest'][:16]}, that of this site {self.digest[:16]}")
+            if reasons:
+                apart[name] = "; ".join(reasons)
+        return silent, apart
+
+
+def _table(entry: Any) -> dict[str, Any]:
+    return entry if isinstance(entry, dict) else {}
+
+
+def result_digest(folder: Path) -> str:
+    """Returns the SHA-256 of a result: its models and its numbers."""
+    digest = hashlib.sha256()
+    for name in ("model.safetensors", "model-time-average.safetensors", METRICS):
+        digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def compare_with_neighbours(membership: Membership, rounds: Rounds, mailroom: Mailroom, folder: Path) -> None:
+    """Tells the neighbours in the tree of the sums the digest of this site's confirmed result, and waits for theirs.
+    So every site has a neighbour that stays until it has heard all announcements."""
+    step = membership.experiment.rounds + FIRST_ROUND + 2
+    mine = result_digest(folder)
+    positions = sums_of(membership, rounds, mailroom).neighbours
+
+    def same(position: int, theirs: bytes) -> None:
+        if theirs != mine.encode():
+            raise DecodeError(f"its result has the digest {theirs[:16]!r}, that of this site {mine[:16]}")
+
+    mailroom.post(step, dict.fromkeys(positions, mine.encode()))
+    mailroom.take(step, positions, same)
 
 
 def write_personal(

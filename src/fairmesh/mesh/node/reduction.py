@@ -1,14 +1,19 @@
-"""Sums over all sites without a server: partial sums go up a spanning tree of the graph, and the total comes down."""
+"""Sums over all sites without a server: partial sums go up a spanning tree of the graph, and the total comes down.
 
-from collections.abc import Sequence
+Some coordinates of a row belong to one site, such as its accuracy. Only that site may contribute to them: a partial sum
+that has something there of a site outside its branch is refused, and so is a total in which they are not what this
+branch sent up. Sums of all sites are bounded like messages."""
+
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairmesh.compression import decode, encode
+from fairmesh.compression import DecodeError, decode, encode
 from fairmesh.compression.codes import Dense
 from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.networks.bounds import FACTOR, norm_of
 from fairmesh.topology.mixing import Mixing
 
 _PART = "sums"
@@ -19,6 +24,7 @@ class Branch(NamedTuple):
 
     parent: int | None  # the root has none
     children: tuple[int, ...]
+    below: tuple[tuple[int, ...], ...]  # the nodes in the branch of each child, that child included
 
 
 def spanning_tree(mixing: Mixing) -> list[Branch]:
@@ -32,27 +38,105 @@ def spanning_tree(mixing: Mixing) -> list[Branch]:
             if other not in parents:
                 parents[other] = node
                 reached.append(other)
-    return [Branch(parents[i], tuple(j for j in range(n) if parents[j] == i)) for i in range(n)]
+    below: dict[int, tuple[int, ...]] = {}  # the nodes in each node's branch, itself included
+    branches: dict[int, Branch] = {}
+    for node in reversed(reached):
+        children = tuple(j for j in range(n) if parents[j] == node)
+        below[node] = (node, *(inner for child in children for inner in below[child]))
+        branches[node] = Branch(parents[node], children, tuple(below[child] for child in children))
+    return [branches[i] for i in range(n)]
 
 
-def sum_over_sites(row: Tensor, step: int, branch: Branch, positions: Sequence[int], mailroom: Mailroom) -> Tensor:
-    """Returns the sum of a float64 row over all nodes, with the same bits at every node: children are added in order,
-    and every node passes on the root's total. `positions` are the positions of the tree's nodes in the mesh."""
-    total = row.double()
-    template = {_PART: Dense(torch.zeros_like(total).unsqueeze(0))}
+class Sums:
+    """The sums of one node over all sites.
 
-    def received(nodes: Sequence[int]) -> list[Tensor]:
-        found = mailroom.take(step, [positions[i] for i in nodes], lambda _, text: decode(text, template, step))
-        return [found[positions[i]][_PART].decode()[0] for i in nodes]
+    Args:
+        number: The number of this node.
+        branch: Its place in the tree.
+        positions: The positions of the tree's nodes in the mesh.
+        names: Their names.
+        mailroom: What carries the messages.
+    """
 
-    def sent(nodes: Sequence[int], tensor: Tensor) -> None:
-        text = encode({_PART: Dense(tensor.unsqueeze(0))}, step)
-        mailroom.post(step, {positions[i]: text for i in nodes})
+    def __init__(self, number: int, branch: Branch, positions: Sequence[int], names: Sequence[str], mailroom: Mailroom):
+        self._number, self._branch, self._positions, self._names = number, branch, positions, names
+        self._mailroom = mailroom
+        self._below = dict(zip(branch.children, branch.below))
 
-    for part in received(branch.children):
-        total = total + part
-    if branch.parent is not None:
-        sent([branch.parent], total)
-        (total,) = received([branch.parent])
-    sent(branch.children, total)
-    return total
+    @property
+    def neighbours(self) -> list[int]:
+        """Returns the positions of the parent and of the children."""
+        parent = () if self._branch.parent is None else (self._branch.parent,)
+        return [self._positions[node] for node in (*parent, *self._branch.children)]
+
+    @property
+    def source(self) -> str | None:
+        """Returns the site that the totals come from; None at the root."""
+        return None if self._branch.parent is None else self._names[self._branch.parent]
+
+    def over_sites(self, row: Tensor, step: int, owners: Tensor, factor: float = FACTOR) -> Tensor:
+        """Returns the sum of a float64 row over all nodes, with the same bits at every node: children are added in
+        order, and every node passes on the root's total.
+
+        Args:
+            row: What this node contributes.
+            step: The step of the messages.
+            owners: For each coordinate, the number of the only node that contributes to it, or -1 if all do.
+            factor: How many times larger than this node's contribution, or than 1, the mean of others may be. Default:
+                that of messages.
+        """
+        row = row.double()
+        template = {_PART: Dense(torch.zeros_like(row).unsqueeze(0))}
+        limit = factor * max(1.0, norm_of(row[owners < 0]))
+        total, branch = row, self._branch
+
+        def received(nodes: Sequence[int], check: Callable[[int, Tensor], None]) -> list[Tensor]:
+            number_at = {self._positions[node]: node for node in nodes}
+            found = self._mailroom.take(
+                step,
+                list(number_at),
+                lambda _, text: decode(text, template, step)[_PART].decode()[0],
+                lambda position, sums: check(number_at[position], sums),
+            )
+            return [found[position] for position in number_at]
+
+        def sent(nodes: Sequence[int], tensor: Tensor) -> None:
+            text = encode({_PART: Dense(tensor.unsqueeze(0))}, step)
+            self._mailroom.post(step, {self._positions[node]: text for node in nodes})
+
+        def check_part(child: int, sums: Tensor) -> None:
+            _refuse_large(sums[owners < 0], limit * len(self._below[child]))
+            of_others = (owners >= 0) & ~_among(owners, self._below[child])
+            self._refuse_other(sums, torch.zeros_like(sums), of_others, owners)
+
+        def check_total(parent: int, sums: Tensor) -> None:
+            _refuse_large(sums[owners < 0], limit * len(self._positions))
+            ours = (self._number, *(node for nodes in branch.below for node in nodes))
+            self._refuse_other(sums, total, _among(owners, ours), owners)
+
+        for part in received(branch.children, check_part):
+            total = total + part
+        if branch.parent is not None:
+            sent([branch.parent], total)
+            (total,) = received([branch.parent], check_total)
+        sent(branch.children, total)
+        return total
+
+    def _refuse_other(self, sums: Tensor, expected: Tensor, where: Tensor, owners: Tensor) -> None:
+        wrong = (where & (sums != expected)).nonzero().flatten().tolist()
+        if wrong:
+            first = wrong[0]
+            raise DecodeError(
+                f"its sum says {float(sums[first]):.6g} about site {self._names[int(owners[first])]}, which sent "
+                f"{float(expected[first]):.6g}"
+            )
+
+
+def _among(owners: Tensor, nodes: Sequence[int]) -> Tensor:
+    return torch.isin(owners, torch.tensor(nodes))
+
+
+def _refuse_large(sums: Tensor, limit: float) -> None:
+    norm = norm_of(sums)
+    if not norm <= limit:
+        raise DecodeError(f"its sum has the norm {norm:.3g}; the limit is {limit:.3g}")

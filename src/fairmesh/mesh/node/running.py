@@ -19,7 +19,7 @@ from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import leaving
 from fairmesh.mesh.node.decisions import Begun, Claim, Commit, Lie
-from fairmesh.mesh.node.ending import write_personal, write_result
+from fairmesh.mesh.node.ending import Announced, compare_with_neighbours, sums_of, write_personal, write_result
 from fairmesh.mesh.node.ledger import Ledger, Removed, in_words, wished
 from fairmesh.mesh.node.membership import (
     Membership,
@@ -31,7 +31,7 @@ from fairmesh.mesh.node.membership import (
 )
 from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, identity_of
-from fairmesh.mesh.node.store import Store, folder_of, put_aside
+from fairmesh.mesh.node.store import Store, folder_of, put_aside, put_in_place
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
@@ -163,7 +163,13 @@ class _Node:
                 self._rounds.train(done)
                 oversight.activity = "summing up"
                 result = self._folder / "result"
-                write_result(membership, self._rounds, mailroom, result)
+                if not result.exists():
+                    unconfirmed = self._folder / f"unconfirmed-{membership.mesh.generation}"
+                    write_result(membership, self._rounds, mailroom, unconfirmed)
+                    self._confirm(unconfirmed, sums_of(membership, self._rounds, mailroom).source)
+                    oversight.reached("result confirmed", membership.experiment.rounds)
+                    put_in_place(unconfirmed, result)
+                compare_with_neighbours(membership, self._rounds, mailroom, result)
                 if membership.experiment.personalization is not None:
                     oversight.activity = "choosing the site's own model"
                 write_personal(membership, self._rounds, result, self._folder / PERSONAL, oversight.raise_if_stopped)
@@ -289,6 +295,25 @@ class _Node:
                 self._log("warning", "waiting", sites=", ".join(whom()), seconds=round(notices.seconds))
             self.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom()))
             time.sleep(0.02)
+
+    def _confirm(self, unconfirmed: Path, source: str | None) -> None:
+        """Waits until all sites have announced the result that this site has. A difference is named; it ends when the
+        other site announces another result, or is voted out."""
+        mine, told = Announced.read(unconfirmed, self._membership), set[str]()
+        mine.announce(self._bulletin, self._membership)
+        self.oversight.activity = "waiting for the results of all"
+
+        def open_questions() -> list[str]:
+            silent, apart = mine.compared(self._bulletin, self._membership)
+            for site, reason in apart.items():
+                if site not in told:
+                    told.add(site)
+                    self.oversight.activity = "results differ; the log says which"
+                    sums = "computed by this site" if source is None else f"from {source}"
+                    self._log("error", "results differ", site=site, reason=reason, sums=sums, kept=unconfirmed.name)
+            return [*silent, *apart]
+
+        self._wait(lambda: not open_questions(), open_questions)
 
     def _part(self, links: Links, mailroom: Mailroom) -> None:
         """Stays until no neighbour needs anything. Then waits for their last messages, but not forever, since these may

@@ -6,6 +6,7 @@ neighbour, so passing on cannot multiply a flood.
 """
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -68,6 +69,13 @@ def _refusals(value: Any) -> bool:
     )
 
 
+def _metrics(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _short(key) and (item is None or (type(item) in (int, float) and math.isfinite(item)))
+        for key, item in value.items()
+    )
+
+
 def shortened(text: str) -> str:
     """Returns a text as it may be in an announcement: printable, and of bounded length."""
     return "".join(c if c.isprintable() else "?" for c in text[:_SHORT])
@@ -127,6 +135,7 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "time": _number,
     },
     "refusing": {"sites": _refusals},
+    "result": {"generation": _count, "digest": _short, "metrics": _metrics},
     "ready": {"facts": _short},
     "vote": _PROPOSAL,
     "commit": _PROPOSAL | {"votes": _counts, **_CLAIM},
