@@ -23,6 +23,9 @@ COMMIT = {
     "begun": [[1, 0, 2, 12]],
     "outputs": 10,
 }
+RESULT = {"generation": 1, "digest": "0" * 64, "metrics": {"accuracy": 0.5, "loss": None}}
+FACTS = {"samples": 10, "inputs": ["torch.float32", [8, 8]], "targets": ["torch.int64", []], "outputs": 10}
+FACTS |= {"test": True, "validation": False, "group": "north"}
 
 
 def status(done: int) -> dict:
@@ -151,6 +154,19 @@ WRONG = {
     "a generation of three numbers": ("commit", COMMIT | {"begun": [[1, 0, 2]]}, "begun"),
     "votes in words": ("commit", COMMIT | {"votes": {"a": "yes"}}, "votes"),
     "a certificate without commits": ("follow", {"certificates": [{"generation": 1, "sites": []}]}, "certificates"),
+    "facts of a model that fits no memory": ("facts", FACTS | {"outputs": 10**9}, "outputs"),
+    "outputs that are no integer": ("facts", FACTS | {"outputs": 10.0}, "outputs"),
+    "fewer outputs than none": ("facts", FACTS | {"outputs": -1}, "outputs"),
+    "samples without end": ("facts", FACTS | {"samples": 1 << 50}, "samples"),
+    "no samples": ("facts", FACTS | {"samples": 0}, "samples"),
+    "samples in words": ("facts", FACTS | {"samples": "many"}, "samples"),
+    "a shape with many axes": ("facts", FACTS | {"inputs": ["torch.float32", [1] * 9]}, "inputs"),
+    "a shape of words": ("facts", FACTS | {"inputs": ["torch.float32", ["8"]]}, "inputs"),
+    "a shape below none": ("facts", FACTS | {"targets": ["torch.int64", [-1]]}, "targets"),
+    "no shape": ("facts", FACTS | {"targets": []}, "targets"),
+    "a metric in words": ("result", RESULT | {"metrics": {"accuracy": "good"}}, "metrics"),
+    "refusals without reasons": ("refusing", {"sites": {"b": {"since": 1.0}}}, "sites"),
+    "commands in a reason": ("refusing", {"sites": {"b": {"since": 1.0, "reason": "\x1b[2J"}}}, "sites"),
 }
 
 
@@ -161,6 +177,23 @@ def test_signed_facts_must_have_the_form_that_others_rely_on(boards, case):
     with refused(*([repr(kind), "from a", field] if field else []), error=Refused):
         pass_on(boards, "a", "b")
     assert boards["b"].of("a", kind) is None
+
+
+def test_sound_announcements_are_accepted(boards):
+    refusing = {"sites": {"b": {"since": 1.0, "reason": "its model has the norm 3e38"}}}
+    for kind, body in {"facts": FACTS, "result": RESULT, "refusing": refusing, "commit": COMMIT}.items():
+        boards["a"].announce(kind, body, 1)
+        pass_on(boards, "a", "b")
+        assert boards["b"].of("a", kind) == body
+
+
+def test_as_many_outputs_are_accepted_as_the_experiment_has_classes(boards, keys):
+    made, authority = keys
+    many = Bulletin("b", *made["b"], authority, NAMES, outputs=20_000)
+    boards["a"].announce("facts", FACTS | {"outputs": 20_000}, 1)
+    many.heard(boards["a"].news(0)[1])
+    with refused("facts", "20000", "10000", error=Refused):
+        pass_on(boards, "a", "c")
 
 
 def test_announced_numbers_that_are_not_finite_become_null(boards):

@@ -19,7 +19,7 @@ import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.certificates import make_key, make_secret, secret_of
 from fairmesh.mesh.members import SiteFile
-from fairmesh.mesh.node.membership import Membership, locked
+from fairmesh.mesh.node.membership import Membership, locked, refuse_many_outputs
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.watching import read_status, waiting_chain
@@ -155,6 +155,8 @@ def test_status_shows_who_is_where_and_who_waits_for_whom(lived):
     assert (status["site"], status["mesh"], status["rounds"], status["generation"]) == ("a", "test-mesh", 120, 1)
     assert status["activity"] == "training"
     assert list(status["waiting_for"]) == ["c"]
+    assert status["prior"] == pytest.approx(dict.fromkeys(NAMES, 1 / 3), rel=0.01)
+    assert status["refusing"] == []
     assert set(status["sites"]) == set(NAMES)
     told = status["sites"]["b"]
     assert 40 <= told["metric_round"] <= told["round"] <= 61
@@ -258,6 +260,15 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
     other = mine | {"inputs": ["torch.float32", [4]]}
     with refused("inputs", '["torch.float32", [4]] at b', '["torch.float32", [3]] at a'):
         common_problem(Member(), sites[0], {"a": mine, "b": other})  # type: ignore[arg-type]
+
+
+def test_data_with_more_classes_than_other_sites_accept_are_refused_at_the_site_itself():
+    experiment = fm.Experiment(fm.data.Digits(), fm.Ring(), fm.ADGDA(), rounds=1)
+    refuse_many_outputs({"outputs": 10_000}, experiment)
+    with refused("10001 outputs", "10000", "classes"):
+        refuse_many_outputs({"outputs": 10_001}, experiment)
+    listed = fm.data.Table("rows.csv", "kind", "site", classes=tuple(map(str, range(20_000))))
+    refuse_many_outputs({"outputs": 20_000}, dataclasses.replace(experiment, data=listed))
 
 
 def test_site_that_left_cannot_start(tmp_path):

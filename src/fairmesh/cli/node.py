@@ -105,10 +105,10 @@ def status(
 
 
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
-    rows = [["site", "round", "is", metric, "in round", "lambda", "waits for", "sent", "reported"]]
+    rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported"]]
     for name, reported in seen["sites"].items():
         if not reported:
-            rows.append([name, "", "not heard of yet", "", "", "", "", "", ""])
+            rows.append([name, "", "not heard of yet", "", "", "", "", "", "", ""])
             continue
         waits = ", ".join(f"{who} ({_ago(seen['time'] - since)})" for who, since in reported["waiting_for"].items())
         rows.append(
@@ -118,6 +118,7 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
                 reported["activity"],
                 "" if reported["metric"] is None else f"{reported['metric']:.4g}",
                 "" if reported["metric_round"] is None else str(reported["metric_round"]),
+                f"{seen['prior'][name]:.3g}" if name in seen["prior"] else "",
                 "" if reported["weight"] is None else f"{reported['weight']:.4g}",
                 waits,
                 f"{reported['bytes_out']:,} B",

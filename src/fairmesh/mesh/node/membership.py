@@ -29,6 +29,7 @@ from fairmesh.mesh.founding import neighbours_of
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.probing import CLOCKS_APART_S
+from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import private_folder, read_bytes
@@ -187,6 +188,22 @@ def misfit(known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | No
             others = ", ".join(name for name in said if name not in unlike)
             return unlike, f"the {what} are {usual} at {others}, but {shown}; all sites need data of the same form"
     return None
+
+
+def outputs_allowed(experiment: Experiment) -> int:
+    """Returns how many outputs of the model a site may declare: as many as the experiment's data lists classes, or
+    10,000."""
+    return max(len(getattr(experiment.data, "classes", ())), OUTPUTS)
+
+
+def refuse_many_outputs(said: Mapping[str, Any], experiment: Experiment) -> None:
+    """Refuses data of this site that the other sites would refuse."""
+    if said["outputs"] > outputs_allowed(experiment):
+        raise BadInput(
+            f"this site's data needs {said['outputs']} outputs of the model, more than the "
+            f"{outputs_allowed(experiment)} that other sites accept; list all classes in the experiment's data "
+            '(classes = ["..."])'
+        )
 
 
 def common_problem(

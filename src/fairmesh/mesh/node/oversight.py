@@ -82,6 +82,7 @@ class Oversight(Watcher):
         self._decide: Decide | None = None
         self._deciding, self._votes_lock = False, threading.Lock()
         self._round, self.activity = 0, "starting"
+        self.prior: dict[str, float] = {}  # of each site, once all have announced their samples
         self._metric: dict[str, Any] = {}
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._notices: dict[int, Notices] = {}  # by position
@@ -289,6 +290,7 @@ class Oversight(Watcher):
             "metric": self._metric.get(self._measured_by),
             "metric_round": self._metric.get("round"),
             "weight": self._weight,
+            "prior": self.prior,
             "waiting_for": waiting,
             "waiting_chain": waiting_chain(membership.name, self._waits() | {membership.name: waiting}),
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),

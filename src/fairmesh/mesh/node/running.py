@@ -27,7 +27,9 @@ from fairmesh.mesh.node.membership import (
     facts,
     locked,
     misfit,
+    outputs_allowed,
     own_data,
+    refuse_many_outputs,
 )
 from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, identity_of
@@ -115,10 +117,14 @@ class _Node:
         self._folder, self._limiter = membership.site.state, LogLimiter(log)
         given = membership.credentials
         self._keys = KnownKeys(self._folder, log)
-        names, trusted = membership.mesh.names, self._keys.refusal
-        self._bulletin = Bulletin(membership.name, given.key, given.certificate, given.authority, names, trusted)
+        names, trusted, outputs = membership.mesh.names, self._keys.refusal, outputs_allowed(membership.experiment)
+        self._bulletin = Bulletin(
+            membership.name, given.key, given.certificate, given.authority, names, trusted, outputs
+        )
         self._bulletin.restored(self._folder / "bulletin.json")
-        self._facts = self._frozen_facts(facts(own))
+        said = facts(own)
+        refuse_many_outputs(said, membership.experiment)
+        self._facts = self._frozen_facts(said)
         self._rounds: Rounds | None = None
         self._ledger = Ledger(self._folder, Mesh.read(membership.site.mesh), membership.name, self._bulletin)
         self.oversight = Oversight(
@@ -154,6 +160,7 @@ class _Node:
                     self._facts = self._agreed_facts()
             self._announce_ready(self._facts)  # for a site that has not begun yet
             problem = self._problem(membership)
+            self._show_prior(problem)
             mailroom.largest = _largest(problem.flat_model.dim, problem.n)
             mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
             with self._linked(mailroom) as links:
@@ -213,6 +220,14 @@ class _Node:
             yield links
         finally:
             links.stop()
+
+    def _show_prior(self, problem: Problem) -> None:
+        """Logs and shows the weight of every site before training, and what it declared about its data. Sites that
+        declare many samples have much weight, so people should look at this."""
+        said, names = self._facts or {}, [member.name for member in self._membership.mesh.present]
+        self.oversight.prior = dict(zip(names, problem.prior_of_sites.tolist()))
+        shown = (f"{name} {self.oversight.prior[name]:.3g} ({said[name]['samples']} samples)" for name in names)
+        self._log("info", "prior", sites=", ".join(shown))
 
     def _check_greeting(self, name: str, theirs: Mapping[str, Any]) -> bool:
         self._membership.refuse_unlike(name, theirs)

@@ -24,7 +24,9 @@ _AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or l
 _AT_MOST_OF = {"certificate": 1 << 12, "facts": 1 << 12, "status": 1 << 13, "follow": 1 << 18}
 _A_FRAME = 1 << 15  # bytes of news per frame
 _PER_SECOND, _AT_ONCE = 4.0, 40.0  # announcements of one site that a neighbour may pass on
-_OUTPUTS_AT_MOST = 1 << 24
+OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
+_SAMPLES_AT_MOST = 10**12  # so that a product with the size of an input is an integer
+_AXES, _AXIS_AT_MOST = 8, 1 << 32  # of the shape of one sample
 _NUMBER_AT_MOST = 1 << 53
 _GENERATIONS_AT_MOST = 256
 _SHORT = 200  # characters of a string that is shown to people
@@ -38,8 +40,15 @@ def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _NUMBER_AT_MOST
 
 
-def _outputs(value: Any) -> bool:
-    return _count(value) and value <= _OUTPUTS_AT_MOST
+def _samples(value: Any) -> bool:
+    return _count(value) and 1 <= value <= _SAMPLES_AT_MOST
+
+
+def _sample_form(value: Any) -> bool:
+    """Returns whether this is a dtype and the shape of one sample."""
+    if not (isinstance(value, list) and len(value) == 2 and _short(value[0]) and isinstance(value[1], list)):
+        return False
+    return len(value[1]) <= _AXES and all(_count(axis) and axis <= _AXIS_AT_MOST for axis in value[1])
 
 
 def _names(value: Any) -> bool:
@@ -60,20 +69,25 @@ def _since(value: Any) -> bool:
 
 def _refusals(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        _short(site)
-        and isinstance(why, dict)
-        and why.keys() == {"reason", "since"}
-        and _short(why["reason"])
-        and _number(why["since"])
-        for site, why in value.items()
+        _short(site) and _form(why, {"reason": _short, "since": _number}) for site, why in value.items()
     )
 
 
 def _metrics(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        _short(key) and (item is None or (type(item) in (int, float) and math.isfinite(item)))
+        _short(key) and (item is None or (type(item) in (int, float) and abs(item) < math.inf))
         for key, item in value.items()
     )
+
+
+def _outputs_in(value: Any) -> list[int]:
+    """Returns the numbers of outputs that the body of an announcement declares, anywhere in it."""
+    if isinstance(value, list):
+        return [found for item in value for found in _outputs_in(item)]
+    if not isinstance(value, dict):
+        return []
+    inner = [found for item in value.values() for found in _outputs_in(item)]
+    return [*inner, value["outputs"]] if type(value.get("outputs")) is int else inner
 
 
 def shortened(text: str) -> str:
@@ -110,16 +124,16 @@ def _commits(value: Any) -> bool:
 
 
 _PROPOSAL = {"generation": _count, "sites": _names, "round": lambda value: value is None or _count(value)}
-_CLAIM = {"begun": _begun, "outputs": _outputs}
+_CLAIM = {"begun": _begun, "outputs": _count}
 
 # The fields that the body of each kind must have, with a check for each.
 KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "certificate": {"pem": _is(str)},
     "facts": {
-        "samples": _count,
-        "inputs": _is(list),
-        "targets": _is(list),
-        "outputs": _outputs,
+        "samples": _samples,
+        "inputs": _sample_form,
+        "targets": _sample_form,
+        "outputs": _count,
         "test": _is(bool),
         "validation": _is(bool),
         "group": _short,
@@ -166,7 +180,8 @@ class _Known(NamedTuple):
 
 
 class Bulletin:
-    """All announcements that a site knows, each checked against the certificate of the site that made it."""
+    """All announcements that a site knows, each checked against the certificate of the site that made it. One that
+    declares more than `outputs` outputs of the model is refused, before anything of that size is allocated."""
 
     def __init__(
         self,
@@ -176,9 +191,10 @@ class Bulletin:
         authority: bytes,
         sites: tuple[str, ...],
         refusal: Callable[[str, bytes], str | None] = lambda site, certificate: None,  # of a key that is not confirmed
+        outputs: int = OUTPUTS,
     ):
         self._name, self._key, self._authority, self._sites = name, key, authority, set(sites)
-        self._certificate, self._refusal = certificate, refusal
+        self._certificate, self._refusal, self._outputs = certificate, refusal, outputs
         self._unconfirmed: dict[str, bytes] = {}  # the refused certificate of a site
         self._said: dict[str, int] = {}  # the highest number of this site's own announcements that others have
         self._by_clock: set[str] = set()  # the kinds whose numbers this site takes from its clock
@@ -334,6 +350,9 @@ class Bulletin:
         form = KINDS[one.kind]
         wrong = [name for name, holds in form.items() if not holds(one.body.get(name))]
         wrong += [name[:_SHORT] for name in one.body if name not in form]
+        declared = max(_outputs_in(one.body), default=0)
+        if not wrong and declared > self._outputs:
+            wrong = [f"{declared} outputs, more than the {self._outputs} of this experiment,"]
         if wrong:
             raise Refused(f"news of kind {one.kind!r} from {one.site} with {wrong[0]} in it")
         with self._lock:
