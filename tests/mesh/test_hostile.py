@@ -13,7 +13,7 @@ import torch
 from fairmesh.compression.codes import Dense, Levels
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.members import Mesh
-from fairmesh.mesh.node import leaving, reduction, running
+from fairmesh.mesh.node import ledger, reduction, running
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks import remote
@@ -82,7 +82,7 @@ class Siege:
     def vote_out_and_finish(self) -> None:
         """The honest sites remove the hostile one, and end with one result."""
         for name in self.honest:
-            leaving.wish(self.folder / name / "state", self.mesh, name, [self.hostile])
+            ledger.wish(self.folder / name / "state", self.mesh, name, [self.hostile])
         self.wait(lambda: all(self.lives.exits.get(name) == 0 for name in self.honest), 90)
         models = {self.result(name) for name in self.honest}
         assert len(models) == 1
