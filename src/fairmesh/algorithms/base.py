@@ -235,6 +235,11 @@ class Round:
         """Returns s_i = sum_j w_ij x_hat_j from what each node keeps of its neighbours' copies: (..., nodes, dim)."""
         return self._network.mixed_copies(kept, self.index)
 
+    def disagreement(self, own: Tensor, kept: Tensor) -> Tensor:
+        """Returns sum_j w_ij (x_hat_j - x_hat_i) from a node's own copy and what it keeps of its neighbours' copies,
+        (..., nodes, dim); clipped if the topology is."""
+        return self._network.disagreement(own, kept, self.index)
+
     def broadcast(self, row: Tensor, receivers: Tensor) -> Tensor:
         """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""
         return self._counted(self._network.broadcast(row, receivers))

@@ -83,8 +83,8 @@ def steady_contraction(compressor: Compressor, dim: int) -> float:
 def disagreement(copies: PublicCopies, ctx: Round) -> Tensor:
     """Returns s_i - x_hat_i, from a node's own public copy to the weighted average of those around it.
 
-    W is doubly stochastic, so it sums to zero over all nodes."""
-    return ctx.mixed_copies(copies.of_neighbours) - copies.own
+    W is doubly stochastic, so it sums to zero over all nodes, unless the topology is `Clipped`."""
+    return ctx.disagreement(copies.own, copies.of_neighbours)
 
 
 def moved(models: Tensor, apart: Tensor, share: float | Tensor) -> Tensor:

@@ -87,6 +87,22 @@ class Network(ABC):
     def mixed_copies(self, kept: Tensor, round_index: Tensor) -> Tensor:
         """Returns s_i = sum_j W[i, j] x_hat_j of this round, from what each node keeps: (..., nodes, dim)."""
 
+    @property
+    def liars(self) -> int:
+        """How many neighbours of each node may send anything, so that gossip towards copies is clipped."""
+        return self.cycle[0].liars
+
+    def disagreement(self, own: Tensor, kept: Tensor, round_index: Tensor) -> Tensor:
+        """Returns sum_j W[i, j] (x_hat_j - x_hat_i) of this round, from each node's own copy (..., nodes, dim) and from
+        what it keeps of its neighbours'. Each term is clipped if neighbours may lie."""
+        if not self.liars:
+            return self.mixed_copies(kept, round_index) - own
+        return self._clipped_disagreement(own, kept, round_index)
+
+    @abstractmethod
+    def _clipped_disagreement(self, own: Tensor, kept: Tensor, round_index: Tensor) -> Tensor:
+        """Returns the same with each term clipped."""
+
     @abstractmethod
     def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
         """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""

@@ -11,6 +11,7 @@ from fairmesh.compression import HEADER_BYTES, part_sizes, plain_size
 from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
+from fairmesh.networks.clipping import clipped_weights
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.networks.product import Product, current
 from fairmesh.numerics.random_streams import SecretIdentities
@@ -80,7 +81,10 @@ class MemoryNetwork(Network):
         self.streams = self.identities if secrets is None else SecretIdentities(secrets, device)
         self.own = torch.eye(self.n, dtype=dtype, device=device)[self.hosted]
         self.by_identity = torch.as_tensor(names.argsort(), device=device)
-        self._fixed = len(cycle) == 1
+        self._fixed = len(cycle) == 1 and not self.liars
+        if self.liars:
+            weights = np.stack([mixing.matrix[place][:, place].toarray() for mixing in cycle])
+            self._weights = torch.as_tensor(weights, dtype=dtype, device=device)  # (cycle, nodes, nodes)
         self._product = Product(cycle, place, device, dtype)
         degrees = np.stack([mixing.degrees[place] for mixing in cycle])
         self._degrees = torch.as_tensor(degrees, dtype=torch.float64, device=device)  # (cycle, nodes)
@@ -102,6 +106,11 @@ class MemoryNetwork(Network):
 
     def mixed_copies(self, kept: Tensor, round_index: Tensor) -> Tensor:
         return kept if self._fixed else self._product(kept, round_index)
+
+    def _clipped_disagreement(self, own: Tensor, kept: Tensor, round_index: Tensor) -> Tensor:
+        distances = torch.cdist(own, kept, compute_mode="donot_use_mm_for_euclid_dist")
+        weights = clipped_weights(current(self._weights, round_index), distances, self.liars)
+        return weights @ kept - weights.sum(dim=-1, keepdim=True) * own
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
         sent = receivers.double().sum(dim=-1) * (FLOAT_BITS * row.shape[-1])

@@ -18,6 +18,7 @@ from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.bounds import Bounds, norm_of
+from fairmesh.networks.clipping import clipped_weights
 from fairmesh.networks.product import current
 from fairmesh.networks.transport import Edge, Read, Transport
 from fairmesh.numerics.random_streams import SecretIdentities
@@ -55,7 +56,7 @@ class RemoteNetwork(Network):
         self.streams = self.identities if secrets is None else SecretIdentities(secrets, self.device)
         self.own = torch.eye(self.n, dtype=dtype, device=self.device)[self.hosted]
         self.by_identity = torch.as_tensor(names.argsort(), device=self.device)
-        self._one_row = len(cycle) == 1 and not each_copy
+        self._one_row = len(cycle) == 1 and not each_copy and not self.liars
         self._neighbours = [[_neighbours(mixing, i) for i in self._here] for mixing in cycle]  # of each round
         self._reached = [_neighbours(union_of(cycle), i) for i in self._here]  # of any round
         # The nodes whose rows are known after the exchange, ordered by position, so that sums agree with the simulator.
@@ -186,6 +187,12 @@ class RemoteNetwork(Network):
 
     def mixed_copies(self, kept: Tensor, round_index: Tensor) -> Tensor:
         return kept if self._one_row else (current(self._slot_weights, round_index) * kept).sum(dim=-2)
+
+    def _clipped_disagreement(self, own: Tensor, kept: Tensor, round_index: Tensor) -> Tensor:
+        apart = kept - own.unsqueeze(-2)  # (..., nodes, slots, dim)
+        weights = current(self._slot_weights, round_index).squeeze(-1)
+        clipped = clipped_weights(weights, torch.linalg.vector_norm(apart, dim=-1), self.liars)
+        return (clipped.unsqueeze(-1) * apart).sum(dim=-2)
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> tuple[Tensor, Traffic]:
         total = self.process_group.all_reduce(receivers.double().sum(dim=-1, keepdim=True)).squeeze(-1)

@@ -1,7 +1,7 @@
 """Mixing matrices: symmetric, doubly stochastic, sparse; how fast they mix, and why one is refused."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -26,6 +26,7 @@ class Mixing:
 
     Args:
         matrix: W (n, n), float64. Checked to be symmetric with non-negative entries and rows that sum to one.
+        liars: How many neighbours of each node may send anything; gossip towards copies is clipped if > 0. Default: 0.
 
     Example:
         >>> import fairmesh as fm
@@ -37,6 +38,7 @@ class Mixing:
     """
 
     matrix: scipy.sparse.csr_array
+    liars: int = 0
 
     def __post_init__(self):
         _check_doubly_stochastic(self.matrix)
@@ -102,6 +104,21 @@ class Mixing:
                 "the mixing matrix has spectral gap 0: an eigenvalue of -1 makes two halves of the graph swap values "
                 "forever; give nodes a positive weight on themselves"
             )
+
+
+def with_liars(cycle: Sequence[Mixing], liars: int) -> list[Mixing]:
+    """Returns the same graphs, over which `liars` neighbours of each node may send anything.
+
+    Raises:
+        BadInput: If a node has no other neighbours.
+    """
+    fewest = min(int(mixing.degrees.min()) for mixing in cycle)
+    if liars and fewest <= liars:
+        raise BadInput(
+            f"lying_neighbours = {liars}, but a node has only {fewest} neighbours, so it could follow nobody; use a "
+            "graph with more edges"
+        )
+    return [replace(mixing, liars=liars) if liars else mixing for mixing in cycle]
 
 
 def _extreme_eigenvalue(matrix: scipy.sparse.csr_array, bound: float, sign: int) -> float:

@@ -22,6 +22,7 @@ from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
 from fairmesh.topology.graphs import Topology
+from fairmesh.topology.mixing import with_liars
 from fairmesh.training.cuda_graph import CapturedRounds, captured_rounds
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data
 from fairmesh.training.replicas import Replica, stacked
@@ -89,10 +90,18 @@ class Training:
         self._first = first  # the number of the first replica in the whole run
         self.device, self.dtype = device_of(options.device), DTYPES[options.dtype]
         self.network = network or MemoryNetwork(
-            topology.build(problem.n), device=self.device, dtype=self.dtype, count_bytes=options.count_bytes
+            with_liars(topology.build(problem.n), options.lying_neighbours),
+            device=self.device,
+            dtype=self.dtype,
+            count_bytes=options.count_bytes,
         )
         for replica in self.replicas:
             check_fits(replica.algorithm, problem)
+            if options.lying_neighbours and replica.algorithm.gossip_settings() is None:
+                raise BadInput(
+                    f"lying_neighbours = {options.lying_neighbours}: {type(replica.algorithm).__name__} has no gossip "
+                    "that could be clipped; use ad-gda, tracked-ad-gda or choco-sgd"
+                )
         self._round_cache = RoundCache()
         algorithms = [replica.algorithm for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)
@@ -123,7 +132,7 @@ class Training:
             "data and model": self.problem.digest({site: text for held in digests for site, text in held}),
             "keep_best": self.options.keep_best and self.options.measure_every,
             "keep_iterate": self.options.keep_iterate,
-        }
+        } | ({"lying_neighbours": self.options.lying_neighbours} if self.options.lying_neighbours else {})
 
     def roles(self, state: TrainingState) -> dict[str, Role]:
         """Returns the role of every tensor of a state, by its path, with `held_by` filled in: "node" by default, or

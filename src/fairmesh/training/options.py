@@ -15,7 +15,7 @@ from fairmesh.problems.problem import Problem
 class Options:
     """How a run is measured and carried out.
 
-    Only `dtype` changes what a run computes; `fuse` and `trace` change rounding errors.
+    Only `dtype` and `lying_neighbours` change what a run computes; `fuse` and `trace` change rounding errors.
 
     Args:
         measure_every: Rounds between measurements, >= 1; the last round is always measured. Default: 50.
@@ -32,6 +32,9 @@ class Options:
         on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
         compare_weights: Whether to train once more with fixed weights, before the run, and to say afterwards at which
             sites the weights helped. Takes twice as long. Default: False.
+        lying_neighbours: How many neighbours of each node may send anything, >= 0. If > 0, gossip is clipped: a node
+            moves towards the public copy of a neighbour by at most a radius that follows from its other neighbours.
+            reproduction/clipping.md measures what this protects from, and what it costs unusual sites. Default: 0.
         count_bytes: Whether to count the exact bytes of every message as encoded. Default: True.
         memory_gib: Memory in GiB that the run may take, > 0; None for nine tenths of what is free. Replicas that do not
             fit run one portion after another. Default: None.
@@ -60,6 +63,7 @@ class Options:
     keep_iterate: bool = False
     on_divergence: Literal["stop", "mark"] = "stop"
     compare_weights: bool = False
+    lying_neighbours: int = 0
     count_bytes: bool = True
     memory_gib: float | None = None
     tune_malloc: bool = False
@@ -71,6 +75,8 @@ class Options:
             raise BadInput(f"measure_every must be >= 1, got {self.measure_every}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
+        if self.lying_neighbours < 0:
+            raise BadInput(f"lying_neighbours must be >= 0, got {self.lying_neighbours}; 0 does not clip gossip")
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise BadInput(f"memory_gib must be > 0, got {self.memory_gib}")
 

@@ -25,6 +25,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.topology.mixing import with_liars
 from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
 from fairmesh.training.loop import Training, TrainingState, check_fits
 from fairmesh.training.meter import Meter
@@ -146,7 +147,9 @@ def train(
             else problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
         )
         kind = {"device": device_of(chosen.device), "dtype": DTYPES[chosen.dtype]}
-        network = process_group.network(topology.build(problem.n), **kind, count_bytes=chosen.count_bytes)
+        network = process_group.network(
+            with_liars(topology.build(problem.n), chosen.lying_neighbours), **kind, count_bytes=chosen.count_bytes
+        )
     problem = with_references(problem, topology, rounds, replicas[0].seed, chosen, network)
     with process_group.fail_together():
         at_once, sentence = that_fit(problem, replicas, chosen, process_group)

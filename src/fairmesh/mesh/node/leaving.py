@@ -10,16 +10,16 @@ from fairmesh.mesh.members import Mesh
 from fairmesh.networks.roles import Role, roles_of
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.topology.graphs import Topology
-from fairmesh.topology.mixing import Mixing, mixing_matrix, union_of
+from fairmesh.topology.mixing import Mixing, mixing_matrix, union_of, with_liars
 from fairmesh.training.loop import TrainingState
 
 
-def cycle_of(topology: Topology, mesh: Mesh) -> list[Mixing]:
+def cycle_of(topology: Topology, mesh: Mesh, liars: int = 0) -> list[Mixing]:
     """Returns the mixing matrices of the present sites: those of the experiment while nobody has left, then Metropolis
-    weights over the remaining edges."""
+    weights over the remaining edges. Then so few neighbours count as liars that each site has one more."""
     whole = topology.build(len(mesh.members))
     if not mesh.removed:
-        return list(whole)
+        return with_liars(whole, liars)
     kept = [mesh.position(member.name) for member in mesh.present]
     cycle = []
     for mixing in whole:
@@ -30,7 +30,8 @@ def cycle_of(topology: Topology, mesh: Mesh) -> list[Mixing]:
         plain.add_edges_from((i, j) for i, j in numbered.edges if i != j)
         cycle.append(mixing_matrix(plain, "metropolis"))
     union_of(cycle).check_mixes()
-    return cycle
+    fewest = min(int(mixing.degrees.min()) for mixing in cycle)
+    return with_liars(cycle, min(liars, max(0, fewest - 1)))
 
 
 def without(state: TrainingState, gone: Sequence[int], slots: Sequence[int], prior: Tensor) -> TrainingState:

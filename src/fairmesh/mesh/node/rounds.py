@@ -84,7 +84,7 @@ class Rounds:
         self._pinned = pinned
         self._watcher, self._experiment = watcher, membership.experiment
         experiment, present = membership.experiment, membership.present
-        cycle = cycle_of(experiment.topology, membership.mesh)
+        cycle = cycle_of(experiment.topology, membership.mesh, experiment.options.lying_neighbours)
         self._number = present.index(membership.position)
         self._neighbours = [one.position for one in membership.neighbours]
         prior = problem.prior_of_sites
