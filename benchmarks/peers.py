@@ -95,7 +95,7 @@ def _provisioned(folder: Path, nodes: int) -> Mesh:
         Member(name, address, tuple(names[j] for j in sorted(links[i]) if j != i))
         for i, (name, address) in enumerate(zip(names, addresses))
     ]
-    mesh = Mesh("bench", "0" * 64, tuple(members))
+    mesh = Mesh("bench", tuple(members))
     make_authority(folder, mesh.name, 1)
     for name in names:
         _, request = make_key(folder, name)

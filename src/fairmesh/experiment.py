@@ -271,10 +271,15 @@ def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **
     table = read_toml(path)
     for key, value in map(assignment, assignments):
         put(table, key, value, f"--set {key}")
-    table = resolved_files(table, path.parent.resolve())
+    return replace(experiment_from(table, path.parent.resolve()), **fields)
+
+
+def experiment_from(table: dict[str, Any], folder: Path) -> Experiment:
+    """Returns the experiment that the table of an experiment file in this folder describes."""
+    table = resolved_files(table, folder)
     if isinstance(table.get("sweep"), dict):
         table["sweep"] = flat_table(table["sweep"])  # regularizer.strength = [...] may stand without quotes
-    return replace(from_table(Experiment, table), **fields)
+    return from_table(Experiment, table)
 
 
 def topology_from(name: str, assignments: Sequence[str]) -> Topology:

@@ -16,8 +16,8 @@ import fairmesh as fm
 from fairmesh.config.migrations import migrated
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import checked, from_table, to_table
-from fairmesh.mesh.agreement import agreed, differences, digest_of
-from fairmesh.mesh.founding import copied
+from fairmesh.mesh.agreement import agreed
+from fairmesh.mesh.manifest import collected, loaded
 from tests import toys
 from tests.extension import mine
 from tests.refusals import refused
@@ -248,17 +248,14 @@ def test_fairmesh_launch_gives_what_one_process_gives(folder):
 # Between organisations ------------------------------------------------------------------------------------------------
 
 
-def test_agreed_knows_a_class_by_its_file_s_name_and_content(folder, tmp_path_factory):
+def test_agreed_knows_a_class_by_its_file_s_name_and_the_file_is_handed_out(folder, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    copied(folder / "toy.toml", elsewhere)
-    here, there = (agreed(fm.load_experiment(path)) for path in (folder / "toy.toml", elsewhere / "experiment.toml"))
-    assert digest_of(here) == digest_of(there)
-    assert here["algorithm.path"].startswith("mine.py:ExactDiffusion sha256 ")
-    assert here["algorithm.primal_step.path"].startswith("mine.py:Cosine sha256 ")
-    with (elsewhere / "mine.py").open("a") as file:
-        file.write("\n# changed\n")
-    changed = differences(here, agreed(fm.load_experiment(elsewhere / "experiment.toml")))
-    assert any(line.startswith("algorithm.path") for line in changed)
+    contents = collected(folder / "toy.toml")
+    assert contents.keys() == {"experiment.toml", "mine.py"}
+    here, there = agreed(fm.load_experiment(folder / "toy.toml")), agreed(loaded(elsewhere, contents, {}))
+    assert here == there
+    assert here["algorithm.path"] == "mine.py:ExactDiffusion"
+    assert here["algorithm.primal_step.path"] == "mine.py:Cosine"
 
 
 # What is refused ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from tests.cli.conftest import called  # noqa: F401  (a fixture)
 def mesh() -> Mesh:
     return Mesh(
         "trial",
-        "0123456789abcdef" * 4,
         (
             Member("alpha", "alpha.example:7700", ("beta", "gamma")),
             Member("beta", "10.0.0.2:7700", ("alpha", "gamma")),

@@ -2,25 +2,29 @@
 imported, so that starting one takes moments."""
 
 import hashlib
+import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # otherwise torch.func imports it at the first gradient, which takes each node seconds
 
-from fairmesh.cli.mesh import MESH, SITE
+from fairmesh.cli.mesh import SITE
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.certificates import make_authority, make_key, secret_of, sign
-from fairmesh.mesh.founding import copied, founded
-from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.certificates import AUTHORITY, make_key, secret_of, sign
+from fairmesh.mesh.founding import founded, hand_out
+from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout, seal
+from fairmesh.mesh.members import MESH, Mesh, SiteFile
 from fairmesh.networks.base import Network
 from fairmesh.networks.memory import MemoryNetwork, SingleProcess
 from fairmesh.topology.mixing import Mixing
@@ -66,21 +70,32 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
     mesh = founded(load_experiment(experiment), "test-mesh", addresses)
     founder = folder / "mesh"
     founder.mkdir(parents=True)
-    copied(experiment, founder)
-    make_authority(founder, mesh.name, 30)
-    mesh.write(founder / MESH)
+    hand_out(experiment, mesh, founder, 30)
+    handout = Handout.read(founder / EXPERIMENT, (founder / AUTHORITY).read_bytes(), mesh, founder / MESH)
     for name in names:
         site = folder / name
         site.mkdir()
         key, request = make_key(site, name)
         secret_of(key).write_bytes(secret(name))
         (site / f"{name}.pem").write_bytes(sign(request.read_bytes(), founder, mesh, 30))
-        for file in founder.iterdir():
-            if file.suffix in (".toml", ".py") or file.name == "authority.pem":
-                (site / file.name).write_bytes(file.read_bytes())
+        handout.write(site)
+        for file in (MESH, AUTHORITY, MANIFEST):
+            (site / file).write_bytes((founder / file).read_bytes())
         table = {"name": name} | ({"listen": f"127.0.0.1:{ports[name]}"} if name in listening else {})
         SiteFile.of(site / SITE, table).write()
     return mesh
+
+
+def amend(founder: Path, home: Path, changes: Mapping[str, str]) -> None:
+    """The founder signs other files, in a folder next to its own, and a site gets them."""
+    other = Path(tempfile.mkdtemp(dir=founder.parent))
+    shutil.copytree(founder, other, dirs_exist_ok=True)
+    for name, text in changes.items():
+        (other / name).write_text(text)
+    files = [*json.loads((founder / MANIFEST).read_text())["files"], *changes]
+    seal(other, Mesh.read(other / MESH), files)
+    for name in (MANIFEST, *files):
+        (home / name).write_bytes((other / name).read_bytes())
 
 
 def forked(work: Callable[[], None], log: Path) -> int:

@@ -34,11 +34,7 @@ def apart(folder: Path, work: Callable[[], Any], seconds: float = 30) -> Any:
 def certified(folder: Path, name: str, founder: Path, days: float = 30) -> Path:
     """Makes a folder with a key, its certificate, and the certificate of the authority that signed it."""
     mesh = Mesh.read(founder / "mesh.toml")
-    known = (
-        mesh
-        if name in mesh.names
-        else Mesh(mesh.name, mesh.experiment, (Member(name, None, ("x",)), Member("x", "x:1", (name,))))
-    )
+    known = mesh if name in mesh.names else Mesh(mesh.name, (Member(name, None, ("x",)), Member("x", "x:1", (name,))))
     folder.mkdir()
     _, request = make_key(folder, name)
     (folder / f"{name}.pem").write_bytes(sign(request.read_bytes(), founder, known, days))
@@ -58,7 +54,8 @@ def foreign(folder: Path, name: str, founder: Path) -> Path:
 def hello_of(home: Path, **changes: Any) -> dict[str, Any]:
     """Returns the greeting of a site, with changes."""
     mesh = Mesh.read(home / "mesh.toml")
-    table = greeting(home.name, load_experiment(home / "experiment.toml"), mesh)
+    files = json.loads((home / "manifest.json").read_text())["files"]
+    table = greeting(home.name, load_experiment(home / "experiment.toml"), mesh, files)
     due = changes.pop("due", 0)
     fields = changes.pop("agreed", {})
     return table | {"agreed": table["agreed"] | fields, "holds": [0, due], "clock": time.time()} | changes

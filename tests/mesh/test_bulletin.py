@@ -40,7 +40,7 @@ def keys(tmp_path_factory):
 
 def _mesh() -> Mesh:
     members = tuple(Member(n, f"127.0.0.1:{7000 + i}", tuple(o for o in NAMES if o != n)) for i, n in enumerate(NAMES))
-    return Mesh("three", "0" * 64, members)
+    return Mesh("three", members)
 
 
 def _signed_for(folder, days):

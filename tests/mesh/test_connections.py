@@ -46,7 +46,7 @@ LARGEST = 1000
 
 def provisioned(folder) -> dict[str, Credentials]:
     """Returns the credentials of the two sites of a mesh by name."""
-    mesh = Mesh("test", "0" * 64, (Member("alpha", "a:1", ("beta",)), Member("beta", "b:1", ("alpha",))))
+    mesh = Mesh("test", (Member("alpha", "a:1", ("beta",)), Member("beta", "b:1", ("alpha",))))
     authority = make_authority(folder, mesh.name, 1).read_bytes()
     found = {}
     for name in mesh.names:

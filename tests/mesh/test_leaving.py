@@ -223,7 +223,6 @@ def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
     reduced = _stacked([leaving.without(_rows(state, i), [GONE], [i, *graph[i]], prior) for i in kept])
     mesh = Mesh(
         "six",
-        "0" * 64,
         tuple(
             Member(
                 name,

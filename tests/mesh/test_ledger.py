@@ -20,7 +20,7 @@ def _mesh(names=NAMES) -> Mesh:
         Member(name, f"127.0.0.1:{7000 + i}", tuple(other for other in names if other != name))
         for i, name in enumerate(names)
     ]
-    return Mesh("some", "0" * 64, tuple(members))
+    return Mesh("some", tuple(members))
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +242,6 @@ def test_site_cannot_remove_itself_nor_one_without_which_the_graph_falls_apart(t
         wish(tmp_path, _mesh(), "a", ["a"])
     line = Mesh(
         "line",
-        "0" * 64,
         (
             Member("a", "127.0.0.1:7001", ("b",)),
             Member("b", "127.0.0.1:7002", ("a", "c")),

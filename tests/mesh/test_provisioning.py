@@ -19,16 +19,16 @@ from fairmesh.config.registry import registered_name
 from fairmesh.mesh.agreement import (
     agreed,
     differences,
-    digest_of,
     greeting,
     own_site,
     refuse_undeployable,
     refuse_unlike,
 )
 from fairmesh.mesh.certificates import fingerprint, make_authority, make_key, sign, valid_until
-from fairmesh.mesh.founding import copied
+from fairmesh.mesh.manifest import collected
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
+from tests.mesh import fleet
 from tests.mesh.reasons import NOBODY_LISTENS
 from tests.refusals import missing_from, refused
 
@@ -116,12 +116,11 @@ def test_init_writes_the_mesh_and_says_who_dials_whom(cli, tmp_path):
     ]
     assert "authority.key" in err
     assert {path.name for path in (tmp_path / "mesh").iterdir()} == {
-        "mesh.toml", "experiment.toml", "authority.pem", "authority.key",
+        "mesh.toml", "experiment.toml", "manifest.json", "authority.pem", "authority.key",
     }  # fmt: skip
     assert (tmp_path / "mesh" / "experiment.toml").read_text() == TRIAL
     made = Mesh.read(tmp_path / "mesh" / "mesh.toml")
     assert (made.name, made.generation, made.names) == ("trial", 1, ("alpha", "beta", "gamma"))
-    assert made.experiment == digest_of(agreed(fm.load_experiment("trial.toml")))
     assert stat.S_IMODE((tmp_path / "mesh" / "authority.key").stat().st_mode) == 0o600
 
 
@@ -238,7 +237,7 @@ def test_private_keys_are_in_no_other_file(sites):
 def test_sites_folder_is_complete_and_may_be_moved(sites, cli):
     assert {path.name for path in (sites / "alpha").iterdir()} == {
         "alpha.key", "alpha.secret", "alpha.csr", "alpha.pem",
-        "site.toml", "mesh.toml", "experiment.toml", "authority.pem",
+        "site.toml", "mesh.toml", "experiment.toml", "manifest.json", "authority.pem",
     }  # fmt: skip
     (sites / "alpha").rename(sites / "elsewhere")
     _, found = verdicts(cli, "elsewhere")
@@ -285,7 +284,7 @@ def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(s
     code, found = verdicts(cli, "gamma")
     assert wrong(found) == {"neighbour alpha", "neighbour beta"}
     assert code == 1
-    assert {"site file", "mesh file", "experiment file", "experiment", "clock", "certificate", "listening", "data",
+    assert {"site file", "mesh file", "manifest", "experiment", "clock", "certificate", "listening", "data",
             "secret of the draws", "neighbour alpha", "neighbour beta"} == set(found)  # fmt: skip
     assert NOBODY_LISTENS in found["neighbour beta"]["found"]
     _, out, err = cli("check", "gamma/site.toml")
@@ -303,12 +302,12 @@ def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(s
         (lambda home: _signed(home, "beta", "trial", 9), "certificate", ["'beta'", "'alpha'"]),
         (lambda home: _foreign(home), "certificate", ["another authority"]),
         (lambda home: (home / "alpha.pem").write_bytes(b"?"), "certificate", ["PEM"]),
-        (lambda home: _edit(home / "experiment.toml", "30", "31"), "experiment", ["digest"]),
-        (lambda home: _edit(home / "experiment.toml", "rounds", "round"), "experiment file", ["round", "'rounds'"]),
+        (lambda home: _edit(home / "experiment.toml", "30", "31"), "manifest", ["alpha/experiment.toml", "SHA-256"]),
+        (lambda home: _signed_again(home, "rounds", "round"), "experiment", ["round", "'rounds'"]),
         (lambda home: _edit(home / "mesh.toml", '"alpha"', '"aleph"'), "mesh file", ["'alpha'"]),
         (lambda home: _edit(home / "site.toml", "listen", "lissen"), "site file", ["lissen", "'listen'"]),
         (lambda home: _drop_line(home / "site.toml", "listen"), "listening", ["gamma", "127.0.0.1:"]),
-        (lambda home: _edit(home / "experiment.toml", "nodes = 3", "nodes = 4"), "data", ["data", 4, 3]),
+        (lambda home: _signed_again(home, "nodes = 3", "nodes = 4"), "data", ["data", 4, 3]),
     ],
 )  # fmt: skip
 def test_check_says_what_is_wrong_and_exits_with_one(sites, cli, break_, what, names):
@@ -339,6 +338,11 @@ def _edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
+
+
+def _signed_again(home: Path, old: str, new: str) -> None:
+    assert old in TRIAL
+    fleet.amend(home.parent / "mesh", home, {"experiment.toml": TRIAL.replace(old, new)})
 
 
 def _drop_line(path: Path, start: str) -> None:
@@ -425,16 +429,13 @@ def _with_own_metric(folder: Path, at: str = "") -> Path:
     return path
 
 
-def test_agreed_fields_do_not_depend_on_where_files_lie_but_on_what_they_hold(tmp_path):
+def test_agreed_fields_do_not_depend_on_where_files_lie(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one, two = _with_own_metric(tmp_path / "one"), _with_own_metric(tmp_path / "two", "code")
     first, second = (agreed(fm.load_experiment(path)) for path in (one, two))
     assert first == second
     assert differences(first, second) == []
-    (tmp_path / "two" / "code" / "own.py").write_text(OWN.replace("0.5", "0.25"))
-    [said] = differences(first, agreed(fm.load_experiment(two)))
-    assert missing_from(said, "metrics.half", "own.py:half") == []
 
 
 @pytest.mark.parametrize(
@@ -455,13 +456,12 @@ def test_field_in_which_two_sites_differ_is_named(cli, changed, names):
     there = replace(here, **changed)
     [said] = differences(agreed(here), agreed(there))
     assert missing_from(said, *names) == []
-    assert digest_of(agreed(here)) != digest_of(agreed(there))
 
 
 def test_sites_data_device_and_memory_are_its_own_affair(cli):
     here = fm.load_experiment("trial.toml")
     own = fm.Options(device="cuda", memory_gib=3.0, data_on="host", checkpoint_every=5)
-    assert digest_of(agreed(replace(here, data=fm.data.MNIST(), options=own))) == digest_of(agreed(here))
+    assert agreed(replace(here, data=fm.data.MNIST(), options=own)) == agreed(here)
 
 
 def test_python_files_that_an_experiment_names_go_with_it(cli, tmp_path):
@@ -470,18 +470,16 @@ def test_python_files_that_an_experiment_names_go_with_it(cli, tmp_path):
     assert cli("key", "mesh/mesh.toml", "alpha")[0] == 0
     assert (tmp_path / "alpha" / "own.py").read_text() == OWN
     assert '"own.py:half"' in (tmp_path / "alpha" / "experiment.toml").read_text()
-    mesh = Mesh.read(tmp_path / "alpha" / "mesh.toml")
-    assert digest_of(agreed(fm.load_experiment(tmp_path / "alpha" / "experiment.toml"))) == mesh.experiment
+    taken, meant = (fm.load_experiment(tmp_path / path) for path in ("alpha/experiment.toml", "trial.toml"))
+    assert agreed(taken) == agreed(meant)
 
 
 def test_python_files_of_one_name_are_refused(tmp_path):
     path = _with_own_metric(tmp_path, "code")
     (tmp_path / "own.py").write_text(OWN)
     path.write_text(path.read_text() + 'other = "own.py:half"\n')
-    (tmp_path / "out").mkdir()
     with refused(path, "Python"):
-        copied(path, tmp_path / "out")
-    assert not list((tmp_path / "out").iterdir())
+        collected(path)
 
 
 def test_request_for_a_site_outside_the_mesh_is_refused(sites, cli):
@@ -533,14 +531,13 @@ def test_default_values_are_not_compared_so_that_a_later_version_may_have_more_f
     assert "options.dtype" not in fields
     assert fields["rounds"] == plain.rounds
     double = agreed(replace(plain, options=replace(plain.options, dtype="float64")))
-    assert digest_of(double) != digest_of(fields)
     [said] = differences(fields, double)
     assert missing_from(said, "options.dtype", "the default here", '"float64" there') == []
 
 
 def test_neighbour_with_another_version_is_accepted_and_one_with_another_compatibility_is_refused(cli, mesh):
     experiment = fm.load_experiment("trial.toml")
-    mine, theirs = (greeting(name, experiment, mesh) for name in ("alpha", "beta"))
+    mine, theirs = (greeting(name, experiment, mesh, {}) for name in ("alpha", "beta"))
     refuse_unlike(mine, "beta", theirs | {"version": "99.1"})
     (number,) = [key for key in theirs["agreed"] if key.startswith("compatibility")]
     for other in (2, None, "x" * 1000):

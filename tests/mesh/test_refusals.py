@@ -450,7 +450,7 @@ def test_check_names_the_field_in_which_experiments_differ(door):
     home = door.folder / "beta-of-another-mind"
     shutil.copytree(door.folder / "beta", home)
     text = (home / "experiment.toml").read_text()
-    (home / "experiment.toml").write_text(text.replace("rounds = 30", "rounds = 31"))
+    fleet.amend(door.founder, home, {"experiment.toml": text.replace("rounds = 30", "rounds = 31")})
     found = checked(door, "beta", home=home)["neighbour gamma"]
     assert not found["ok"]
     assert missing_from(found["found"], "rounds", "31 here", "30 there") == []

@@ -14,6 +14,7 @@ from fairmesh.cli.terminal import (
     show_table,
 )
 from fairmesh.errors import BadInput
+from fairmesh.mesh.members import MESH
 
 mesh = typer.Typer(
     help="Set up training between organisations.\n\nFound a mesh, make and sign keys, check a site, remove sites.",
@@ -22,7 +23,7 @@ mesh = typer.Typer(
 
 Days = Annotated[float, typer.Option(min=0.01, help="Days for which it is valid.")]
 _TEN_YEARS = 3652  # days: an authority has to outlive every run
-MESH, EXPERIMENT, SITE = "mesh.toml", "experiment.toml", "site.toml"
+SITE = "site.toml"
 
 
 @mesh.command()
@@ -44,23 +45,21 @@ def init(
         AUTHORITY,
         AUTHORITY_KEY,
         fingerprint,
-        make_authority,
     )
-    from fairmesh.mesh.founding import copied, founded
+    from fairmesh.mesh.founding import founded, hand_out
 
     made = founded(load_experiment(experiment), name or _label(experiment.stem), _addresses(site))
     _new_folder(out, MESH)
-    copied(experiment, out)
-    make_authority(out, made.name, days)
-    made.write(out / MESH)
+    manifest = hand_out(experiment, made, out, days)
     shown = fingerprint((out / AUTHORITY).read_bytes())
     if json_:
         edges = [{"dials": a, "answers": b} for a, b in made.edges]
-        facts = {"mesh": made.name, "experiment": made.experiment, "sites": list(made.names), "edges": edges}
-        print_json(facts | {"digest": made.digest(), "authority": shown, "folder": str(out)})
+        facts = {"mesh": made.name, "sites": list(made.names), "edges": edges, "files": manifest.files}
+        print_json(facts | {"manifest": manifest.digest(), "authority": shown, "folder": str(out)})
         return
     show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
-    say(f"the authority's fingerprint is {shown}")
+    say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
+    say(f"the authority's fingerprint is {shown}; read it out to every site by telephone")
     say(f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret")
     say(f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr")
     say(f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back")
@@ -107,12 +106,10 @@ def key(
     """At a site: make its folder, its key and the request.
 
     The private key never leaves the site. The founder signs the request."""
-    from fairmesh.experiment import load_experiment
-    from fairmesh.mesh.agreement import agreed, digest_of
     from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
-    from fairmesh.mesh.founding import copied
+    from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout
     from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
-    from fairmesh.storage.files import write_atomically
+    from fairmesh.storage.files import read_bytes, write_atomically
 
     joined = Mesh.read(mesh_file)
     address = joined.member(name).address
@@ -126,14 +123,10 @@ def key(
             f"cannot read {source / AUTHORITY}: {error.strerror or error}; get it from the founder"
         ) from error
     site_file = SiteFile.of(folder / SITE, {"name": name, "listen": listen})
-    found = digest_of(agreed(load_experiment(source / EXPERIMENT)))
-    if found != joined.experiment:
-        raise BadInput(
-            f"{source / EXPERIMENT} is not the mesh's experiment: its digest is {found[:12]}, not "
-            f"{joined.experiment[:12]}; get it from the founder"
-        )
+    handout = Handout.read(source / EXPERIMENT, authority, joined, mesh_file)
     _new_folder(folder, SITE)
-    copied(source / EXPERIMENT, folder)
+    handout.write(folder)
+    write_atomically(folder / MANIFEST, read_bytes(source / MANIFEST))
     joined.write(folder / MESH)
     write_atomically(folder / AUTHORITY, authority)
     _, request = make_key(folder, name)

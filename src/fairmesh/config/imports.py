@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from fairmesh.config.sealed import SEALED
 from fairmesh.errors import BadInput, nearest
 
 
@@ -114,6 +115,8 @@ def _module(name: str) -> types.ModuleType:
 
 
 def _module_from_file(path: str) -> types.ModuleType:
+    if path in SEALED:
+        return SEALED[path]()
     # The module is named by its path, so that a user's types.py does not replace Python's.
     spec = importlib.util.spec_from_file_location(path, path)
     if spec is None or spec.loader is None or not Path(path).is_file():

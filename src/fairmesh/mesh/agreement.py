@@ -1,6 +1,5 @@
 """An experiment between organisations: what all sites must agree on, what is refused, and a site's own data."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -18,10 +17,9 @@ from fairmesh.data.datasets import Data
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.members import OF_ONE_SITE, Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import read_bytes
 from fairmesh.training.loop import check_objective
 
 # Sites may run different versions of fairmesh, and upgrade during a run, as long as this number is the same. It changes
@@ -30,48 +28,27 @@ from fairmesh.training.loop import check_objective
 COMPATIBILITY = 1
 _COMPATIBILITY = "compatibility number of fairmesh"
 
-_OF_ONE_SITE = {
-    "device",
-    "data_on",
-    "memory_gib",
-    "fuse",
-    "trace",
-    "tune_malloc",
-    "checkpoint_every",
-    "count_bytes",
-}  # options
 _IN_A_FILE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[\w.]+)")
-_QUOTED = re.compile(r"""(?P<quote>["'])(?P<file>[^"'\n:]+\.py):(?P<name>[\w.]+)(?P=quote)""")
 
 
 def agreed(experiment: Experiment) -> dict[str, Any]:
     """Returns the fields that must be equal at every site, with keys joined by dots: all that determine the rounds and
-    what is shown of them, but not a site's data, device or memory. A function in a file is identified by the file's
-    name and content. Default values are left out, so that a later version may have more fields."""
+    what is shown of them, but not a site's data, device or memory. Files go by their names; the manifest has their
+    contents. Default values are left out, so that a later version may have more fields."""
     given = to_table(experiment, defaults=False)
     table = {key: value for key, value in given.items() if key not in ("data", "sweep", "placements")}
-    table["options"] = {key: value for key, value in given.get("options", {}).items() if key not in _OF_ONE_SITE}
-    return flat_table(portable(table, contents=True))
+    table["options"] = {key: value for key, value in given.get("options", {}).items() if key not in OF_ONE_SITE}
+    return flat_table(portable(table))
 
 
-def portable(value: Any, contents: bool = False) -> Any:
-    """Returns '/somewhere/file.py:name' as 'file.py:name', which is the same on every machine; with `contents`, also
-    with the SHA-256 of the file."""
+def portable(value: Any) -> Any:
+    """Returns '/somewhere/file.py:name' as 'file.py:name', which is the same on every machine."""
     if isinstance(value, Mapping):
-        return {key: portable(item, contents) for key, item in value.items()}
+        return {key: portable(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [portable(item, contents) for item in value]
+        return [portable(item) for item in value]
     found = _IN_A_FILE.fullmatch(value) if isinstance(value, str) else None
-    if not found:
-        return value
-    path = Path(found["file"])
-    digest = f" sha256 {hashlib.sha256(read_bytes(path)).hexdigest()[:16]}" if contents else ""
-    return f"{path.name}:{found['name']}{digest}"
-
-
-def digest_of(table: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a table of agreed fields, in hexadecimal."""
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+    return f"{Path(found['file']).name}:{found['name']}" if found else value
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
@@ -85,14 +62,15 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     return [f"{key}: {shown(here, key)} here, {shown(there, key)} there" for key in unlike]
 
 
-def greeting(name: str, experiment: Experiment, mesh: Mesh) -> dict[str, Any]:
-    """Returns what a site sends a neighbour first: who it is, and all that both must agree on."""
+def greeting(name: str, experiment: Experiment, mesh: Mesh, files: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what a site sends a neighbour first: who it is, and all that both must agree on, with the digests of the
+    manifest's files."""
     versions = {_COMPATIBILITY: COMPATIBILITY, "codec version": CODEC, "mesh name": mesh.name}
     return {
         "site": name,
         "version": fairmesh.__version__,  # for people
         "generation": mesh.generation,
-        "agreed": versions | agreed(experiment),
+        "agreed": versions | agreed(experiment) | {f"file {file}": digest for file, digest in files.items()},
         "members": {member.name: list(member.neighbours) for member in mesh.members},
     }
 

@@ -165,6 +165,25 @@ def sign(request: bytes, authority: Path, mesh: Mesh, days: float) -> bytes:
     return made.public_bytes(serialization.Encoding.PEM)
 
 
+def signed_by_founder(folder: Path, data: bytes) -> bytes:
+    """Returns the ECDSA signature (SHA-256) of the data under the authority's key in the founder's folder."""
+    return _authority_in(folder)[1].sign(data, ec.ECDSA(SHA256()))
+
+
+def is_founders(authority: bytes, data: bytes, signature: bytes) -> bool:
+    """Returns whether the data was signed with the key of this authority, given as its certificate."""
+    public = _loaded(x509.load_pem_x509_certificate, authority, "the authority's certificate").public_key()
+    return isinstance(public, ec.EllipticCurvePublicKey) and _verifies(public, data, signature)
+
+
+def _verifies(public: ec.EllipticCurvePublicKey, data: bytes, signature: bytes) -> bool:
+    try:
+        public.verify(signature, data, ec.ECDSA(SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
 def check_certificate(
     certificate: bytes, authority: bytes, name: str, now: datetime | None = None, key: Path | None = None
 ) -> list[str]:
@@ -227,11 +246,16 @@ def _wrong_key(path: Path, held: x509.Certificate) -> list[str]:
 def fingerprint(pem: bytes) -> str:
     """Returns the first 96 bits of the SHA-256 of a request's or certificate's public key, for two people to compare. A
     request and its certificate have the same fingerprint."""
+    digits = public_digest(pem)
+    return " ".join(digits[i : i + 4] for i in range(0, 24, 4))
+
+
+def public_digest(pem: bytes) -> str:
+    """Returns the SHA-256 of a request's or certificate's public key, in hexadecimal."""
     load = x509.load_pem_x509_csr if b"CERTIFICATE REQUEST" in pem else x509.load_pem_x509_certificate
     public = _loaded(load, pem, "the file").public_key()
     content = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    digits = hashlib.sha256(content).hexdigest()[:24]
-    return " ".join(digits[i : i + 4] for i in range(0, 24, 4))
+    return hashlib.sha256(content).hexdigest()
 
 
 def valid_from(certificate: bytes) -> datetime:
@@ -258,13 +282,7 @@ def verified(
     if check_certificate(certificate, authority, name, now):
         return False
     public = x509.load_pem_x509_certificate(certificate).public_key()
-    if not isinstance(public, ec.EllipticCurvePublicKey):
-        return False
-    try:
-        public.verify(signature, data, ec.ECDSA(SHA256()))
-    except InvalidSignature:
-        return False
-    return True
+    return isinstance(public, ec.EllipticCurvePublicKey) and _verifies(public, data, signature)
 
 
 def _certificate(
@@ -286,7 +304,7 @@ def _certificate(
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs_certificates,
+        digital_signature=True,  # of messages and, by the authority, of the manifest
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,

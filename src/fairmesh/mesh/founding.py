@@ -5,8 +5,10 @@ from pathlib import Path
 
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, load_experiment
-from fairmesh.mesh.agreement import _QUOTED, agreed, digest_of, refuse_undeployable
-from fairmesh.mesh.members import Member, Mesh
+from fairmesh.mesh.agreement import agreed, refuse_undeployable
+from fairmesh.mesh.certificates import make_authority
+from fairmesh.mesh.manifest import Manifest, collected, loaded, refuse_others, seal
+from fairmesh.mesh.members import MESH, Member, Mesh
 from fairmesh.storage.files import write_atomically
 from fairmesh.topology.mixing import union_of
 
@@ -21,7 +23,7 @@ def founded(experiment: Experiment, name: str, addresses: Mapping[str, str | Non
         raise BadInput(f"prior has {len(experiment.prior)} entries for {len(sites)} sites; give one number for each")
     neighbours = neighbours_of(experiment, sites)
     members = [Member(site, addresses[site], tuple(neighbours[site])) for site in sites]
-    return Mesh(name, digest_of(agreed(experiment)), tuple(members))
+    return Mesh(name, tuple(members))
 
 
 def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, list[str]]:
@@ -35,28 +37,22 @@ def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, lis
     return found
 
 
-def copied(experiment: Path, folder: Path) -> list[Path]:
-    """Copies an experiment file, as experiment.toml, and the Python files that it names into a folder. The copy names
-    the copied files.
+def hand_out(experiment: Path, mesh: Mesh, folder: Path, days: float) -> Manifest:
+    """Writes the founder's folder: the authority, mesh.toml, the experiment with the Python files that it needs, and
+    the manifest of them. The copy names the copied files.
 
     Returns:
-        The paths of the copies.
+        The manifest.
     """
-    try:
-        text = experiment.read_text(encoding="utf-8")
-        named = {found["file"]: experiment.parent / found["file"] for found in _QUOTED.finditer(text)}
-        contents = {path.name: path.read_bytes() for path in named.values()}
-    except OSError as error:
-        raise BadInput(f"cannot read {error.filename}: {error.strerror or error}") from error
-    homes = {path.resolve() for path in named.values()}
-    if len({home.name for home in homes}) < len(homes):
-        raise BadInput(f"{experiment} names two Python files with the same name in different folders; rename one")
-    text = _QUOTED.sub(lambda f: f"{f['quote']}{Path(f['file']).name}:{f['name']}{f['quote']}", text)
-    contents["experiment.toml"] = text.encode()
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-    if agreed(load_experiment(folder / "experiment.toml")) != agreed(load_experiment(experiment)):
+    contents, home = collected(experiment), folder.resolve()
+    refuse_others(home, contents)
+    if agreed(loaded(home, contents, {})) != agreed(load_experiment(experiment)):
         raise BadInput(
-            f"the copy of {experiment} in {folder} is not the same experiment; put the files it names next to it"
+            f"the copy of {experiment} for {folder} is not the same experiment; put the files it names next to it"
         )
-    return [folder / name for name in contents]
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, content)
+    make_authority(folder, mesh.name, days)
+    mesh.write(folder / MESH)
+    return seal(folder, mesh, list(contents))

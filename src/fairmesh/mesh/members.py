@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,13 @@ from fairmesh.config.tables import checked, from_table
 from fairmesh.errors import BadInput, nearest
 from fairmesh.storage.files import write_atomically
 
+MESH = "mesh.toml"
+OF_ONE_SITE = frozenset(
+    {"device", "data_on", "memory_gib", "fuse", "trace", "tune_malloc", "checkpoint_every", "count_bytes"}
+)  # options of an experiment that may differ between sites
+
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def check_label(name: str, what: str) -> str:
@@ -71,7 +75,6 @@ class Member:
 class _Head:
     name: str
     generation: int
-    experiment: str
     removed: tuple[str, ...] = ()
 
 
@@ -89,15 +92,12 @@ class Mesh:
     that the others keep their positions."""
 
     name: str
-    experiment: str  # digest of the fields that all sites must agree on
     members: tuple[Member, ...]
     removed: tuple[str, ...] = ()  # in the order in which they left
     rewinds: int = 0  # how often all sites have gone back to an earlier round; not in the file
 
     def __post_init__(self):
         check_label(self.name, "mesh")
-        if not _DIGEST.fullmatch(self.experiment):
-            raise BadInput(f"experiment must be a digest of 64 hexadecimal digits, got {self.experiment!r}")
         names = self.names
         _refuse_twice(names, "two sites are called {}; names must differ")
         _refuse_twice([m.address for m in self.members if m.address], "two sites have the address {}")
@@ -226,7 +226,7 @@ class Mesh:
 
     def table(self) -> dict[str, Any]:
         """Returns the content of mesh.toml as a table."""
-        head = {"name": self.name, "generation": 1 + len(self.removed), "experiment": self.experiment}
+        head = {"name": self.name, "generation": 1 + len(self.removed)}
         sites = [
             {"name": m.name, **({"address": m.address} if m.address else {}), "neighbours": list(m.neighbours)}
             for m in self.members
@@ -234,7 +234,7 @@ class Mesh:
         return {"mesh": head | {"removed": list(self.removed)}, "site": sites}
 
     @staticmethod
-    def from_text(text: str, where: str = "mesh.toml") -> "Mesh":
+    def from_text(text: str, where: str = MESH) -> "Mesh":
         """Returns the mesh that the text of a mesh.toml describes."""
         return _mesh_from(read_toml(text, where), where)
 
@@ -269,7 +269,7 @@ def _section(title: str, table: Mapping[str, Any]) -> str:
 def _mesh_from(table: dict[str, Any], where: str) -> Mesh:
     try:
         file = from_table(_MeshFile, table)
-        mesh = Mesh(file.mesh.name, file.mesh.experiment, file.site, file.mesh.removed)
+        mesh = Mesh(file.mesh.name, file.site, file.mesh.removed)
         if mesh.generation != file.mesh.generation:
             raise BadInput(
                 f"mesh.generation is {file.mesh.generation}, but with {len(mesh.removed)} removed sites it must be "
@@ -284,7 +284,7 @@ def _mesh_from(table: dict[str, Any], where: str) -> Mesh:
 @dataclass(frozen=True)
 class _SiteTable:
     name: str
-    mesh: str = "mesh.toml"
+    mesh: str = MESH
     experiment: str = "experiment.toml"
     key: str | None = None  # NAME.key
     certificate: str | None = None  # NAME.pem
@@ -292,6 +292,8 @@ class _SiteTable:
     listen: str | None = None
     state: str = "state"
     data: str | Mapping[str, Any] | None = None
+    allow: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -308,9 +310,17 @@ class SiteFile:
     state: Path  # folder of checkpoints and journal
     listen: str | None = None  # host:port; None: outgoing connections only
     data: str | Mapping[str, Any] | None = None  # None: the experiment's data at this site's position
+    allow: tuple[str, ...] = ()  # modules that the experiment may use besides torch's, fairmesh's and its own files
+    options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
     def __post_init__(self):
         check_label(self.name, "name")
+        for key in self.options:
+            if key not in OF_ONE_SITE:
+                raise BadInput(
+                    f"options.{key}: a site sets only {', '.join(sorted(OF_ONE_SITE))}; the others are the "
+                    f"experiment's{nearest(key, OF_ONE_SITE)}"
+                )
         if self.listen is not None:
             host_and_port(self.listen, "listen")
         if isinstance(self.data, str) and not re.fullmatch(r"[^:]+:[\w.]+", self.data):
@@ -343,6 +353,8 @@ class SiteFile:
                 state=folder / given.state,
                 listen=given.listen,
                 data=given.data,
+                allow=given.allow,
+                options=given.options,
             )
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
@@ -359,7 +371,8 @@ class SiteFile:
 
         paths = ("mesh", "experiment", "key", "certificate", "authority", "state")
         table = {"name": self.name} | {name: relative(getattr(self, name)) for name in paths}
-        return table | ({"listen": self.listen} if self.listen else {}) | ({"data": self.data} if self.data else {})
+        others = {"listen": self.listen, "allow": list(self.allow), "data": self.data, "options": dict(self.options)}
+        return table | {key: value for key, value in others.items() if value}
 
     def write(self) -> None:
         """Writes the file. Refuses to overwrite one that exists."""

@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.experiment import Experiment, load_experiment
-from fairmesh.mesh.agreement import (
-    agreed,
-    digest_of,
-    greeting,
-    own_problem,
-    own_site,
-    refuse_undeployable,
-    refuse_unlike,
-)
+from fairmesh.experiment import Experiment
+from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable, refuse_unlike
 from fairmesh.mesh.certificates import (
     SOON_DAYS,
     check_certificate,
@@ -29,6 +21,7 @@ from fairmesh.mesh.certificates import (
     valid_from,
     valid_until,
 )
+from fairmesh.mesh.manifest import Handout
 from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.probing import Check, neighbour_checks
 from fairmesh.storage.files import open_to_others, read_bytes
@@ -45,11 +38,17 @@ def checks(path: Path) -> Iterator[Check]:
     if site_file is None:
         return
     mesh = yield from _tried("mesh file", lambda: _mesh(site_file), "ask the mesh's founder for mesh.toml")
-    experiment = yield from _tried(
-        "experiment file", lambda: load_experiment(site_file.experiment), "ask the mesh's founder for experiment.toml"
-    )
-    if mesh and experiment:
-        yield _experiment_check(experiment, mesh)
+    handout = experiment = None
+    if mesh:
+        handout = yield from _tried(
+            "manifest", lambda: _handout(site_file, mesh), "nothing was imported; get the file named from the founder"
+        )
+    if handout:
+        experiment = yield from _tried(
+            "experiment",
+            lambda: _deployable(handout.load(site_file.options)),
+            "agree on another experiment and found the mesh again",
+        )
     yield from certificate_checks(site_file)
     yield from privacy_checks(site_file)
     if mesh:
@@ -57,7 +56,7 @@ def checks(path: Path) -> Iterator[Check]:
     if mesh and experiment:
         yield data_check(site_file, experiment, mesh)
     if mesh:
-        mine = greeting(site_file.name, experiment, mesh) if experiment else None
+        mine = greeting(site_file.name, experiment, mesh, handout.manifest.files) if handout and experiment else None
         yield from neighbour_checks(site_file, mesh, mine, partial(refuse_unlike, mine or {}), _connected(site_file))
 
 
@@ -106,17 +105,13 @@ def _mesh(site_file: SiteFile) -> Mesh:
     return mesh
 
 
-def _experiment_check(experiment: Experiment, mesh: Mesh) -> Check:
-    what = "experiment"
-    try:
-        refuse_undeployable(experiment)
-    except BadInput as error:
-        return Check(what, False, str(error), "agree on another experiment and found the mesh again")
-    here = digest_of(agreed(experiment))
-    if here == mesh.experiment:
-        return Check(what, True, f"the mesh's, digest {here[:12]}")
-    found = f"digest {here[:12]}, but the mesh agreed on {mesh.experiment[:12]}"
-    return Check(what, False, found, "get experiment.toml and the Python files it names from the mesh's founder")
+def _handout(site_file: SiteFile, mesh: Mesh) -> Handout:
+    return Handout.read(site_file.experiment, read_bytes(site_file.authority), mesh, site_file.mesh)
+
+
+def _deployable(experiment: Experiment) -> Experiment:
+    refuse_undeployable(experiment)
+    return experiment
 
 
 def certificate_checks(site_file: SiteFile) -> Iterator[Check]:

@@ -15,17 +15,12 @@ import torch
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.experiment import Experiment, load_experiment, shape_of
+from fairmesh.experiment import Experiment, shape_of
 from fairmesh.mesh import agreement
-from fairmesh.mesh.agreement import (
-    agreed,
-    digest_of,
-    own_problem,
-    own_site,
-    refuse_undeployable,
-)
+from fairmesh.mesh.agreement import own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.founding import neighbours_of
+from fairmesh.mesh.manifest import Handout, Manifest
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.probing import CLOCKS_APART_S
@@ -45,22 +40,21 @@ class Membership:
     site: SiteFile
     mesh: Mesh
     experiment: Experiment
+    manifest: Manifest
     credentials: Credentials
     secret: bytes | None = field(default=None, repr=False)  # of this site's random draws; None if all may know them
 
     @staticmethod
     def read(path: str | Path) -> "Membership":
         site = SiteFile.read(path)
-        mesh = still_in(site.state, Mesh.read(site.mesh))
+        founded = Mesh.read(site.mesh)
+        mesh = still_in(site.state, founded)
         mesh.member(site.name)  # refuses a site that is not in the mesh
         if site.name in mesh.removed:
             raise BadInput(f"site {site.name} has left the mesh {mesh.name}; ask the others for a new mesh to join")
-        experiment = load_experiment(site.experiment)
+        handout = Handout.read(site.experiment, read_bytes(site.authority), founded, site.mesh)
+        experiment = handout.load(site.options)
         refuse_undeployable(experiment)
-        if digest_of(agreed(experiment)) != mesh.experiment:
-            raise BadInput(
-                f"{site.experiment} is not the experiment of {site.mesh}; get experiment.toml from the mesh's founder"
-            )
         graph = neighbours_of(experiment, mesh.names)
         for member in mesh.members:
             if set(member.neighbours) != set(graph[member.name]):
@@ -73,7 +67,7 @@ class Membership:
         problems = check_certificate(credentials.certificate, credentials.authority, site.name, key=site.key)
         if problems:
             raise BadInput(f"{site.certificate}: {'; '.join(problems)}")
-        return Membership(site, mesh, experiment, credentials)
+        return Membership(site, mesh, experiment, handout.manifest, credentials)
 
     def with_secret(self) -> "Membership":
         """Returns the same with the secret of the site's draws, which is made if the run has not begun."""
@@ -127,7 +121,7 @@ class Membership:
 
     @cached_property
     def _greeting(self) -> dict[str, Any]:
-        return agreement.greeting(self.name, self.experiment, self.mesh)
+        return agreement.greeting(self.name, self.experiment, self.mesh, self.manifest.files)
 
     def greeting(self) -> dict[str, Any]:
         return self._greeting

@@ -1,0 +1,270 @@
+"""What the founder handed out, signed: the SHA-256 of every file, and the members of the mesh with their neighbours.
+
+A site compares its files with the manifest before it imports any of them, and executes exactly the contents that it
+compared. Addresses may change, and site.toml is the site's own, so neither is in the manifest.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fairmesh.config.overrides import put, read_toml
+from fairmesh.config.sealed import SealedFiles, helpers, imported_files, wanted
+from fairmesh.config.tables import checked, from_table
+from fairmesh.errors import BadInput
+from fairmesh.experiment import Experiment, experiment_from
+from fairmesh.mesh.certificates import AUTHORITY, is_founders, public_digest, signed_by_founder
+from fairmesh.mesh.members import Member, Mesh
+from fairmesh.storage.files import read_bytes, write_atomically
+
+MANIFEST, EXPERIMENT = "manifest.json", "experiment.toml"
+_PURPOSE = b"fairmesh manifest 1\n"  # what the authority signs as a manifest can be nothing else, such as a certificate
+_LARGEST_BYTES = 1 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_IMPORT_PATH = re.compile(r"(?P<module>[^:]+):(?P<name>[\w.]+)")
+_QUOTED = re.compile(r"""(?P<quote>["'])(?P<file>[^"'\n:]+\.py):(?P<name>[\w.]+)(?P=quote)""")
+
+
+@checked
+@dataclass(frozen=True)
+class Manifest:
+    """The content of manifest.json without its signature."""
+
+    mesh: str
+    authority: str  # SHA-256 of the authority's public key
+    signed: int  # seconds since 1970
+    members: tuple[Member, ...]  # without addresses
+    files: Mapping[str, str]  # SHA-256 by path next to experiment.toml
+
+    def __post_init__(self):
+        if EXPERIMENT not in self.files:
+            raise BadInput(f"files: {EXPERIMENT} is missing")
+        for name, digest in self.files.items():
+            if not _is_inside(name) or not (name == EXPERIMENT or name.endswith(".py")):
+                raise BadInput(f"files: {name!r} is not {EXPERIMENT} or the path of a Python file next to it")
+            if not _DIGEST.fullmatch(digest):
+                raise BadInput(f"files: {digest!r} is not a SHA-256")
+
+    def table(self) -> dict[str, Any]:
+        members = [{"name": member.name, "neighbours": list(member.neighbours)} for member in self.members]
+        head = {"mesh": self.mesh, "authority": self.authority, "signed": self.signed}
+        return head | {"members": members, "files": dict(self.files)}
+
+    def content(self) -> bytes:
+        """Returns what is signed. Equal manifests have equal content, however their files are formatted."""
+        return _PURPOSE + json.dumps(self.table(), sort_keys=True, separators=(",", ":")).encode()
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of the content. A site approves this number."""
+        return hashlib.sha256(self.content()).hexdigest()
+
+    def date(self) -> str:
+        return f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(self.signed))} UTC"
+
+    @staticmethod
+    def read(path: Path, authority: bytes) -> "Manifest":
+        """Reads a manifest. Refuses one that the founder with this authority's certificate did not sign."""
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"cannot read {path}: {error.strerror or error}; get it from the mesh's founder") from error
+        try:
+            if len(text) > _LARGEST_BYTES:
+                raise BadInput(f"it has {len(text)} bytes, more than {_LARGEST_BYTES}")
+            table = json.loads(text)
+            if not isinstance(table, dict):
+                raise BadInput("it is not a table")
+            signature = table.pop("signature", None)
+            manifest = from_table(Manifest, table)
+        except (BadInput, ValueError, RecursionError) as error:
+            raise BadInput(f"{path} is not a manifest: {error}; get it from the mesh's founder") from error
+        if not isinstance(signature, str):
+            raise BadInput(f"{path} is not signed; get it from the mesh's founder")
+        if not is_founders(authority, manifest.content(), _bytes_of(signature)):
+            raise BadInput(
+                f"{path} was not signed by the authority whose certificate is {AUTHORITY}, or was changed afterwards; "
+                "get both from the mesh's founder, and compare the authority's fingerprint by telephone"
+            )
+        if manifest.authority != public_digest(authority):
+            raise BadInput(f"{path} names another authority than {AUTHORITY}; get both from the mesh's founder")
+        return manifest
+
+    def refuse_other_mesh(self, mesh: Mesh, where: Path | str) -> None:
+        """Refuses a mesh file with another name, other members or other neighbours than those that were signed."""
+        again = "; get mesh.toml from the mesh's founder"
+        if mesh.name != self.mesh:
+            raise BadInput(f"{where} is of the mesh {mesh.name}, but the manifest is of {self.mesh}{again}")
+        signed, here = [member.name for member in self.members], list(mesh.names)
+        if here != signed:
+            raise BadInput(f"{where} has the sites {here}, but the manifest has {signed}{again}")
+        for one, other in zip(mesh.members, self.members):
+            if set(one.neighbours) != set(other.neighbours):
+                raise BadInput(
+                    f"{where}: {one.name} has the neighbours {list(one.neighbours)}, but in the manifest it has "
+                    f"{list(other.neighbours)}{again}"
+                )
+        if mesh.removed:
+            gone = ", ".join(mesh.removed)
+            raise BadInput(f"{where} says that {gone} left, but nobody had left when it was signed{again}")
+
+
+def _is_inside(name: str) -> bool:
+    """Returns whether a path is one below its folder, and reads the same everywhere."""
+    parts = name.split("/")
+    return all(part and part.isprintable() and not part.startswith(".") and "\\" not in part for part in parts)
+
+
+def _bytes_of(digits: str) -> bytes:
+    try:
+        return bytes.fromhex(digits)
+    except ValueError:
+        return b""
+
+
+def import_paths(value: Any, key: str = "") -> dict[str, str]:
+    """Returns every string of an experiment's table that can name something to import, by its place in the table."""
+    found: dict[str, str] = {}
+    if isinstance(value, Mapping):
+        for inner, item in value.items():
+            found |= import_paths(item, f"{key}.{inner}" if key else str(inner))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            found |= import_paths(item, f"{key}[{number}]")
+    elif isinstance(value, str) and _IMPORT_PATH.fullmatch(value):
+        found[key] = value
+    return found
+
+
+@dataclass(frozen=True)
+class Handout:
+    """An experiment as it was handed out: its files, whose contents are those of the manifest. Nothing is imported
+    before `load`."""
+
+    manifest: Manifest
+    folder: Path
+    contents: Mapping[str, bytes]  # by path in the folder
+
+    @staticmethod
+    def read(experiment: Path, authority: bytes, mesh: Mesh, mesh_file: Path) -> "Handout":
+        """Reads the files next to an experiment file, and compares them with the manifest there. Refuses the file that
+        differs, is missing, or is there in addition and would be imported, by its name."""
+        folder = experiment.parent
+        manifest = Manifest.read(folder / MANIFEST, authority)
+        manifest.refuse_other_mesh(mesh, mesh_file)
+        contents = {}
+        for name, digest in manifest.files.items():
+            path = experiment if name == EXPERIMENT else folder / name
+            try:
+                contents[name] = path.read_bytes()
+            except OSError as error:
+                raise BadInput(
+                    f"{path} is in the manifest, but cannot be read: {error.strerror or error}; get it from the mesh's "
+                    "founder"
+                ) from error
+            here = hashlib.sha256(contents[name]).hexdigest()
+            if here != digest:
+                raise BadInput(
+                    f"{path} is not the file that the founder signed: its SHA-256 is {here}, in the manifest it is "
+                    f"{digest}; get it from the mesh's founder. Nothing was imported"
+                )
+        refuse_others(folder, contents)
+        return Handout(manifest, folder.resolve(), contents)
+
+    @property
+    def python_files(self) -> list[str]:
+        return list(_python_files(self.contents))
+
+    @cached_property
+    def table(self) -> dict[str, Any]:
+        """Returns the experiment's settings as they are in the file."""
+        return _table(self.contents)
+
+    def write(self, folder: Path) -> None:
+        """Writes the files to another folder; not the manifest."""
+        for name, content in self.contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name, content)
+
+    def load(self, options: Mapping[str, Any] | None = None) -> Experiment:
+        """Returns the experiment, with these options instead of its own. This is what imports its Python files."""
+        return loaded(self.folder, self.contents, options or {})
+
+
+def _table(contents: Mapping[str, bytes]) -> dict[str, Any]:
+    try:
+        return read_toml(contents[EXPERIMENT].decode(), EXPERIMENT)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{EXPERIMENT} is not UTF-8 text: {error}") from error
+
+
+def _python_files(contents: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {name: content for name, content in contents.items() if name != EXPERIMENT}
+
+
+def refuse_others(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Refuses an experiment that could import another file of its folder than these."""
+    for key, path in import_paths(_table(contents)).items():
+        file = path.partition(":")[0]
+        if file.endswith(".py") and file not in contents:
+            raise BadInput(
+                f"{folder / EXPERIMENT}: {key} names {file}, which is not in the manifest; the founder must sign it too"
+            )
+    for name, content in _python_files(contents).items():
+        for module in wanted(name, content):
+            for extra in imported_files(folder, module):
+                if extra not in contents:
+                    raise BadInput(
+                        f"{folder / extra} is not in the manifest, but {name} imports {module}, which could mean that "
+                        "file; rename it or move it away"
+                    )
+
+
+def loaded(folder: Path, contents: Mapping[str, bytes], options: Mapping[str, Any]) -> Experiment:
+    """Returns the experiment of these files, with these options instead of its own. This executes its Python files:
+    the contents, not what the folder contains by now."""
+    SealedFiles(folder, _python_files(contents))
+    table = _table(contents)
+    for key, value in options.items():
+        put(table, f"options.{key}", value, "options")
+    return experiment_from(table, folder)
+
+
+def collected(experiment: Path) -> dict[str, bytes]:
+    """Returns what a founder hands out: the experiment file, as experiment.toml, the Python files that it names, and
+    what those import from their own folders. All files are then next to each other. Nothing is imported."""
+    try:
+        text = experiment.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot read {experiment}: {error.strerror or error}") from error
+    contents: dict[str, bytes] = {}
+    homes: dict[str, Path] = {}
+    for file in dict.fromkeys(found["file"] for found in _QUOTED.finditer(text)):
+        path = experiment.parent / file
+        for name, content in helpers(path).items():
+            home = (path.parent / name).resolve()
+            if homes.setdefault(name, home) != home:
+                raise BadInput(
+                    f"{experiment} names two Python files with the same name in different folders, or they import such "
+                    f"files: {name}; rename one"
+                )
+            contents[name] = content
+    text = _QUOTED.sub(lambda f: f"{f['quote']}{Path(f['file']).name}:{f['name']}{f['quote']}", text)
+    return {EXPERIMENT: text.encode()} | contents
+
+
+def seal(folder: Path, mesh: Mesh, files: Sequence[str], now: float | None = None) -> Manifest:
+    """Signs, in the founder's folder, what is handed out to the sites of this mesh, and writes manifest.json."""
+    digests = {name: hashlib.sha256(read_bytes(folder / name)).hexdigest() for name in files}
+    members = tuple(replace(member, address=None) for member in mesh.members)
+    signed = int(time.time() if now is None else now)
+    manifest = Manifest(mesh.name, public_digest(read_bytes(folder / AUTHORITY)), signed, members, digests)
+    signature = signed_by_founder(folder, manifest.content())
+    table = manifest.table() | {"signature": signature.hex()}
+    write_atomically(folder / MANIFEST, (json.dumps(table, indent=1) + "\n").encode())
+    return manifest
