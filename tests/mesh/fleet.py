@@ -21,6 +21,7 @@ import torch._dynamo  # otherwise torch.func imports it at the first gradient, w
 
 from fairmesh.cli.mesh import SITE
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.approval import approve, handed_out
 from fairmesh.mesh.certificates import AUTHORITY, make_key, secret_of, sign
 from fairmesh.mesh.founding import founded, hand_out
 from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout, seal
@@ -63,7 +64,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening: Sequence[str] | None = None) -> Mesh:
-    """A mesh's folder with a folder for each site, as `fairmesh mesh init | key | sign` leave them."""
+    """A mesh's folder with a folder for each site, as `fairmesh mesh init | key | sign | show --approve` leave them."""
     ports = dict(zip(names, free_ports(len(names))))
     listening = names if listening is None else listening
     addresses = {name: f"127.0.0.1:{ports[name]}" if name in listening else None for name in names}
@@ -83,11 +84,19 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
             (site / file).write_bytes((founder / file).read_bytes())
         table = {"name": name} | ({"listen": f"127.0.0.1:{ports[name]}"} if name in listening else {})
         SiteFile.of(site / SITE, table).write()
+        approve_at(site)
     return mesh
 
 
+def approve_at(home: Path) -> None:
+    """Approves what a site would run, as `fairmesh mesh show --approve` does."""
+    site = SiteFile.read(home / SITE)
+    approve(site, handed_out(site, Mesh.read(site.mesh)))
+
+
 def amend(founder: Path, home: Path, changes: Mapping[str, str]) -> None:
-    """The founder signs other files, in a folder next to its own, and a site gets them."""
+    """The founder signs other files, in a folder next to its own, and a site gets and approves
+    them."""
     other = Path(tempfile.mkdtemp(dir=founder.parent))
     shutil.copytree(founder, other, dirs_exist_ok=True)
     for name, text in changes.items():
@@ -96,6 +105,7 @@ def amend(founder: Path, home: Path, changes: Mapping[str, str]) -> None:
     seal(other, Mesh.read(other / MESH), files)
     for name in (MANIFEST, *files):
         (home / name).write_bytes((other / name).read_bytes())
+    approve_at(home)
 
 
 def forked(work: Callable[[], None], log: Path) -> int:

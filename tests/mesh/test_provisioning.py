@@ -87,6 +87,7 @@ def sites(cli, tmp_path):
     for name in ("alpha", "beta", "gamma"):
         assert cli("key", "mesh/mesh.toml", name)[0] == 0
         assert cli("sign", f"{name}/{name}.csr")[0] == 0
+        assert cli("show", f"{name}/site.toml", "--approve")[0] == 0
     return tmp_path
 
 
@@ -237,7 +238,8 @@ def test_private_keys_are_in_no_other_file(sites):
 def test_sites_folder_is_complete_and_may_be_moved(sites, cli):
     assert {path.name for path in (sites / "alpha").iterdir()} == {
         "alpha.key", "alpha.secret", "alpha.csr", "alpha.pem",
-        "site.toml", "mesh.toml", "experiment.toml", "manifest.json", "authority.pem",
+        "site.toml", "mesh.toml", "experiment.toml", "manifest.json", "approved.json",
+        "authority.pem",
     }  # fmt: skip
     (sites / "alpha").rename(sites / "elsewhere")
     _, found = verdicts(cli, "elsewhere")
@@ -284,12 +286,12 @@ def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(s
     code, found = verdicts(cli, "gamma")
     assert wrong(found) == {"neighbour alpha", "neighbour beta"}
     assert code == 1
-    assert {"site file", "mesh file", "manifest", "experiment", "clock", "certificate", "listening", "data",
+    assert {"site file", "mesh file", "manifest", "approval", "experiment", "clock", "certificate", "listening", "data",
             "secret of the draws", "neighbour alpha", "neighbour beta"} == set(found)  # fmt: skip
     assert NOBODY_LISTENS in found["neighbour beta"]["found"]
     _, out, err = cli("check", "gamma/site.toml")
     assert len(out.splitlines()[0].split("\t")) == 4
-    assert missing_from(err, 2, 11) == []
+    assert missing_from(err, 2, 12) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""`fairmesh mesh`: found a mesh, make, sign and confirm sites' keys, check that a site is ready, and remove sites."""
+"""`fairmesh mesh`: found a mesh, make, sign and confirm sites' keys, show and approve what a site would run, check that
+it is ready, and remove sites."""
 
 import re
 from collections.abc import Sequence
@@ -140,7 +141,8 @@ def key(
     say(f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {mine}")
     say(f"2. let the founder read out the authority's fingerprint; it must be: {theirs}")
     say(f"3. put the {name}.pem that they send back into {folder}; name your data in {folder / SITE}")
-    say(f"4. check the site: fairmesh mesh check {folder / SITE}")
+    say(f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve")
+    say(f"5. check the site: fairmesh mesh check {folder / SITE}")
 
 
 @mesh.command()
@@ -232,6 +234,46 @@ def trust(
         print_json({"site": name, "fingerprint": shown})
         return
     say(f"recorded: {site.name} trusts the key {shown} of {name}, and no longer the one before; the node need not stop")
+
+
+@mesh.command()
+def show(
+    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
+    approve: Annotated[bool, typer.Option("--approve", help="Record that this site agrees to what is shown.")] = False,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="The authority's fingerprint as the founder read it out; another is refused.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """At a site: show what taking part means, and approve it.
+
+    Shows what would run here, on which data, what leaves, to whom and for how long. Nothing of the experiment is
+    imported. A node runs only what was approved."""
+    from fairmesh.mesh import approval
+    from fairmesh.mesh.members import Mesh, SiteFile
+    from fairmesh.mesh.overview import in_words, overview
+
+    site = SiteFile.read(site_file)
+    founded = Mesh.read(site.mesh)
+    handout = approval.handed_out(site, founded)
+    seen = overview(site, founded, handout)
+    if fingerprint is not None and fingerprint.replace(" ", "").lower() != seen["authority"].replace(" ", ""):
+        raise BadInput(
+            f"the authority's fingerprint is {seen['authority']}, not {fingerprint}: these files are not from the "
+            "mesh's founder; ask for them again"
+        )
+    if approve:
+        approval.approve(site, handout)
+        seen["approved"] = True
+    if json_:
+        print_json(seen)
+        return
+    for line in in_words(seen):
+        print("".join(one if one.isprintable() else "?" for one in line))
+    if seen["approved"]:
+        say(f"approved by this site: {seen['manifest']}")
+    else:
+        say(f"not approved yet; to approve it: fairmesh mesh show {site_file} --approve")
 
 
 @mesh.command()

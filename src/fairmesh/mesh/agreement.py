@@ -21,6 +21,7 @@ from fairmesh.mesh.members import OF_ONE_SITE, Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import check_objective
+from fairmesh.training.observers import CsvWriter
 
 # Sites may run different versions of fairmesh, and upgrade during a run, as long as this number is the same. It changes
 # only with what a run in progress could not survive: other numbers from the same messages (also by another default
@@ -138,10 +139,20 @@ def refuse_undeployable(experiment: Experiment) -> None:
             f"a deployment is one run, but the experiment sweeps over {', '.join(experiment.sweep)}; search in a "
             "simulation, then write the chosen value into the experiment"
         )
+    for observer in experiment.observers:
+        if isinstance(observer, CsvWriter) and not _is_table_here(observer.path):
+            raise BadInput(
+                f"the observer that writes {observer.path!r} could overwrite any file of a site; between organisations "
+                "give a file name that ends in .csv, without a folder"
+            )
     if experiment.placements is not None:
         raise BadInput(
             "placements move data between nodes, but between organisations data cannot move; remove placements"
         )
+
+
+def _is_table_here(path: str) -> bool:
+    return Path(path).name == path and path.endswith(".csv")
 
 
 def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:

@@ -14,6 +14,7 @@ from typing import TypeVar
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable, refuse_unlike
+from fairmesh.mesh.approval import handed_out, import_allowed, refuse_unapproved
 from fairmesh.mesh.certificates import (
     SOON_DAYS,
     check_certificate,
@@ -41,14 +42,25 @@ def checks(path: Path) -> Iterator[Check]:
     handout = experiment = None
     if mesh:
         handout = yield from _tried(
-            "manifest", lambda: _handout(site_file, mesh), "nothing was imported; get the file named from the founder"
+            "manifest",
+            lambda: handed_out(site_file, mesh),
+            "get the file that is named from the mesh's founder; nothing was imported",
+            "signed by the mesh's authority, and every file is as it was signed",
         )
     if handout:
-        experiment = yield from _tried(
-            "experiment",
-            lambda: _deployable(handout.load(site_file.options)),
-            "agree on another experiment and found the mesh again",
+        approved = yield from _tried(
+            "approval",
+            lambda: _approved(site_file, handout),
+            "read what is shown, and approve it; nothing was imported",
+            "this site has approved the manifest",
         )
+        if approved:
+            experiment = yield from _tried(
+                "experiment",
+                lambda: _deployable(import_allowed(site_file, handout)),
+                "do what is named; or agree on another experiment and found the mesh again",
+                "can be imported and deployed",
+            )
     yield from certificate_checks(site_file)
     yield from privacy_checks(site_file)
     if mesh:
@@ -82,14 +94,16 @@ def _connected(site_file: SiteFile) -> dict[str, bool] | None:
     return {name: edge["connected"] for name, edge in status["edges"].items()} if fresh else None
 
 
-def _tried(what: str, read: Callable[[], T], advice: str) -> Generator[Check, None, T | None]:
+def _tried(
+    what: str, read: Callable[[], T], advice: str, good: str = "can be read"
+) -> Generator[Check, None, T | None]:
     """Yields the check that something can be read; returns what was read, or None."""
     try:
         found = read()
     except Exception as error:  # an experiment file imports a user's modules
         yield Check(what, False, _said(error), advice)
         return None
-    yield Check(what, True, "can be read")
+    yield Check(what, True, good)
     return found
 
 
@@ -105,8 +119,9 @@ def _mesh(site_file: SiteFile) -> Mesh:
     return mesh
 
 
-def _handout(site_file: SiteFile, mesh: Mesh) -> Handout:
-    return Handout.read(site_file.experiment, read_bytes(site_file.authority), mesh, site_file.mesh)
+def _approved(site_file: SiteFile, handout: Handout) -> Handout:
+    refuse_unapproved(site_file, handout)
+    return handout
 
 
 def _deployable(experiment: Experiment) -> Experiment:

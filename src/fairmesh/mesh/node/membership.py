@@ -18,9 +18,10 @@ from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, shape_of
 from fairmesh.mesh import agreement
 from fairmesh.mesh.agreement import own_problem, own_site, refuse_undeployable
+from fairmesh.mesh.approval import approved_experiment
 from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.founding import neighbours_of
-from fairmesh.mesh.manifest import Handout, Manifest
+from fairmesh.mesh.manifest import Manifest
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.probing import CLOCKS_APART_S
@@ -52,8 +53,7 @@ class Membership:
         mesh.member(site.name)  # refuses a site that is not in the mesh
         if site.name in mesh.removed:
             raise BadInput(f"site {site.name} has left the mesh {mesh.name}; ask the others for a new mesh to join")
-        handout = Handout.read(site.experiment, read_bytes(site.authority), founded, site.mesh)
-        experiment = handout.load(site.options)
+        handout, experiment = approved_experiment(site, founded)
         refuse_undeployable(experiment)
         graph = neighbours_of(experiment, mesh.names)
         for member in mesh.members:

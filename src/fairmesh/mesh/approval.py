@@ -1,0 +1,175 @@
+"""What a site's operator agrees to before any file of the experiment is imported: the manifest, by its digest, and the
+modules that the experiment takes from outside the manifest.
+
+The rules are about what a file *names*. Python code that was approved can do anything; the manifest says which code it
+is.
+"""
+
+import ast
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fairmesh.config.registry import role_of
+from fairmesh.config.sealed import parsed
+from fairmesh.errors import BadInput
+from fairmesh.experiment import Experiment
+from fairmesh.mesh.manifest import EXPERIMENT, Handout, import_paths
+from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.storage.files import private_files, read_bytes, write_atomically
+
+APPROVED = "approved.json"
+# Modules of the standard library that only calculate: no files, no network, no other programs.
+_CALCULATE = {
+    "__future__", "abc", "array", "bisect", "cmath", "collections", "contextlib", "copy", "dataclasses",
+    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math",
+    "numbers", "operator", "random", "re", "statistics", "string", "struct", "textwrap", "time", "types",
+    "typing", "warnings",
+}  # fmt: skip
+
+
+def handed_out(site: SiteFile, mesh: Mesh) -> Handout:
+    """Returns what the founder handed out to a site, compared with the manifest. `mesh` is the mesh file's."""
+    return Handout.read(site.experiment, read_bytes(site.authority), mesh, site.mesh)
+
+
+def approved_experiment(site: SiteFile, mesh: Mesh) -> tuple[Handout, Experiment]:
+    """Returns the experiment of a site, whose files are those that the founder signed and the site approved. Refuses
+    anything else before the first import."""
+    handout = handed_out(site, mesh)
+    refuse_unapproved(site, handout)
+    return handout, import_allowed(site, handout)
+
+
+def import_allowed(site: SiteFile, handout: Handout) -> Experiment:
+    """Imports an experiment if all that it takes from outside the manifest is allowed."""
+    refuse_not_allowed(site, handout)
+    for path in import_paths(handout.table).values():
+        module = path.partition(":")[0]
+        if not module.endswith(".py"):  # from what is installed, and from no folder
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise BadInput(f"{EXPERIMENT} names {path}, which cannot be imported: {error}") from error
+    return handout.load(site.options)
+
+
+# The manifest
+
+
+def approve(site: SiteFile, handout: Handout) -> None:
+    """Records that this site agrees to a manifest. Refuses one that is older than what the site agreed to before."""
+    before, manifest = _approved(site), handout.manifest
+    if before and before["authority"] == manifest.authority and before["signed"] > manifest.signed:
+        raise BadInput(
+            f"the manifest was signed on {manifest.date()}, before the one that this site approved; get the newest one "
+            f"from the mesh's founder, or delete {_file(site)} if an older one is meant"
+        )
+    record = {"manifest": manifest.digest(), "authority": manifest.authority, "signed": manifest.signed}
+    with private_files():
+        write_atomically(_file(site), json.dumps(record | {"approved": int(time.time())}, indent=1).encode())
+
+
+def refuse_unapproved(site: SiteFile, handout: Handout) -> None:
+    """Refuses a manifest that this site has not approved."""
+    record, digest = _approved(site), handout.manifest.digest()
+    command = f"read what would run here, then approve it: fairmesh mesh show {site.path} --approve"
+    if record is None:
+        raise BadInput(f"this site has not approved the manifest {digest}; {command}")
+    if record["manifest"] != digest:
+        raise BadInput(f"this site approved the manifest {record['manifest']}, but this is {digest}; {command}")
+
+
+def is_approved(site: SiteFile, handout: Handout) -> bool:
+    record = _approved(site)
+    return record is not None and record["manifest"] == handout.manifest.digest()
+
+
+def _file(site: SiteFile) -> Path:
+    return site.path.with_name(APPROVED)
+
+
+def _approved(site: SiteFile) -> dict[str, Any] | None:
+    if not _file(site).exists():
+        return None
+    try:
+        record = json.loads(read_bytes(_file(site)))
+        return {"manifest": record["manifest"], "authority": record["authority"], "signed": int(record["signed"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{_file(site)} is damaged; delete it, and approve again: fairmesh mesh show {site.path} --approve"
+        ) from error
+
+
+# Modules from outside the manifest
+
+
+def refuse_not_allowed(site: SiteFile, handout: Handout) -> None:
+    """Refuses an experiment that takes something from outside the manifest which this site does not allow."""
+    found = list(not_allowed(handout, site.allow))
+    if found:
+        modules = json.dumps(sorted({module for module, _ in found if module}))
+        how = f"; if this site agrees, add allow = {modules} to {site.path}" if modules != "[]" else ""
+        raise BadInput(f"{'; '.join(reason for _, reason in found)}{how}. Nothing was imported")
+
+
+def not_allowed(handout: Handout, allow: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields each use of something outside the manifest that is neither known to be harmless nor allowed: the module to
+    allow, or nothing if allowing does not help, and the reason."""
+    for key, path in import_paths(handout.table).items():
+        module, _, name = path.partition(":")
+        if module.endswith(".py"):
+            if "." in name and name.partition(".")[0] not in _classes(handout.contents[module], module):
+                yield "", f"{EXPERIMENT}: {key} = {path!r} reaches through a name that is no class of {module}"
+        elif "." in name:
+            yield "", f"{EXPERIMENT}: {key} = {path!r} reaches through a name of {module}; write module:name"
+        elif not _under(module, allow) and not _is_harmless(module, name):
+            known = "a model of torch.nn, a function of torch.nn.functional or a class of fairmesh"
+            yield module.partition(".")[0], f"{EXPERIMENT}: {key} = {path!r} is neither in the manifest nor {known}"
+    for file in handout.python_files:
+        for module in outside(handout, file):
+            top = module.partition(".")[0]
+            if top not in _CALCULATE and not _under(module, ("torch", "fairmesh", *allow)):
+                yield top, f"{file} imports {module}"
+
+
+def outside(handout: Handout, file: str) -> list[str]:
+    """Returns the modules that a Python file imports from outside the manifest."""
+    inside = {name.removesuffix(".py").partition("/")[0] for name in handout.python_files}
+    found = dict.fromkeys(_imported_modules(handout.contents[file], file))
+    return [name for name in found if name.partition(".")[0] not in inside]
+
+
+def _imported_modules(content: bytes, file: str) -> Iterator[str]:
+    for node in ast.walk(parsed(content, file)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+
+
+def _under(module: str, packages: Sequence[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _classes(content: bytes, file: str) -> set[str]:
+    return {node.name for node in parsed(content, file).body if isinstance(node, ast.ClassDef)}
+
+
+def _is_harmless(module: str, name: str) -> bool:
+    """Returns whether something that is already imported is known to do no more than calculate: a model of torch.nn, a
+    function of torch.nn.functional, or a class that experiments can name. The rest of torch can run programs
+    (torch.hub.load), unpickle files (torch.load) and compile code."""
+    found = getattr(sys.modules.get(module), name, None)
+    if module == "torch.nn":
+        return isinstance(found, type) and issubclass(found, nn.Module)
+    if module == "torch.nn.functional":
+        home = getattr(found, "__module__", None)
+        return callable(found) and home in ("torch.nn.functional", "torch._C._nn", "torch")
+    return _under(module, ("fairmesh",)) and isinstance(found, type) and role_of(found) is not None

@@ -1,0 +1,187 @@
+"""What taking part means for a site, for its operator to read before approving: what would run, on which data, what
+leaves, to whom and for how long. Nothing of the experiment is imported."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fairmesh.algorithms import Algorithm
+from fairmesh.compression.compressors import Compressor
+from fairmesh.config.overrides import resolved_files
+from fairmesh.config.registry import IMPORT, registered_name
+from fairmesh.config.tables import from_table
+from fairmesh.errors import BadInput
+from fairmesh.mesh.approval import is_approved, not_allowed, outside
+from fairmesh.mesh.certificates import fingerprint, valid_until
+from fairmesh.mesh.manifest import Handout, import_paths
+from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.problems.models import Logistic
+from fairmesh.storage.files import read_bytes
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS
+
+_MILLION = 10**6
+_SENT = {
+    "ad-gda": ("the compressed change of its model", "its estimate of all sites' weights, which follow their losses"),
+    "tracked-ad-gda": (
+        "the compressed change of its model",
+        "the compressed change of its gradient tracker",
+        "numbers about its loss, from which the weights follow",
+    ),
+    "choco-sgd": ("the compressed change of its model",),
+    "dsgd": ("its model",),
+    "dr-dsgd": ("its model",),
+}
+_TO_ALL = (
+    "number of samples, shape and type of inputs and targets, number of outputs, name of its group, and whether it has "
+    "test and validation data",
+    "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few seconds",
+    "certificate, and votes to continue without a site",
+)
+_AT_THE_END = (
+    "partial sums of the models, weights and traffic, along a tree of neighbours",
+    "partial sums that contain its metrics of the common model on its own test data",
+)
+
+
+def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
+    """Returns what taking part means for a site, as a table."""
+    table, manifest = handout.table, handout.manifest
+    algorithm, settings = _named(table.get("algorithm"), registered_name(DEFAULT_ALGORITHM))
+    return {
+        "site": site.name,
+        "mesh": mesh.name,
+        "manifest": manifest.digest(),
+        "signed": manifest.date(),
+        "authority": fingerprint(read_bytes(site.authority)),
+        "approved": is_approved(site, handout),
+        "runs": {
+            "files": dict(manifest.files),
+            "names": import_paths(table),
+            "imports": {file: outside(handout, file) for file in handout.python_files},
+            "allowed": list(site.allow),
+            "refused": [reason for _, reason in not_allowed(handout, site.allow)],
+            "algorithm": {"name": algorithm} | settings,
+            "model": table.get("model", registered_name(Logistic())),
+            "loss": table.get("loss", "cross-entropy"),
+            "observers": table.get("observers", []),
+            "own_options": dict(site.options),
+        },
+        "data": _data(site, table),
+        "leaves": {
+            "to_neighbours_in_every_round": list(_SENT.get(algorithm, (f"what the algorithm {algorithm} sends",))),
+            "bits_per_parameter": _bits(table.get("algorithm"), table),
+            "to_all_sites": list(_TO_ALL),
+            "at_the_end": list(_AT_THE_END),
+        },
+        "to": {
+            "neighbours": {name: mesh.member(name).address for name in mesh.neighbours(site.name)},
+            "all_sites": [member.name for member in mesh.present if member.name != site.name],
+        },
+        "until": {"rounds": table.get("rounds", ROUNDS), "certificate": _certificate_end(site)},
+    }
+
+
+def _named(value: Any, default: str) -> tuple[str, dict[str, Any]]:
+    """Returns the name and the settings of a section, which a file may give as a name or as a table."""
+    if isinstance(value, Mapping):
+        settings = {key: item for key, item in value.items() if key != "name"}
+        name = str(value.get("name", default))
+        return (str(settings.get("path", name)) if name == IMPORT else name), settings
+    return (value if isinstance(value, str) else default), {}
+
+
+def _bits(section: Any, table: Mapping[str, Any]) -> float | None:
+    """Returns the nominal bits per model parameter of a message in a round, or None if only the experiment's own code
+    knows."""
+    if import_paths(section):
+        return None
+    try:
+        algorithm = DEFAULT_ALGORITHM if section is None else from_table(Algorithm, section, "algorithm")
+    except BadInput:
+        return None
+    compressor = getattr(algorithm, "compressor", None)
+    if isinstance(compressor, Compressor):
+        rows = 2 if getattr(algorithm, "tracking", False) else 1
+        return rows * compressor.nominal_bits(_MILLION) / _MILLION
+    dtype = table.get("options", {}).get("dtype", "float32") if isinstance(table.get("options"), Mapping) else "float32"
+    return (64.0 if dtype == "float64" else 32.0) if registered_name(algorithm) in _SENT else None
+
+
+def _data(site: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns which data are used, and the digests of this site's own Python files that read them."""
+    if site.data is None:
+        return {"from": "experiment.toml", "data": table.get("data"), "files": {}}
+    files = {}
+    for path in import_paths(resolved_files(site.data, site.folder)).values():
+        file = path.rpartition(":")[0]
+        if file.endswith(".py"):
+            try:
+                with open(file, "rb") as opened:
+                    files[file] = hashlib.file_digest(opened, "sha256").hexdigest()
+            except OSError as error:
+                raise BadInput(f"{site.path}: cannot read {file}: {error.strerror or error}") from error
+    return {"from": site.path.name, "data": site.data, "files": files}
+
+
+def _certificate_end(site: SiteFile) -> str | None:
+    try:
+        return f"{valid_until(read_bytes(site.certificate)):%Y-%m-%d}"
+    except BadInput:
+        return None
+
+
+def in_words(seen: Mapping[str, Any]) -> list[str]:
+    """Returns an overview as lines of text."""
+    runs, data, leaves, to, until = (seen[key] for key in ("runs", "data", "leaves", "to", "until"))
+    ends = f"; the certificate ends on {until['certificate']}" if until["certificate"] else ""
+    return [
+        f"Site {seen['site']} of the mesh {seen['mesh']}.",
+        f"The manifest was signed on {seen['signed']} with the authority {seen['authority']}.",
+        f"Its digest is {seen['manifest']}.",
+        "",
+        "WHAT RUNS HERE",
+        *(f"  {name}  sha256 {digest}" for name, digest in runs["files"].items()),
+        f"  algorithm: {_shown(runs['algorithm'])}",
+        f"  model: {_shown(runs['model'])}; loss: {_shown(runs['loss'])}",
+        *([f"  observers: {_shown(runs['observers'])}"] if runs["observers"] else []),
+        *(f"  experiment.toml calls {path} ({key})" for key, path in runs["names"].items()),
+        *(f"  {file} imports {', '.join(modules)}" for file, modules in runs["imports"].items() if modules),
+        *([f"  this site allows: {', '.join(runs['allowed'])}"] if runs["allowed"] else []),
+        *(f"  REFUSED unless allowed: {reason}" for reason in runs["refused"]),
+        "  Python files can do anything that this user may do on this machine. Read them.",
+        "",
+        "ON WHICH DATA",
+        f"  {data['from']}: data = {_shown(data['data'])}",
+        *(f"  this site's own code: {file}  sha256 {digest}" for file, digest in data["files"].items()),
+        "",
+        "WHAT LEAVES THIS SITE",
+        *(f"  to each neighbour, in every round: {part}" for part in leaves["to_neighbours_in_every_round"]),
+        f"  {_size(leaves['bits_per_parameter'], until['rounds'])}",
+        *(f"  to all sites: {part}" for part in leaves["to_all_sites"]),
+        *(f"  at the end: {part}" for part in leaves["at_the_end"]),
+        "  Samples, labels and keys are not sent. What is sent is computed from samples and can reveal some of them.",
+        "",
+        "TO WHOM",
+        *(f"  neighbour {name}, {address or 'which dials this site'}" for name, address in to["neighbours"].items()),
+        f"  through them to all sites: {', '.join(to['all_sites'])}",
+        "",
+        "FOR HOW LONG",
+        f"  {until['rounds']} rounds{ends}",
+        "",
+    ]
+
+
+def _size(bits: float | None, rounds: Any) -> str:
+    if bits is None:
+        return "the size of a message is known only to the experiment's own code"
+    mega = bits * _MILLION / 8 / 1e6
+    total = f", and {mega * rounds / 1e3:,.3g} GB in {rounds} rounds" if isinstance(rounds, int) else ""
+    return (
+        f"a message has about {bits:g} bits per parameter of the model: for a million parameters {mega:.3g} MB{total}; "
+        "coding makes most of them smaller"
+    )
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
