@@ -21,10 +21,10 @@ import torch._dynamo  # otherwise torch.func imports it at the first gradient, w
 
 from fairmesh.cli.mesh import SITE
 from fairmesh.experiment import load_experiment
-from fairmesh.mesh.approval import approve, handed_out
+from fairmesh.mesh.approval import approve, handed_out, not_allowed
 from fairmesh.mesh.certificates import AUTHORITY, make_key, secret_of, sign
 from fairmesh.mesh.founding import founded, hand_out
-from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout, seal
+from fairmesh.mesh.manifest import MANIFEST, seal
 from fairmesh.mesh.members import MESH, Mesh, SiteFile
 from fairmesh.networks.base import Network
 from fairmesh.networks.memory import MemoryNetwork, SingleProcess
@@ -71,8 +71,10 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
     mesh = founded(load_experiment(experiment), "test-mesh", addresses)
     founder = folder / "mesh"
     founder.mkdir(parents=True)
-    hand_out(experiment, mesh, founder, 30)
-    handout = Handout.read(founder / EXPERIMENT, (founder / AUTHORITY).read_bytes(), mesh, founder / MESH)
+    handout = hand_out(experiment, mesh, founder, 30)
+    allow = {
+        "allow": sorted({module for module, _ in not_allowed(handout.contents, ())})
+    }  # sites trust the test's own files
     for name in names:
         site = folder / name
         site.mkdir()
@@ -83,7 +85,7 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
         for file in (MESH, AUTHORITY, MANIFEST):
             (site / file).write_bytes((founder / file).read_bytes())
         table = {"name": name} | ({"listen": f"127.0.0.1:{ports[name]}"} if name in listening else {})
-        SiteFile.of(site / SITE, table).write()
+        SiteFile.of(site / SITE, table | allow).write()
         approve_at(site)
     return mesh
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,16 @@ def test_file_that_an_import_could_mean_instead_is_refused_by_name(home, tmp_pat
     assert not marker.exists()
 
 
+def test_file_with_the_name_of_an_allowed_module_is_refused(home, tmp_path, called):
+    text = EXPERIMENT.replace('"own.py:loss"', '"allowed.losses:loss"')
+    fleet.amend(home.parent / "mesh", home, {"experiment.toml": text})
+    with (home / "site.toml").open("a") as file:
+        file.write('allow = ["allowed"]\n')
+    written(home, {"allowed/losses.py": marking(tmp_path / "executed")})
+    refused_everywhere(home, called, home / "allowed" / "losses.py", "experiment.toml")
+    assert not (tmp_path / "executed").exists()
+
+
 def test_other_file_next_to_it_is_the_sites_own(home):
     written(home, {"ward.py": "raise SystemExit\n"})
     Membership.read(home / "site.toml")
@@ -354,6 +365,20 @@ def test_file_that_the_toml_names_in_disguise_is_refused_by_the_founder(tmp_path
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_experiment_that_no_site_could_allow_is_refused_by_the_founder_and_modules_to_allow_are_named(tmp_path, called):
+    own = FILES | {"own.py": "import os, numpy\n" + FILES["own.py"]}
+    found = partial(
+        called, "mesh", "init", written(tmp_path, own | {"trial.toml": EXPERIMENT}), "--out", tmp_path / "out"
+    )
+    code, out, _ = found("--site", "a=h:1", "--site", "b", "--json")
+    assert (code, json.loads(out)["allow"]) == (0, ["numpy", "os"])
+    shutil.rmtree(tmp_path / "out")
+    written(tmp_path, {"trial.toml": EXPERIMENT.replace("own.py:half", "own.py:os.system")})
+    code, _, err = found("--site", "a=h:1", "--site", "b")
+    assert (code, missing_from(err, "own.py:os.system", "metrics.half")) == (2, [])
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_every_string_that_can_be_imported_is_seen():
     table = {"a": {"b": ["os:system", {"c": "own.py:f"}]}, "d": "x.y:z.w", "e": "https://host/path", "f": "plain"}
     assert import_paths(table) == {"a.b[0]": "os:system", "a.b[1].c": "own.py:f", "d": "x.y:z.w"}
@@ -460,7 +485,9 @@ def test_modules_that_the_files_import_must_be_allowed_too(tmp_path):
     with refused("own.py imports numpy.linalg", "own.py imports subprocess", 'allow = ["numpy", "subprocess"]'):
         refuse_not_allowed(*named("own.py:f", tmp_path, own))
     refuse_not_allowed(*named("own.py:f", tmp_path, own, allow=["numpy", "subprocess"]))
-    assert [module for module, _ in not_allowed(named("own.py:f", tmp_path, own)[1], ["numpy"])] == ["subprocess"]
+    assert [module for module, _ in not_allowed(named("own.py:f", tmp_path, own)[1].contents, ["numpy"])] == [
+        "subprocess"
+    ]
 
 
 def test_program_named_by_the_toml_alone_is_refused_everywhere(home, called):

@@ -42,6 +42,7 @@ def init(
 
     Fixes the sites, their addresses, the graph and the experiment, and makes the authority that signs certificates."""
     from fairmesh.experiment import load_experiment
+    from fairmesh.mesh.approval import not_allowed
     from fairmesh.mesh.certificates import (
         AUTHORITY,
         AUTHORITY_KEY,
@@ -51,15 +52,19 @@ def init(
 
     made = founded(load_experiment(experiment), name or _label(experiment.stem), _addresses(site))
     _new_folder(out, MESH)
-    manifest = hand_out(experiment, made, out, days)
+    handout = hand_out(experiment, made, out, days)
+    manifest, needed = handout.manifest, sorted({module for module, _ in not_allowed(handout.contents, ())})
     shown = fingerprint((out / AUTHORITY).read_bytes())
     if json_:
         edges = [{"dials": a, "answers": b} for a, b in made.edges]
         facts = {"mesh": made.name, "sites": list(made.names), "edges": edges, "files": manifest.files}
-        print_json(facts | {"manifest": manifest.digest(), "authority": shown, "folder": str(out)})
+        facts |= {"manifest": manifest.digest(), "allow": needed}
+        print_json(facts | {"authority": shown, "folder": str(out)})
         return
     show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
     say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
+    if needed:
+        say(f"every site that takes part must allow these modules in its site.toml: {', '.join(needed)}")
     say(f"the authority's fingerprint is {shown}; read it out to every site by telephone")
     say(f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret")
     say(f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr")

@@ -10,7 +10,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fairmesh.config.registry import role_of
 from fairmesh.config.sealed import parsed
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.manifest import EXPERIMENT, Handout, import_paths
+from fairmesh.mesh.manifest import EXPERIMENT, Handout, import_paths, python_files, table_of
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.storage.files import private_files, read_bytes, write_atomically
 
@@ -112,37 +112,37 @@ def _approved(site: SiteFile) -> dict[str, Any] | None:
 
 def refuse_not_allowed(site: SiteFile, handout: Handout) -> None:
     """Refuses an experiment that takes something from outside the manifest which this site does not allow."""
-    found = list(not_allowed(handout, site.allow))
+    found = list(not_allowed(handout.contents, site.allow))
     if found:
         modules = json.dumps(sorted({module for module, _ in found if module}))
         how = f"; if this site agrees, add allow = {modules} to {site.path}" if modules != "[]" else ""
         raise BadInput(f"{'; '.join(reason for _, reason in found)}{how}. Nothing was imported")
 
 
-def not_allowed(handout: Handout, allow: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields each use of something outside the manifest that is neither known to be harmless nor allowed: the module to
-    allow, or nothing if allowing does not help, and the reason."""
-    for key, path in import_paths(handout.table).items():
+def not_allowed(contents: Mapping[str, bytes], allow: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields where the files of an experiment use something else that is neither known to be harmless nor allowed: the
+    module to allow, or nothing if allowing does not help, and the reason."""
+    for key, path in import_paths(table_of(contents)).items():
         module, _, name = path.partition(":")
         if module.endswith(".py"):
-            if "." in name and name.partition(".")[0] not in _classes(handout.contents[module], module):
+            if "." in name and name.partition(".")[0] not in _classes(contents[module], module):
                 yield "", f"{EXPERIMENT}: {key} = {path!r} reaches through a name that is no class of {module}"
         elif "." in name:
             yield "", f"{EXPERIMENT}: {key} = {path!r} reaches through a name of {module}; write module:name"
         elif not _under(module, allow) and not _is_harmless(module, name):
             known = "a model of torch.nn, a function of torch.nn.functional or a class of fairmesh"
             yield module.partition(".")[0], f"{EXPERIMENT}: {key} = {path!r} is neither in the manifest nor {known}"
-    for file in handout.python_files:
-        for module in outside(handout, file):
+    for file in python_files(contents):
+        for module in outside(contents, file):
             top = module.partition(".")[0]
             if top not in _CALCULATE and not _under(module, ("torch", "fairmesh", *allow)):
                 yield top, f"{file} imports {module}"
 
 
-def outside(handout: Handout, file: str) -> list[str]:
-    """Returns the modules that a Python file imports from outside the manifest."""
-    inside = {name.removesuffix(".py").partition("/")[0] for name in handout.python_files}
-    found = dict.fromkeys(_imported_modules(handout.contents[file], file))
+def outside(contents: Mapping[str, bytes], file: str) -> list[str]:
+    """Returns the modules that a Python file imports from outside these files."""
+    inside = {name.removesuffix(".py").partition("/")[0] for name in python_files(contents)}
+    found = dict.fromkeys(_imported_modules(contents[file], file))
     return [name for name in found if name.partition(".")[0] not in inside]
 
 

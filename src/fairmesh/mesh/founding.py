@@ -6,8 +6,9 @@ from pathlib import Path
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, load_experiment
 from fairmesh.mesh.agreement import agreed, refuse_undeployable
+from fairmesh.mesh.approval import not_allowed
 from fairmesh.mesh.certificates import make_authority
-from fairmesh.mesh.manifest import Manifest, collected, loaded, refuse_others, seal
+from fairmesh.mesh.manifest import Handout, collected, loaded, refuse_others, seal
 from fairmesh.mesh.members import MESH, Member, Mesh
 from fairmesh.storage.files import write_atomically
 from fairmesh.topology.mixing import union_of
@@ -37,15 +38,14 @@ def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, lis
     return found
 
 
-def hand_out(experiment: Path, mesh: Mesh, folder: Path, days: float) -> Manifest:
+def hand_out(experiment: Path, mesh: Mesh, folder: Path, days: float) -> Handout:
     """Writes the founder's folder: the authority, mesh.toml, the experiment with the Python files that it needs, and
-    the manifest of them. The copy names the copied files.
-
-    Returns:
-        The manifest.
-    """
+    the manifest of them. The copy names the copied files."""
     contents, home = collected(experiment), folder.resolve()
     refuse_others(home, contents)
+    for module, reason in not_allowed(contents, ()):
+        if not module:
+            raise BadInput(f"no site could allow this experiment: {reason}")
     if agreed(loaded(home, contents, {})) != agreed(load_experiment(experiment)):
         raise BadInput(
             f"the copy of {experiment} for {folder} is not the same experiment; put the files it names next to it"
@@ -55,4 +55,4 @@ def hand_out(experiment: Path, mesh: Mesh, folder: Path, days: float) -> Manifes
         write_atomically(folder / name, content)
     make_authority(folder, mesh.name, days)
     mesh.write(folder / MESH)
-    return seal(folder, mesh, list(contents))
+    return Handout(seal(folder, mesh, list(contents)), home, contents)

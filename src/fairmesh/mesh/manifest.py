@@ -176,14 +176,10 @@ class Handout:
         refuse_others(folder, contents)
         return Handout(manifest, folder.resolve(), contents)
 
-    @property
-    def python_files(self) -> list[str]:
-        return list(_python_files(self.contents))
-
     @cached_property
     def table(self) -> dict[str, Any]:
         """Returns the experiment's settings as they are in the file."""
-        return _table(self.contents)
+        return table_of(self.contents)
 
     def write(self, folder: Path) -> None:
         """Writes the files to another folder; not the manifest."""
@@ -196,40 +192,47 @@ class Handout:
         return loaded(self.folder, self.contents, options or {})
 
 
-def _table(contents: Mapping[str, bytes]) -> dict[str, Any]:
+def table_of(contents: Mapping[str, bytes]) -> dict[str, Any]:
+    """Returns the settings of the experiment among these files."""
     try:
         return read_toml(contents[EXPERIMENT].decode(), EXPERIMENT)
     except UnicodeDecodeError as error:
         raise BadInput(f"{EXPERIMENT} is not UTF-8 text: {error}") from error
 
 
-def _python_files(contents: Mapping[str, bytes]) -> dict[str, bytes]:
+def python_files(contents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Returns the Python files among these files."""
     return {name: content for name, content in contents.items() if name != EXPERIMENT}
 
 
 def refuse_others(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Refuses an experiment that could import another file of its folder than these."""
-    for key, path in import_paths(_table(contents)).items():
-        file = path.partition(":")[0]
-        if file.endswith(".py") and file not in contents:
+    imports: list[tuple[str, str]] = []  # the file that imports, and the module
+    for key, path in import_paths(table_of(contents)).items():
+        module = path.partition(":")[0]
+        if not module.endswith(".py"):
+            imports.append((EXPERIMENT, module))
+        elif module not in contents:
             raise BadInput(
-                f"{folder / EXPERIMENT}: {key} names {file}, which is not in the manifest; the founder must sign it too"
+                f"{folder / EXPERIMENT}: {key} names {module}, which is not in the manifest; the founder must sign it "
+                "too"
             )
-    for name, content in _python_files(contents).items():
-        for module in wanted(name, content):
-            for extra in imported_files(folder, module):
-                if extra not in contents:
-                    raise BadInput(
-                        f"{folder / extra} is not in the manifest, but {name} imports {module}, which could mean that "
-                        "file; rename it or move it away"
-                    )
+    for name, content in python_files(contents).items():
+        imports += [(name, module) for module in wanted(name, content)]
+    for name, module in imports:
+        for extra in imported_files(folder, module):
+            if extra not in contents:
+                raise BadInput(
+                    f"{folder / extra} is not in the manifest, but {name} imports {module}, which could mean that "
+                    "file; rename it or move it away"
+                )
 
 
 def loaded(folder: Path, contents: Mapping[str, bytes], options: Mapping[str, Any]) -> Experiment:
     """Returns the experiment of these files, with these options instead of its own. This executes its Python files:
     the contents, not what the folder contains by now."""
-    SealedFiles(folder, _python_files(contents))
-    table = _table(contents)
+    SealedFiles(folder, python_files(contents))
+    table = table_of(contents)
     for key, value in options.items():
         put(table, f"options.{key}", value, "options")
     return experiment_from(table, folder)

@@ -14,7 +14,7 @@ from fairmesh.config.tables import from_table
 from fairmesh.errors import BadInput
 from fairmesh.mesh.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.certificates import fingerprint, valid_until
-from fairmesh.mesh.manifest import Handout, import_paths
+from fairmesh.mesh.manifest import Handout, import_paths, python_files
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.problems.models import Logistic
 from fairmesh.storage.files import read_bytes
@@ -58,9 +58,9 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
         "runs": {
             "files": dict(manifest.files),
             "names": import_paths(table),
-            "imports": {file: outside(handout, file) for file in handout.python_files},
+            "imports": {file: outside(handout.contents, file) for file in python_files(handout.contents)},
             "allowed": list(site.allow),
-            "refused": [reason for _, reason in not_allowed(handout, site.allow)],
+            "refused": [reason for _, reason in not_allowed(handout.contents, site.allow)],
             "algorithm": {"name": algorithm} | settings,
             "model": table.get("model", registered_name(Logistic())),
             "loss": table.get("loss", "cross-entropy"),
