@@ -379,6 +379,24 @@ def test_experiment_that_no_site_could_allow_is_refused_by_the_founder_and_modul
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_founder_signs_a_correction_and_sites_approve_it_again(home, called):
+    folder = home.parent / "mesh"
+    written(folder, {"helper.py": "ONE = 2.0\n"})
+    code, out, _ = called("mesh", "seal", folder, "--json")
+    assert (code, set(json.loads(out)["files"])) == (0, {"experiment.toml", *FILES})
+    for name in ("helper.py", "manifest.json"):
+        (home / name).write_bytes((folder / name).read_bytes())
+    refused_everywhere(home, called, "approved", at="approval")
+    assert called("mesh", "show", home / "site.toml", "--approve")[0] == 0
+    Membership.read(home / "site.toml")
+    text = EXPERIMENT + '[topology]\nname = "star"\n'
+    written(folder, {"experiment.toml": text})
+    before = (folder / "manifest.json").read_bytes()
+    code, _, err = called("mesh", "seal", folder)
+    assert (code, missing_from(err, "graph", "neighbours")) == (2, [])
+    assert (folder / "manifest.json").read_bytes() == before
+
+
 def test_every_string_that_can_be_imported_is_seen():
     table = {"a": {"b": ["os:system", {"c": "own.py:f"}]}, "d": "x.y:z.w", "e": "https://host/path", "f": "plain"}
     assert import_paths(table) == {"a.b[0]": "os:system", "a.b[1].c": "own.py:f", "d": "x.y:z.w"}

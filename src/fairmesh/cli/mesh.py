@@ -98,6 +98,25 @@ def _new_folder(folder: Path, holds: str) -> None:
 
 
 @mesh.command()
+def seal(
+    authority: Annotated[Path, typer.Argument(metavar="MESH", help="The founder's folder.")] = Path("mesh"),
+    json_: Json = False,
+) -> None:
+    """At the founder's: sign the experiment again.
+
+    After a correction of the experiment or of a Python file in the founder's folder, before the run has begun. Every
+    site then gets the files, and approves them again."""
+    from fairmesh.mesh.founding import hand_out_again
+
+    manifest = hand_out_again(authority).manifest
+    if json_:
+        print_json({"mesh": manifest.mesh, "manifest": manifest.digest(), "files": manifest.files})
+        return
+    say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
+    say(f"send {', '.join(manifest.files)} and manifest.json to every site; each approves them: fairmesh mesh show")
+
+
+@mesh.command()
 def key(
     mesh_file: Annotated[
         Path, typer.Argument(metavar="MESH", help="mesh.toml, next to the other files from the founder.")

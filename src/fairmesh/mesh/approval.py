@@ -18,7 +18,7 @@ from torch import nn
 
 from fairmesh.config.registry import role_of
 from fairmesh.config.sealed import parsed
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.manifest import EXPERIMENT, Handout, import_paths, python_files, table_of
 from fairmesh.mesh.members import Mesh, SiteFile
@@ -55,8 +55,8 @@ def import_allowed(site: SiteFile, handout: Handout) -> Experiment:
         if not module.endswith(".py"):  # from what is installed, and from no folder
             try:
                 importlib.import_module(module)
-            except ImportError as error:
-                raise BadInput(f"{EXPERIMENT} names {path}, which cannot be imported: {error}") from error
+            except Exception as error:  # a module may raise anything
+                raise BadInput(f"{EXPERIMENT} names {path}, which cannot be imported: {in_a_line(error)}") from error
     return handout.load(site.options)
 
 

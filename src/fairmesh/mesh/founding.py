@@ -8,7 +8,7 @@ from fairmesh.experiment import Experiment, load_experiment
 from fairmesh.mesh.agreement import agreed, refuse_undeployable
 from fairmesh.mesh.approval import not_allowed
 from fairmesh.mesh.certificates import make_authority
-from fairmesh.mesh.manifest import Handout, collected, loaded, refuse_others, seal
+from fairmesh.mesh.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal
 from fairmesh.mesh.members import MESH, Member, Mesh
 from fairmesh.storage.files import write_atomically
 from fairmesh.topology.mixing import union_of
@@ -41,6 +41,29 @@ def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, lis
 def hand_out(experiment: Path, mesh: Mesh, folder: Path, days: float) -> Handout:
     """Writes the founder's folder: the authority, mesh.toml, the experiment with the Python files that it needs, and
     the manifest of them. The copy names the copied files."""
+    contents = _checked(experiment, folder)
+    make_authority(folder, mesh.name, days)
+    mesh.write(folder / MESH)
+    return _sealed(contents, mesh, folder)
+
+
+def hand_out_again(folder: Path) -> Handout:
+    """Signs what the founder's folder contains by now, after a file in it was corrected. The sites, their neighbours
+    and the authority stay."""
+    mesh, experiment = Mesh.read(folder / MESH), load_experiment(folder / EXPERIMENT)
+    founded(experiment, mesh.name, {member.name: member.address for member in mesh.members})
+    graph = neighbours_of(experiment, mesh.names)
+    for member in mesh.members:
+        if set(graph[member.name]) != set(member.neighbours):
+            raise BadInput(
+                f"{folder / EXPERIMENT}: its graph gives {member.name} the neighbours {graph[member.name]}, but in "
+                f"{MESH} it has {list(member.neighbours)}; found a new mesh for another graph"
+            )
+    return _sealed(_checked(folder / EXPERIMENT, folder), mesh, folder)
+
+
+def _checked(experiment: Path, folder: Path) -> dict[str, bytes]:
+    """Returns the files of an experiment, which work alone in this folder."""
     contents, home = collected(experiment), folder.resolve()
     refuse_others(home, contents)
     for module, reason in not_allowed(contents, ()):
@@ -50,9 +73,11 @@ def hand_out(experiment: Path, mesh: Mesh, folder: Path, days: float) -> Handout
         raise BadInput(
             f"the copy of {experiment} for {folder} is not the same experiment; put the files it names next to it"
         )
+    return contents
+
+
+def _sealed(contents: Mapping[str, bytes], mesh: Mesh, folder: Path) -> Handout:
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, content)
-    make_authority(folder, mesh.name, days)
-    mesh.write(folder / MESH)
-    return Handout(seal(folder, mesh, list(contents)), home, contents)
+    return Handout(seal(folder, mesh, list(contents)), folder.resolve(), contents)
