@@ -179,7 +179,7 @@ def _size(bits: float | None, rounds: Any) -> str:
     total = f", and {mega * rounds / 1e3:,.3g} GB in {rounds} rounds" if isinstance(rounds, int) else ""
     return (
         f"a message has about {bits:g} bits per parameter of the model: for a million parameters {mega:.3g} MB{total}; "
-        "coding makes most of them smaller"
+        "headers and norms add to this, and coding takes from it"
     )
 
 
