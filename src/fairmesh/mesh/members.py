@@ -124,7 +124,7 @@ class Mesh:
             raise BadInput(f"the graph{gone} falls apart into {shown}; every site must reach every other")
 
     def _in_order(self, member: Member) -> tuple[str, ...]:
-        """Returns a site's neighbours in the order of the sites, so that equal meshes have equal digests."""
+        """Returns a site's neighbours in the order of the sites, so that equal meshes have equal structures."""
         _refuse_twice(member.neighbours, f"site {member.name} names {{}} twice as a neighbour")
         for other in member.neighbours:
             if other == member.name:
@@ -218,11 +218,6 @@ class Mesh:
         """Returns the SHA-256 of the members, those that left, and the edges. Addresses may change."""
         graph = [[member.name, list(member.neighbours)] for member in self.members]
         return hashlib.sha256(json.dumps([self.name, graph, list(self.removed)]).encode()).hexdigest()
-
-    def digest(self) -> str:
-        """Returns the SHA-256 of the whole content, in hexadecimal. Equal meshes have equal digests, however their
-        files are formatted."""
-        return hashlib.sha256(json.dumps(self.table(), sort_keys=True).encode()).hexdigest()
 
     def table(self) -> dict[str, Any]:
         """Returns the content of mesh.toml as a table."""
