@@ -195,6 +195,32 @@ def a_lied_round(run: Run) -> None:
     assert went_on["round"] >= 38
 
 
+def away_meanwhile(run: Run) -> None:
+    """Two are stopped when the others vote them out: one that dials the others, and one that they dial. Started again,
+    they are told, stop, and have lost nothing."""
+    run.start(*NAMES, observe=_waits_at(30, run.folder / "go"))
+    run.until(lambda: all(run.round(name) >= 28 for name in NAMES))
+    for name in "ae":
+        os.kill(run.running[name], 9)
+        os.waitpid(run.running.pop(name), 0)
+    (run.folder / "go").touch()
+    kept = {path: path.read_bytes() for name in "ae" for path in (run.folder / name / "state").glob("generation-*/*")
+            if path.is_file()}  # fmt: skip
+    for name in "bcd":
+        os.kill(run.running[name], 9)
+        os.waitpid(run.running.pop(name), 0)
+    run.start("b", "c", "d", observe=_waits_at(40, run.folder / "end"))
+    run.vote("b", "c", "d", out=["a", "e"])
+    run.until(lambda: all(run.events(name, "continuing") for name in "bcd"))
+    run.start("a", "e")
+    run.stops("a", "continue without a")
+    run.stops("e", "continue without e")
+    for path, content in kept.items():
+        assert path.read_bytes()[: len(content)] == content, path
+    (run.folder / "end").touch()
+    run.end("b", "c", "d")
+
+
 def back_to_a_round(run: Run) -> None:
     """All go back to a kept checkpoint, when one has finished already, and end with the same model as without."""
     run.start(*NAMES)
@@ -247,7 +273,10 @@ def other_facts(run: Run) -> None:
     run.stops("e", "continue without e")
 
 
-SCENARIOS = {one.__name__: one for one in (two_of_five, a_changed_mind, a_lied_round, back_to_a_round, other_facts)}
+SCENARIOS = {
+    one.__name__: one
+    for one in (two_of_five, a_changed_mind, a_lied_round, away_meanwhile, back_to_a_round, other_facts)
+}
 
 
 @pytest.mark.slow

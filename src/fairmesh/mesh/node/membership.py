@@ -106,14 +106,17 @@ class Membership:
 
     @cached_property
     def neighbours(self) -> list[Neighbour]:
-        return [
-            Neighbour(
-                other,
-                self.mesh.position(other),
-                self.mesh.member(other).address if self.mesh.dials(self.name, other) else None,
-            )
-            for other in self.mesh.neighbours(self.name)
-        ]
+        return [self._neighbour(other) for other in self.mesh.neighbours(self.name)]
+
+    @property
+    def left(self) -> list[Neighbour]:
+        """Returns the former neighbours that are no longer in the mesh."""
+        former = self.mesh.member(self.name).neighbours
+        return [self._neighbour(other) for other in former if other in self.mesh.removed]
+
+    def _neighbour(self, other: str) -> Neighbour:
+        address = self.mesh.member(other).address if self.mesh.dials(self.name, other) else None
+        return Neighbour(other, self.mesh.position(other), address)
 
     @property
     def agreed(self) -> dict[str, Any]:

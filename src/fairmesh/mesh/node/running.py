@@ -212,7 +212,7 @@ class _Node:
             self._log,
             mailroom.largest,
             self._observe,
-            membership.mesh.removed,
+            membership.left,
             self._keys.refusal,
         )
         links.start()

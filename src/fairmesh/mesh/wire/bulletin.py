@@ -279,6 +279,12 @@ class Bulletin:
                 break
         return since, f"[{','.join(texts)}]".encode() if texts else None
 
+    def quoted(self, *kinds: str) -> list[bytes]:
+        """Returns all announcements of some kinds, one per frame, in the order of the kinds."""
+        with self._lock:
+            found = [k.one for kind in kinds for (_, what), k in self._known.items() if what == kind]
+        return [f"[{json.dumps(one.table())}]".encode() for one in found]
+
     def heard(self, entries: bytes, neighbour: str = "", stream: object | None = None) -> set[str]:
         """Takes over news from a neighbour that came over a stream.
 

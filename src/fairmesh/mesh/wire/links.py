@@ -24,6 +24,7 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 from fairmesh.mesh.wire.tls_stream import Credentials
 from fairmesh.mesh.wire.token_bucket import TokenBucket
 
+_TELL_EVERY_S = 60.0
 _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
 _ACK_S = 0.05
@@ -74,14 +75,14 @@ class Links:
         report: Report,
         largest: int,  # bytes per message
         observe: Callable[[str, int], None],
-        left: Collection[str] = (),  # sites that are no longer in the mesh
+        left: Collection[Neighbour] = (),  # former neighbours that are no longer in the mesh
         refusal: Callable[[str, bytes], str | None] = lambda name, certificate: None,  # of a key that is not confirmed
     ):
         self._neighbours = {one.name: one for one in neighbours}
         self._name_at = {one.position: one.name for one in neighbours}
         self._credentials, self._listen, self._mailroom, self._bulletin = credentials, listen, mailroom, bulletin
-        self._greeting, self._check, self._observe, self._left = greeting, check, observe, left
-        self._refusal = refusal
+        self._greeting, self._check, self._observe, self._refusal = greeting, check, observe, refusal
+        self._left = {one.name: one for one in left}
         self._limiter, self._largest, self._open = LogLimiter(report), largest, Counter[str]()
         at_once = _NEWS_BYTES_AT_ONCE + bulletin.sites * _NEWS_BYTES_PER_SITE  # all is told when a stream begins
         self._news_allowed = {one.name: TokenBucket(_NEWS_BYTES_PER_S, at_once) for one in neighbours}
@@ -228,6 +229,7 @@ class Links:
         refusal = None
         if len(names) == 1 and names[0] in self._left:
             refusal = "it has left the mesh: the others voted to continue without it"
+            await self._tell_why(connection)
         elif neighbour is None:
             refusal = "it is not a neighbour"
         elif neighbour.address is not None:
@@ -249,6 +251,29 @@ class Links:
             self._limiter("warning", "connection lost", who, f"{type(error).__name__}: {error}")
         finally:
             self._open[who] -= 1
+
+    async def _tell(self, former: Neighbour, context: ssl.SSLContext) -> None:
+        """Dials a former neighbour that cannot dial this node, until it has been told that it is no longer in the
+        mesh."""
+        while True:
+            with suppress(CannotConnect, ConnectionLost, Refused, OSError):
+                async with dialled(former.address or "", former.name, context, self._largest) as connection:
+                    if await self._tell_why(connection):
+                        return
+            await asyncio.sleep(_TELL_EVERY_S)
+
+    async def _tell_why(self, connection: Connection) -> bool:
+        """Gives a site that has left the certificate by which the others continue without it, and nothing else."""
+        with suppress(ConnectionLost, Refused, ConnectionError, TimeoutError):
+            async with asyncio.timeout(_GREETING_S):
+                await connection.send(frames.hello(self._greeting() | {"holds": [0, 0], "clock": time.time()}))
+                if await connection.receive() is None:
+                    return False
+                for entries in self._bulletin.quoted("certificate", "follow"):
+                    await connection.send(frames.news(entries))
+                await asyncio.sleep(1.0)  # so that it is read before the connection ends
+                return True
+        return False
 
     async def _converse(self, neighbour: Neighbour, connection: Connection, answering: bool = False) -> None:
         """Exchanges greetings, then frames in both directions until one side ends the stream. A connection that is lost
