@@ -332,9 +332,8 @@ def test_batches_in_a_public_order_are_refused(tmp_path):
     _write_experiment(tmp_path)
     file = tmp_path / "experiment.toml"
     file.write_text('sampling = { order = "cyclic" }\n' + file.read_text())
-    fleet.provisioned(tmp_path, file, NAMES)
     with refused("cyclic", "random"):
-        run_node(tmp_path / "a" / "site.toml")
+        fleet.provisioned(tmp_path, file, NAMES)
 
 
 def test_state_is_its_owners_alone_with_all_that_is_in_it(lived):

@@ -129,6 +129,11 @@ def refuse_undeployable(experiment: Experiment) -> None:
             'objective.subgroups = "across" needs objective.subgroup_names between organisations, since sites do not '
             "tell each other the names"
         )
+    if experiment.sampling.order == "cyclic":
+        raise BadInput(
+            'sampling.order = "cyclic" uses the same rows together again and again, so that neighbours could solve for '
+            'them; between organisations use "random"'
+        )
     if len(experiment.seeds) > 1:
         raise BadInput(
             f"a deployment is one run, but seeds = {list(experiment.seeds)} asks for {len(experiment.seeds)}; keep one "

@@ -77,12 +77,6 @@ class Membership:
                 f"{path} is missing, and the run in {self.site.state} was begun with it; restore it from a backup. "
                 "Without it the site cannot continue: the others have to vote it out"
             )
-        sampling = self.experiment.sampling
-        if sampling.order == "cyclic":
-            raise BadInput(
-                'sampling.order = "cyclic" uses the same rows together again and again, so that neighbours could solve '
-                'for them; between organisations use "random"'
-            )
         return replace(self, secret=make_secret(path))
 
     @property
