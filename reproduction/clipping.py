@@ -27,7 +27,7 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 
 SITES, ATTACKER, RARE = 10, 4, 9  # the rare site has another instrument than all others
-FOLLOWED = ("model", "tracker")
+FOLLOWED = ("model", "tracker")  # the parts of a message that an attack changes
 
 Wanted = Callable[
     [Tensor], Tensor
@@ -62,6 +62,7 @@ class AttackedNetwork(MemoryNetwork):
     is not clipped, so that others' view of the attacker differs from its own."""
 
     wanted: Wanted | None = None
+    changed: tuple[str, ...] = FOLLOWED
 
     def __init__(self, cycle: list[Mixing], **form: Any):
         super().__init__([cycle[0], cycle[0]], **form)  # two graphs: a copy per node is kept
@@ -69,7 +70,7 @@ class AttackedNetwork(MemoryNetwork):
 
     def exchange(self, parts: Any, round_index: Tensor) -> Delivery:
         if self.wanted is not None:
-            parts = {name: self._attacked(name, part) if name in FOLLOWED else part for name, part in parts.items()}
+            parts = {name: self._attacked(name, part) if name in self.changed else part for name, part in parts.items()}
         return super().exchange(parts, round_index)
 
     def _attacked(self, name: str, part: Part) -> Part:
@@ -161,8 +162,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", choices=FOLLOWED, default=FOLLOWED, help="What attacks change.")
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
+    AttackedNetwork.changed = tuple(given.parts)
     torch.set_num_threads(1)
     rows = measured(given.rounds, given.seeds)
     print(page_table(rows))

@@ -21,7 +21,7 @@ _LOSSES_FACTOR = FACTOR**2  # a loss can be the square of what a model gives
 _UNEVENNESS = 1e3  # counts at most, of the sites' shares of the data
 _LARGEST = 1e15  # its square, times the size of any model, is a float32
 _ROUNDING = 1e-2  # of weights that travel uncompressed
-_COMPRESSED = 0.5  # of copies of weights that travel compressed; honest copies were within 0.05
+_COMPRESSED = 0.5  # of copies of weights that travel compressed; those of the runs measured were within 0.05
 
 
 class Bounds:
