@@ -482,3 +482,9 @@ def test_neighbour_that_never_acknowledges_is_waited_for_by_name(tmp_path):
         assert both.waiting_for.keys() == {1}
     finally:
         both.close()
+
+
+def test_message_that_is_lost_while_no_stream_can_bring_it_is_an_error_instead_of_a_wait(mailroom):
+    mailroom.alone = True
+    with refused("step 3", "backup", error=FairmeshError):
+        taken(mailroom, 3)

@@ -463,6 +463,7 @@ class _Node:
         gone = [name for name in after.mesh.removed if name not in before.mesh.removed]
         with self._opened(0) as mailroom:
             self.oversight.deciding()
+            mailroom.alone = True
             store = Store(self._folder, before.mesh.generation, self._log)
             state = Rounds(before, self._problem(before), mailroom, store, self.oversight).state_at(agreed)
         problem = self._problem(after)

@@ -134,6 +134,7 @@ class Mailroom:
         self._stop: FairmeshError | None = None
         self.waiting_for: dict[int, float] = {}  # position -> since when, by time.monotonic(), while waiting
         self._unsettled, self._settling = threading.Event(), True
+        self.alone = False  # no stream will bring what the journal does not have
         self.syncing_since: float | None = None  # by time.monotonic(), while the journal is synced to disk
         self._spent: deque[float] = deque(maxlen=1000)  # seconds per step
         self._failure: FairmeshError | None = None
@@ -251,6 +252,11 @@ class Mailroom:
         with self._changed:
             while not (found := there()):
                 self._raise_if_stopped()
+                if self.alone:
+                    raise FairmeshError(
+                        f"the journal has lost messages of step {step}, which this node needs to go back; restore its "
+                        "state from a backup, or let the other sites vote it out"
+                    )
                 self.waiting_for = {position: self.waiting_for.get(position, now) for position in missing}
                 self._changed.wait(_LOOK_EVERY_S)
         return found
