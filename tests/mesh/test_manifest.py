@@ -19,12 +19,14 @@ import torch
 
 from fairmesh.mesh.agreement import refuse_undeployable
 from fairmesh.mesh.approval import handed_out, not_allowed, refuse_not_allowed
-from fairmesh.mesh.certificates import fingerprint, make_authority
+from fairmesh.mesh.certificates import fingerprint, make_authority, renew_authority
 from fairmesh.mesh.founding import founded, hand_out
 from fairmesh.mesh.manifest import Handout, Manifest, collected, import_paths, loaded, seal
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.overview import ANNOUNCED
 from fairmesh.mesh.preflight import checks
+from fairmesh.mesh.wire.bulletin import KINDS
 from tests.mesh import fleet
 from tests.refusals import missing_from, refused
 
@@ -173,6 +175,14 @@ def test_address_may_change_and_site_file_is_the_sites_own(home):
     membership = Membership.read(home / "site.toml")
     assert membership.mesh.member("b").address == "b.example:7000"
     assert membership.experiment.options.checkpoint_every == 7
+
+
+def test_renewed_authority_keeps_its_key_so_manifest_and_approval_stay(home):
+    renew_authority(home.parent / "mesh", 60)
+    before = (home / "authority.pem").read_bytes()
+    (home / "authority.pem").write_bytes((home.parent / "mesh" / "authority.pem").read_bytes())
+    assert (home / "authority.pem").read_bytes() != before
+    Membership.read(home / "site.toml")
 
 
 def test_site_sets_no_option_that_all_must_share(home):
@@ -548,6 +558,10 @@ def test_show_says_what_runs_on_which_data_what_leaves_to_whom_and_for_how_long(
     assert table["runs"]["imports"]["own.py"] == ["math", "torch.nn.functional"]
     assert list(table["data"]["files"]) == [str(home / "ward.py")]
     assert imported_from(home) == []
+
+
+def test_show_names_every_kind_of_announcement():
+    assert ANNOUNCED.keys() == KINDS.keys()
 
 
 def test_show_says_no_size_that_only_the_experiments_code_knows(home, called):

@@ -32,15 +32,22 @@ _SENT = {
     "dsgd": ("its model",),
     "dr-dsgd": ("its model",),
 }
-_TO_ALL = (
-    "number of samples, shape and type of inputs and targets, number of outputs, name of its group, and whether it has "
-    "test and validation data",
-    "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few seconds",
-    "certificate, and votes to continue without a site",
-)
+ANNOUNCED = {  # by kind of announcement
+    "facts": "number of samples, shape and type of inputs and targets, number of outputs, name of its group, and "
+    "whether it has test and validation data",
+    "ready": "a digest of what all sites said about their data",
+    "status": "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few "
+    "seconds",
+    "refusing": "whose messages it refuses, and why",
+    "result": "at the end: its metrics of the common model on its own data, and the digest of its result",
+    "certificate": "its certificate",
+    "vote": "its votes to continue without a site or to go back to a round",
+    "commit": "that it is bound to such votes, and its round",
+    "follow": "what was decided so",
+}
 _AT_THE_END = (
     "partial sums of the models, weights and traffic, along a tree of neighbours",
-    "partial sums that contain its metrics of the common model on its own test data",
+    "partial sums that contain its metrics of the common model on its own data",
 )
 
 
@@ -71,7 +78,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
         "leaves": {
             "to_neighbours_in_every_round": list(_SENT.get(algorithm, (f"what the algorithm {algorithm} sends",))),
             "bits_per_parameter": _bits(table.get("algorithm"), table),
-            "to_all_sites": list(_TO_ALL),
+            "to_all_sites": list(ANNOUNCED.values()),
             "at_the_end": list(_AT_THE_END),
         },
         "to": {
