@@ -107,7 +107,7 @@ def test_graph_and_algorithm_that_cannot_be_clipped_are_refused():
 
 def test_after_a_removal_each_site_has_one_neighbour_that_does_not_lie():
     names = [f"site-{i}" for i in range(6)]
-    mesh = Mesh("six", "0" * 64, tuple(Member(one, f"{one}:1", tuple(set(names) - {one})) for one in names))
+    mesh = Mesh("six", tuple(Member(one, f"{one}:1", tuple(set(names) - {one})) for one in names))
     assert [m.liars for m in cycle_of(fm.Ring(), mesh, 1)] == [1]
     assert [m.liars for m in cycle_of(fm.Ring(), mesh.without("site-5"), 1)] == [0]  # a line: its ends have one
     assert [m.liars for m in cycle_of(GRAPH, mesh.without("site-5"), 1)] == [1]
