@@ -91,6 +91,7 @@ def _events(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (folder / name / "state" / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_remaining_sites_continue_from_one_round_and_end_alike(left):
     rounds, models, mesh = set(), set(), Mesh.read(left / "mesh" / "mesh.toml")
     for name in NAMES:
@@ -110,6 +111,7 @@ def test_remaining_sites_continue_from_one_round_and_end_alike(left):
     assert {len(tensor) for tensor in model.values()} == {6}  # outputs, as before, though five classes remain
 
 
+@pytest.mark.slow
 def test_they_end_where_a_simulation_ends_that_drops_the_node_in_that_round(left):
     (agreed,) = {event["round"] for event in _events(left, "a") if event["what"] == "continuing"}
     experiment = load_experiment(left / "experiment.toml")
