@@ -170,6 +170,23 @@ def test_status_shows_who_is_where_and_who_waits_for_whom(lived):
     assert 0 <= status["time"] - edge["last_seen"] < 60
 
 
+def test_status_names_the_metric_before_anything_was_measured(lived):
+    status = lived[1]["status alone"]
+    assert status["metric"] is None
+    assert status["metric_name"] == "accuracy"
+
+
+def test_status_of_a_finished_node_does_not_ask_whether_it_runs(lived, capsys):
+    from fairmesh.cli.node import status
+
+    path = lived[0] / "a" / "state" / "status.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"time": time.time() - 3600}))
+    status(lived[0] / "a" / "site.toml")
+    shown = capsys.readouterr()
+    assert "finished" in shown.out + shown.err
+    assert "running" not in shown.out + shown.err
+
+
 def test_prometheus_gets_rounds_edges_and_the_worst_site(lived):
     page = lived[1]["metrics"]
     assert re.search(r"^fairmesh_rounds 120\.0$", page, re.M)

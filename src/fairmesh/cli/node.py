@@ -100,7 +100,8 @@ def status(
     if seen["votes"]:
         for what, voters in seen["votes"].items():
             say(f"votes to {what}: {', '.join(sorted(voters))}")
-    running = "" if age < 10 else f"; this node has written nothing for {_ago(age)}: is it running?"
+    ended = seen["activity"] in ("finished", "stopped")
+    running = "" if ended or age < 10 else f"; this node has written nothing for {_ago(age)}: is it running?"
     say(f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{running}")
 
 

@@ -149,10 +149,9 @@ def locked(folder: Path) -> TextIO:
     return file
 
 
-def own_data(membership: Membership) -> Site:
-    """Reads this site's data."""
-    site = own_site(membership.site, membership.experiment, membership.mesh)
-    return own_problem(site, membership.experiment).sites[0]
+def own_data(membership: Membership) -> Problem:
+    """Reads this site's data, and returns the problem of this site alone."""
+    return own_problem(own_site(membership.site, membership.experiment, membership.mesh), membership.experiment)
 
 
 def facts(site: Site) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.watching import Log, Monitor, waiting_chain, write_status
 from fairmesh.mesh.wire.bulletin import Bulletin, shortened
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
+from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import TrainingState
 
 _TICK_S = 1.0
@@ -134,12 +135,16 @@ class Oversight(Watcher):
 
     # Watching the rounds
 
+    def expect(self, problem: Problem) -> None:
+        """Takes over what sites are measured by, before the first measurement after a start."""
+        self._measured_by = problem.primary
+        self._higher_is_better = problem.higher_is_better(problem.primary)
+
     def after_round(self, round: int, state: TrainingState) -> None:
         self._round, self.activity = round, "training"
 
-    def measured(self, values: dict[str, Any], primary: str, weight: float | None) -> None:
-        self._metric, self._measured_by, self._weight = values, primary, weight
-        self._higher_is_better = self.run.training.problem.higher_is_better(primary)
+    def measured(self, values: dict[str, Any], weight: float | None) -> None:
+        self._metric, self._weight = values, weight
         self._log("info", "measured", **values)
 
     def ignored_stop(self, reason: str, done: int) -> None:

@@ -44,7 +44,7 @@ class Watcher(Observer, ABC):
         """Returns why the rounds must stop, or None."""
 
     @abstractmethod
-    def measured(self, values: dict[str, Any], primary: str, weight: float | None) -> None:
+    def measured(self, values: dict[str, Any], weight: float | None) -> None:
         """Takes this site's own metrics, and its own entry of lambda."""
 
     @abstractmethod
@@ -183,7 +183,7 @@ class _SiteMeasuring(Observer):
         duals, own = training.view.duals(state.algorithm), training.view.own_weights(state.algorithm)
         weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
         weight = weight if duals is None else float(duals[0, 0, node])
-        self._watcher.measured(values, training.problem.primary, weight)
+        self._watcher.measured(values, weight)
         self.run.new_records = [self._record(round, state, found)]
         self.run.records += self.run.new_records
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import fairmesh
-from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
@@ -107,12 +106,13 @@ class _Node:
     def __init__(
         self,
         membership: Membership,
-        own: Site,
+        alone: Problem,  # of this site
         log: Log,
         patience_s: float | None,
         monitor: Monitor | None,
         observe: Observe,
     ):
+        (own,) = alone.sites
         self._membership, self._own, self._log, self._observe = membership, own, log, observe
         self._folder, self._limiter = membership.site.state, LogLimiter(log)
         given = membership.credentials
@@ -130,6 +130,7 @@ class _Node:
         self.oversight = Oversight(
             membership, self._bulletin, self._ledger, self._keys, log, patience_s, monitor, observe
         )
+        self.oversight.expect(alone)
 
     def run(self) -> None:
         if not self._ledger.begun:
