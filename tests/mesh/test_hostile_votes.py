@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairmesh.mesh.node import ledger, running
 from fairmesh.mesh.node.decisions import Claim
+from fairmesh.networks import remote
 from tests.mesh import fleet
 
 ROOT = Path(__file__).parents[2]
@@ -273,9 +275,46 @@ def other_facts(run: Run) -> None:
     run.stops("e", "continue without e")
 
 
+def numbers_that_grow(run: Run) -> None:
+    """One sends numbers that are 300 times larger in every round, each within the bounds, until the models of all have
+    exploded. The others vote it out, start again, and go back to a round before."""
+
+    def grows() -> None:
+        honest = remote.encode
+
+        def larger(codes: dict, now: int) -> bytes:
+            if now < 20:
+                return honest(codes, now)
+            model = codes["model"]
+            norms = torch.full_like(model.norms, min(30.0 * 300.0 ** (now - 20), 3e14))
+            return honest({**codes, "model": model._replace(norms=norms, levels=model.levels.clamp(min=1))}, now)
+
+        remote.encode = larger
+
+    run.start("a", "b", "c", "d")
+    run.start("e", before=grows)
+    run.until(lambda: all(run.round(name) >= 30 for name in "abcd"))
+    run.vote("a", "b", "c", "d", out=["e"])
+    for name in "abcd":  # after the removal, the models are as they were
+        run.stops(name, "vote it out")
+        assert run.events(name, "continuing")[-1]["without"] == "e"
+    run.vote("a", "b", "c", "d", out=[], back_to=0)
+    run.start("a", "b", "c", "d")
+    run.end("a", "b", "c", "d")
+    assert [one["round"] for one in run.events("a", "continuing")][1:] == [0]
+
+
 SCENARIOS = {
     one.__name__: one
-    for one in (two_of_five, a_changed_mind, a_lied_round, away_meanwhile, back_to_a_round, other_facts)
+    for one in (
+        two_of_five,
+        a_changed_mind,
+        a_lied_round,
+        away_meanwhile,
+        back_to_a_round,
+        other_facts,
+        numbers_that_grow,
+    )
 }
 
 

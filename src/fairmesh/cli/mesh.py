@@ -341,7 +341,7 @@ def remove(
 @mesh.command()
 def rewind(
     site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
-    back_to: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="A round of which all keep a checkpoint.")],
+    back_to: Annotated[int, typer.Argument(metavar="ROUND", min=0, help="A round of which all keep a checkpoint.")],
     json_: Json = False,
 ) -> None:
     """At every site: go back to an earlier round.

@@ -216,6 +216,15 @@ class Ledger:
                 found.setdefault(in_words(vote.proposal), []).append(site)
         return found
 
+    def without_vote(self) -> list[str] | None:
+        """Returns the sites that have not voted for what this site has voted for and must do so, or None if this site
+        has not voted."""
+        votes, voter = self.seen().votes, self.voter()
+        mine = votes.get(self._own)
+        if mine is None or mine.proposal.empty:
+            return None
+        return [s for s in voter.remaining(mine.proposal) if s not in votes or votes[s].proposal != mine.proposal]
+
     def voter(self) -> Voter:
         with self._lock:
             commits = [Commit(ballot_of(one["body"]), claim_of(one["body"])) for one in self._table["commits"]]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fairmesh
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, Diverged
 from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
@@ -42,6 +42,7 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import private_files, write_atomically
+from fairmesh.training.loop import TrainingState
 
 PERSONAL = "personal"  # the folder of the site's own model
 _FACTS = "facts.json"  # about all sites' data, as the run began with them
@@ -95,7 +96,7 @@ def run_node(
         monitor = None if monitor_port is None else Monitor(monitor_port)
         node = _Node(membership, own_data(membership), log, patience_s, monitor, observe)
         with _stop_requests(node.oversight.request_stop), node.oversight.watching():
-            node.run()
+            node.run(finished.exists())
         write_atomically(finished, b"")
         return result
 
@@ -132,11 +133,16 @@ class _Node:
         )
         self.oversight.expect(alone)
 
-    def run(self) -> None:
+    def run(self, finished: bool = False) -> None:
+        """Continues the run to its end. A node that has `finished` before was started again only because of a vote."""
         if not self._ledger.begun:
             self._ledger.begin(0)
         if self._ledger.pending:
             self._membership = self._in_generation(self._ledger.begun[-1].generation)
+            self._decide()
+        elif finished:
+            if not self._decision_is_due():
+                return
             self._decide()
         while True:
             try:
@@ -144,6 +150,8 @@ class _Node:
                 return
             except Decide:
                 self._decide()
+            except Diverged as error:
+                self._after_divergence(error)
 
     def _in_generation(self, generation: int) -> Membership:
         return replace(self._membership, mesh=self._ledger.mesh_in(generation))
@@ -384,6 +392,31 @@ class _Node:
                 time.sleep(0.02)
         self._begin()
 
+    def _after_divergence(self, error: Diverged) -> None:
+        """Takes part in a decision, if this site has voted. A member can send numbers that grow until the models of the
+        others explode. A node that only ended then, at every start, could not be heard by the others."""
+        self._log("error", "diverged", reason=str(error))
+        if not self._decision_is_due():
+            raise Diverged(
+                f"{error}. If another site's messages have caused this, vote it out (`fairmesh mesh remove`), start "
+                "the node again, and then go back to an earlier round (`fairmesh mesh rewind`)"
+            ) from error
+        self._decide()
+
+    def _decision_is_due(self) -> bool:
+        """Waits until all have voted as this site has. Returns False if it has not voted, or takes its vote back."""
+        ledger = self._ledger
+        ledger.vote()
+        if ledger.without_vote() is None:
+            return False
+        with self._opened(0) as mailroom, self._linked(mailroom, only_news=True):
+            self.oversight.activity = "waiting for votes"
+            try:
+                self._wait(lambda: ledger.without_vote() is None, lambda: ledger.without_vote() or [])
+            except Decide:
+                return True
+        return False
+
     def _stop_if_removed(self) -> None:
         certificate = self._ledger.removed_by()
         if certificate is not None:
@@ -460,19 +493,27 @@ class _Node:
 
     def _save_without(self, agreed: int, before: Membership, after: Membership) -> None:
         """Writes the first checkpoint of the next generation: the state after the agreed round, without those that have
-        left since."""
+        left since. The kept checkpoints before that round are taken over in the same way, so that all can still go back
+        to them."""
         gone = [name for name in after.mesh.removed if name not in before.mesh.removed]
+        numbers = [before.present.index(before.mesh.position(name)) for name in gone]
+        slots = [before.present.index(p) for p in (before.position, *(one.position for one in before.neighbours))]
+        problem = self._problem(after)
+        identity = identity_of(after, problem)
+        into = Store(self._folder, after.mesh.generation, self._log)
         with self._opened(0) as mailroom:
             self.oversight.deciding()
             mailroom.alone = True
             store = Store(self._folder, before.mesh.generation, self._log)
-            state = Rounds(before, self._problem(before), mailroom, store, self.oversight).state_at(agreed)
-        problem = self._problem(after)
-        numbers = [before.present.index(before.mesh.position(name)) for name in gone]
-        slots = [before.present.index(p) for p in (before.position, *(one.position for one in before.neighbours))]
-        reduced = leaving.without(state, numbers, slots, problem.prior_of_sites) if gone else state
-        store = Store(self._folder, after.mesh.generation, self._log)
-        store.save(reduced, agreed, identity_of(after, problem), len(after.present))
+            rounds = Rounds(before, self._problem(before), mailroom, store, self.oversight)
+
+            def reduced(done: int) -> TrainingState:
+                state = rounds.state_at(done)
+                return leaving.without(state, numbers, slots, problem.prior_of_sites) if gone else state
+
+            for kept in [one for one in store.landmarks if one <= agreed]:
+                into.keep(reduced(kept), kept, identity)
+            into.save(reduced(agreed), agreed, identity, len(after.present))
 
     def _problem(self, membership: Membership) -> Problem:
         return common_problem(membership, self._own, self._facts or {}, self._ledger.outputs())
