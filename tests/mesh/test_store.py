@@ -58,6 +58,14 @@ def test_first_and_last_two_landmarks_are_kept(store, tmp_path):
     assert float(store.load(30, State(torch.zeros(1, 2)), {"seed": 0}).models[0, 0]) == 30
 
 
+def test_all_landmarks_are_kept_while_a_certificate_may_ask_for_one(store):
+    for done in (10, 20, 30, 40, 50):
+        store.keep(State(torch.zeros(1, 2)), done, {"seed": 0}, thin=done < 40)
+    assert store.landmarks == [10, 20, 30, 40, 50]
+    store.keep(State(torch.zeros(1, 2)), 60, {"seed": 0})
+    assert store.landmarks == [10, 50, 60]
+
+
 def test_result_is_put_aside_and_none_is_overwritten(tmp_path):
     for content in ("one", "two"):
         (tmp_path / "result").mkdir()

@@ -218,7 +218,8 @@ class _Checkpointing(Observer):
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if round % self._landmark_every == 0 and round not in self._store.landmarks:
-            self._store.keep(self.run.state, round, self._identity)
+            thin = self._pinned() is None  # else a certificate may still ask for any of them
+            self._store.keep(self.run.state, round, self._identity, thin)
         if self._due(round, state) or (self._watcher.stopping and self._saved != round):
             self._save(round)
 

@@ -84,14 +84,15 @@ class Store:
         path = path if path.exists() else self.folder / _KEPT / path.name
         return load_checkpoint(path, like, identity)[0]
 
-    def keep(self, state: Any, done: int, identity: Mapping[str, Any]) -> None:
-        """Writes a checkpoint for all sites to go back to. Keeps the first and the last two of these."""
+    def keep(self, state: Any, done: int, identity: Mapping[str, Any], thin: bool = True) -> None:
+        """Writes a checkpoint for all sites to go back to. With `thin`, keeps only the first and the last two of
+        these."""
         folder = self.folder / _KEPT
         with storing(self.folder):
             folder.mkdir(exist_ok=True)
             save_checkpoint(folder / _name(done), state, done, identity)
         self.landmarks = sorted({*self.landmarks, done})
-        for one in self.landmarks[1:-2]:
+        for one in self.landmarks[1:-2] if thin else ():
             (folder / _name(one)).unlink(missing_ok=True)
             self.landmarks.remove(one)
 
