@@ -9,7 +9,7 @@ from fairmesh.mesh import certificates
 from fairmesh.mesh.certificates import make_authority, make_key, sign
 from fairmesh.mesh.known_keys import KnownKeys, trust
 from fairmesh.mesh.members import Member, Mesh
-from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.token_bucket import TokenBucket
 from tests.refusals import refused
@@ -232,6 +232,24 @@ def test_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_key
     boards["b"].heard(renewed.news(0)[1])
     pass_on(boards, "b", "c")
     assert boards["c"].of("a", "status") == status(8)
+
+
+def test_neighbour_that_has_not_confirmed_a_new_key_yet_may_pass_on_what_the_old_one_signed(tmp_path, monkeypatch):
+    made, authority = _signed_for(tmp_path, dict.fromkeys(NAMES, 1))
+    boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
+    boards["a"].announce("status", status(7), 1)
+    pass_on(boards, "a", "c")
+    now = certificates._clock()
+    monkeypatch.setattr(certificates, "_clock", lambda: now + timedelta(seconds=2))
+    (tmp_path / "a.key").unlink()
+    key, request = make_key(tmp_path, "a")
+    renewed = Bulletin("a", key.read_bytes(), sign(request.read_bytes(), tmp_path, _mesh(), 1), authority, NAMES)
+    boards["b"].heard(renewed.news(0)[1])
+    pass_on(boards, "c", "b")
+    assert boards["b"].of("a", "status") is None
+    forged = Announcement("a", "status", 9, status(9), bytes(64)).table()
+    with refused("a did not sign", error=Refused):
+        boards["b"].heard(json.dumps([forged]).encode())
 
 
 def test_site_with_a_new_key_says_again_what_it_had_said_and_knows_what_others_did(tmp_path, monkeypatch):

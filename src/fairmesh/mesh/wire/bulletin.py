@@ -21,7 +21,8 @@ from fairmesh.mesh.wire.frames import Refused, read_json
 from fairmesh.mesh.wire.token_bucket import TokenBucket
 
 _AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
-_AT_MOST_OF = {"certificate": 1 << 12, "facts": 1 << 12, "status": 1 << 13, "follow": 1 << 18}
+FOLLOW_AT_MOST = 1 << 18
+_AT_MOST_OF = {"certificate": 1 << 12, "facts": 1 << 12, "status": 1 << 13, "follow": FOLLOW_AT_MOST}
 _A_FRAME = 1 << 15  # bytes of news per frame
 _PER_SECOND, _AT_ONCE = 4.0, 40.0  # announcements of one site that a neighbour may pass on
 OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
@@ -196,6 +197,7 @@ class Bulletin:
         self._name, self._key, self._authority, self._sites = name, key, authority, set(sites)
         self._certificate, self._refusal, self._outputs = certificate, refusal, outputs
         self._unconfirmed: dict[str, bytes] = {}  # the refused certificate of a site
+        self._older: dict[str, bytes] = {}  # a certificate of a site that has a newer one
         self._said: dict[str, int] = {}  # the highest number of this site's own announcements that others have
         self._by_clock: set[str] = set()  # the kinds whose numbers this site takes from its clock
         self._known: dict[tuple[str, str], _Known] = {}  # by site and kind
@@ -300,10 +302,13 @@ class Bulletin:
             raise Refused("news that cannot be read") from error
         fresh, dropped = False, set[str]()
         for one in found:
-            if not self._is_new(one):
+            if not self._is_new(one) and not self._is_older_certificate(one):
                 continue
             if not self._allowance(neighbour, one.site).spend(1):
                 dropped.add(one.site)
+                continue
+            if not self._is_new(one):
+                self._note_older(one)
                 continue
             fresh = (self._said_before(one) if one.site == self._name else self._heard(one, stream)) or fresh
         if fresh:
@@ -328,6 +333,20 @@ class Bulletin:
         pem = known.body["pem"].encode()
         return certificates.valid_from(pem) > datetime.now(UTC) or self._refusal(one.site, pem) is not None
 
+    def _is_older_certificate(self, one: Announcement) -> bool:
+        known = self.of(one.site, "certificate")
+        pem = one.body.get("pem")
+        if one.kind != "certificate" or one.site == self._name or known is None or not isinstance(pem, str):
+            return False
+        return pem != known["pem"] and self._older.get(one.site) != pem.encode(errors="replace")
+
+    def _note_older(self, one: Announcement) -> None:
+        """Remembers the old certificate of a site. A neighbour that has not confirmed the new key yet passes on what
+        the old one signed, which is no reason to refuse that neighbour."""
+        pem = one.body["pem"].encode(errors="replace")
+        if self._signed(one, pem):
+            self._older[one.site] = pem
+
     def _said_before(self, one: Announcement) -> bool:
         """Takes note of an announcement of this site itself that others have, with a higher number than it knows. It
         was made before a restart, perhaps while this site's clock was ahead. What this site says now must have a higher
@@ -347,8 +366,9 @@ class Bulletin:
             raise Refused(f"news of kind {one.kind!r} from {one.site} with too much in it")
         pem = one.body.get("pem") if one.kind == "certificate" else (self.of(one.site, "certificate") or {}).get("pem")
         if not isinstance(pem, str) or not self._signed(one, pem.encode(errors="replace")):
-            if one.site in self._unconfirmed and self._signed(one, self._unconfirmed[one.site]):
-                return False  # the neighbour that passes it on has confirmed the new key, and this site not yet
+            others = [known[one.site] for known in (self._unconfirmed, self._older) if one.site in known]
+            if any(self._signed(one, other) for other in others):
+                return False  # only one of this site and the neighbour that passes it on has confirmed the new key
             raise Refused(f"news of kind {one.kind!r} that {one.site} did not sign")
         if one.kind == "certificate" and one.site != self._name and self._refusal(one.site, pem.encode()):
             self._unconfirmed[one.site] = pem.encode()
