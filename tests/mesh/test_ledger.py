@@ -7,7 +7,16 @@ import pytest
 
 from fairmesh.mesh.certificates import make_authority, make_key, sign
 from fairmesh.mesh.members import Member, Mesh
-from fairmesh.mesh.node.decisions import Begun, Claim, Commit, Lie
+from fairmesh.mesh.node.decisions import (
+    Begun,
+    Certificate,
+    Claim,
+    Commit,
+    Lie,
+    as_table,
+    ballot_table,
+    claim_table,
+)
 from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
 from fairmesh.mesh.wire.bulletin import Bulletin
 from tests.refusals import refused
@@ -222,6 +231,62 @@ def test_one_who_claims_different_rounds_to_different_sites_is_named(sites):
         sites.act(name)
     sites.tell("a", "b")
     assert sites.ledgers["a"].unready()[1] == ["c"]
+
+
+def test_one_who_follows_another_ballot_than_the_others_is_named_and_not_those_who_voted_twice(sites):
+    for name in "abc":
+        sites.vote(name, "d")
+    sites.tell(*"abc")
+    for name in "ab":
+        sites.act(name)
+    liar, board = sites.ledgers["c"], sites.boards["c"]
+    earlier = liar.voter().to_commit(liar.seen().votes)
+    sites.tell(*"abc")
+    quoted = {name: board.entry(name, "commit") for name in "ab"}
+    for name in "ab":  # their operators take the vote back, and vote again
+        sites.vote(name)
+        sites.vote(name, "d")
+    sites.tell(*"abc")
+    for name in "abc":
+        sites.act(name)
+    sites.tell(*"abc")
+    for name in "ab":
+        sites.act(name)
+    claim = Claim((Begun(1, 0, 0, 10),), 10)
+    board.announce("commit", ballot_table(earlier) | claim_table(claim), board.next_number("commit"))
+    quoted["c"] = board.entry("c", "commit")
+    certificate = Certificate(earlier, tuple((name, claim) for name in "abc"))
+    signatures = {name: (one.number, one.signature.hex()) for name, one in quoted.items()}
+    board.announce("follow", {"certificates": [as_table(certificate, signatures)]}, 1)
+    sites.tell(*"abc")
+    assert sites.ledgers["a"].seen().follows == {}
+    assert sites.ledgers["a"].unready() == ([], ["c"])
+
+
+def test_certificate_is_valid_once_the_certificates_of_all_who_signed_it_are_known(sites):
+    sites.remove_d()
+    sites.tell(*"abc")
+    sites.act("a")
+    told = json.loads(sites.boards["a"].news(0)[1])
+    for of_b in (False, True):
+        sites.boards["d"].heard(json.dumps([one for one in told if (one["site"] == "b") == of_b]).encode())
+        assert (sites.ledgers["d"].removed_by() is not None) == of_b
+
+
+def test_site_that_has_decided_often_announces_as_many_certificates_as_others_accept(sites):
+    sites.remove_d()
+    sites.tell(*"abc")
+    sites.act("a")
+    path = sites.folder / "a" / "decisions.json"
+    table = json.loads(path.read_text())
+    (first,) = table["decisions"]
+    many = [first | {"generation": generation} for generation in range(1, 1001)]
+    path.write_text(json.dumps(table | {"decisions": many, "vote": None}))
+    sites.start("a")
+    sites.boards["b"].heard(sites.boards["a"].news(0)[1])
+    told = sites.boards["b"].of("a", "follow")["certificates"]
+    assert 10 < len(told) < 1000
+    assert told == many[-len(told) :]
 
 
 def test_mesh_file_that_names_removed_sites_is_refused_where_the_node_has_decided(sites):

@@ -15,7 +15,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.mesh.certificates import fingerprint, serial_of
-from fairmesh.storage.files import private_folder, write_atomically
+from fairmesh.storage.files import private_files, private_folder, write_atomically
 
 _KEYS, _TRUSTED = "keys.json", "trusted.json"
 
@@ -35,7 +35,8 @@ def trust(state: Path, site: str, text: str) -> str:
         )
     shown = " ".join(digits[i : i + 4] for i in range(0, 24, 4))
     private_folder(state)
-    write_atomically(state / _TRUSTED, json.dumps(_read(state / _TRUSTED) | {site: shown}, indent=1).encode())
+    with private_files():
+        write_atomically(state / _TRUSTED, json.dumps(_read(state / _TRUSTED) | {site: shown}, indent=1).encode())
     return shown
 
 

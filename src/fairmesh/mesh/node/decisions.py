@@ -209,16 +209,15 @@ class Voter:
 
 
 def not_following(certificate: Certificate, follows: Mapping[str, Certificate]) -> tuple[list[str], list[str]]:
-    """Returns the sites that do not follow a certificate yet, and those that committed to it with different claims
-    towards different sites."""
+    """Returns the sites that do not follow a certificate yet, and those that have told different sites different
+    things: they committed to it with different claims, or follow another one, which no honest site does."""
     missing = [site for site, _ in certificate.ballot.votes if site not in follows]
     two_faced = set()
-    for other in follows.values():
+    for follower, other in follows.items():
         if other.ballot == certificate.ballot:
             two_faced |= {site for site, claim in certificate.claims if dict(other.claims).get(site) != claim}
-        elif other != certificate:
-            mine, theirs = dict(certificate.ballot.votes), dict(other.ballot.votes)
-            two_faced |= {site for site in mine if mine[site] != theirs.get(site)}
+        else:
+            two_faced.add(follower)
     return missing, sorted(two_faced)
 
 

@@ -29,8 +29,8 @@ from fairmesh.mesh.node.decisions import (
     proposal_of,
 )
 from fairmesh.mesh.node.store import landmarks_in
-from fairmesh.mesh.wire.bulletin import Bulletin
-from fairmesh.storage.files import private_folder, write_atomically
+from fairmesh.mesh.wire.bulletin import FOLLOW_AT_MOST, Bulletin
+from fairmesh.storage.files import private_files, private_folder, write_atomically
 
 _WISH, _DECISIONS = "vote.json", "decisions.json"
 
@@ -58,7 +58,8 @@ def wish(state: Path, mesh: Mesh, own: str, gone: Sequence[str], back_to: int | 
         raise BadInput(f"there is no kept checkpoint of round {back_to} to go back to; those of this site: {shown}")
     private_folder(state)
     table = {"generation": proposal.generation, "sites": list(proposal.sites), "round": back_to}
-    write_atomically(state / _WISH, json.dumps(table).encode())
+    with private_files():
+        write_atomically(state / _WISH, json.dumps(table).encode())
     return mesh.after(proposal.sites, back_to)
 
 
@@ -134,7 +135,7 @@ class Ledger:
         self._state, self._own, self._bulletin, self._founded = state, own, bulletin, mesh
         self._lock = threading.RLock()
         self._table = _read(state)
-        self._verified: dict[tuple[str, int, int], Certificate | None] = {}  # by site, number and generation
+        self._verified: dict[tuple[str, int], tuple[object, Certificate | None]] = {}  # by site and generation
         self._announce_again()
 
     def _announce_again(self) -> None:
@@ -144,7 +145,19 @@ class Ledger:
         if table["commits"]:
             self._bulletin.announce("commit", table["commits"][-1]["body"], table["commits"][-1]["number"])
         if table["decisions"]:
-            self._bulletin.announce("follow", {"certificates": table["decisions"]}, len(table["decisions"]))
+            self._announce_follow()
+
+    def _announce_follow(self) -> None:
+        """Announces the certificates that this node follows: all, or as many of the newest as others accept. No present
+        site is so far behind that it needs the others."""
+        decisions, size = self._table["decisions"], 0
+        told: list[dict[str, Any]] = []
+        for table in reversed(decisions):
+            size += len(json.dumps(table)) + 2
+            if told and size > FOLLOW_AT_MOST - 1024:
+                break
+            told.insert(0, table)
+        self._bulletin.announce("follow", {"certificates": told}, len(decisions))
 
     def _save(self, **fields: Any) -> None:
         self._table = self._table | fields
@@ -178,6 +191,11 @@ class Ledger:
             generation = self.mesh.generation
             kept = [list(one) for one in self.begun if one.generation < generation]
             self._save(begun=[*kept, [generation, start, start, start]])
+
+    def forget_earlier(self) -> None:
+        """Records that the state of earlier generations is no longer kept."""
+        with self._lock:
+            self._save(begun=self._table["begun"][-1:])
 
     @property
     def pinned(self) -> int | None:
@@ -251,19 +269,25 @@ class Ledger:
         found = {}
         for member in mesh.present:
             follow = self._bulletin.entry(member.name, "follow")
-            for table in [] if follow is None else follow.body["certificates"]:
-                if follow is not None and table["generation"] == mesh.generation:
-                    certificate = self._checked(member.name, follow.number, table, mesh)
-                    if certificate is not None:
-                        found[member.name] = certificate
+            if follow is None:
+                continue
+            tables = (one for one in follow.body["certificates"] if one["generation"] == mesh.generation)
+            table = next(tables, None)
+            certificate = None if table is None else self._checked(member.name, follow.number, table, mesh)
+            if certificate is not None:
+                found[member.name] = certificate
         return found
 
     def _checked(self, site: str, number: int, table: dict[str, Any], mesh: Mesh) -> Certificate | None:
         """Returns a certificate if all sites that remain have signed its commits, else None."""
-        key = (site, number, mesh.generation)
-        if key not in self._verified:
-            self._verified[key] = self._check(table, mesh)
-        return self._verified[key]
+        known, found = self._verified.get((site, mesh.generation), (None, None))
+        if known == number and found is not None:
+            return found
+        keys = [self._bulletin.of(member.name, "certificate") for member in mesh.present]
+        if known != [number, keys]:  # with other certificates of the sites, it may be valid
+            found = self._check(table, mesh)
+            self._verified[site, mesh.generation] = [number, keys] if found is None else number, found
+        return found
 
     def _check(self, table: dict[str, Any], mesh: Mesh) -> Certificate | None:
         proposal, commits = proposal_of(table), table["commits"]
@@ -316,7 +340,7 @@ class Ledger:
                 vote=None,
                 commits=[],
             )
-            self._bulletin.announce("follow", {"certificates": self._table["decisions"]}, len(self._table["decisions"]))
+            self._announce_follow()
 
     def _table_of(self, certificate: Certificate) -> dict[str, Any]:
         for member in self.mesh.present:  # another site may have passed it on

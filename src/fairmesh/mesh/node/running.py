@@ -193,6 +193,7 @@ class _Node:
                 oversight.reached("result written", membership.experiment.rounds)
                 self._log("info", "finished", rounds=membership.experiment.rounds, folder="result")
                 self._part(links, mailroom)
+                self._ledger.forget_earlier()
                 store.forget_earlier()
 
     @contextmanager
