@@ -36,13 +36,13 @@ dtype = "float64"
 
 
 class Run:
-    """A mesh of five real nodes."""
+    """A mesh of real nodes, five unless others are named."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, names: list[str] = NAMES, experiment: str = EXPERIMENT):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "experiment.toml").write_text(EXPERIMENT)
-        self.mesh = fleet.provisioned(folder, folder / "experiment.toml", NAMES)
+        (folder / "experiment.toml").write_text(experiment)
+        self.mesh = fleet.provisioned(folder, folder / "experiment.toml", names)
         self.running: dict[str, int] = {}
 
     def start(self, *names: str, before: Callable[[], None] = lambda: None, **options) -> None:
@@ -72,11 +72,14 @@ class Run:
     def logs(self) -> str:
         return "\n".join(f"--- {n}\n{(self.folder / f'{n}.log').read_text()[-3000:]}" for n in self.running)
 
-    def round(self, name: str) -> int:
+    def status(self, name: str) -> dict:
         try:
-            return json.loads((self.folder / name / "state" / "status.json").read_text())["round"]
+            return json.loads((self.folder / name / "state" / "status.json").read_text())
         except (OSError, ValueError):
-            return 0
+            return {"round": 0, "votes": {}}
+
+    def round(self, name: str) -> int:
+        return self.status(name)["round"]
 
     def vote(self, *names: str, out: list[str], back_to: int | None = None) -> None:
         for name in names:
@@ -95,6 +98,10 @@ class Run:
         """Waits until a node has ended with an error that says why."""
         assert fleet.ended(self.running.pop(name), 60) == 1, self.logs()
         assert why in self.events(name, "stopped")[-1]["reason"]
+
+    def crash(self, name: str) -> None:
+        os.kill(self.running[name], 9)
+        os.waitpid(self.running.pop(name), 0)
 
     def kill(self) -> None:
         for process in self.running.values():
@@ -275,6 +282,27 @@ def other_facts(run: Run) -> None:
     run.stops("e", "continue without e")
 
 
+def started_again_meanwhile(run: Run) -> None:
+    """In a ring of four, the last is gone. One votes and crashes; the two others vote and commit. Started again, it
+    learns of the vote of the one that is no neighbour of it, from one that has stopped training."""
+    ring = EXPERIMENT.replace("nodes = 5", "nodes = 4").replace('{ name = "circulant", offsets = [1, 2] }', '"ring"')
+    ring = Run(run.folder / "ring", ["a", "b", "c", "d"], ring)
+    try:
+        ring.start("a", "b", "c")
+        ring.start("d", observe=_waits_at(40, ring.folder / "never"))
+        ring.until(lambda: all(ring.round(name) >= 38 for name in "abc"))
+        ring.crash("d")
+        ring.vote("c", out=["d"])
+        ring.until(lambda: all("c" in str(ring.status(name)["votes"]) for name in "ab"))
+        ring.crash("c")
+        ring.vote("a", "b", out=["d"])
+        ring.until(lambda: all(ring.events(name, "all have voted") for name in "ab"))
+        ring.start("c")
+        ring.end("a", "b", "c")
+    finally:
+        ring.kill()
+
+
 def numbers_that_grow(run: Run) -> None:
     """One sends numbers that are 300 times larger in every round, each within the bounds, until the models of all have
     exploded. The others vote it out, start again, and go back to a round before."""
@@ -313,6 +341,7 @@ SCENARIOS = {
         away_meanwhile,
         back_to_a_round,
         other_facts,
+        started_again_meanwhile,
         numbers_that_grow,
     )
 }

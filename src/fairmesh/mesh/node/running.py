@@ -217,7 +217,7 @@ class _Node:
             membership.site.listen,
             mailroom,
             self._bulletin,
-            membership.greeting,
+            lambda: membership.greeting() | {"only_news": only_news},
             lambda name, theirs: self._check_greeting(name, theirs) and not only_news,
             self._log,
             mailroom.largest,
@@ -249,7 +249,8 @@ class _Node:
         if version != fairmesh.__version__:
             said = f"fairmesh {version} there, {fairmesh.__version__} here; they are compatible"
             self._limiter("info", "versions differ", name, said)
-        return theirs.get("generation") == self._membership.mesh.generation
+        same = theirs.get("generation") == self._membership.mesh.generation
+        return same and theirs.get("only_news") is not True  # it decides, or does not know the data of all sites yet
 
     def _frozen_facts(self, mine: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns what all sites said about their data when the run began. Before, returns None and announces this
