@@ -229,7 +229,12 @@ class Links:
         refusal = None
         if len(names) == 1 and names[0] in self._left:
             refusal = "it has left the mesh: the others voted to continue without it"
-            await self._tell_why(connection)
+            if self._open[who] < _STREAMS:
+                self._open[who] += 1
+                try:
+                    await self._tell_why(connection)
+                finally:
+                    self._open[who] -= 1
         elif neighbour is None:
             refusal = "it is not a neighbour"
         elif neighbour.address is not None:
