@@ -74,7 +74,7 @@ def personalize(
         ...     x = torch.randn(260, 2, generator=torch.Generator().manual_seed(7 + sign))
         ...     y = (sign * x[:, 0] > 0).long()
         ...     return fm.Site((x[:60], y[:60]), test=(x[60:], y[60:]))
-        >>> problem = fm.Problem(torch.nn.Linear(2, 2), fm.data.reserve([site(1), site(1), site(-1)]))
+        >>> problem = fm.Problem(lambda: torch.nn.Linear(2, 2), fm.data.reserve([site(1), site(1), site(-1)]))
         >>> result = fm.train(problem, fm.Ring(), fm.TrackedADGDA(), rounds=20)
         >>> last = fm.personalize(result).sites[2].test
         >>> last["common"]["accuracy"] < 0.7 and last["personal"]["accuracy"] > 0.9
