@@ -33,6 +33,7 @@ def check(found, mistakes):
     assert sorted(at) == list(range(4, 4 + len(MISTAKES)))
 
 
+@pytest.mark.slow  # pyright sees them in the quick tests
 def test_mypy_sees_real_types(mistakes, tmp_path):
     config = tmp_path / "mypy.ini"
     config.write_text(

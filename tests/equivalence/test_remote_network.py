@@ -20,7 +20,7 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.equivalence.hosts import on_hosts
-from tests.pairwise import covering
+from tests.pairwise import case, covering
 from tests.refusals import refused
 
 ROUNDS = 12
@@ -181,8 +181,11 @@ def test_copy_of_compressed_weights_stays_near_weights(difference, sound):
             delivery.follow("dual", kept)
 
 
-@pytest.mark.parametrize("by", [0.0, 100.0])
-@pytest.mark.parametrize("name", ["ad-gda compressed duals", "tracked", "tracked maximum", "choco-sgd"])
+@pytest.mark.parametrize("by", [case(0.0, quick=False), 100.0])
+@pytest.mark.parametrize(
+    "name",
+    [*(case(one, quick=False) for one in ("tracked maximum", "choco-sgd")), "ad-gda compressed duals", "tracked"],
+)
 def test_unusual_but_honest_sites_are_not_refused(problem, name, by):
     """One site's inputs have another unit, or are all zero; sites have very unequal sizes."""
     sites = list(problem.sites)

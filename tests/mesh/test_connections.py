@@ -472,6 +472,7 @@ def test_ipv6_is_listened_on_and_dialled(sites, host):
     run(work())
 
 
+@pytest.mark.slow
 def test_importing_a_node_sets_no_environment_and_starts_no_process():
     text = (
         "import json, os; before = dict(os.environ); import fairmesh.mesh.node.running\n"

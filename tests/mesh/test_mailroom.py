@@ -12,6 +12,7 @@ from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.wire.frames import Kind, Refused, read_frame
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.mailroom import Mailroom, Progress
+from tests.examples import THOROUGH
 from tests.refusals import missing_from, refused
 
 
@@ -379,7 +380,7 @@ def test_wait_ends_when_it_is_told_to(mailroom):
     assert mailroom.waiting_for.keys() == {1}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25 if THOROUGH else 12, deadline=None)
 @given(data=st.data())
 def test_mailrooms_exchange_every_step_once_whatever_streams_break_and_nodes_restart(tmp_path_factory, data):
     """Hypothesis decides what happens next: a frame is carried, a stream breaks, or a mailroom restarts."""

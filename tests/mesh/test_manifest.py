@@ -90,7 +90,8 @@ def home(provisioned, tmp_path) -> Path:
 
 
 def imported_from(home: Path) -> list[str]:
-    return [name for name in sys.modules if name.startswith(str(home.resolve()))]
+    folder = str(home.resolve())
+    return [name for name in sys.modules if name.startswith(folder)]
 
 
 def marking(marker: Path) -> str:

@@ -211,6 +211,7 @@ def test_site_file_that_is_wrong_is_refused_with_the_reason(tmp_path, text, name
         SiteFile.read(path)
 
 
+@pytest.mark.slow
 def test_files_can_be_read_without_the_extra():
     blocked = "import sys; sys.modules.update(dict.fromkeys(['cryptography', 'prometheus_client']))"
     read = f"{blocked}; import fairmesh.mesh.members, fairmesh.mesh.agreement, fairmesh.cli.main"

@@ -383,6 +383,7 @@ def test_crowd_is_a_line_in_the_log_and_a_count(door):
     assert 1 <= len(said) <= 4  # a minute each
 
 
+@pytest.mark.slow
 def test_stranger_who_says_nothing_is_cut_off(door):
     assert door.silent.recv(1) == b""
 
@@ -392,7 +393,7 @@ def test_stranger_who_says_nothing_is_cut_off(door):
 
 @pytest.mark.parametrize(
     ("holder", "reason"),
-    [("alpha", OTHER_SITE), ("foreign", OTHER_AUTHORITY)],
+    [("alpha", OTHER_SITE), pytest.param("foreign", OTHER_AUTHORITY, marks=pytest.mark.slow)],
 )
 def test_neighbour_that_answers_must_have_the_name_and_this_authority(door, holder, reason):
     home = foreign(door.folder / "false", "delta", door.founder) if holder == "foreign" else door.folder / holder

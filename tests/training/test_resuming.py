@@ -89,6 +89,7 @@ def test_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(strai
     assert outcome(folder) == straight
 
 
+@pytest.mark.slow  # a signal stops a run in the quick tests
 def test_run_killed_between_checkpoints_is_resumed_bit_identical_though_a_record_was_cut_short(straight, tmp_path):
     folder = tmp_path / "run"
     stopped = stopped_at(folder, 11, signal.SIGKILL, 7)
