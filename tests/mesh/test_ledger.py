@@ -71,14 +71,11 @@ class Sites:
     def act(self, name, done=10):
         """Commits or follows, as a node does."""
         ledger = self.ledgers[name]
-        voter, seen = ledger.voter(), ledger.seen()
-        ballot = voter.to_commit(seen.votes)
-        ledger.note(voter)
-        certificate = voter.to_follow(seen)
-        if certificate is not None:
-            ledger.follow(certificate)
-        elif ballot is not None:
-            ledger.commit(Commit(ballot, Claim((*ledger.begun[:-1], ledger.begun[-1]._replace(done=done)), 10)))
+        due = ledger.due()
+        if isinstance(due, Certificate):
+            ledger.follow(due)
+        elif due is not None:
+            ledger.commit(Commit(due, Claim((*ledger.begun[:-1], ledger.begun[-1]._replace(done=done)), 10)))
 
     def remove_d(self, **done):
         for name in "abc":

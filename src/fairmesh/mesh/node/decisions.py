@@ -289,12 +289,19 @@ def as_table(certificate: Certificate, signatures: Mapping[str, tuple[int, str]]
 
 
 def ballot_table(ballot: Ballot) -> dict[str, Any]:
-    generation, sites, back_to = ballot.proposal
-    return {"generation": generation, "sites": list(sites), "round": back_to, "votes": dict(ballot.votes)}
+    return proposal_table(ballot.proposal) | {"votes": dict(ballot.votes)}
+
+
+def proposal_table(proposal: Proposal) -> dict[str, Any]:
+    return {"generation": proposal.generation, "sites": list(proposal.sites), "round": proposal.round}
 
 
 def claim_table(claim: Claim) -> dict[str, Any]:
     return {"begun": [list(one) for one in claim.begun], "outputs": claim.outputs}
+
+
+def certificate_of(table: Mapping[str, Any]) -> Certificate:
+    return Certificate(ballot_of(table), tuple(sorted((site, claim_of(one)) for site, one in table["commits"].items())))
 
 
 def ballot_of(table: Mapping[str, Any]) -> Ballot:

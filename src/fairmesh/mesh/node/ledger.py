@@ -10,6 +10,7 @@ from typing import Any
 from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node.decisions import (
+    Ballot,
     Base,
     Begun,
     Certificate,
@@ -23,10 +24,12 @@ from fairmesh.mesh.node.decisions import (
     ballot_of,
     ballot_table,
     base_of,
+    certificate_of,
     claim_of,
     claim_table,
     not_following,
     proposal_of,
+    proposal_table,
 )
 from fairmesh.mesh.node.store import landmarks_in
 from fairmesh.mesh.wire.bulletin import FOLLOW_AT_MOST, Bulletin
@@ -53,13 +56,12 @@ def wish(state: Path, mesh: Mesh, own: str, gone: Sequence[str], back_to: int | 
         raise BadInput(
             f"{len(mesh.present) - len(gone)} of {len(mesh.present)} sites would remain; a removal needs more than half"
         )
-    if back_to is not None and back_to not in (kept := landmarks_in(state, _begun_last(state))):
+    if back_to is not None and back_to not in (kept := landmarks_in(state, _last_generation(_read(state)))):
         shown = ", ".join(map(str, kept)) or "none yet"
         raise BadInput(f"there is no kept checkpoint of round {back_to} to go back to; those of this site: {shown}")
     private_folder(state)
-    table = {"generation": proposal.generation, "sites": list(proposal.sites), "round": back_to}
     with private_files():
-        write_atomically(state / _WISH, json.dumps(table).encode())
+        write_atomically(state / _WISH, json.dumps(proposal_table(proposal)).encode())
     return mesh.after(proposal.sites, back_to)
 
 
@@ -98,9 +100,9 @@ def _read(state: Path) -> dict[str, Any]:
         raise BadInput(f"cannot read {state / _DECISIONS}: {error}; restore it from a backup") from error
 
 
-def _begun_last(state: Path) -> int:
-    begun = _read(state)["begun"]
-    return begun[-1][0] if begun else 1
+def _last_generation(table: Mapping[str, Any]) -> int:
+    """Returns the generation that a node has begun last."""
+    return table["begun"][-1][0] if table["begun"] else 1
 
 
 def _voter(
@@ -219,7 +221,7 @@ class Ledger:
             before = table["vote"]
             if found is None or (before is None and found.empty):
                 return
-            body = {"generation": found.generation, "sites": list(found.sites), "round": found.round}
+            body = proposal_table(found)
             if before is not None and before["body"] == body:
                 return
             number = self._bulletin.next_number("vote", table["votes"].get(self._own, -1))
@@ -246,8 +248,7 @@ class Ledger:
     def voter(self) -> Voter:
         with self._lock:
             commits = [Commit(ballot_of(one["body"]), claim_of(one["body"])) for one in self._table["commits"]]
-            last = self._table["begun"][-1][0] if self._table["begun"] else 1
-            landmarks = partial(landmarks_in, self._state, last)
+            landmarks = partial(landmarks_in, self._state, _last_generation(self._table))
             return _voter(self.mesh, self._own, self._table["votes"], commits, landmarks)
 
     def seen(self) -> Seen:
@@ -300,7 +301,7 @@ class Ledger:
             body = ballot_table(ballot) | {"begun": commit["begun"], "outputs": commit["outputs"]}
             if not self._bulletin.signed_by(site, "commit", commit["number"], body, commit["signature"]):
                 return None
-        return Certificate(ballot, tuple(sorted((site, claim_of(commit)) for site, commit in commits.items())))
+        return certificate_of(table)
 
     def removed_by(self) -> Certificate | None:
         """Returns a certificate by which the others continue without this site, in this generation or earlier."""
@@ -313,11 +314,20 @@ class Ledger:
 
     # Promises
 
-    def note(self, voter: Voter) -> None:
-        """Records the newest votes that this node has seen."""
+    def due(self) -> Certificate | Ballot | None:
+        """Returns the certificate that this node must follow or else the ballot that it must commit to, if there is
+        one. Records the newest votes that it has seen."""
         with self._lock:
+            voter, seen = self.voter(), self.seen()
+            ballot = voter.to_commit(seen.votes)
             if voter.numbers != self._table["votes"]:
                 self._save(votes=voter.numbers)
+            return voter.to_follow(seen) or ballot
+
+    def waits_for(self) -> list[str] | None:
+        """Returns the sites whose commit is missing for the ballot that this node has committed to, or None if there is
+        no such ballot."""
+        return self.voter().waits_for(self.seen())
 
     def commit(self, commit: Commit) -> None:
         with self._lock:
@@ -375,9 +385,7 @@ class Ledger:
         return base_of(dict(self._newest().claims), neighbours, decided)
 
     def _newest(self) -> Certificate:
-        table = self._table["decisions"][-1]
-        claims = tuple(sorted((site, claim_of(commit)) for site, commit in table["commits"].items()))
-        return Certificate(ballot_of(table), claims)
+        return certificate_of(self._table["decisions"][-1])
 
 
 def in_words(proposal: Proposal) -> str:

@@ -17,7 +17,7 @@ from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import leaving
-from fairmesh.mesh.node.decisions import Begun, Claim, Commit, Lie
+from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ending import Announced, compare_with_neighbours, sums_of, write_personal, write_result
 from fairmesh.mesh.node.ledger import Ledger, Removed, in_words, wished
 from fairmesh.mesh.node.membership import (
@@ -377,12 +377,15 @@ class _Node:
                 ledger.vote()
                 self._stop_if_removed()
                 moved = self._promise()
-                if not ledger.pending and ledger.voter().waits_for(ledger.seen()) is None:
-                    self._log("info", "the vote is off; continuing")
-                    return
-                whom, why = self._unready() if ledger.pending else (ledger.voter().waits_for(ledger.seen()) or [], "")
-                if ledger.pending and not whom:
-                    break
+                if ledger.pending:
+                    whom, why = self._unready()
+                    if not whom:
+                        break
+                else:
+                    whom, why = ledger.waits_for(), ""
+                    if whom is None:
+                        self._log("info", "the vote is off; continuing")
+                        return
                 notices = Notices() if moved else notices
                 if why and why not in shown:
                     shown.append(why)
@@ -431,23 +434,20 @@ class _Node:
     def _promise(self) -> bool:
         """Commits to a ballot or follows a certificate if it is time to. Returns whether it did."""
         ledger = self._ledger
-        voter, seen = ledger.voter(), ledger.seen()
-        ballot = voter.to_commit(seen.votes)
-        ledger.note(voter)
-        certificate = voter.to_follow(seen)
-        if certificate is not None:
-            ledger.follow(certificate)
+        due = ledger.due()
+        if due is None:
+            return False
+        if isinstance(due, Certificate):
+            ledger.follow(due)
             self._remember()
             self._observe("followed", 0)
-            self._log("warning", "decided", decision=in_words(certificate.proposal))
+            self._log("warning", "decided", decision=in_words(due.proposal))
             return True
-        if ballot is None:
-            return False
         claim = self._claim()
-        ledger.commit(Commit(ballot, claim))
+        ledger.commit(Commit(due, claim))
         self._remember()
         self._observe("committed", claim.begun[-1].done)
-        self._log("warning", "all have voted", decision=in_words(ballot.proposal), round=claim.begun[-1].done)
+        self._log("warning", "all have voted", decision=in_words(due.proposal), round=claim.begun[-1].done)
         return True
 
     def _claim(self) -> Claim:
