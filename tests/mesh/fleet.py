@@ -47,18 +47,24 @@ class KnowingSecrets(SingleProcess):
         return MemoryNetwork(cycle, secrets=self._secrets, **form)
 
 
+_given: set[int] = set()
+
+
 def free_ports(count: int) -> list[int]:
-    """Returns ports below the range of outgoing connections, which could take the port of a node that is down."""
+    """Returns ports below the range of outgoing connections, which could take the port of a node that is down. No port
+    is given out twice, and test processes that run at the same time have different ranges."""
     found: list[int] = []
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 6
     while len(found) < count:
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(20_000 + 2_000 * worker, 22_000 + 2_000 * worker)
         with socket.socket() as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 one.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        if port not in found:
+        if port not in _given:
+            _given.add(port)
             found.append(port)
     return found
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -81,10 +81,12 @@ class Run:
     def round(self, name: str) -> int:
         return self.status(name)["round"]
 
-    def vote(self, *names: str, out: list[str], back_to: int | None = None) -> None:
+    def vote(
+        self, *names: str, out: Sequence[str] = (), back_to: int | None = None, restored: Sequence[str] = ()
+    ) -> None:
         for name in names:
             state = self.folder / name / "state"
-            ledger.wish(state, ledger.still_in(state, self.mesh), name, out, back_to)
+            ledger.wish(state, ledger.still_in(state, self.mesh), name, out, back_to, restored)
 
     def end(self, *names: str) -> bytes:
         """Waits until nodes have ended, and returns their model, which must be the same."""
@@ -98,6 +100,10 @@ class Run:
         """Waits until a node has ended with an error that says why."""
         assert fleet.ended(self.running.pop(name), 60) == 1, self.logs()
         assert why in self.events(name, "stopped")[-1]["reason"]
+
+    def dies(self, name: str) -> None:
+        """Waits until a node has killed itself."""
+        assert fleet.ended(self.running.pop(name), 60) == -9, self.logs()
 
     def crash(self, name: str) -> None:
         os.kill(self.running[name], 9)
@@ -132,7 +138,7 @@ def two_of_five(run: Run) -> None:
     run.start("c", "d", "e")
     run.until(lambda: run.round("c") >= 18)
     for name in "ab":
-        table = {"generation": 1, "sites": ["c", "d", "e"], "round": None}
+        table = {"generation": 1, "sites": ["c", "d", "e"], "round": None, "restored": []}
         (run.folder / name / "state" / "vote.json").write_text(json.dumps(table))
     time.sleep(3)
     flag.touch()

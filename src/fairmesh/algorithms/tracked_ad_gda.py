@@ -39,7 +39,7 @@ from fairmesh.algorithms.weighting import PriorWeights, ShadowPrice, Weighting
 from fairmesh.compression.compressors import Compressor, Sign
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
-from fairmesh.networks.roles import ConsensusSteps, Models, SumsToZero
+from fairmesh.networks.roles import Common, ConsensusSteps, Models, SumsToZero
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
@@ -51,7 +51,7 @@ class TrackedState(NamedTuple):
     models: Models  # theta_i (..., nodes, dim)
     momenta: Tensor  # of the node's own weighted gradient (..., nodes, dim)
     balances: SumsToZero | None  # what gossip added to the momenta: sums to zero over all nodes (..., nodes, dim)
-    squares: Tensor | None  # mean squares of the tracker (..., nodes, dim)
+    squares: Common | None  # mean squares of the tracker (..., nodes, dim)
     copies: PublicCopies  # of the models
     tracker_copies: PublicCopies | None
     consensus_steps: ConsensusSteps  # gamma (..., nodes, 1)

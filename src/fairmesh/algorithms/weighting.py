@@ -30,7 +30,7 @@ from fairmesh.compression.compressors import Compressor
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part
-from fairmesh.networks.roles import OVER_NODES, Duals, OwnWeights, SumsToZero
+from fairmesh.networks.roles import OVER_NODES, Common, Duals, OwnWeights, SumsToZero
 from fairmesh.problems.objective import beyond_chance, counted_losses
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
@@ -236,11 +236,11 @@ class Prices(NamedTuple):
     """The state of a ShadowPrice: a few numbers per node."""
 
     losses: Tensor  # f_i as remembered (..., nodes, 1)
-    prices: Tensor  # in units of the regularizer's softness (..., nodes, 1)
+    prices: Common  # in units of the regularizer's softness (..., nodes, 1)
     balances: SumsToZero  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
     weights: OwnWeights  # n lambda_i of the last round (..., nodes, 1)
     mean_balances: SumsToZero | None  # f_i plus this estimates the mean of all losses: sums to zero (..., nodes, 1)
-    means: Tensor | None  # that estimate in the last round, if the objective discounts noise (..., nodes, 1)
+    means: Common | None  # that estimate in the last round, if the objective discounts noise (..., nodes, 1)
 
 
 @dataclass(frozen=True)

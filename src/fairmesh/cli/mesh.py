@@ -335,7 +335,7 @@ def remove(
     For sites that are gone for good. Once all remaining sites, more than half of the mesh, name the same sites, they
     continue without them. Without NAMES, this site takes its vote back."""
     names = gone or []
-    _vote(site_file, names, None, f"continues without {', '.join(names)}", json_)
+    _vote(site_file, f"continues without {', '.join(names)}", json_, gone=names)
 
 
 @mesh.command()
@@ -348,21 +348,42 @@ def rewind(
 
     Every site keeps three checkpoints of a run for this. Once all sites name the same round, they continue from it.
     `fairmesh mesh remove SITE`, without names, takes the vote back."""
-    _vote(site_file, [], back_to, f"goes back to round {back_to}", json_)
+    _vote(site_file, f"goes back to round {back_to}", json_, back_to=back_to)
 
 
-def _vote(site_file: Path, gone: Sequence[str], back_to: int | None, what: str, json_: bool) -> None:
+@mesh.command()
+def restore(
+    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    lost: Annotated[list[str], typer.Argument(metavar="NAMES", help="The sites that have lost their state.")],
+    json_: Json = False,
+) -> None:
+    """At every site: give a site that has lost its state a new one.
+
+    For a site whose state folder is lost, damaged or too old. It runs this command too, which puts aside what it has of
+    the run, and starts its node. Once all sites have voted, its neighbours send it what they know of it, and all
+    continue. `fairmesh mesh remove SITE`, without names, takes the vote back."""
+    _vote(site_file, f"restores {', '.join(lost)} from its neighbours", json_, restored=lost)
+
+
+def _vote(
+    site_file: Path,
+    what: str,
+    json_: bool,
+    gone: Sequence[str] = (),
+    back_to: int | None = None,
+    restored: Sequence[str] = (),
+) -> None:
     from fairmesh.mesh.members import Mesh, SiteFile
     from fairmesh.mesh.node.ledger import still_in, wish
 
     site = SiteFile.read(site_file)
-    remaining = wish(site.state, still_in(site.state, Mesh.read(site.mesh)), site.name, gone, back_to)
+    remaining = wish(site.state, still_in(site.state, Mesh.read(site.mesh)), site.name, gone, back_to, restored)
     others = [member.name for member in remaining.present if member.name != site.name]
     if json_:
-        facts = {"without": list(gone), "back_to": back_to, "generation": remaining.generation, "others": others}
-        print_json(facts)
+        decision = {"without": list(gone), "back_to": back_to, "restored": list(restored)}
+        print_json(decision | {"generation": remaining.generation, "others": others})
         return
-    if not gone and back_to is None:
+    if not gone and back_to is None and not restored:
         say(f"recorded: {site.name} takes its vote back, unless all have already agreed on it")
         return
     say(f"recorded: {site.name} {what} as soon as {', '.join(others)} have voted the same")

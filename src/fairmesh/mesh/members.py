@@ -94,7 +94,7 @@ class Mesh:
     name: str
     members: tuple[Member, ...]
     removed: tuple[str, ...] = ()  # in the order in which they left
-    rewinds: int = 0  # how often all sites have gone back to an earlier round; not in the file
+    restarts: int = 0  # how often all sites have gone back or restored one of them; not in the file
 
     def __post_init__(self):
         check_label(self.name, "mesh")
@@ -158,8 +158,8 @@ class Mesh:
 
     @property
     def generation(self) -> int:
-        """Returns 1 for the mesh as it was founded, and one more for every site that left and every way back."""
-        return 1 + len(self.removed) + self.rewinds
+        """Returns 1 for the mesh as it was founded, and one more for every site that left and every other decision."""
+        return 1 + len(self.removed) + self.restarts
 
     @property
     def present(self) -> tuple[Member, ...]:
@@ -206,13 +206,24 @@ class Mesh:
         gone = tuple(name for name in self.names if name in names)
         return replace(self, removed=(*self.removed, *gone))
 
-    def after(self, gone: Sequence[str], back_to: int | None) -> "Mesh":
-        """Returns the mesh after a decision of its sites: to continue without some, or to go back to a round."""
-        if back_to is None:
+    def after(self, gone: Sequence[str], back_to: int | None, restored: Sequence[str] = ()) -> "Mesh":
+        """Returns the mesh after a decision of its sites: to continue without some, to go back to a round, or to
+        restore some that have lost their state."""
+        if bool(gone) + (back_to is not None) + bool(restored) > 1:
+            raise BadInput("a decision removes sites, goes back to a round or restores sites: one of these at a time")
+        if back_to is None and not restored:
             return self.without(*gone)
-        if gone:
-            raise BadInput("sites are removed or all go back to a round, not both at once")
-        return replace(self, rewinds=self.rewinds + 1)
+        for name in restored:
+            if name in self.removed:
+                raise BadInput(f"site {name} has left the mesh {self.name}")
+            self.member(name)
+        if restored and not self._restorable(restored):
+            raise BadInput(f"{', '.join(restored)} cannot be restored at once: each needs a neighbour with a state")
+        return replace(self, restarts=self.restarts + 1)
+
+    def _restorable(self, lost: Sequence[str]) -> bool:
+        """Returns whether all neighbours of these sites have a state."""
+        return not any(other in lost for name in lost for other in self.neighbours(name))
 
     def structure(self) -> str:
         """Returns the SHA-256 of the members, those that left, and the edges. Addresses may change."""

@@ -114,11 +114,11 @@ async def _exchange(address: str, other: str, context: ssl.SSLContext, greeting:
         here = time.time()
         if first is None:
             raise Refused("it closed the connection without a greeting")
-        if first[:1] == bytes([Kind.REFUSED]):
+        if first[0] in (Kind.REFUSED, Kind.STATE_LOST):
             raise Refused(f"it refuses: {read_frame(first).reason()}")
         last = None if greeting is None else await connection.receive()
         refusal = None
-        if last is not None and last[:1] == bytes([Kind.REFUSED]):
+        if last and last[0] in (Kind.REFUSED, Kind.STATE_LOST):
             refusal = f"it refuses: {read_frame(last).reason()}"
         return _Answer(first, here, connection.peer_certificate(), refusal)
 

@@ -27,6 +27,7 @@ from fairmesh.errors import BadInput
 __all__ = [
     "HELD_BY_ALL",
     "OVER_NODES",
+    "Common",
     "ConsensusSteps",
     "Duals",
     "HeldByAll",
@@ -58,6 +59,8 @@ class Role:
         sums_to_zero: The rows of all nodes sum to zero, so it restarts from zero when a node leaves. Default: False.
         on_simplex: Each row sums to one over the nodes, and is scaled to do so again when a node leaves. Default:
             False.
+        common: Nearly the same at all nodes, and known to neighbours from messages, so that a node that has lost its
+            state takes the mean of its neighbours' values. Default: False.
         shows: What observers read here: "models" (..., nodes, dim); "duals", each node's estimate of lambda
             (..., nodes, n); "own_weights", n lambda_i of each node (..., nodes, 1); "consensus_steps", gamma. Default:
             None.
@@ -73,6 +76,7 @@ class Role:
     per_neighbour: bool = False
     sums_to_zero: bool = False
     on_simplex: bool = False
+    common: bool = False
     shows: Shown | None = None
 
     def within(self, outer: "Role") -> "Role":
@@ -83,6 +87,7 @@ class Role:
             self.per_neighbour or outer.per_neighbour,
             self.sums_to_zero or outer.sums_to_zero,
             self.on_simplex or outer.on_simplex,
+            self.common or outer.common,
             self.shows or outer.shows,
         )
 
@@ -95,6 +100,7 @@ Models = Annotated[Tensor, Role(shows="models")]
 Duals = Annotated[Tensor, Role(over_nodes=True, on_simplex=True, shows="duals")]
 OwnWeights = Annotated[Tensor, Role(shows="own_weights")]
 ConsensusSteps = Annotated[Tensor, Role(shows="consensus_steps")]
+Common = Annotated[Tensor, Role(common=True)]
 SumsToZero = Annotated[Tensor, Role(sums_to_zero=True)]
 PerNeighbour = Annotated[Tensor, Role(per_neighbour=True)]
 PerProcess = Annotated[Tensor, Role(held_by="process")]

@@ -1,4 +1,4 @@
-"""How sites agree to remove others or to go back: votes, then commits to these votes, then a certificate.
+"""How sites agree to remove or restore one, or to go back: votes, then commits to these votes, then a certificate.
 
 This is the protocol alone, without files or messages; docs/protocol.md explains it. A decision ends a generation of the
 mesh and begins the next one:
@@ -22,15 +22,16 @@ BEHIND = (
 
 
 class Proposal(NamedTuple):
-    """What is voted on in a generation. Without sites and round, a vote is taken back."""
+    """What is voted on in a generation. A proposal of nothing takes a vote back."""
 
     generation: int
     sites: tuple[str, ...] = ()  # to continue without
     round: int | None = None  # to go back to; None: to the last that all have done
+    restored: tuple[str, ...] = ()  # sites that lost their state, and get it from their neighbours
 
     @property
     def empty(self) -> bool:
-        return not self.sites and self.round is None
+        return not self.sites and self.round is None and not self.restored
 
 
 class Vote(NamedTuple):
@@ -52,7 +53,7 @@ class Begun(NamedTuple):
 class Claim(NamedTuple):
     """What a site says about itself when it commits."""
 
-    begun: tuple[Begun, ...]  # the generations whose state it keeps, the newest last
+    begun: tuple[Begun, ...]  # the generations whose state it keeps, the newest last; none if it has lost its state
     outputs: int  # of its model
 
 
@@ -200,6 +201,12 @@ class Voter:
         following = [site for site in kept if site in seen.follows and seen.follows[site].ballot == ballot]
         return len(following) >= min(enough, len(kept))
 
+    def to_adopt(self, seen: Seen) -> Certificate | None:
+        """Returns the certificate by which this generation has ended, for a site that has lost its state and with it
+        what it had promised. It carries this site's own commit; the most followed one counts."""
+        found = [one for one in seen.follows.values() if self.own in dict(one.claims)]
+        return max(found, key=lambda one: sum(other.ballot == one.ballot for other in found), default=None)
+
     def removed_by(self, seen: Seen) -> Certificate | None:
         """Returns a certificate by which the others continue without this site."""
         for certificate in seen.follows.values():
@@ -232,21 +239,27 @@ def base_of(
     claims: Mapping[str, Claim], neighbours: Mapping[str, Sequence[str]], decided: Sequence[Proposal] = ()
 ) -> Base:
     """Returns from where sites continue: the newest generation that all of them began, and the last round that all have
-    done in it.
+    done in it. Sites without a state do not count; they get one from their neighbours.
 
     Args:
         claims: What each of the sites claims.
         neighbours: Their graph.
         decided: All decisions so far. Those to go back still hold if not all sites began the generation that followed.
+            Those to restore a site hold in that generation too, in which it may not have its state yet.
 
     Raises:
         Lie: If the claims cannot all be true, or a site is further behind than the others can go back.
     """
-    begun = {site: {one.generation: one for one in claim.begun} for site, claim in claims.items()}
-    common = set.intersection(*(set(one) for one in begun.values()))
+    lost = without_state(claims)
+    begun = {s: {one.generation: one for one in claim.begun} for s, claim in claims.items() if s not in lost}
+    common = set.intersection(*(set(one) for one in begun.values())) if begun else set()
     if not common:
         raise Lie(sorted(claims), "the sites have no generation in common: " + _shown(claims))
     generation = max(common)
+    restored = {site for one in decided if one.generation + 1 >= generation for site in one.restored}
+    for site in lost:
+        if site not in restored:
+            raise Lie([site], f"{site} says that it has lost its state, but the sites have not voted to restore it")
     for site, mine in sorted(begun.items()):
         for other in neighbours.get(site, ()):
             for one in mine.values():
@@ -274,6 +287,11 @@ def base_of(
     return Base(generation, last)
 
 
+def without_state(claims: Mapping[str, Claim]) -> list[str]:
+    """Returns the sites that have lost their state."""
+    return sorted(site for site, claim in claims.items() if not claim.begun)
+
+
 def _shown(claims: Mapping[str, Claim]) -> str:
     return "; ".join(f"{site} {[one.generation for one in claim.begun]}" for site, claim in sorted(claims.items()))
 
@@ -293,7 +311,8 @@ def ballot_table(ballot: Ballot) -> dict[str, Any]:
 
 
 def proposal_table(proposal: Proposal) -> dict[str, Any]:
-    return {"generation": proposal.generation, "sites": list(proposal.sites), "round": proposal.round}
+    sites, restored = list(proposal.sites), list(proposal.restored)
+    return {"generation": proposal.generation, "sites": sites, "round": proposal.round, "restored": restored}
 
 
 def claim_table(claim: Claim) -> dict[str, Any]:
@@ -309,7 +328,7 @@ def ballot_of(table: Mapping[str, Any]) -> Ballot:
 
 
 def proposal_of(table: Mapping[str, Any]) -> Proposal:
-    return Proposal(table["generation"], tuple(table["sites"]), table["round"])
+    return Proposal(table["generation"], tuple(table["sites"]), table["round"], tuple(table["restored"]))
 
 
 def claim_of(table: Mapping[str, Any]) -> Claim:

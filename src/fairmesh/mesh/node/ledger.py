@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,28 +31,40 @@ from fairmesh.mesh.node.decisions import (
     not_following,
     proposal_of,
     proposal_table,
+    without_state,
 )
-from fairmesh.mesh.node.store import landmarks_in
+from fairmesh.mesh.node.store import landmarks_in, locked, put_run_aside
 from fairmesh.mesh.wire.bulletin import FOLLOW_AT_MOST, Bulletin
 from fairmesh.storage.files import private_files, private_folder, write_atomically
 
 _WISH, _DECISIONS = "vote.json", "decisions.json"
+_COMMITS_AT_ONCE, _LONGEST_PAUSE_S = 3, 600.0
 
 
 class Removed(FairmeshError):
     """The other sites continue without this one."""
 
 
-def wish(state: Path, mesh: Mesh, own: str, gone: Sequence[str], back_to: int | None = None) -> Mesh:
-    """Records that this site votes to continue without the sites in `gone`, or to go back to a round. With neither, it
-    takes its vote back. Its node announces the vote to the others.
+def wish(
+    state: Path,
+    mesh: Mesh,
+    own: str,
+    gone: Sequence[str],
+    back_to: int | None = None,
+    restored: Sequence[str] = (),
+) -> Mesh:
+    """Records that this site votes to continue without the sites in `gone`, to go back to a round, or to restore sites
+    that have lost their state. With none of these, it takes its vote back. Its node announces the vote to the others.
+    If this site is itself to be restored, what it has of the run is put aside.
 
     Returns:
         The mesh that would remain.
     """
     if own in gone:
         raise BadInput(f"{own} is this site itself; stop its node, and let the others remove it")
-    proposal = Proposal(mesh.generation, mesh.without(*gone).removed[len(mesh.removed) :], back_to)
+    ordered = tuple(name for name in mesh.names if name in restored)
+    proposal = Proposal(mesh.generation, mesh.without(*gone).removed[len(mesh.removed) :], back_to, ordered)
+    remaining = mesh.after(proposal.sites, back_to, restored)
     if not _voter(mesh, own).is_majority(proposal):
         raise BadInput(
             f"{len(mesh.present) - len(gone)} of {len(mesh.present)} sites would remain; a removal needs more than half"
@@ -61,17 +74,24 @@ def wish(state: Path, mesh: Mesh, own: str, gone: Sequence[str], back_to: int | 
         raise BadInput(f"there is no kept checkpoint of round {back_to} to go back to; those of this site: {shown}")
     private_folder(state)
     with private_files():
+        if own in restored:
+            with locked(state):
+                put_run_aside(state)
         write_atomically(state / _WISH, json.dumps(proposal_table(proposal)).encode())
-    return mesh.after(proposal.sites, back_to)
+    return remaining
 
 
 def wished(state: Path, mesh: Mesh) -> Proposal | None:
     """Returns what this site votes for in this generation, or None if it has not said."""
+    found = _recorded(state)
+    return found if found is not None and found.generation == mesh.generation else None
+
+
+def _recorded(state: Path) -> Proposal | None:
     try:
-        found = proposal_of(json.loads((state / _WISH).read_text()))
+        return proposal_of(json.loads((state / _WISH).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if found.generation == mesh.generation else None
 
 
 def still_in(state: Path, mesh: Mesh) -> Mesh:
@@ -86,12 +106,12 @@ def _after(mesh: Mesh, decisions: Sequence[Mapping[str, Any]], state: Path) -> M
                 f"the mesh file says that {list(mesh.removed)} have left, but this node decides that by itself, in "
                 f"{state / _DECISIONS}; use the mesh file as the founder made it"
             )
-        mesh = mesh.after(proposal.sites, proposal.round)
+        mesh = mesh.after(proposal.sites, proposal.round, proposal.restored)
     return mesh
 
 
 def _read(state: Path) -> dict[str, Any]:
-    empty: dict[str, Any] = {"decisions": [], "begun": [], "votes": {}, "vote": None, "commits": []}
+    empty: dict[str, Any] = {"decisions": [], "adopted": 0, "begun": [], "votes": {}, "vote": None, "commits": []}
     try:
         return empty | json.loads((state / _DECISIONS).read_text())
     except FileNotFoundError:
@@ -114,7 +134,7 @@ def _voter(
 ) -> Voter:
     def possible(proposal: Proposal) -> bool:
         try:
-            mesh.after(proposal.sites, proposal.round)
+            mesh.after(proposal.sites, proposal.round, proposal.restored)
         except BadInput:
             return False
         can = proposal.round is None or proposal.round in landmarks()
@@ -137,6 +157,7 @@ class Ledger:
         self._state, self._own, self._bulletin, self._founded = state, own, bulletin, mesh
         self._lock = threading.RLock()
         self._table = _read(state)
+        self._committed_at = time.monotonic()
         self._verified: dict[tuple[str, int], tuple[object, Certificate | None]] = {}  # by site and generation
         self._announce_again()
 
@@ -185,7 +206,30 @@ class Ledger:
     @property
     def pending(self) -> bool:
         """Returns whether the newest generation is decided and not begun."""
-        return bool(self._table["begun"]) and self._table["begun"][-1][0] < self.mesh.generation
+        begun = self._table["begun"]
+        return begun[-1][0] < self.mesh.generation if begun else len(self._table["decisions"]) > self._table["adopted"]
+
+    @property
+    def awaits_restoring(self) -> bool:
+        """Returns whether this site has no state and votes for getting one from its neighbours, or has agreed on it
+        with them."""
+        own_wish = _recorded(self._state)
+        wishes = own_wish is not None and self._own in own_wish.restored
+        return not self._table["begun"] and (wishes or bool(self._table["decisions"]))
+
+    def adopt(self) -> bool:
+        """Takes over the decisions of earlier generations from the others, at a site that has lost its own. Returns
+        whether it did."""
+        with self._lock:
+            if self._table["begun"] or self.pending:
+                return False
+            certificate = self.voter().to_adopt(self.seen())
+            if certificate is None:
+                return False
+            decisions = [*self._table["decisions"], self._table_of(certificate)]
+            self._save(decisions=decisions, adopted=len(decisions), votes={}, vote=None, commits=[])
+            self._announce_follow()
+            return True
 
     def begin(self, start: int) -> None:
         """Records that this node continues in the newest generation from a round."""
@@ -202,8 +246,8 @@ class Ledger:
     @property
     def pinned(self) -> int | None:
         """Returns the round from which on everything must be kept, because a certificate may still ask for it."""
-        oldest = [claim_of(one["body"]).begun[-1].oldest for one in self._table["commits"]]
-        return min(oldest, default=None)
+        claims = [claim_of(one["body"]) for one in self._table["commits"]]
+        return min((claim.begun[-1].oldest for claim in claims if claim.begun), default=None)
 
     def outputs(self) -> int:
         """Returns how many outputs the model had before a decision. It keeps those that only a removed site's labels
@@ -218,6 +262,9 @@ class Ledger:
         with self._lock:
             mesh, table = self.mesh, self._table
             found = wished(self._state, mesh)
+            if not table["begun"] and not self.pending:  # it has lost its state, and may not know the generation
+                found = _recorded(self._state)
+                found = found and found._replace(generation=mesh.generation)
             before = table["vote"]
             if found is None or (before is None and found.empty):
                 return
@@ -303,6 +350,14 @@ class Ledger:
                 return None
         return certificate_of(table)
 
+    def has_forgotten(self) -> bool:
+        """Returns whether the others follow a commit of this site that this site does not know of."""
+        if not self._table["begun"]:
+            return False
+        voter, seen = self.voter(), self.seen()
+        found = voter.to_adopt(seen)
+        return found is not None and all(found.ballot != commit.ballot for commit in voter.commits)
+
     def removed_by(self) -> Certificate | None:
         """Returns a certificate by which the others continue without this site, in this generation or earlier."""
         for generation in [*(one["generation"] for one in self._table["decisions"]), self.mesh.generation]:
@@ -322,7 +377,16 @@ class Ledger:
             ballot = voter.to_commit(seen.votes)
             if voter.numbers != self._table["votes"]:
                 self._save(votes=voter.numbers)
-            return voter.to_follow(seen) or ballot
+            return voter.to_follow(seen) or (None if self._too_soon() else ballot)
+
+    def _too_soon(self) -> bool:
+        """Returns whether to train on for a while before the next commit. Every commit stops the training until
+        somebody votes otherwise, so a site that votes again and again must not stop the others all the time."""
+        commits = len(self._table["commits"])
+        if commits < _COMMITS_AT_ONCE:
+            return False
+        pause = min(2.0 ** (commits - _COMMITS_AT_ONCE + 1), _LONGEST_PAUSE_S)
+        return time.monotonic() - self._committed_at < pause
 
     def waits_for(self) -> list[str] | None:
         """Returns the sites whose commit is missing for the ballot that this node has committed to, or None if there is
@@ -336,6 +400,7 @@ class Ledger:
             )
             body = ballot_table(commit.ballot) | claim_table(commit.claim)
             self._save(commits=[*self._table["commits"], {"number": number, "body": body}])
+            self._committed_at = time.monotonic()
             self._bulletin.announce("commit", body, number)
 
     def follow(self, certificate: Certificate) -> None:
@@ -384,6 +449,10 @@ class Ledger:
         decided = [proposal_of(one) for one in self._table["decisions"]]
         return base_of(dict(self._newest().claims), neighbours, decided)
 
+    def restored(self) -> list[str]:
+        """Returns the sites that get their state from their neighbours when the newest generation begins."""
+        return without_state(dict(self._newest().claims)) if self._table["decisions"] else []
+
     def _newest(self) -> Certificate:
         return certificate_of(self._table["decisions"][-1])
 
@@ -391,4 +460,6 @@ class Ledger:
 def in_words(proposal: Proposal) -> str:
     if proposal.round is not None:
         return f"go back to round {proposal.round}"
+    if proposal.restored:
+        return f"restore {', '.join(proposal.restored)}"
     return f"continue without {', '.join(proposal.sites)}"

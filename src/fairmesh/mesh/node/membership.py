@@ -1,6 +1,5 @@
 """A site's membership in a mesh: its files, what it announces about its data, and the problem of all sites."""
 
-import fcntl
 import hashlib
 import json
 from collections import Counter
@@ -8,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ from fairmesh.mesh.probing import CLOCKS_APART_S
 from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import private_folder, read_bytes
+from fairmesh.storage.files import read_bytes
 
 _FORM = ("inputs", "targets", "test", "validation")  # facts that must be the same everywhere
 _OF_ALL_SITES = ("measure_phi", "keep_best", "keep_iterate", "compare_weights")
@@ -72,7 +71,7 @@ class Membership:
     def with_secret(self) -> "Membership":
         """Returns the same with the secret of the site's draws, which is made if the run has not begun."""
         path = secret_of(self.site.key)
-        if not path.exists() and any(self.site.state.glob("*/*")):
+        if not path.exists() and any(self.site.state.glob("generation-*/*")):
             raise BadInput(
                 f"{path} is missing, and the run in {self.site.state} was begun with it; restore it from a backup. "
                 "Without it the site cannot continue: the others have to vote it out"
@@ -132,21 +131,6 @@ class Membership:
         clock = theirs.get("clock")
         apart = float(clock) - now if isinstance(clock, int | float) and abs(clock) < 1e15 else 0.0
         return apart if abs(apart) > CLOCKS_APART_S else None
-
-
-def locked(folder: Path) -> TextIO:
-    """Locks a state folder until the returned file is closed, since two nodes with one state would destroy it."""
-    private_folder(folder)
-    try:
-        file = open(folder / "lock", "w")  # noqa: SIM115
-    except OSError as error:
-        raise BadInput(f"cannot use the state folder {folder}: {error.strerror or error}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise BadInput(f"another node is running with the state in {folder}; stop it first") from error
-    return file
 
 
 def own_data(membership: Membership) -> Problem:

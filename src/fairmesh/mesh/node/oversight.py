@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import fairmesh
-from fairmesh.errors import FairmeshError, Interrupted, in_a_line
+from fairmesh.errors import BadInput, FairmeshError, Interrupted, in_a_line
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.node.ledger import Ledger
@@ -16,6 +16,7 @@ from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.watching import Log, Monitor, waiting_chain, write_status
 from fairmesh.mesh.wire.bulletin import Bulletin, shortened
+from fairmesh.mesh.wire.links import HOW_TO_RESTORE
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import TrainingState
@@ -240,9 +241,10 @@ class Oversight(Watcher):
         ledger.vote()
         if self._deciding:
             return
-        voter, seen = ledger.voter(), ledger.seen()
-        due = voter.to_commit(seen.votes) or voter.to_follow(seen) or ledger.removed_by()
-        committed = voter.waits_for(seen) is not None  # before a restart
+        if ledger.has_forgotten():
+            self._end(BadInput(f"this site has forgotten what it had agreed to with the others. {HOW_TO_RESTORE}"))
+        due = ledger.due() or ledger.removed_by()
+        committed = ledger.waits_for() is not None  # before a restart
         with self._votes_lock:
             if (due or committed) and self._mailroom and not self._deciding:
                 self._decide = Decide()

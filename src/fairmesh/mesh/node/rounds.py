@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.membership import Membership, start_digest
 from fairmesh.mesh.node.reduction import spanning_tree
+from fairmesh.mesh.node.restoring import read_shared, restored, shared
 from fairmesh.mesh.node.store import Store, landmark_every
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
@@ -61,7 +62,7 @@ def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
     return {
         "site": membership.name,
         "removed": list(membership.mesh.removed),
-        "rewinds": membership.mesh.rewinds,
+        "restarts": membership.mesh.restarts,
         "data and model": problem.digest(),
         "secret of the draws": "none" if membership.secret is None else SecretIdentities([membership.secret]).digest(),
         **membership.agreed,
@@ -137,6 +138,22 @@ class Rounds:
         self._mailroom.post(0, dict.fromkeys(self._neighbours, mine))
         self._mailroom.take(0, self._neighbours, same)
 
+    def share(self, done: int, whom: Sequence[int]) -> None:
+        """Sends neighbours that have lost their state what this node knows of them, as of the checkpoint after round
+        `done`."""
+        self._go_to(done)
+        parts = {position: shared(self.state, 1 + self._neighbours.index(position)) for position in whom}
+        self._mailroom.post(restoring_step(done), parts)
+
+    def restore(self, done: int, into: Store) -> None:
+        """Waits for what the neighbours know of this site after round `done`, and writes it as a checkpoint."""
+        like, names = self.state, self._membership.mesh.names
+        found = self._mailroom.take(
+            restoring_step(done), self._neighbours, lambda position, data: read_shared(data, like)
+        )
+        state = restored(like, {names[position]: found[position] for position in self._neighbours})
+        into.save(state, done, self._identity, len(self._membership.present))
+
     def train(self, done: int) -> None:
         """Trains from the checkpoint after round `done` to the last round."""
         self._go_to(done)
@@ -166,6 +183,12 @@ class Rounds:
         for t in range(self.done, agreed):
             self._run.state = self.training.advance(self.state, t)
         return self.state
+
+
+def restoring_step(done: int) -> int:
+    """Returns the step in which neighbours send a site what they know of it, before the first round of a generation
+    that begins after `done` rounds."""
+    return done + FIRST_ROUND - 1
 
 
 class _SiteMeasuring(Observer):

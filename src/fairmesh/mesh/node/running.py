@@ -24,15 +24,14 @@ from fairmesh.mesh.node.membership import (
     Membership,
     common_problem,
     facts,
-    locked,
     misfit,
     outputs_allowed,
     own_data,
     refuse_many_outputs,
 )
 from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
-from fairmesh.mesh.node.rounds import Rounds, identity_of
-from fairmesh.mesh.node.store import Store, folder_of, put_aside, put_in_place
+from fairmesh.mesh.node.rounds import Rounds, identity_of, restoring_step
+from fairmesh.mesh.node.store import Store, folder_of, locked, put_aside, put_in_place
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
@@ -135,23 +134,31 @@ class _Node:
 
     def run(self, finished: bool = False) -> None:
         """Continues the run to its end. A node that has `finished` before was started again only because of a vote."""
-        if not self._ledger.begun:
-            self._ledger.begin(0)
-        if self._ledger.pending:
-            self._membership = self._in_generation(self._ledger.begun[-1].generation)
-            self._decide()
+        ledger = self._ledger
+        if not ledger.begun and not ledger.awaits_restoring:
+            ledger.begin(0)
+        deciding = ledger.pending
+        if deciding and ledger.begun:
+            self._membership = self._in_generation(ledger.begun[-1].generation)
         elif finished:
             if not self._decision_is_due():
                 return
-            self._decide()
+            deciding = True
         while True:
             try:
-                self._generation()
-                return
+                if not ledger.begun and not deciding:
+                    self._await_restoring()
+                if deciding:
+                    self._decide()
+                    deciding = False
+                if ledger.begun:
+                    self._generation()
+                    return
             except Decide:
-                self._decide()
+                deciding = True
             except Diverged as error:
                 self._after_divergence(error)
+                deciding = True
 
     def _in_generation(self, generation: int) -> Membership:
         return replace(self._membership, mesh=self._ledger.mesh_in(generation))
@@ -162,7 +169,10 @@ class _Node:
         store = Store(self._folder, membership.mesh.generation, self._log)
         done, self._rounds = store.newest or 0, None
         met = done > 0 or membership.mesh.generation > 1
+        owed = self._to_restore() if done and done == self._ledger.begun[-1].start else []
         with self._opened(done + FIRST_ROUND if met else 0) as mailroom:
+            for position in owed:
+                mailroom.owe(position, restoring_step(done))
             if self._facts is None:
                 with self._linked(mailroom, only_news=True):
                     oversight.activity = "connecting"
@@ -176,6 +186,8 @@ class _Node:
                 self._rounds = Rounds(membership, problem, mailroom, store, oversight, lambda: self._ledger.pinned)
                 if not met:
                     self._rounds.compare_starts()
+                if owed:
+                    self._rounds.share(done, owed)
                 self._rounds.train(done)
                 oversight.activity = "summing up"
                 result = self._folder / "result"
@@ -406,7 +418,42 @@ class _Node:
                 f"{error}. If another site's messages have caused this, vote it out (`fairmesh mesh remove`), start "
                 "the node again, and then go back to an earlier round (`fairmesh mesh rewind`)"
             ) from error
-        self._decide()
+
+    def _await_restoring(self) -> None:
+        """Waits, without a state, until all have voted to give this site one. Raises Decide then. Takes over what the
+        sites have decided before."""
+        ledger = self._ledger
+        while True:
+            self._membership = replace(self._membership, mesh=ledger.mesh)
+            with self._opened(0) as mailroom, self._linked(mailroom, only_news=True):
+                self.oversight.activity = "waiting for votes to restore this site"
+                ledger.vote()
+                self._wait(ledger.adopt, lambda: ledger.without_vote() or ["the others"])
+
+    def _to_restore(self) -> list[int]:
+        """Returns the positions of the neighbours that have lost their state and get one from this generation's
+        start."""
+        lost = self._ledger.restored()
+        return [one.position for one in self._membership.neighbours if one.name in lost]
+
+    def _restore(self, done: int, membership: Membership) -> None:
+        """Writes the first checkpoint of a generation from what the neighbours know of this site."""
+        self._membership = membership
+        store = Store(self._folder, membership.mesh.generation, self._log)
+        if store.newest == done:
+            return
+        with self._opened(restoring_step(done)) as mailroom:
+            self.oversight.activity = "waiting for what the neighbours know of this site"
+            if self._facts is None:
+                with self._linked(mailroom, only_news=True):
+                    self._facts = self._agreed_facts()
+            self._announce_ready(self._facts)
+            problem = self._problem(membership)
+            mailroom.largest = _largest(problem.flat_model.dim, problem.n)
+            mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
+            with self._linked(mailroom):
+                Rounds(membership, problem, mailroom, store, self.oversight).restore(done, store)
+        self._log("warning", "this site's state was restored from its neighbours", round=done)
 
     def _decision_is_due(self) -> bool:
         """Waits until all have voted as this site has. Returns False if it has not voted, or takes its vote back."""
@@ -446,14 +493,15 @@ class _Node:
         claim = self._claim()
         ledger.commit(Commit(due, claim))
         self._remember()
-        self._observe("committed", claim.begun[-1].done)
-        self._log("warning", "all have voted", decision=in_words(due.proposal), round=claim.begun[-1].done)
+        done = claim.begun[-1].done if claim.begun else None
+        self._observe("committed", done or 0)
+        self._log("warning", "all have voted", decision=in_words(due.proposal), round=done)
         return True
 
     def _claim(self) -> Claim:
         """Returns how far this node has come, in every generation whose state it keeps."""
         begun, rounds = self._ledger.begun, self._rounds
-        if self._ledger.pending:  # it has not trained since it said so
+        if self._ledger.pending or not begun:  # it has not trained since it said so, or has lost its state
             return Claim(tuple(begun), self._ledger.outputs())
         last = begun[-1]
         store = Store(self._folder, last.generation, self._log)
@@ -484,8 +532,10 @@ class _Node:
             put_aside(self._folder / written, before.mesh.generation)
         (self._folder / "finished").unlink(missing_ok=True)
         self._observe("agreed", base.round)
-        self._membership = before
-        if base.round:
+        if base.round and self._membership.name in ledger.restored():
+            self._restore(base.round, after)
+        elif base.round:
+            self._membership = before
             self._save_without(base.round, before, after)
         self._observe("saved without", base.round)
         ledger.begin(base.round)
@@ -498,6 +548,7 @@ class _Node:
         left since. The kept checkpoints before that round are taken over in the same way, so that all can still go back
         to them."""
         gone = [name for name in after.mesh.removed if name not in before.mesh.removed]
+        changed = bool(gone or self._ledger.restored())
         numbers = [before.present.index(before.mesh.position(name)) for name in gone]
         slots = [before.present.index(p) for p in (before.position, *(one.position for one in before.neighbours))]
         problem = self._problem(after)
@@ -511,7 +562,7 @@ class _Node:
 
             def reduced(done: int) -> TrainingState:
                 state = rounds.state_at(done)
-                return leaving.without(state, numbers, slots, problem.prior_of_sites) if gone else state
+                return leaving.without(state, numbers, slots, problem.prior_of_sites) if changed else state
 
             for kept in [one for one in store.landmarks if one <= agreed]:
                 into.keep(reduced(kept), kept, identity)
@@ -523,7 +574,7 @@ class _Node:
 
 def _largest(dim: int, n: int) -> int:
     """Returns a bound on the bytes of a message: several uncompressed parts, and the sums at the end."""
-    return (1 << 16) + 8 * (4 * dim + 8 * n)
+    return (1 << 16) + 8 * (6 * dim + 8 * n)
 
 
 @contextmanager

@@ -1,15 +1,17 @@
 """The checkpoints in a node's state folder, for each generation of the mesh."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from fairmesh.errors import CheckpointError
+from fairmesh.errors import BadInput, CheckpointError
 from fairmesh.mesh.wire.journal import is_complete, storing
 from fairmesh.mesh.wire.links import Report
 from fairmesh.storage.checkpoint import OtherFormat, load_checkpoint, round_of, save_checkpoint
+from fairmesh.storage.files import private_folder
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 _KEPT = "landmarks"  # their folder
@@ -30,6 +32,35 @@ def landmarks_in(state: Path, generation: int) -> list[int]:
     """Returns the rounds to which a node can go back with all others."""
     folder = folder_of(state, generation) / _KEPT
     return sorted(int(path.stem.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*.safetensors"))
+
+
+def locked(folder: Path) -> TextIO:
+    """Locks a state folder until the returned file is closed, since two nodes with one state would destroy it."""
+    private_folder(folder)
+    try:
+        file = open(folder / "lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise BadInput(f"cannot use the state folder {folder}: {error.strerror or error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise BadInput(f"another node is running with the state in {folder}; stop it first") from error
+    return file
+
+
+def put_run_aside(state: Path) -> None:
+    """Moves what a node has of a run into a folder of its own, since it begins again without it. Nothing is deleted."""
+    names = ("generation-*", "unconfirmed-*", "decisions.json", "vote.json", "facts.json", "bulletin.json")
+    found = [path for name in names for path in sorted(state.glob(name))]
+    if not found:
+        return
+    number = 1
+    while (aside := state / f"before-restoring-{number}").exists():
+        number += 1
+    aside.mkdir()
+    for path in found:
+        os.replace(path, aside / path.name)
 
 
 class Store:

@@ -108,7 +108,7 @@ def _begun(value: Any) -> bool:
     def entry(one: Any) -> bool:
         return isinstance(one, list) and len(one) == 4 and all(map(_count, one))
 
-    return isinstance(value, list) and 0 < len(value) <= _GENERATIONS_AT_MOST and all(map(entry, value))
+    return isinstance(value, list) and len(value) <= _GENERATIONS_AT_MOST and all(map(entry, value))
 
 
 def _form(value: Any, fields: Mapping[str, Callable[[Any], bool]]) -> bool:
@@ -124,7 +124,12 @@ def _commits(value: Any) -> bool:
     return isinstance(value, dict) and all(_short(site) and _form(one, form) for site, one in value.items())
 
 
-_PROPOSAL = {"generation": _count, "sites": _names, "round": lambda value: value is None or _count(value)}
+_PROPOSAL = {
+    "generation": _count,
+    "sites": _names,
+    "round": lambda value: value is None or _count(value),
+    "restored": _names,
+}
 _CLAIM = {"begun": _begun, "outputs": _count}
 
 # The fields that the body of each kind must have, with a check for each.

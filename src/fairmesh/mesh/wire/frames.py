@@ -24,6 +24,10 @@ class Refused(FairmeshError):
     """What came over an edge cannot be accepted. The text says why, and is sent to the sender."""
 
 
+class StateLost(Refused):
+    """A neighbour has lost the state it had. Only people can help."""
+
+
 class RefusedThere(Refused):
     """The other side refuses what came from this one."""
 
@@ -37,6 +41,7 @@ class Kind(IntEnum):
     NEWS = 4  # announcements of sites
     FINISHED = 5  # I need nothing more from you
     REFUSED = 6  # why I close the stream
+    STATE_LOST = 7  # the same, and trying again does not help: you have lost the state that you had
 
 
 def check_length(kind: int, length: int, largest: int) -> None:
@@ -47,6 +52,7 @@ def check_length(kind: int, length: int, largest: int) -> None:
         Kind.NEWS: _NEWS_AT_MOST,
         Kind.FINISHED: 1,
         Kind.REFUSED: 1 + _REASON_AT_MOST,
+        Kind.STATE_LOST: 1 + _REASON_AT_MOST,
     }
     bound = bounds.get(Kind(kind), _HELLO_AT_MOST) if kind in set(Kind) else _HELLO_AT_MOST
     if length > bound:
@@ -123,8 +129,9 @@ def finished() -> bytes:
     return bytes([Kind.FINISHED])
 
 
-def refused(reason: str) -> bytes:
-    return bytes([Kind.REFUSED]) + reason.encode(errors="replace")[:_REASON_AT_MOST]
+def refused(reason: Refused) -> bytes:
+    kind = Kind.STATE_LOST if isinstance(reason, StateLost) else Kind.REFUSED
+    return bytes([kind]) + str(reason).encode(errors="replace")[:_REASON_AT_MOST]
 
 
 def read_frame(data: bytes) -> Frame:
@@ -139,7 +146,7 @@ def read_frame(data: bytes) -> Frame:
         if len(data) != _STEP.size:
             raise Refused(f"an acknowledgement of {len(data)} bytes; it has {_STEP.size}")
         return Frame(Kind.ACK, durable=_STEP.unpack(data)[1])
-    if kind in (Kind.NEWS, Kind.REFUSED):
+    if kind in (Kind.NEWS, Kind.REFUSED, Kind.STATE_LOST):
         return Frame(Kind(kind), body=data[1:])
     if kind == Kind.FINISHED and len(data) == 1:
         return Frame(Kind.FINISHED)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fairmesh.errors import FairmeshError
+from fairmesh.errors import BadInput, FairmeshError
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
@@ -24,6 +24,10 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 from fairmesh.mesh.wire.tls_stream import Credentials
 from fairmesh.mesh.wire.token_bucket import TokenBucket
 
+HOW_TO_RESTORE = (
+    "To restore this site from its neighbours, run `fairmesh mesh restore` with its name here and at all other sites, "
+    "then start this node again"
+)
 _TELL_EVERY_S = 60.0
 _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
@@ -243,7 +247,7 @@ class Links:
             refusal = f"it has {_STREAMS} streams open already"
         if neighbour is None or refusal:
             self._limiter("warning", "refused", who, refusal)
-            await _send_refusal(connection, f"{who}: {refusal}")
+            await _send_refusal(connection, Refused(f"{who}: {refusal}"))
             return
         self._open[who] += 1
         try:
@@ -287,7 +291,7 @@ class Links:
         shown = ssl.DER_cert_to_PEM_cert(connection.peer_certificate()).encode()
         unknown = self._refusal(neighbour.name, shown)
         if unknown:
-            await _send_refusal(connection, unknown)
+            await _send_refusal(connection, Refused(unknown))
             raise Refused(unknown)
         mine = self._mailroom.progress(neighbour.position)
         greeting = frames.hello(self._greeting() | {"holds": list(mine), "clock": time.time()})
@@ -299,12 +303,12 @@ class Links:
             raise Refused(f"no greeting within {_GREETING_S:.0f} s") from None
         except Refused as error:
             self._mailroom.note_refusal(neighbour.position, str(error))
-            await _send_refusal(connection, str(error))
+            await _send_refusal(connection, error)
             raise
         if first is None:
             return
-        if first[:1] == bytes([Kind.REFUSED]):
-            raise RefusedThere(f"it refuses: {frames.read_frame(first).reason()}")
+        if first[:1] in (bytes([Kind.REFUSED]), bytes([Kind.STATE_LOST])):
+            raise self._refused_there(neighbour, frames.read_frame(first))
         stream = _Stream(loop)
         try:
             table = frames.read_hello(first)
@@ -318,7 +322,7 @@ class Links:
                 self._mailroom.connected(neighbour.position, stream, theirs)
         except Refused as error:
             self._mailroom.note_refusal(neighbour.position, str(error))
-            await _send_refusal(connection, str(error))
+            await _send_refusal(connection, error)
             raise
         if replaced is not None:
             replaced.ended.set()
@@ -347,7 +351,7 @@ class Links:
             if stream.only_news:
                 self._mailroom.note_refusal(neighbour.position, str(error))
             self._mailroom.refuse(neighbour.position, str(error), stream)
-            await _send_refusal(connection, str(error))
+            await _send_refusal(connection, error)
             raise
         except ConnectionLost as error:
             why = str(error)
@@ -365,7 +369,7 @@ class Links:
         position = neighbour.position
         while (data := await connection.receive()) is not None:
             frame = frames.read_frame(data)
-            if stream.only_news and frame.kind not in (Kind.NEWS, Kind.REFUSED):
+            if stream.only_news and frame.kind not in (Kind.NEWS, Kind.REFUSED, Kind.STATE_LOST):
                 continue
             if frame.kind in (Kind.MESSAGE, Kind.ACK):
                 self._mailroom.acknowledged(position, stream, frame.durable)
@@ -383,8 +387,13 @@ class Links:
             elif frame.kind == Kind.FINISHED:
                 self._finished_there.add(neighbour.name)
                 self._see_whether_finished()
-            elif frame.kind == Kind.REFUSED:
-                raise RefusedThere(f"it refuses: {frame.reason()}")
+            elif frame.kind in (Kind.REFUSED, Kind.STATE_LOST):
+                raise self._refused_there(neighbour, frame)
+
+    def _refused_there(self, neighbour: Neighbour, frame: frames.Frame) -> RefusedThere:
+        if frame.kind == Kind.STATE_LOST:
+            self._mailroom.stop(BadInput(f"{neighbour.name} refuses this site: {frame.reason()}. {HOW_TO_RESTORE}"))
+        return RefusedThere(f"it refuses: {frame.reason()}")
 
     def _hear(self, neighbour: Neighbour, stream: _Stream, news: bytes) -> None:
         """Takes news, unless the neighbour sends more than any honest one has to say."""
@@ -427,7 +436,7 @@ class Links:
             self.all_finished.set()
 
 
-async def _send_refusal(connection: Connection, reason: str) -> None:
+async def _send_refusal(connection: Connection, reason: Refused) -> None:
     """Sends the reason why this side ends the connection. Does not wait for a peer that does not read."""
     with suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(1.0):

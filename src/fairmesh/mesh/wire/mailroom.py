@@ -20,6 +20,7 @@ from fairmesh.errors import FairmeshError, in_a_line
 from fairmesh.mesh.wire.frames import (
     MESSAGE_HEAD_BYTES,
     Refused,
+    StateLost,
     ack,
     message,
 )
@@ -179,6 +180,11 @@ class Mailroom:
         self._wake(fresh)
         self._posting_s = time.perf_counter() - began
 
+    def owe(self, position: int, step: int) -> None:
+        """Notes that a neighbour will be sent a message of this step, which is before this node's next round."""
+        with self._changed:
+            self._edges[position].next_post = step
+
     def _wait_for_room(self, positions: Iterable[int]) -> None:
         """Waits for neighbours that have not acknowledged the last messages: they, or their disks, hang."""
         now = time.monotonic()
@@ -254,8 +260,9 @@ class Mailroom:
                 self._raise_if_stopped()
                 if self.alone:
                     raise FairmeshError(
-                        f"the journal has lost messages of step {step}, which this node needs to go back; restore its "
-                        "state from a backup, or let the other sites vote it out"
+                        f"the journal has lost messages of step {step}, which this node needs to go back; put back its "
+                        "state from a backup, or move its state folder away and let all sites vote to give it a new "
+                        "one with `fairmesh mesh restore`"
                     )
                 self.waiting_for = {position: self.waiting_for.get(position, now) for position in missing}
                 self._changed.wait(_LOOK_EVERY_S)
@@ -362,16 +369,17 @@ class Mailroom:
                 raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
             asked = range(theirs.due, edge.next_post)
             if theirs.due == 0 and edge.posted and edge.durable > 1 and 0 not in edge.outbox:
-                raise Refused(
+                raise StateLost(
                     "it begins again, but it has taken part in this run already: what it computes now may differ from "
-                    "what it has sent; restore its newest state from a backup, or vote it out"
+                    "what it has sent; put back its newest state from a backup, let all sites vote to give it a new "
+                    "one with `fairmesh mesh restore`, or vote it out"
                 )
             lost = next((s for s in asked if s not in edge.outbox and position not in self._journal.receivers(s)), None)
             if lost is not None:
-                raise Refused(
+                raise StateLost(
                     f"it asks for step {lost}, which it had acknowledged and which is no longer kept here: it has "
-                    "lost what it had; restore its newest state from a backup, go back to an earlier round with "
-                    "`fairmesh mesh rewind`, or vote it out"
+                    "lost what it had; put back its newest state from a backup, let all sites vote to give it a new "
+                    "one with `fairmesh mesh restore`, or vote it out"
                 )
             if theirs.durable < edge.acknowledged:
                 edge.acknowledged = theirs.durable

@@ -1,0 +1,134 @@
+"""The state of a site that has lost its own, from what its neighbours know.
+
+Each neighbour sends once: its copy of the lost site's public model, its own public copy, and what is nearly the same
+at all sites, such as the weights. Then the lost site and its neighbours have the same public copies again. Everything
+else begins anew: the lost site's momentum, and at all sites what sums to zero over the sites.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fairmesh.algorithms.gossip import PublicCopies
+from fairmesh.compression import DecodeError
+from fairmesh.errors import FairmeshError
+from fairmesh.networks.roles import Role, StateView, roles_of
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
+from fairmesh.training.loop import TrainingState
+
+_MINE, _YOURS, _COMMON = "copy of the sender", "copy of the receiver", "common"
+
+
+def shared(state: TrainingState, slot: int) -> bytes:
+    """Returns what a node sends to the neighbour in a slot of its copies, if that has lost its state."""
+    parts = {}
+    for path, kept in _copies_in(state).items():
+        parts[f"{_MINE}:{path}"] = kept[..., 0, :]
+        parts[f"{_YOURS}:{path}"] = kept[..., slot, :]
+    tensors = flatten_state(state)
+    parts |= {f"{_COMMON}:{path}": tensors[path] for path in _common_in(state)}
+    return save({name: tensor.detach().cpu().contiguous() for name, tensor in parts.items()})
+
+
+def read_shared(data: bytes, like: TrainingState) -> dict[str, Tensor]:
+    """Returns what a neighbour has sent. Raises DecodeError if it does not fit this run."""
+    try:
+        found = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise DecodeError("what it knows of this site cannot be read") from error
+    tensors = flatten_state(like)
+    expected = {
+        f"{which}:{path}": kept[..., 0, :] for path, kept in _copies_in(like).items() for which in (_MINE, _YOURS)
+    }
+    expected |= {f"{_COMMON}:{path}": tensors[path] for path in _common_in(like)}
+    if found.keys() != expected.keys():
+        raise DecodeError("what it knows of this site is not of this algorithm")
+    for name, tensor in found.items():
+        if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
+            raise DecodeError(f"its {name} has another shape or type than that of this run")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise DecodeError(f"its {name} is not finite")
+    return {name: tensor.to(expected[name].device) for name, tensor in found.items()}
+
+
+def restored(initial: TrainingState, told: Mapping[str, dict[str, Tensor]]) -> TrainingState:
+    """Returns the state of a site that has lost its own.
+
+    Args:
+        initial: A state of the run before its first round.
+        told: What each neighbour has sent, by name, in the order of the slots of this site's copies.
+
+    Raises:
+        FairmeshError: If neighbours have different copies of this site's model.
+    """
+    tensors, names, parts = flatten_state(initial), list(told), list(told.values())
+    for path in _copies_in(initial):
+        own = parts[0][f"{_YOURS}:{path}"]
+        for name, part in told.items():
+            if not torch.equal(part[f"{_YOURS}:{path}"], own):
+                raise FairmeshError(
+                    f"{names[0]} and {name} have different copies of this site's model, so one of them does not tell "
+                    "the truth; let the others vote it out, or vote for an earlier round"
+                )
+        kept = torch.stack([own, *(part[f"{_MINE}:{path}"] for part in parts)], dim=-2)
+        tensors[path] = kept
+        tensors[path.removesuffix(_OF_NEIGHBOURS) + "own"] = own.clone()
+    for path in _common_in(initial):
+        tensors[path] = _mean([part[f"{_COMMON}:{path}"] for part in parts])
+    state: TrainingState = unflatten_state(initial, tensors)
+    copies = _of_models(state.algorithm)
+    if copies is not None:
+        models = StateView(state.algorithm).models(state.algorithm)
+        path = next(path for path, tensor in flatten_state(state).items() if tensor is models)
+        state = unflatten_state(state, flatten_state(state) | {path: copies.own.clone()})
+    return _averages_from_now(state)
+
+
+_OF_NEIGHBOURS = "of_neighbours"
+
+
+def _copies_in(state: Any) -> dict[str, Tensor]:
+    """Returns the copies that a node keeps of its neighbours' models and of its own, (..., slots, dim), by path."""
+    roles, tensors = roles_of(state), flatten_state(state)
+    return {path: t for path, t in tensors.items() if roles[path].per_neighbour and path.endswith(_OF_NEIGHBOURS)}
+
+
+def _common_in(state: TrainingState) -> list[str]:
+    """Returns the paths of what is nearly the same at all sites. That includes the models themselves only where they
+    travel as they are."""
+    roles = roles_of(state.algorithm, "state.algorithm")
+    whole = _of_models(state.algorithm) is None
+    return [path for path, role in roles.items() if _is_common(role) or (whole and role.shows == "models")]
+
+
+def _is_common(role: Role) -> bool:
+    public = role.common or role.held_by == "all" or role.shows == "duals"
+    return public and not role.per_neighbour and not role.sums_to_zero
+
+
+def _of_models(algorithm_state: Any) -> PublicCopies | None:
+    """Returns the public copies of the models, if the algorithm keeps any."""
+    models = StateView(algorithm_state).models(algorithm_state)
+    found = (one for one in algorithm_state if isinstance(one, PublicCopies) and one.own.shape == models.shape)
+    return next(found, None)
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    if not values[0].is_floating_point():
+        return values[0]
+    return torch.stack(list(values)).mean(dim=0)
+
+
+def _averages_from_now(state: TrainingState) -> TrainingState:
+    """Returns the state with the averages over time set to what the site has now, since it does not know the past."""
+    view = StateView(state.algorithm)
+    models, duals = view.models(state.algorithm).mean(dim=-2), view.duals(state.algorithm)
+    return state._replace(
+        average_model=models.to(state.average_model),
+        average_dual=state.average_dual if duals is None else duals.mean(dim=-2).to(state.average_dual),
+        iterate=None if state.iterate is None else models.to(state.iterate),
+    )
