@@ -1,10 +1,12 @@
 """Votes, commits and certificates of sites as they are announced, signed and kept."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
+from fairmesh.errors import BadInput
 from fairmesh.mesh.certificates import make_authority, make_key, sign
 from fairmesh.mesh.members import Member, Mesh
 from fairmesh.mesh.node.decisions import (
@@ -18,6 +20,7 @@ from fairmesh.mesh.node.decisions import (
     claim_table,
 )
 from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
+from fairmesh.mesh.node.store import locked
 from fairmesh.mesh.wire.bulletin import Bulletin
 from tests.refusals import refused
 
@@ -64,9 +67,15 @@ class Sites:
             for receiver in names:
                 self.boards[receiver].heard(self.boards[sender].news(0)[1])
 
-    def vote(self, name, *gone):
-        wish(self.folder / name, self.ledgers[name].mesh, name, gone)
+    def vote(self, name, *gone, restored=()):
+        wish(self.folder / name, self.ledgers[name].mesh, name, gone, None, restored)
         self.ledgers[name].vote()
+
+    def lose(self, name):
+        """A site's disk is gone; people vote to restore the site."""
+        shutil.rmtree(self.folder / name)
+        wish(self.folder / name, _mesh(), name, (), None, [name])
+        self.start(name)
 
     def act(self, name, done=10):
         """Commits or follows, as a node does."""
@@ -75,7 +84,8 @@ class Sites:
         if isinstance(due, Certificate):
             ledger.follow(due)
         elif due is not None:
-            ledger.commit(Commit(due, Claim((*ledger.begun[:-1], ledger.begun[-1]._replace(done=done)), 10)))
+            begun = (*ledger.begun[:-1], ledger.begun[-1]._replace(done=done)) if ledger.begun else ()
+            ledger.commit(Commit(due, Claim(begun, 10)))
 
     def remove_d(self, **done):
         for name in "abc":
@@ -126,6 +136,102 @@ def test_vote_can_be_taken_back_and_a_site_that_committed_goes_on(sites):
         sites.act(name)
     assert sites.ledgers["a"].voter().waits_for(sites.ledgers["a"].seen()) is None
     assert not any(sites.ledgers[name].pending for name in "abc")
+
+
+def test_site_that_votes_again_and_again_does_not_stop_the_others_every_time(sites, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("fairmesh.mesh.node.ledger.time.monotonic", lambda: now[0])
+    sites.start("a")
+
+    def voted_again() -> int:
+        before = len(sites.ledgers["a"].voter().commits)
+        sites.vote("c")
+        sites.vote("c", "d")
+        sites.tell(*"abc")
+        sites.act("a")
+        return len(sites.ledgers["a"].voter().commits) - before
+
+    for name in "abc":
+        sites.vote(name, "d")
+    assert [voted_again() for _ in range(5)] == [1, 1, 1, 0, 0]
+    now[0] += 2.5
+    assert [voted_again() for _ in range(2)] == [1, 0]
+    now[0] += 2.5
+    assert voted_again() == 0, "the pause grows"
+    now[0] += 1e9
+    assert voted_again() == 1
+
+
+def test_commit_after_the_vote_was_taken_back_is_followed_and_its_site_named(sites):
+    sites.remove_d()  # all have committed; b has not told the others yet
+    sites.tell("a", "c")
+    sites.vote("b")
+    ledger = sites.ledgers["a"]
+    sites.boards["a"].heard(sites.boards["b"].quoted("certificate")[1])
+    sites.tell(*"abc")
+    due = ledger.due()
+    assert isinstance(due, Certificate)
+    assert ledger.voted_otherwise_since(due) == ["b"]
+
+
+def test_site_that_has_lost_its_state_is_restored_by_all(sites):
+    sites.lose("d")
+    ledger = sites.ledgers["d"]
+    assert ledger.awaits_restoring
+    for name in NAMES:
+        sites.vote(name, restored=["d"])
+    for _ in range(3):
+        sites.tell(*NAMES)
+        for name in NAMES:
+            sites.act(name, done=7)
+    assert all(one.pending and one.restored() == ["d"] and one.base() == (1, 7) for one in sites.ledgers.values())
+    assert ledger.mesh.generation == 2
+    ledger.begin(7)
+    assert not ledger.pending
+    assert not ledger.awaits_restoring
+
+
+def test_site_that_has_lost_its_state_takes_over_what_was_decided_before(sites):
+    sites.remove_d()
+    for _ in range(2):
+        sites.tell(*"abc")
+        for name in "abc":
+            sites.act(name)
+    sites.lose("c")
+    ledger = sites.ledgers["c"]
+    sites.tell(*"abc")
+    assert ledger.adopt()
+    assert ledger.mesh.removed == ("d",)
+    assert not ledger.pending
+    ledger.vote()
+    assert sites.boards["c"].of("c", "vote")["generation"] == 2
+
+
+def test_site_with_an_empty_state_that_had_agreed_to_something_knows_that_it_has_forgotten_it(sites):
+    sites.remove_d()
+    for _ in range(2):
+        sites.tell(*"abc")
+        for name in "abc":
+            sites.act(name)
+    shutil.rmtree(sites.folder / "c")
+    (sites.folder / "c").mkdir()
+    sites.start("c")
+    sites.ledgers["c"].begin(0)
+    assert not sites.ledgers["c"].has_forgotten()
+    sites.tell(*"abc")
+    assert sites.ledgers["c"].has_forgotten()
+    assert not any(sites.ledgers[name].has_forgotten() for name in "ab")
+
+
+def test_what_is_left_of_a_run_is_put_aside_and_not_while_the_node_runs(tmp_path):
+    state = tmp_path / "state"
+    (state / "generation-1").mkdir(parents=True)
+    (state / "log.jsonl").write_text("{}")
+    with locked(state), refused("another node is running", error=BadInput):
+        wish(state, _mesh(), "a", (), None, ["a"])
+    wish(state, _mesh(), "a", (), None, ["a"])
+    assert (state / "before-restoring-1" / "generation-1").exists()
+    assert (state / "log.jsonl").exists()
 
 
 def test_promises_survive_a_restart_and_news_that_are_lost(sites):
@@ -188,7 +294,7 @@ def test_certificate_without_the_signature_of_one_who_remains_is_none(sites):
 def test_two_cannot_remove_two_and_the_command_says_so(sites):
     with refused("2 of 4", "more than half"):
         wish(sites.folder / "a", _mesh(), "a", ["c", "d"])
-    table = {"generation": 1, "sites": ["c", "d"], "round": None}
+    table = {"generation": 1, "sites": ["c", "d"], "round": None, "restored": []}
     for name in "ab":
         (sites.folder / name / "vote.json").write_text(json.dumps(table))
         sites.ledgers[name].vote()

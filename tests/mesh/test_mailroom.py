@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, Interrupted
-from fairmesh.mesh.wire.frames import Kind, Refused, read_frame
+from fairmesh.mesh.wire.frames import Kind, Refused, StateLost, read_frame
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 from tests.examples import THOROUGH
@@ -312,7 +312,7 @@ def test_neighbour_that_asks_for_what_is_no_longer_kept_is_told_what_is_lost_and
     mailroom.acknowledged(1, stream, 4)
     mailroom.rotate(4)
     mailroom.post(4, {1: text("me", 4)})
-    with refused("step 2", "acknowledged", "backup", "rewind", "vote", error=Refused):
+    with refused("step 2", "acknowledged", "backup", "mesh restore", "vote", error=StateLost):
         mailroom.connected(1, object(), Progress(2, 2))
 
 

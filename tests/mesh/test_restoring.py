@@ -12,10 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from fairmesh.algorithms.ad_gda import ADGDAState
+from fairmesh.algorithms.gossip import PublicCopies
 from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError
 from fairmesh.mesh.node.restoring import read_shared, restored, shared
+from fairmesh.networks.base import Traffic
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
+from fairmesh.training.loop import TrainingState
 from tests.mesh.test_hostile_votes import EXPERIMENT, NAMES, ROOT, Run, _waits_at
 
 OPTIONS = '\n[options]\nmeasure_every = 16\ncheckpoint_every = 5\ndtype = "float64"\n'
@@ -25,6 +29,73 @@ ALGORITHMS = {
     "tracked-ad-gda": BEGINNING + '[algorithm]\nname = "tracked-ad-gda"' + OPTIONS,
     "dsgd": BEGINNING + '[algorithm]\nname = "dsgd"\nprimal_step = 0.5' + OPTIONS,
 }
+
+
+def _node(number: int, copies: torch.Tensor) -> TrainingState:
+    """The state of AD-GDA at one of three nodes that all know each other, after some rounds; slot 0 is its own."""
+    slots = [number, *(other for other in range(3) if other != number)]
+    kept = copies[slots].reshape(1, 1, 3, -1)
+    models, duals = kept[..., 0, :] + 0.01, torch.tensor([[[0.5, 0.3, 0.2]]]) + 0.01 * number
+    state = ADGDAState(models, duals, PublicCopies(kept[..., 0, :].clone(), kept), None)
+    nothing = torch.zeros(())
+    averages = models[:, 0] - 1.0, duals[:, 0] - 0.1
+    return TrainingState(state, *averages, None, Traffic(nothing, nothing, nothing, nothing), None)
+
+
+@pytest.fixture
+def mesh():
+    copies = torch.arange(12.0).reshape(3, 4)
+    nodes = [_node(number, copies) for number in range(3)]
+    slot = {0: 2, 1: 2}  # of node 2 at each of the others
+    return nodes, {f"node {k}": read_shared(shared(nodes[k], slot[k]), nodes[2]) for k in slot}
+
+
+def test_restored_site_has_the_public_copies_that_it_had(mesh):
+    (_, _, before), told = mesh
+    initial = unflatten_state(before, {path: torch.zeros_like(t) for path, t in flatten_state(before).items()})
+    found = restored(initial, told)
+    assert torch.equal(found.algorithm.copies.own, before.algorithm.copies.own)
+    assert torch.equal(found.algorithm.copies.of_neighbours, before.algorithm.copies.of_neighbours)
+    assert torch.equal(found.algorithm.models, before.algorithm.copies.own), "its model is what others know of it"
+    torch.testing.assert_close(found.algorithm.duals, torch.tensor([[[0.505, 0.305, 0.205]]]))
+    assert torch.equal(found.average_model, found.algorithm.models[:, 0])
+
+
+def test_neighbours_do_not_send_their_models_but_only_their_public_copies(mesh):
+    nodes, told = mesh
+    sent = torch.cat([tensor.flatten() for tensor in told["node 0"].values()])
+    assert not torch.isin(nodes[0].algorithm.models.flatten(), sent).any()
+
+
+def test_different_copies_of_a_site_are_named(mesh):
+    (_, _, before), told = mesh
+    name = next(name for name in told["node 1"] if name.startswith("copy of the receiver"))
+    told["node 1"][name] = told["node 1"][name] + 1e-3
+    with pytest.raises(FairmeshError, match="node 0 and node 1 have different copies"):
+        restored(before, told)
+
+
+def _changed(kind: str, data: bytes) -> bytes:
+    tensors = load(data)
+    name = next(iter(tensors))
+    if kind == "no file":
+        return data[:20]
+    if kind == "missing":
+        del tensors[name]
+    if kind == "shape":
+        tensors[name] = tensors[name][..., :-1].contiguous()
+    if kind == "dtype":
+        tensors[name] = tensors[name].double()
+    if kind == "nan":
+        tensors[name] = tensors[name] * float("nan")
+    return save(tensors)
+
+
+@pytest.mark.parametrize("kind", ["no file", "missing", "shape", "dtype", "nan"])
+def test_what_does_not_fit_the_run_is_refused(mesh, kind):
+    nodes, _ = mesh
+    with pytest.raises(DecodeError):
+        read_shared(_changed(kind, shared(nodes[0], 2)), nodes[2])
 
 
 def _state(run: Run, name: str) -> Path:

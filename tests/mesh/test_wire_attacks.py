@@ -227,7 +227,7 @@ def test_peer_that_is_refused_or_never_greets_is_disconnected_and_one_that_was_v
 
     hello = frames.hello(hello_of(folder / "beta", agreed={"rounds": 7}))
     nodes.before_start = hurry
-    removal = {"generation": 1, "sites": ["alpha"], "round": None, "votes": {}, "commits": {}}
+    removal = {"generation": 1, "sites": ["alpha"], "round": None, "restored": [], "votes": {}, "commits": {}}
     (folder / "gamma" / "state").mkdir(mode=0o700)
     decided = {"decisions": [removal], "begun": [[2, 0, 0, 0]]}
     (folder / "gamma" / "state" / "decisions.json").write_text(json.dumps(decided))

@@ -41,10 +41,11 @@ ANNOUNCED = {  # by kind of announcement
     "refusing": "whose messages it refuses, and why",
     "result": "at the end: its metrics of the common model on its own data, and the digest of its result",
     "certificate": "its certificate",
-    "vote": "its votes to continue without a site or to go back to a round",
+    "vote": "its votes to continue without a site, to restore one, or to go back to a round",
     "commit": "that it is bound to such votes, and its round",
     "follow": "what was decided so",
 }
+_TO_RESTORE = "what is known of both sites' models from messages, and what is nearly the same at all sites"
 _AT_THE_END = (
     "partial sums of the models, weights and traffic, along a tree of neighbours",
     "partial sums that contain its metrics of the common model on its own data",
@@ -80,6 +81,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "bits_per_parameter": _bits(table.get("algorithm"), table),
             "to_all_sites": list(ANNOUNCED.values()),
             "at_the_end": list(_AT_THE_END),
+            "to_restore_a_neighbour": _TO_RESTORE,
         },
         "to": {
             "neighbours": {name: mesh.member(name).address for name in mesh.neighbours(site.name)},
@@ -167,6 +169,7 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         f"  {_size(leaves['bits_per_parameter'], until['rounds'])}",
         *(f"  to all sites: {part}" for part in leaves["to_all_sites"]),
         *(f"  at the end: {part}" for part in leaves["at_the_end"]),
+        f"  if this site has voted to restore a neighbour, to that one: {leaves['to_restore_a_neighbour']}",
         "  Samples, labels and keys are not sent. What is sent is computed from samples and can reveal some of them.",
         "",
         "TO WHOM",

@@ -202,9 +202,10 @@ class Voter:
         return len(following) >= min(enough, len(kept))
 
     def to_adopt(self, seen: Seen) -> Certificate | None:
-        """Returns the certificate by which this generation has ended, for a site that has lost its state and with it
-        what it had promised. It carries this site's own commit; the most followed one counts."""
-        found = [one for one in seen.follows.values() if self.own in dict(one.claims)]
+        """Returns the certificate by which this generation has ended, if it carries a commit of this site that this
+        site has forgotten, because it has lost its state. The most followed one counts."""
+        mine = [commit.ballot for commit in self.commits]
+        found = [one for one in seen.follows.values() if self.own in dict(one.claims) and one.ballot not in mine]
         return max(found, key=lambda one: sum(other.ballot == one.ballot for other in found), default=None)
 
     def removed_by(self, seen: Seen) -> Certificate | None:

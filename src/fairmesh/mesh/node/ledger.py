@@ -352,11 +352,7 @@ class Ledger:
 
     def has_forgotten(self) -> bool:
         """Returns whether the others follow a commit of this site that this site does not know of."""
-        if not self._table["begun"]:
-            return False
-        voter, seen = self.voter(), self.seen()
-        found = voter.to_adopt(seen)
-        return found is not None and all(found.ballot != commit.ballot for commit in voter.commits)
+        return bool(self._table["begun"]) and self.voter().to_adopt(self.seen()) is not None
 
     def removed_by(self) -> Certificate | None:
         """Returns a certificate by which the others continue without this site, in this generation or earlier."""
@@ -392,6 +388,12 @@ class Ledger:
         """Returns the sites whose commit is missing for the ballot that this node has committed to, or None if there is
         no such ballot."""
         return self.voter().waits_for(self.seen())
+
+    def voted_otherwise_since(self, certificate: Certificate) -> list[str]:
+        """Returns the sites that are bound by a certificate and have voted otherwise since. If they commit only after
+        that, the others go back to the rounds of their own commits, so people should know who did."""
+        newest = self._table["votes"]
+        return [site for site, number in certificate.ballot.votes if newest.get(site, -1) > number]
 
     def commit(self, commit: Commit) -> None:
         with self._lock:

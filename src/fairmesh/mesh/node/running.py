@@ -485,10 +485,12 @@ class _Node:
         if due is None:
             return False
         if isinstance(due, Certificate):
+            otherwise = ", ".join(ledger.voted_otherwise_since(due))
             ledger.follow(due)
             self._remember()
             self._observe("followed", 0)
-            self._log("warning", "decided", decision=in_words(due.proposal))
+            late = {"voted_otherwise_too_late": otherwise} if otherwise else {}
+            self._log("warning", "decided", decision=in_words(due.proposal), **late)
             return True
         claim = self._claim()
         ledger.commit(Commit(due, claim))
