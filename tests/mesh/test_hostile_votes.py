@@ -2,10 +2,8 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,115 +12,7 @@ import torch
 from fairmesh.mesh.node import ledger, running
 from fairmesh.mesh.node.decisions import Claim
 from fairmesh.networks import remote
-from tests.mesh import fleet
-
-ROOT = Path(__file__).parents[2]
-NAMES = ["a", "b", "c", "d", "e"]
-EXPERIMENT = """
-rounds = 48
-data = { name = "digits", nodes = 5, split = "class" }
-topology = { name = "circulant", offsets = [1, 2] }
-[algorithm]
-name = "ad-gda"
-primal_step = 1.0
-dual_step = 0.05
-consensus_step = 0.4
-compressor = { name = "quantize", bits = 4 }
-[options]
-measure_every = 16
-checkpoint_every = 5
-dtype = "float64"
-"""
-
-
-class Run:
-    """A mesh of real nodes, five unless others are named."""
-
-    def __init__(self, folder: Path, names: list[str] = NAMES, experiment: str = EXPERIMENT):
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "experiment.toml").write_text(experiment)
-        self.mesh = fleet.provisioned(folder, folder / "experiment.toml", names)
-        self.running: dict[str, int] = {}
-
-    def start(self, *names: str, before: Callable[[], None] = lambda: None, **options) -> None:
-        """Starts nodes; `before` runs in their processes first and may make them lie."""
-        for name in names:
-
-            def work(name: str = name) -> None:
-                import torch
-
-                torch.set_num_threads(1)
-                before()
-                running.run_node(self.folder / name / "site.toml", stream=sys.stderr, **options)
-
-            self.running[name] = fleet.forked(work, self.folder / f"{name}.log")
-
-    def events(self, name: str, what: str) -> list[dict]:
-        path = self.folder / name / "state" / "log.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["what"] == what]
-
-    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, self.logs()
-            time.sleep(0.05)
-
-    def logs(self) -> str:
-        return "\n".join(f"--- {n}\n{(self.folder / f'{n}.log').read_text()[-3000:]}" for n in self.running)
-
-    def status(self, name: str) -> dict:
-        try:
-            return json.loads((self.folder / name / "state" / "status.json").read_text())
-        except (OSError, ValueError):
-            return {"round": 0, "votes": {}}
-
-    def round(self, name: str) -> int:
-        return self.status(name)["round"]
-
-    def vote(
-        self, *names: str, out: Sequence[str] = (), back_to: int | None = None, restored: Sequence[str] = ()
-    ) -> None:
-        for name in names:
-            state = self.folder / name / "state"
-            ledger.wish(state, ledger.still_in(state, self.mesh), name, out, back_to, restored)
-
-    def end(self, *names: str) -> bytes:
-        """Waits until nodes have ended, and returns their model, which must be the same."""
-        for name in names:
-            assert fleet.ended(self.running.pop(name), 90) == 0, self.logs()
-        models = {(self.folder / name / "state" / "result" / "model.safetensors").read_bytes() for name in names}
-        assert len(models) == 1
-        return models.pop()
-
-    def stops(self, name: str, why: str) -> None:
-        """Waits until a node has ended with an error that says why."""
-        assert fleet.ended(self.running.pop(name), 60) == 1, self.logs()
-        assert why in self.events(name, "stopped")[-1]["reason"]
-
-    def dies(self, name: str) -> None:
-        """Waits until a node has killed itself."""
-        assert fleet.ended(self.running.pop(name), 60) == -9, self.logs()
-
-    def crash(self, name: str) -> None:
-        os.kill(self.running[name], 9)
-        os.waitpid(self.running.pop(name), 0)
-
-    def kill(self) -> None:
-        for process in self.running.values():
-            os.kill(process, 9)
-            os.waitpid(process, 0)
-
-
-def _waits_at(step: int, flag: Path) -> Callable[[str, int], None]:
-    """A node that pauses in the middle of the run until a file exists."""
-
-    def observe(point: str, at: int) -> None:
-        while point == "computed" and at == step and not flag.exists():
-            time.sleep(0.02)
-
-    return observe
+from tests.mesh.scenarios import EXPERIMENT, NAMES, Run, played, waits_at
 
 
 def two_of_five(run: Run) -> None:
@@ -134,7 +24,7 @@ def two_of_five(run: Run) -> None:
 
         Voter.is_majority = lambda self, proposal: True  # type: ignore[method-assign]
 
-    run.start("a", "b", before=lawless, observe=_waits_at(20, flag))
+    run.start("a", "b", before=lawless, observe=waits_at(20, flag))
     run.start("c", "d", "e")
     run.until(lambda: run.round("c") >= 18)
     for name in "ab":
@@ -157,7 +47,7 @@ def a_changed_mind(run: Run) -> None:
     flag, state = run.folder / "go", run.folder / "b" / "state"
 
     def changes_its_mind(point: str, at: int) -> None:
-        _waits_at(20, flag)(point, at)
+        waits_at(20, flag)(point, at)
 
     def undecided() -> None:
         commit = ledger.Ledger.commit
@@ -173,7 +63,7 @@ def a_changed_mind(run: Run) -> None:
 
     run.start("b", before=undecided, observe=changes_its_mind)
     run.start("a", "c", "d", observe=changes_its_mind)
-    run.start("e", observe=_waits_at(10, run.folder / "never"))
+    run.start("e", observe=waits_at(10, run.folder / "never"))
     run.until(lambda: run.round("a") >= 8)
     run.vote("a", "b", "c", "d", out=["e"])
     run.until(lambda: run.events("a", "the vote is off; continuing"))
@@ -198,7 +88,7 @@ def a_lied_round(run: Run) -> None:
 
     run.start("a", "b", "c")
     run.start("d", before=liar)
-    run.start("e", observe=_waits_at(40, flag))
+    run.start("e", observe=waits_at(40, flag))
     run.until(lambda: run.round("a") >= 38)
     run.vote("a", "b", "c", "d", out=["e"])
     run.until(lambda: run.events("a", "the sites cannot continue"))
@@ -213,7 +103,7 @@ def a_lied_round(run: Run) -> None:
 def away_meanwhile(run: Run) -> None:
     """Two are stopped when the others vote them out: one that dials the others, and one that they dial. Started again,
     they are told, stop, and have lost nothing."""
-    run.start(*NAMES, observe=_waits_at(30, run.folder / "go"))
+    run.start(*NAMES, observe=waits_at(30, run.folder / "go"))
     run.until(lambda: all(run.round(name) >= 28 for name in NAMES))
     for name in "ae":
         os.kill(run.running[name], 9)
@@ -224,7 +114,7 @@ def away_meanwhile(run: Run) -> None:
     for name in "bcd":
         os.kill(run.running[name], 9)
         os.waitpid(run.running.pop(name), 0)
-    run.start("b", "c", "d", observe=_waits_at(40, run.folder / "end"))
+    run.start("b", "c", "d", observe=waits_at(40, run.folder / "end"))
     run.vote("b", "c", "d", out=["a", "e"])
     run.until(lambda: all(run.events(name, "continuing") for name in "bcd"))
     run.start("a", "e")
@@ -263,7 +153,7 @@ def other_facts(run: Run) -> None:
         running.facts = wrong
 
     run.start("a", "b", "c", "d")
-    run.start("e", before=wrong_file, observe=_waits_at(10, run.folder / "never"))
+    run.start("e", before=wrong_file, observe=waits_at(10, run.folder / "never"))
     run.until(lambda: run.events("a", "the data of the sites does not fit together"))
     assert "[3]] at e" in run.events("a", "the data of the sites does not fit together")[0]["reason"]
     os.kill(run.running["e"], 9)
@@ -280,7 +170,7 @@ def other_facts(run: Run) -> None:
 
         running._Node._agreed_facts = told  # type: ignore[method-assign]
 
-    run.start("e", before=tells_otherwise_later, observe=_waits_at(10, run.folder / "never"))
+    run.start("e", before=tells_otherwise_later, observe=waits_at(10, run.folder / "never"))
     time.sleep(3)  # some may have begun, and others may wait for facts that fit
     run.vote("a", "b", "c", "d", out=["e"])
     run.end("a", "b", "c", "d")
@@ -295,7 +185,7 @@ def started_again_meanwhile(run: Run) -> None:
     ring = Run(run.folder / "ring", ["a", "b", "c", "d"], ring)
     try:
         ring.start("a", "b", "c")
-        ring.start("d", observe=_waits_at(40, ring.folder / "never"))
+        ring.start("d", observe=waits_at(40, ring.folder / "never"))
         ring.until(lambda: all(ring.round(name) >= 38 for name in "abc"))
         ring.crash("d")
         ring.vote("c", out=["d"])
@@ -356,10 +246,7 @@ SCENARIOS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_run_of_the_honest_ends_as_it_should(scenario, tmp_path):
-    """In a process of its own, since nodes are forked from it."""
-    command = [sys.executable, "-m", "tests.mesh.test_hostile_votes", scenario, str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
+    played("tests.mesh.test_hostile_votes", scenario, str(tmp_path / "run"))
 
 
 if __name__ == "__main__":

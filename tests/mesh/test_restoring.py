@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from fairmesh.mesh.node.restoring import read_shared, restored, shared
 from fairmesh.networks.base import Traffic
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.loop import TrainingState
-from tests.mesh.test_hostile_votes import EXPERIMENT, NAMES, ROOT, Run, _waits_at
+from tests.mesh.scenarios import EXPERIMENT, NAMES, Run, played, waits_at
 
 OPTIONS = '\n[options]\nmeasure_every = 16\ncheckpoint_every = 5\ndtype = "float64"\n'
 BEGINNING = EXPERIMENT.split("[algorithm]")[0]
@@ -105,7 +104,7 @@ def _state(run: Run, name: str) -> Path:
 def _stopped_in_the_middle(run: Run, name: str, at: int, *others: str) -> None:
     """A mesh of which one site's node was killed before a step, for which the others wait."""
     flag = run.folder / f"go-{at}"
-    run.start(*others, name, observe=_waits_at(at, flag))
+    run.start(*others, name, observe=waits_at(at, flag))
     run.until(lambda: run.round(name) >= at - 2)
     run.crash(name)
     flag.touch()
@@ -141,7 +140,7 @@ def a_backup_that_is_too_old(run: Run) -> None:
     _stopped_in_the_middle(run, "e", 8, "a", "b", "c", "d")
     old = run.folder / "backup"
     shutil.copytree(_state(run, "e"), old)
-    run.start("e", observe=_waits_at(40, run.folder / "go-40"))
+    run.start("e", observe=waits_at(40, run.folder / "go-40"))
     run.until(lambda: run.round("e") >= 38)
     run.crash("e")
     shutil.rmtree(_state(run, "e"))
@@ -204,10 +203,7 @@ RUNS = [(name, "ad-gda") for name in SCENARIOS] + [("an_empty_folder", name) for
 @pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "algorithm"), RUNS)
 def test_site_that_has_lost_its_state_takes_part_again(scenario, algorithm, tmp_path):
-    """In a process of its own, since nodes are forked from it."""
-    command = [sys.executable, "-m", "tests.mesh.test_restoring", scenario, algorithm, str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
+    played("tests.mesh.test_restoring", scenario, algorithm, str(tmp_path / "run"))
 
 
 if __name__ == "__main__":

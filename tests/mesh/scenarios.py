@@ -1,0 +1,127 @@
+"""Meshes of real nodes for scenarios, each played in a process of its own, since nodes are forked from it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fairmesh.mesh.node import ledger, running
+from tests.mesh import fleet
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["a", "b", "c", "d", "e"]
+EXPERIMENT = """
+rounds = 48
+data = { name = "digits", nodes = 5, split = "class" }
+topology = { name = "circulant", offsets = [1, 2] }
+[algorithm]
+name = "ad-gda"
+primal_step = 1.0
+dual_step = 0.05
+consensus_step = 0.4
+compressor = { name = "quantize", bits = 4 }
+[options]
+measure_every = 16
+checkpoint_every = 5
+dtype = "float64"
+"""
+
+
+class Run:
+    """A mesh of real nodes, five unless others are named."""
+
+    def __init__(self, folder: Path, names: list[str] = NAMES, experiment: str = EXPERIMENT):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "experiment.toml").write_text(experiment)
+        self.mesh = fleet.provisioned(folder, folder / "experiment.toml", names)
+        self.running: dict[str, int] = {}
+
+    def start(self, *names: str, before: Callable[[], None] = lambda: None, **options) -> None:
+        """Starts nodes; `before` runs in their processes first and may make them lie."""
+        for name in names:
+
+            def work(name: str = name) -> None:
+                import torch
+
+                torch.set_num_threads(1)
+                before()
+                running.run_node(self.folder / name / "site.toml", stream=sys.stderr, **options)
+
+            self.running[name] = fleet.forked(work, self.folder / f"{name}.log")
+
+    def events(self, name: str, what: str) -> list[dict]:
+        path = self.folder / name / "state" / "log.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["what"] == what]
+
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, self.logs()
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {n}\n{(self.folder / f'{n}.log').read_text()[-3000:]}" for n in self.running)
+
+    def status(self, name: str) -> dict:
+        try:
+            return json.loads((self.folder / name / "state" / "status.json").read_text())
+        except (OSError, ValueError):
+            return {"round": 0, "votes": {}}
+
+    def round(self, name: str) -> int:
+        return self.status(name)["round"]
+
+    def vote(
+        self, *names: str, out: Sequence[str] = (), back_to: int | None = None, restored: Sequence[str] = ()
+    ) -> None:
+        for name in names:
+            state = self.folder / name / "state"
+            ledger.wish(state, ledger.still_in(state, self.mesh), name, out, back_to, restored)
+
+    def end(self, *names: str) -> bytes:
+        """Waits until nodes have ended, and returns their model, which must be the same."""
+        for name in names:
+            assert fleet.ended(self.running.pop(name), 90) == 0, self.logs()
+        models = {(self.folder / name / "state" / "result" / "model.safetensors").read_bytes() for name in names}
+        assert len(models) == 1
+        return models.pop()
+
+    def stops(self, name: str, why: str) -> None:
+        """Waits until a node has ended with an error that says why."""
+        assert fleet.ended(self.running.pop(name), 60) == 1, self.logs()
+        assert why in self.events(name, "stopped")[-1]["reason"]
+
+    def dies(self, name: str) -> None:
+        """Waits until a node has killed itself."""
+        assert fleet.ended(self.running.pop(name), 60) == -9, self.logs()
+
+    def crash(self, name: str) -> None:
+        os.kill(self.running[name], 9)
+        os.waitpid(self.running.pop(name), 0)
+
+    def kill(self) -> None:
+        for process in self.running.values():
+            os.kill(process, 9)
+            os.waitpid(process, 0)
+
+
+def waits_at(step: int, flag: Path) -> Callable[[str, int], None]:
+    """A node that pauses in the middle of the run until a file exists."""
+
+    def observe(point: str, at: int) -> None:
+        while point == "computed" and at == step and not flag.exists():
+            time.sleep(0.02)
+
+    return observe
+
+
+def played(module: str, *arguments: str) -> None:
+    """Runs a test module as a program, which plays a scenario, and shows what it says if it fails."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
