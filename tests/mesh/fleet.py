@@ -25,7 +25,7 @@ from fairmesh.mesh.approval import approve, handed_out, not_allowed
 from fairmesh.mesh.certificates import AUTHORITY, make_key, secret_of, sign
 from fairmesh.mesh.founding import founded, hand_out
 from fairmesh.mesh.manifest import MANIFEST, seal
-from fairmesh.mesh.members import MESH, Mesh, SiteFile
+from fairmesh.mesh.members import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.networks.base import Network
 from fairmesh.networks.memory import MemoryNetwork, SingleProcess
 from fairmesh.topology.mixing import Mixing
@@ -91,7 +91,7 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
         for file in (MESH, AUTHORITY, MANIFEST):
             (site / file).write_bytes((founder / file).read_bytes())
         table = {"name": name} | ({"listen": f"127.0.0.1:{ports[name]}"} if name in listening else {})
-        SiteFile.of(site / SITE, table | allow).write()
+        SiteFile.of(site / SITE, table | allow | {"data": OF_THE_EXPERIMENT}).write()
         approve_at(site)
     return mesh
 

@@ -540,8 +540,8 @@ def test_observer_that_writes_over_other_files_is_refused(path):
 
 def test_show_says_what_runs_on_which_data_what_leaves_to_whom_and_for_how_long(home, called):
     written(home, {"ward.py": "import sqlite3\n"})
-    with (home / "site.toml").open("a") as file:
-        file.write('data = "ward.py:site"\n')
+    path = home / "site.toml"
+    path.write_text(path.read_text().replace('data = "experiment"', 'data = "ward.py:site"'))
     code, out, err = called("mesh", "show", home / "site.toml")
     digests = json.loads((home / "manifest.json").read_text())["files"]
     assert (code, missing_from(err, "approved")) == (0, [])

@@ -85,7 +85,7 @@ def sites(cli, tmp_path):
     first, second = free_ports(2)
     founded(cli, f"alpha=127.0.0.1:{first}", f"beta=127.0.0.1:{second}", "gamma")
     for name in ("alpha", "beta", "gamma"):
-        assert cli("key", "mesh/mesh.toml", name)[0] == 0
+        assert cli("key", "mesh/mesh.toml", name, "--trial")[0] == 0
         assert cli("sign", f"{name}/{name}.csr")[0] == 0
         assert cli("show", f"{name}/site.toml", "--approve")[0] == 0
     return tmp_path
@@ -376,13 +376,34 @@ def test_port_may_be_held_by_the_sites_own_node_and_by_nobody_else(sites, cli, h
 def _site_with(sites: Path, data: str) -> tuple[SiteFile, fm.Experiment, Mesh]:
     path = sites / "beta" / "site.toml"
     (sites / "beta" / "own.py").write_text(OWN)
-    path.write_text(path.read_text() + data)
+    path.write_text(path.read_text().replace('data = "experiment"\n', "") + data)
     site_file = SiteFile.read(path)
     return site_file, fm.load_experiment(site_file.experiment), Mesh.read(site_file.mesh)
 
 
-def test_site_without_data_of_its_own_takes_the_experiments_at_its_position(sites):
+def test_site_that_names_no_data_is_refused_also_beside_a_table_of_the_experiments_name(sites, cli, monkeypatch):
     parts = _site_with(sites, "")
+    (sites / "rows.csv").write_text("a,b,site\n1,0,x\n2,1,x\n3,0,x\n")  # where the command runs
+    beside = replace(parts[1], data=fm.data.Table("rows.csv", "b", "site"))
+    for experiment in (parts[1], beside):
+        with refused("beta/site.toml names no data", "patients.csv", "data = 'experiment'"):
+            own_site(parts[0], experiment, parts[2])
+    code, found = verdicts(cli, "beta")
+    assert code == 1
+    assert missing_from(found["data"]["found"], "names no data") == []
+
+
+def test_experiments_table_is_found_next_to_the_site_file_only(sites):
+    parts = _site_with(sites, 'data = "experiment"')
+    (sites / "rows.csv").write_text("a,b,site\n" + "1,0,x\n2,1,y\n3,1,z\n" * 2)  # where the command runs
+    table = fm.data.HeldOut(fm.data.Table("rows.csv", "b", "site"))
+    experiment = replace(parts[1], data=table)
+    with refused("cannot read", "beta/rows.csv"):
+        own_site(parts[0], experiment, parts[2])
+
+
+def test_trial_takes_the_experiments_data_at_the_sites_position(sites):
+    parts = _site_with(sites, 'data = "experiment"')
     taken, expected = own_site(*parts), parts[1].data.sites()[1]
     assert taken.name == "beta"
     assert taken.train[0].equal(expected.train[0])

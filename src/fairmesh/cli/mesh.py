@@ -126,6 +126,9 @@ def key(
     listen: Annotated[
         str | None, typer.Option(help="host:port to listen on; by default the mesh's port, on all interfaces.")
     ] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial", help="For a trial: use the experiment's data at this site's position.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """At a site: make its folder, its key and the request.
@@ -133,7 +136,7 @@ def key(
     The private key never leaves the site. The founder signs the request."""
     from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
     from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout
-    from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
+    from fairmesh.mesh.members import OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
     from fairmesh.storage.files import read_bytes, write_atomically
 
     joined = Mesh.read(mesh_file)
@@ -147,7 +150,8 @@ def key(
         raise BadInput(
             f"cannot read {source / AUTHORITY}: {error.strerror or error}; get it from the founder"
         ) from error
-    site_file = SiteFile.of(folder / SITE, {"name": name, "listen": listen})
+    data = {"data": OF_THE_EXPERIMENT} if trial else {}
+    site_file = SiteFile.of(folder / SITE, {"name": name, "listen": listen} | data)
     handout = Handout.read(source / EXPERIMENT, authority, joined, mesh_file)
     _new_folder(folder, SITE)
     handout.write(folder)
@@ -164,7 +168,8 @@ def key(
     say(f"{folder} is ready except for its certificate; keep {name}.key there and secret")
     say(f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {mine}")
     say(f"2. let the founder read out the authority's fingerprint; it must be: {theirs}")
-    say(f"3. put the {name}.pem that they send back into {folder}; name your data in {folder / SITE}")
+    named = "" if trial else f"; name your data in {folder / SITE}"
+    say(f"3. put the {name}.pem that they send back into {folder}{named}")
     say(f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve")
     say(f"5. check the site: fairmesh mesh check {folder / SITE}")
 

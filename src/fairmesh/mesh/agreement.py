@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fairmesh.data.datasets import Data
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.members import OF_ONE_SITE, Mesh, SiteFile
+from fairmesh.mesh.members import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import check_objective
@@ -161,18 +161,25 @@ def _is_table_here(path: str) -> bool:
 
 
 def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
-    """Returns the data of this site alone, under its name in the mesh."""
+    """Returns the data of this site alone, under its name in the mesh. Relative paths start at the site file's folder,
+    wherever the command runs."""
     position = mesh.position(site_file.name)
     if site_file.data is None:
-        sites = experiment.data.sites()
+        raise BadInput(
+            f"{site_file.path} names no data; add data = 'file.py:function' or a table such as [data] name = 'table', "
+            f"file = 'patients.csv', or data = '{OF_THE_EXPERIMENT}' for a trial with the experiment's data"
+        )
+    if site_file.data == OF_THE_EXPERIMENT:
+        sites = _in_folder(experiment.data, site_file.folder).sites()
         if len(sites) != len(mesh.members):
             raise BadInput(
                 f"the experiment's data has {len(sites)} sites, but the mesh has {len(mesh.members)}; give this "
                 f"site's own data in {site_file.path.name}"
             )
         return replace(sites[position], name=site_file.name)
-    given = resolved_files(site_file.data, site_file.folder)
-    site = _called(given) if isinstance(given, str) else _only(_data_of(given, site_file.folder))
+    folder = site_file.folder
+    given = resolved_files(site_file.data, folder)
+    site = _called(given) if isinstance(given, str) else _only(_in_folder(from_table(Data, given, "data"), folder))
     return replace(site, name=site_file.name)
 
 
@@ -184,13 +191,16 @@ def _called(path: str) -> Site:
     return made
 
 
-def _data_of(table: Mapping[str, Any], folder: Path) -> Data:
-    def resolved(value: Any, key: str = "") -> Any:
-        if isinstance(value, Mapping):
-            return {inner: resolved(item, inner) for inner, item in value.items()}
-        return str(folder / value) if key in ("file", "folder") and isinstance(value, str) else value
-
-    return from_table(Data, resolved(table), "data")
+def _in_folder(data: Data, folder: Path) -> Data:
+    """Returns the data with relative paths, also of the data inside it, resolved in this folder."""
+    found: dict[str, Any] = {}
+    for field in fields(data) if is_dataclass(data) else ():
+        value = getattr(data, field.name)
+        if isinstance(value, Data):
+            found[field.name] = _in_folder(value, folder)
+        elif field.name in ("file", "folder") and isinstance(value, str):
+            found[field.name] = str(folder / value)
+    return replace(data, **found) if found else data  # type: ignore[type-var]
 
 
 def _only(data: Data) -> Site:

@@ -18,6 +18,7 @@ from fairmesh.errors import BadInput, nearest
 from fairmesh.storage.files import write_atomically
 
 MESH = "mesh.toml"
+OF_THE_EXPERIMENT = "experiment"  # as `data` of a site: the experiment's data at the site's position
 OF_ONE_SITE = frozenset(
     {"device", "data_on", "memory_gib", "fuse", "trace", "tune_malloc", "checkpoint_every", "count_bytes"}
 )  # options of an experiment that may differ between sites
@@ -315,7 +316,7 @@ class SiteFile:
     authority: Path  # the certificate of the consortium's authority
     state: Path  # folder of checkpoints and journal
     listen: str | None = None  # host:port; None: outgoing connections only
-    data: str | Mapping[str, Any] | None = None  # None: the experiment's data at this site's position
+    data: str | Mapping[str, Any] | None = None  # None: not named yet, so that the site cannot run
     allow: tuple[str, ...] = ()  # modules that the experiment may use besides torch's, fairmesh's and its own files
     options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
@@ -329,7 +330,8 @@ class SiteFile:
                 )
         if self.listen is not None:
             host_and_port(self.listen, "listen")
-        if isinstance(self.data, str) and not re.fullmatch(r"[^:]+:[\w.]+", self.data):
+        named = self.data if isinstance(self.data, str) and self.data != OF_THE_EXPERIMENT else None
+        if named is not None and not re.fullmatch(r"[^:]+:[\w.]+", named):
             raise BadInput(
                 f"data: {self.data!r} is not an entry point; write 'file.py:function' or 'package.module:function', or "
                 "a table such as an experiment's [data]"

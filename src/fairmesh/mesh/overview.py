@@ -15,7 +15,7 @@ from fairmesh.errors import BadInput
 from fairmesh.mesh.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.certificates import fingerprint, valid_until
 from fairmesh.mesh.manifest import Handout, import_paths, python_files
-from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.members import OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.problems.models import Logistic
 from fairmesh.storage.files import read_bytes
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS
@@ -120,6 +120,8 @@ def _bits(section: Any, table: Mapping[str, Any]) -> float | None:
 def _data(site: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns which data are used, and the digests of this site's own Python files that read them."""
     if site.data is None:
+        return {"from": site.path.name, "data": "not named yet, so that a node refuses to start", "files": {}}
+    if site.data == OF_THE_EXPERIMENT:
         return {"from": "experiment.toml", "data": table.get("data"), "files": {}}
     files = {}
     for path in import_paths(resolved_files(site.data, site.folder)).values():
