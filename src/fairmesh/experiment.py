@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fairmesh.algorithms import Algorithm
 from fairmesh.config.overrides import assignment, flat_table, put, read_toml, resolved_files
 from fairmesh.config.tables import checked, from_table, to_table
+from fairmesh.data.contract import Contract
 from fairmesh.data.datasets import Data
 from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
@@ -73,6 +74,8 @@ class Experiment:
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`; None for only the common model. Default: None.
+        contract: What the data of every site must look like, as in `fm.data.Contract`; None for no check. Default:
+            None.
         observers: What else happens around the rounds, such as `fm.observers.EarlyStopping()`. Default: ().
         options: How the run is measured and carried out. Default: Options().
 
@@ -108,6 +111,7 @@ class Experiment:
     metrics: Mapping[str, Metric | Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
     objective: Objective = field(default_factory=Objective)
     personalization: Personalization | None = None
+    contract: Contract | None = None
     observers: tuple[Observer, ...] = ()
     options: Options = field(default_factory=Options)
 
@@ -134,6 +138,10 @@ class Experiment:
             tables.append(table)
         return [from_table(Algorithm, table, "algorithm") for table in tables]
 
+    def sites(self, data: Data) -> list[Site]:
+        """Returns the sites of a source, checked by the contract if there is one."""
+        return data.sites() if self.contract is None else self.contract.sites(data)
+
     def problem(self, sites: Sequence[Site] | None = None, outputs: int | None = None) -> Problem:
         """Returns the learning problem, with data, model and loss checked together. With a personalization, sites that
         are loaded from `data` have reserved their share of rows.
@@ -143,7 +151,7 @@ class Experiment:
             outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
         """
         if sites is None:
-            sites = self.data.sites()
+            sites = self.sites(self.data)
             sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
         shape, needed = shape_of(sites)
         outputs = outputs or needed

@@ -164,6 +164,29 @@ def show(
         say(f"picture: {path}")
 
 
+@data.command()
+def contract(
+    source: Annotated[Path, typer.Argument(help="An experiment file with [data], or a table: .csv or .parquet.")],
+    target: Annotated[str | None, typer.Option(help="Of a table: the column to predict.")] = None,
+    numbers: Annotated[bool, typer.Option("--numbers", help="The target is a number, not a label.")] = False,
+) -> None:
+    """Draft the [contract] of an experiment.
+
+    Prints the section that this data fulfils, with ranges a little wider than seen. Correct it, add the units, and put
+    it into the experiment file; every site's data is then checked by it."""
+    from fairmesh.data.contract import drafted, drafted_from_table
+    from fairmesh.experiment import load_experiment
+
+    if source.suffix == ".toml":
+        text = drafted(load_experiment(source).data)
+    elif target is None:
+        raise BadInput(f"{source}: name the column to predict with --target")
+    else:
+        text = drafted_from_table(str(source), target, "numbers" if numbers else "labels")
+    print(text)
+    say("all sites will see these numbers, which were computed from this data")
+
+
 def _classes(counts: Sequence[int]) -> str:
     """Returns which classes there are: '3 of 10', or the only one."""
     held = [c for c, count in enumerate(counts) if count]

@@ -1,5 +1,6 @@
 """[data] What each site holds: datasets, files of your own, and how samples are dealt to sites. Public as `fm.data`."""
 
+from fairmesh.data.contract import Arrays, Column, Contract
 from fairmesh.data.datasets import (
     CIFAR10,
     COOS7,
@@ -35,7 +36,10 @@ __all__ = [
     "CIFAR10",
     "COOS7",
     "MNIST",
+    "Arrays",
     "BySite",
+    "Column",
+    "Contract",
     "Contrast",
     "Corrupted",
     "Data",

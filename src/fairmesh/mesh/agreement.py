@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,10 @@ _IN_A_FILE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[\w.]+)")
 def agreed(experiment: Experiment) -> dict[str, Any]:
     """Returns the fields that must be equal at every site, with keys joined by dots: all that determine the rounds and
     what is shown of them, but not a site's data, device or memory. Files go by their names; the manifest has their
-    contents. Default values are left out, so that a later version may have more fields."""
+    contents, and so that of the data's contract. Default values are left out, so that a later version may have more
+    fields."""
     given = to_table(experiment, defaults=False)
-    table = {key: value for key, value in given.items() if key not in ("data", "sweep", "placements")}
+    table = {key: value for key, value in given.items() if key not in ("data", "contract", "sweep", "placements")}
     table["options"] = {key: value for key, value in given.get("options", {}).items() if key not in OF_ONE_SITE}
     return flat_table(portable(table))
 
@@ -169,18 +170,22 @@ def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
             f"{site_file.path} names no data; add data = 'file.py:function' or a table such as [data] name = 'table', "
             f"file = 'patients.csv', or data = '{OF_THE_EXPERIMENT}' for a trial with the experiment's data"
         )
+    folder, contract = site_file.folder, experiment.contract
     if site_file.data == OF_THE_EXPERIMENT:
-        sites = _in_folder(experiment.data, site_file.folder).sites()
+        sites = experiment.sites(_in_folder(experiment.data, folder))
         if len(sites) != len(mesh.members):
             raise BadInput(
                 f"the experiment's data has {len(sites)} sites, but the mesh has {len(mesh.members)}; give this "
                 f"site's own data in {site_file.path.name}"
             )
         return replace(sites[position], name=site_file.name)
-    folder = site_file.folder
     given = resolved_files(site_file.data, folder)
-    site = _called(given) if isinstance(given, str) else _only(_in_folder(from_table(Data, given, "data"), folder))
-    return replace(site, name=site_file.name)
+    if isinstance(given, str):
+        site = replace(_called(given), name=site_file.name)
+        return site if contract is None else contract.checked([site])[0]
+    settled = given if contract is None else contract.settled(given)
+    data = _in_folder(from_table(Data, settled, "data"), folder)
+    return replace(_only(experiment.sites(data)), name=site_file.name)
 
 
 def _called(path: str) -> Site:
@@ -203,8 +208,7 @@ def _in_folder(data: Data, folder: Path) -> Data:
     return replace(data, **found) if found else data  # type: ignore[type-var]
 
 
-def _only(data: Data) -> Site:
-    sites = data.sites()
+def _only(sites: Sequence[Site]) -> Site:
     if len(sites) != 1:
         raise BadInput(
             f"data gives {len(sites)} sites, but a site has only its own data; for one pool of samples use "
@@ -223,4 +227,4 @@ class _Given(Data):
 
 def own_problem(site: Site, experiment: Experiment) -> Problem:
     """Returns the problem of one site alone. Refuses data that does not fit the model, the loss or the settings."""
-    return replace(experiment, data=_Given(site), prior=None).problem()
+    return replace(experiment, data=_Given(site), prior=None, contract=None).problem()

@@ -75,7 +75,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "observers": table.get("observers", []),
             "own_options": dict(site.options),
         },
-        "data": _data(site, table),
+        "data": _data(site, table) | {"contract": table.get("contract")},
         "leaves": {
             "to_neighbours_in_every_round": list(_SENT.get(algorithm, (f"what the algorithm {algorithm} sends",))),
             "bits_per_parameter": _bits(table.get("algorithm"), table),
@@ -164,6 +164,7 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         "",
         "ON WHICH DATA",
         f"  {data['from']}: data = {_shown(data['data'])}",
+        *([f"  checked by the experiment's contract: {_shown(data['contract'])}"] if data["contract"] else []),
         *(f"  this site's own code: {file}  sha256 {digest}" for file, digest in data["files"].items()),
         "",
         "WHAT LEAVES THIS SITE",

@@ -4,6 +4,7 @@ import csv
 import functools
 import re
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -203,13 +204,25 @@ class Table(Data):
             raise BadInput("name the site column, or give a partition that needs none, such as even")
 
     def sites(self) -> list[Site]:
-        columns = _columns(Path(self.file))
+        return self.sites_of(self.read())
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Returns the columns of the file, by name."""
+        return _columns(Path(self.file))
+
+    def input_names(self, columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """Returns which of the columns are inputs, in order."""
         for name in (self.target, *filter(None, (self.site, self.subgroup)), *self.inputs):
             if name not in columns:
                 raise BadInput(f"{self.file} has no column {name!r}; it has {', '.join(columns)}")
         names = self.inputs or tuple(name for name in columns if name not in (self.target, self.site, self.subgroup))
         if not names:
             raise BadInput(f"{self.file} has no column to predict from other than target, site and subgroup")
+        return names
+
+    def sites_of(self, columns: Mapping[str, np.ndarray]) -> list[Site]:
+        """Returns the sites if these are the columns of the file."""
+        names = self.input_names(columns)
         inputs = torch.stack([_numbers(columns[name], name, self.file) for name in names], dim=1)
         if self.predict == "numbers":
             targets = _numbers(columns[self.target], self.target, self.file)

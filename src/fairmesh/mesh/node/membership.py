@@ -165,8 +165,10 @@ def misfit(known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | No
 
 
 def outputs_allowed(experiment: Experiment) -> int:
-    """Returns how many outputs of the model a site may declare: as many as the experiment's data lists classes, or
-    10,000."""
+    """Returns how many outputs of the model a site may declare: as many as the contract has classes, or else as many as
+    the experiment's data lists, or 10,000."""
+    if experiment.contract is not None and experiment.contract.classes:
+        return len(experiment.contract.classes)
     return max(len(getattr(experiment.data, "classes", ())), OUTPUTS)
 
 

@@ -1,0 +1,508 @@
+"""[contract] What the data of every site must look like: columns, types, units, plausible ranges, classes and shapes.
+
+It is part of the experiment file, so all sites have agreed on it. All that changes what the model sees, such as the
+order of columns and classes and how values are scaled, is in it and is not a site's own choice.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.config.tables import checked, from_table, to_table
+from fairmesh.data.datasets.base import Data
+from fairmesh.data.datasets.own import ImageFolder, Table
+from fairmesh.data.partitions import Even
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput, nearest
+
+_MISSING = ("", "na", "n/a", "nan", "null", "none")  # how tables write a missing value, in any case of letters
+_SHOWN, _TOLD = 3, 5  # rows of one complaint, and complaints
+_WIDER = 0.25  # of the range that was seen, on either side
+
+
+@checked
+@dataclass(frozen=True)
+class Column:
+    """One column of a table, as a contract describes it.
+
+    Args:
+        name: The column's name in the header. Where samples have no names, such as in arrays, columns are matched by
+            position.
+        type: "number", "whole" for whole numbers, or "label". Inputs are numbers. Default: "number".
+        unit: The unit, in words, for people. Default: "".
+        min: The smallest plausible value; None for no limit. Default: None.
+        max: The largest plausible value; None for no limit. Default: None.
+        classes: Of a label, the allowed classes, in the order of their numbers. Default: ().
+        fill: The value that stands for a missing one; None if no value may be missing. Default: None.
+        center: What is subtracted from every value before the model sees it. Default: 0.0.
+        scale: What every value is divided by after that, > 0. Default: 1.0.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.data.Column("age", "whole", unit="years", min=18, max=110, center=54.0, scale=17.0).max
+        110.0
+    """
+
+    name: str
+    type: Literal["number", "whole", "label"] = "number"
+    unit: str = ""
+    min: float | None = None
+    max: float | None = None
+    classes: tuple[str, ...] = ()
+    fill: float | None = None
+    center: float = 0.0
+    scale: float = 1.0
+
+    def __post_init__(self):
+        numbers = [value for value in (self.min, self.max, self.fill, self.center, self.scale) if value is not None]
+        if not all(map(math.isfinite, numbers)):
+            raise BadInput(f"column {self.name!r}: min, max, fill, center and scale must be finite")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise BadInput(f"column {self.name!r}: min = {self.min:g} is larger than max = {self.max:g}")
+        if self.scale <= 0:
+            raise BadInput(f"column {self.name!r}: scale must be > 0, got {self.scale:g}")
+        if (self.type == "label") != bool(self.classes):
+            raise BadInput(f'column {self.name!r}: type = "label" and classes belong together')
+        if len(set(self.classes)) < len(self.classes):
+            raise BadInput(f"column {self.name!r}: classes lists {_twice(self.classes)!r} twice")
+
+    @property
+    def range(self) -> str:
+        """Returns the plausible range in words."""
+        unit = f" {self.unit}" if self.unit else ""
+        if self.min is None and self.max is None:
+            return f"any number{unit}"
+        if self.min is None or self.max is None:
+            return f"at least {self.min:g}{unit}" if self.max is None else f"at most {self.max:g}{unit}"
+        return f"{self.min:g} to {self.max:g}{unit}"
+
+    def read(self, values: np.ndarray, where: str) -> tuple[np.ndarray, list[str]]:
+        """Returns the values as the model sees them, and what is wrong with them, in sentences."""
+        where = f"{where}, column {self.name!r}"
+        numbers, missing = _parsed(values)
+        wrong = []
+        if missing.any() and self.fill is None:
+            wrong.append(
+                f"{where}, {_rows(missing)}: no value, but the contract allows no missing values; fill them, or leave "
+                "the rows out"
+            )
+        if self.type == "label":
+            texts = np.array([_text(value) for value in values])
+            unknown = ~missing & ~np.isin(texts, self.classes)
+            if unknown.any():
+                wrong.append(
+                    f"{where}, {_rows(unknown)}: {texts[unknown][0]!r}, but the contract's classes are "
+                    f"{list(self.classes)}; write the classes as the contract does"
+                )
+            return texts, wrong
+        odd = ~missing & ~np.isfinite(numbers)
+        if odd.any():
+            wrong.append(
+                f"{where}, {_rows(odd)}: {str(values[odd][0])!r}, but the contract says a number; write numbers, with "
+                "a point for decimals and no unit"
+            )
+        numbers[missing] = math.nan if self.fill is None else self.fill
+        return (numbers - self.center) / self.scale, wrong + self._implausible(numbers, where)
+
+    def _implausible(self, numbers: np.ndarray, where: str) -> list[str]:
+        """Returns what is wrong with the numbers that are there."""
+        known = np.isfinite(numbers)
+        broken = known & (numbers != np.round(numbers)) if self.type == "whole" else np.zeros_like(known)
+        low, high = -math.inf if self.min is None else self.min, math.inf if self.max is None else self.max
+        outside = known & ((numbers < low) | (numbers > high))
+        wrong = []
+        if broken.any():
+            wrong.append(
+                f"{where}, {_rows(broken)}: {numbers[broken][0]:g}, but the contract says whole numbers; is it another "
+                "column?"
+            )
+        if outside.any():
+            advice = (
+                "most rows are outside, so it is probably another unit or another column: convert it"
+                if outside.sum() > known.sum() / 2
+                else "correct the values"
+            )
+            wrong.append(
+                f"{where}, {_rows(outside)}: {numbers[outside][0]:g}, but the contract says {self.range}; {advice}, "
+                "or, if the values are right, ask the founder to widen the range"
+            )
+        return wrong
+
+
+@checked
+@dataclass(frozen=True)
+class Arrays:
+    """Inputs that are arrays, such as images, as a contract describes them.
+
+    Args:
+        shape: The shape of one sample; None for any. Default: None.
+        dtype: The type of the numbers, such as "float32" or "uint8"; None for any. Default: None.
+        min: The smallest plausible value; None for no limit. Default: None.
+        max: The largest plausible value; None for no limit. Default: None.
+        unit: What the numbers are, in words, for people. Default: "".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.data.Arrays((28, 28), "uint8", min=0, max=255).shape
+        (28, 28)
+    """
+
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    min: float | None = None
+    max: float | None = None
+    unit: str = ""
+
+    def __post_init__(self):
+        if self.dtype is not None and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise BadInput(f"dtype {self.dtype!r} is not a type of torch, such as 'float32' or 'uint8'")
+
+    def complaints(self, inputs: Tensor, where: str) -> list[str]:
+        """Returns what is wrong with the inputs, in sentences."""
+        shape, dtype = tuple(inputs.shape[1:]), str(inputs.dtype).removeprefix("torch.")
+        if self.shape is not None and shape != self.shape:
+            return [
+                f"{where}: a sample has the shape {list(shape)}, but the contract says {list(self.shape)}; resize it"
+            ]
+        if self.dtype is not None and dtype != self.dtype:
+            return [f"{where}: inputs are {dtype}, but the contract says {self.dtype}; convert them"]
+        values = inputs.reshape(len(inputs), -1).double()
+        numbers = Column("inputs", unit=self.unit, min=self.min, max=self.max)
+        for end in (values.amin(1), values.amax(1)):
+            wrong = numbers._implausible(end.numpy(), where)
+            if wrong:
+                return wrong
+        return []
+
+
+@checked
+@dataclass(frozen=True)
+class Contract:
+    """What the data of every site must look like. It is checked where a site's data is loaded.
+
+    Sites match columns of tables by name, so that their order in a file does not matter. A site cannot set what the
+    contract says: the inputs and their order, the target, the classes, and how values are scaled.
+
+    Args:
+        columns: The input columns, in the order in which the model sees them. Default: ().
+        target: The column to predict; None for any. Default: None.
+        inputs: The inputs if they are arrays, such as images; None for any. Default: None.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> age = fm.data.Column("age", unit="years", min=18, max=110)
+        >>> ill = fm.data.Column("ill", "label", classes=("no", "yes"))
+        >>> contract = fm.data.Contract((age,), ill)
+        >>> contract.target.classes
+        ('no', 'yes')
+    """
+
+    columns: tuple[Column, ...] = ()
+    target: Column | None = None
+    inputs: Arrays | None = None
+
+    def __post_init__(self):
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names):
+            raise BadInput(f"columns lists {_twice(names)!r} twice")
+        if self.columns and self.inputs:
+            raise BadInput("inputs are columns of a table or arrays, not both")
+        for column in self.columns:
+            if column.type == "label":
+                raise BadInput(f"column {column.name!r} is an input, so it must be a number, not a label")
+        if self.target is not None and (self.target.name in names or self.target.fill is not None):
+            raise BadInput(f"target {self.target.name!r} is not an input, and no target may be missing")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Returns the classes of the target, in the order of their numbers; empty if it is not a label."""
+        return () if self.target is None else self.target.classes
+
+    def sites(self, data: Data) -> list[Site]:
+        """Returns the sites of a source, checked and as the model sees them.
+
+        Raises:
+            BadInput: Some data is not as the contract says; the message names column, rows, value and remedy.
+        """
+        if _has_settings(data):
+            data = from_table(Data, self.settled(to_table(data, defaults=False)), "data")
+        return self._loaded(data)
+
+    def settled(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of a source, completed by the contract. Refuses those that contradict it."""
+        done = dict(table)
+        if isinstance(table.get("data"), Mapping):
+            done["data"] = self.settled(table["data"])
+        for key, wanted in self._settings(table.get("name")).items():
+            if key in table and _listed(table[key]) != _listed(wanted):
+                raise BadInput(
+                    f"data.{key} = {json.dumps(table[key])} here, but the experiment's contract says "
+                    f"{json.dumps(wanted)}; it decides what the model sees, so remove {key} here"
+                )
+            done[key] = wanted
+        return done
+
+    def _settings(self, name: Any) -> dict[str, Any]:
+        """Returns what the contract says about the settings of a kind of source."""
+        target, found = self.target, dict[str, Any]()
+        if name == "table":
+            if not self.columns:
+                raise BadInput("data is a table, but the experiment's contract has no columns; add them")
+            found = {"inputs": [column.name for column in self.columns], "standardize": False}
+            if target is not None:
+                predict = "labels" if target.type == "label" else "numbers"
+                found |= {"target": target.name, "predict": predict, "classes": list(target.classes)}
+        if name == "image-folder":
+            found |= {"classes": list(self.classes)} if self.classes else {}
+            if self.inputs is not None and self.inputs.shape is not None:
+                found["size"] = list(self.inputs.shape[-2:])
+        return found
+
+    def _loaded(self, data: Data) -> list[Site]:
+        inner = getattr(data, "data", None)
+        if isinstance(inner, Data):
+            return replace(data, data=_Loaded(tuple(self._loaded(inner)))).sites()  # type: ignore[type-var]
+        if isinstance(data, Table):
+            return data.sites_of(self._prepared(data.read(), data.file))
+        return self.checked(data.sites())
+
+    def _prepared(self, columns: Mapping[str, np.ndarray], file: str) -> dict[str, np.ndarray]:
+        """Returns the columns of a table, of which those in the contract are checked, filled and scaled."""
+        done, wrong = dict(columns), []
+        for column in (*self.columns, *filter(None, [self.target])):
+            if column.name not in columns:
+                wrong.append(
+                    f"{file} has no column {column.name!r}, which the contract lists{nearest(column.name, columns)}; "
+                    "rename or add it"
+                )
+                continue
+            done[column.name], found = column.read(columns[column.name], file)
+            wrong += found
+        _refuse(wrong)
+        return done
+
+    def checked(self, sites: Sequence[Site]) -> list[Site]:
+        """Returns sites whose samples have no names, checked and as the model sees them. Columns are matched by
+        position."""
+        done: dict[int, Any] = {}
+
+        def taken(samples: Any, where: str) -> Any:
+            if samples is not None and id(samples) not in done:
+                done[id(samples)] = self._taken(Samples.of(samples, where), where).parts()
+            return None if samples is None else done[id(samples)]
+
+        made = []
+        for i, site in enumerate(sites):
+            name = site.name or f"site {i}"
+            parts = {
+                part: taken(getattr(site, part), f"{name}, {words}")
+                for part, words in (
+                    ("train", "training samples"),
+                    ("test", "test samples"),
+                    ("validation", "validation samples"),
+                    ("reserved", "reserved samples"),
+                )
+            }
+            made.append(replace(site, **parts))
+        return made
+
+    def _taken(self, samples: Samples, where: str) -> Samples:
+        wrong = self.inputs.complaints(samples.inputs, where) if self.inputs is not None else []
+        inputs = samples.inputs
+        if self.columns:
+            shape = tuple(inputs.shape[1:])
+            if shape != (len(self.columns),):
+                names = ", ".join(column.name for column in self.columns)
+                _refuse([f"{where}: a sample has the shape {list(shape)}, but the contract has the columns {names}"])
+            read = [column.read(inputs[:, k].numpy(), where) for k, column in enumerate(self.columns)]
+            wrong += [one for _, found in read for one in found]
+            dtype = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
+            inputs = torch.from_numpy(np.stack([values for values, _ in read], axis=1)).to(dtype)
+        wrong += self._target_complaints(samples.targets, where)
+        _refuse(wrong)
+        return replace(samples, inputs=inputs)
+
+    def _target_complaints(self, targets: Tensor, where: str) -> list[str]:
+        target = self.target
+        if target is None:
+            return []
+        where = f"{where}, target {target.name!r}"
+        if target.type != "label":
+            if targets.ndim == 1:
+                return target._implausible(targets.double().numpy(), where)
+            return []
+        if targets.is_floating_point() or targets.ndim != 1:
+            return [f"{where}: targets are {targets.dtype}, but the contract says classes; give their numbers from 0"]
+        outside = ((targets < 0) | (targets >= len(target.classes))).numpy()
+        if not outside.any():
+            return []
+        last = len(target.classes) - 1
+        return [
+            f"{where}, {_rows(outside)}: class number {int(targets[int(outside.argmax())])}, but the contract has the "
+            f"classes 0 to {last}: {list(target.classes)}; number them in this order"
+        ]
+
+
+@dataclass(frozen=True)
+class _Loaded(Data):
+    made: tuple[Site, ...]
+
+    def sites(self) -> list[Site]:
+        return list(self.made)
+
+
+def _has_settings(data: Data) -> bool:
+    """Returns whether the contract says something about the settings of this source or of one inside it."""
+    inside = getattr(data, "data", None)
+    return type(data) in (Table, ImageFolder) or (isinstance(inside, Data) and _has_settings(inside))
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def _twice(names: Sequence[str]) -> str:
+    return next(name for k, name in enumerate(names) if name in names[:k])
+
+
+def _refuse(wrong: Sequence[str]) -> None:
+    if wrong:
+        more = f" (and {len(wrong) - _TOLD} more)" if len(wrong) > _TOLD else ""
+        raise BadInput(" | ".join(wrong[:_TOLD]) + more)
+
+
+def _rows(which: np.ndarray) -> str:
+    """Returns the rows of a mask in words, numbered from 1 as the rows below a header."""
+    found = (np.flatnonzero(which) + 1).tolist()
+    shown, more = ", ".join(map(str, found[:_SHOWN])), len(found) - _SHOWN
+    return f"row{'s' if len(found) > 1 else ''} {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def _parsed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values as numbers, NaN where they are none, and which of them are missing."""
+    try:
+        numbers = np.array(values, np.float64)  # quick, but only if all values are numbers
+        return numbers, np.isnan(numbers)
+    except (TypeError, ValueError):
+        missing = np.array([_is_missing(value) for value in values])
+        return np.array([math.nan if gone else _number(value) for value, gone in zip(values, missing)]), missing
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value or str(value).strip().lower() in _MISSING
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _text(value: Any) -> str:
+    """Returns a label as a table's `classes` names it: whole numbers without leading zeros and blanks."""
+    text = str(value)
+    return str(int(text)) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else text
+
+
+# Writing a contract
+
+
+def drafted(data: Data) -> str:
+    """Returns the [contract] section that some data fulfils, to be edited: ranges are a little wider than seen."""
+    if isinstance(data, Table):
+        return "\n".join(_of_table(data))
+    return "\n".join(_of_arrays(data))
+
+
+def drafted_from_table(file: str, target: str, predict: Literal["labels", "numbers"]) -> str:
+    """Returns the [contract] section that a table fulfils, with all other columns as inputs."""
+    return drafted(Table(file, target, predict=predict, partition=Even(1)))
+
+
+def _of_table(table: Table) -> Iterator[str]:
+    columns = table.read()
+    names = table.input_names(columns)
+    yield "# Unit and range of every column, in words and numbers: correct them. Ranges are wider than those seen."
+    yield "# The model sees (value - center) / scale. Columns are matched by name at every site."
+    for name in names:
+        yield "[[contract.columns]]"
+        yield f"name = {json.dumps(name, ensure_ascii=False)}"
+        yield from _drafted_column(columns[name], name, table.file, scaled=True)
+        yield ""
+    yield "[contract.target]"
+    yield f"name = {json.dumps(table.target, ensure_ascii=False)}"
+    if table.predict == "numbers":
+        yield from _drafted_column(columns[table.target], table.target, table.file, scaled=False)
+        return
+    classes = table.classes or tuple(dict.fromkeys(sorted(map(_text, columns[table.target]), key=_in_order)))
+    yield 'type = "label"'
+    yield f"classes = {json.dumps(list(classes), ensure_ascii=False)}  # in the order of their numbers"
+
+
+def _in_order(text: str) -> tuple[bool, float, str]:
+    return (not math.isfinite(_number(text)), _number(text) if math.isfinite(_number(text)) else 0.0, text)
+
+
+def _drafted_column(values: np.ndarray, name: str, file: str, scaled: bool) -> Iterator[str]:
+    missing = _parsed(values)[1]
+    numbers, wrong = Column(name, fill=0.0).read(values, file)
+    _refuse(wrong)
+    numbers = numbers[~missing]
+    if not len(numbers):
+        raise BadInput(f"{file}: column {name!r} has no values; leave it out")
+    whole = bool((numbers == np.round(numbers)).all())
+    low, high = _wider(numbers, whole)
+    yield f'type = "{"whole" if whole else "number"}"'
+    yield 'unit = ""'
+    yield f"min = {low:.10g}"
+    yield f"max = {high:.10g}"
+    if missing.any() and scaled:
+        yield f"fill = {float(f'{np.median(numbers):.3g}'):g}  # stands for a missing value; else none may be missing"
+    if scaled and len(set(numbers.tolist())) > 2:
+        yield f"center = {float(f'{numbers.mean():.2g}'):g}"
+        yield f"scale = {float(f'{numbers.std():.2g}'):g}"
+
+
+def _wider(numbers: np.ndarray, whole: bool) -> tuple[float, float]:
+    """Returns a range that is a little wider than that of the numbers, and rounded. Only those of one sign keep it."""
+    low, high = float(numbers.min()), float(numbers.max())
+    if whole and high - low <= 1:
+        return low, high
+    span = high - low or abs(high) or 1.0
+    step = 10.0 ** (math.floor(math.log10(span)) - 1)
+    step = max(step, 1.0) if whole else step
+    down, up = (math.floor((low - _WIDER * span) / step) * step, math.ceil((high + _WIDER * span) / step) * step)
+    return (max(0.0, down) if low >= 0 else down), (min(0.0, up) if high <= 0 else up)
+
+
+def _of_arrays(data: Data) -> Iterator[str]:
+    samples = [Samples.of(site.train, f"site {i}") for i, site in enumerate(data.sites())]
+    inputs, targets = samples[0].inputs, [one.targets for one in samples]
+    yield "# The range is wider than that seen: correct it, and say in unit what the numbers are."
+    yield "[contract.inputs]"
+    yield f"shape = {list(inputs.shape[1:])}"
+    yield f'dtype = "{str(inputs.dtype).removeprefix("torch.")}"'
+    if inputs.dtype == torch.uint8:
+        low, high = 0.0, 255.0
+    else:
+        ends = [float(end) for one in samples for end in (one.inputs.min(), one.inputs.max())]
+        low, high = _wider(np.array(ends), not inputs.is_floating_point())
+    yield f"min = {low:.10g}"
+    yield f"max = {high:.10g}"
+    yield 'unit = ""'
+    if not targets[0].is_floating_point() and targets[0].ndim == 1:
+        named = getattr(data, "classes", ()) or [str(k) for k in range(1 + max(int(one.max()) for one in targets))]
+        yield ""
+        yield "[contract.target]"
+        yield 'name = "class"'
+        yield 'type = "label"'
+        yield f"classes = {json.dumps(list(named), ensure_ascii=False)}  # in the order of their numbers"

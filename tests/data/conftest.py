@@ -1,0 +1,3 @@
+from tests.cli.conftest import called
+
+__all__ = ["called"]

@@ -1,0 +1,249 @@
+"""A data contract refuses, with column, rows, value and remedy, what would mislead the model, and settles the rest."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.config.tables import from_table, to_table
+from tests.refusals import missing_from, refused
+
+ROWS = 60
+ALONE = {"name": "even", "nodes": 1}
+CONTRACT = fm.data.Contract(
+    (
+        fm.data.Column("age", "whole", unit="years", min=18, max=110, center=54.0, scale=20.0),
+        fm.data.Column("creatinine", unit="mg/dl", min=0.2, max=15, center=1.0, scale=0.5),
+    ),
+    fm.data.Column("ill", "label", classes=("no", "yes")),
+)
+
+
+def rows(count: int = ROWS) -> dict[str, list[str]]:
+    generator = np.random.default_rng(0)
+    ages, levels = generator.integers(20, 90, count), generator.uniform(0.5, 2.5, count)
+    return {
+        "age": [str(age) for age in ages],
+        "creatinine": [f"{level:.2f}" for level in levels],
+        "ill": ["yes" if level > 1.4 else "no" for level in levels],
+    }
+
+
+def table(path: Path, columns: dict[str, list[str]]) -> fm.data.Table:
+    lines = [",".join(columns), *(",".join(row) for row in zip(*columns.values()))]
+    path.write_text("\n".join(lines) + "\n")
+    return fm.data.Table(str(path), "ill", partition=fm.data.Even(1))
+
+
+def changed(column: str, change) -> dict[str, list[str]]:
+    found = rows()
+    found[column] = [change(i, value) for i, value in enumerate(found[column])]
+    return found
+
+
+WRONG = {
+    "another unit": (
+        changed("creatinine", lambda i, value: str(float(value) * 88.4)),
+        ["'creatinine'", "rows 1, 2, 3 and 57 more", "0.2 to 15 mg/dl", "another unit", "convert"],
+    ),
+    "one wrong value": (
+        changed("age", lambda i, value: "680" if i == 6 else value),
+        ["'age'", "row 7", "680", "18 to 110 years", "correct"],
+    ),
+    "another type": (
+        changed("age", lambda i, value: f"{value} y" if i == 3 else value),
+        ["'age'", "row 4", "y'", "number"],
+    ),
+    "no whole number": (
+        changed("age", lambda i, value: "35.5" if i == 0 else value),
+        ["'age'", "row 1", "35.5", "whole"],
+    ),
+    "a missing number": (
+        changed("creatinine", lambda i, value: ["", "NA", "nan"][i] if i < 3 else value),
+        ["'creatinine'", "rows 1, 2, 3", "missing", "fill"],
+    ),
+    "a missing label": (changed("ill", lambda i, value: "" if i == 1 else value), ["'ill'", "row 2", "missing"]),
+    "an unknown class": (
+        changed("ill", lambda i, value: "Yes" if value == "yes" else value),
+        ["'ill'", "'Yes'", "['no', 'yes']"],
+    ),
+    "exchanged columns": (
+        rows() | {"age": rows()["creatinine"], "creatinine": rows()["age"]},
+        ["'age'", "whole numbers", "another column", "'creatinine'", "0.2 to 15 mg/dl"],
+    ),
+    "a renamed column": (
+        {("kreatinin" if name == "creatinine" else name): values for name, values in rows().items()},
+        ["no column 'creatinine'", "did you mean 'kreatinin'", "rename"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_mistake_in_a_table_is_refused_by_column_rows_value_and_remedy(tmp_path, mistake):
+    columns, names = WRONG[mistake]
+    data = table(tmp_path / "rows.csv", columns)
+    with refused("rows.csv", *names):
+        CONTRACT.sites(data)
+
+
+def test_columns_are_matched_by_name_and_others_are_not_used(tmp_path):
+    given, other = rows(), {name: rows()[name] for name in ("ill", "creatinine", "age")}
+    other["ward"] = ["A"] * ROWS
+    one, two = (CONTRACT.sites(table(tmp_path / f"{k}.csv", columns))[0] for k, columns in enumerate((given, other)))
+    assert one.train[0].equal(two.train[0])
+    assert one.train[1].equal(two.train[1])
+
+
+def test_model_sees_values_scaled_as_the_contract_says(tmp_path):
+    data = table(tmp_path / "rows.csv", rows())
+    (site,) = CONTRACT.sites(data)
+    (raw,) = fm.data.Table(data.file, "ill", standardize=False, classes=("no", "yes"), partition=data.partition).sites()
+    expected = (raw.train[0] - torch.tensor([54.0, 1.0])) / torch.tensor([20.0, 0.5])
+    torch.testing.assert_close(site.train[0], expected)
+    assert site.train[1].equal(raw.train[1])
+
+
+def test_missing_value_is_filled_if_the_contract_says_with_what(tmp_path):
+    columns = changed("creatinine", lambda i, value: "NA" if i % 2 else "1.50")
+    filled = fm.data.Contract(
+        (fm.data.Column("creatinine", min=0.2, max=15, fill=3.0),),
+        fm.data.Column("ill", "label", classes=("no", "yes")),
+    )
+    (site,) = filled.sites(table(tmp_path / "rows.csv", columns))
+    assert set(site.train[0].flatten().tolist()) == {1.5, 3.0}
+
+
+@pytest.mark.parametrize(
+    ("setting", "names"),
+    [
+        ({"classes": ["yes", "no"]}, ["data.classes", '["yes", "no"] here', '["no", "yes"]', "remove classes"]),
+        ({"standardize": True}, ["data.standardize", "true here", "says false", "remove"]),
+        ({"inputs": ["creatinine", "age"]}, ["data.inputs", '["age", "creatinine"]']),
+        ({"predict": "numbers"}, ["data.predict", '"labels"']),
+        ({"target": "age"}, ["data.target", '"ill"']),
+    ],
+)
+def test_site_cannot_set_what_the_contract_says(setting, names):
+    given = {"name": "table", "file": "rows.csv", "partition": ALONE}
+    assert CONTRACT.settled(given)["classes"] == ["no", "yes"]
+    with refused(*names):
+        CONTRACT.settled({"name": "held-out", "data": given | setting})
+
+
+def test_experiment_checks_its_data_also_inside_other_data(tmp_path):
+    columns, names = WRONG["another unit"]
+    for data in (table(tmp_path / "rows.csv", columns), fm.data.HeldOut(table(tmp_path / "rows.csv", columns))):
+        with refused(*names):
+            fm.Experiment(data, contract=CONTRACT).problem()
+    right = fm.data.HeldOut(table(tmp_path / "rows.csv", rows()))
+    assert fm.Experiment(right, contract=CONTRACT).problem().n == 1
+
+
+def site(inputs, labels=(0, 1, 1), **parts) -> fm.Site:
+    return fm.Site((np.asarray(inputs, np.float32), np.asarray(labels)), name="Lyon", **parts)
+
+
+ARRAYS = {
+    "another shape": (site(np.zeros((3, 4))), ["Lyon, training samples", "[4]", "[2, 2]", "resize"]),
+    "another type": (fm.Site((np.zeros((3, 2, 2), np.uint8), np.arange(3) % 2)), ["uint8", "float32", "convert"]),
+    "another range": (
+        site(np.full((3, 2, 2), 200.0)),
+        ["rows 1, 2, 3", "200", "0 to 1 grey", "unit"],
+    ),
+    "a test sample": (
+        site(np.zeros((3, 2, 2)), test=(np.full((1, 2, 2), -7.0, np.float32), np.array([0]))),
+        ["test samples", "row 1", "-7"],
+    ),
+    "another class": (
+        site(np.zeros((3, 2, 2)), (0, 2, 1)),
+        ["target 'ill'", "row 2", "class number 2", "['no', 'yes']"],
+    ),
+    "numbers as targets": (site(np.zeros((3, 2, 2)), (0.5, 1.0, 0.0)), ["float64", "classes"]),
+}
+
+
+@pytest.mark.parametrize("mistake", ARRAYS)
+def test_mistake_in_arrays_is_refused(mistake):
+    given, names = ARRAYS[mistake]
+    contract = fm.data.Contract(
+        target=fm.data.Column("ill", "label", classes=("no", "yes")),
+        inputs=fm.data.Arrays((2, 2), "float32", min=0, max=1, unit="grey"),
+    )
+    with refused(*names):
+        contract.checked([given])
+    contract.checked([site(np.full((3, 2, 2), 0.5))])
+
+
+def test_rows_without_names_are_checked_and_scaled_by_position():
+    shared = (np.array([[74.0, 1.5]], np.float32), np.array([1]))
+    one, two = CONTRACT.checked([site([[54, 1.0], [34, 2.0], [94, 0.5]], test=shared)] * 2)
+    assert one.train[0].tolist() == [[0, 0], [-1, 2], [2, -1]]
+    assert one.test is two.test
+    assert one.test[0].tolist() == [[1, 1]]
+    with refused("Lyon", "column 'age'", "rows 1, 2, 3", "18 to 110"):
+        CONTRACT.checked([site([[1.0, 54], [2.0, 34], [0.5, 94]])])
+    with refused("[3]", "age, creatinine"):
+        CONTRACT.checked([site([[1.0, 54, 3]] * 3)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"columns": [{"name": "a"}, {"name": "a"}]}, ["'a' twice"]),
+        ({"columns": [{"name": "a", "min": 2, "max": 1}]}, ["'a'", "min = 2", "max = 1"]),
+        ({"columns": [{"name": "a", "scale": 0}]}, ["'a'", "scale"]),
+        ({"columns": [{"name": "a", "type": "label", "classes": ["x", "y"]}]}, ["'a'", "number"]),
+        ({"target": {"name": "a", "type": "label"}}, ["'a'", "classes"]),
+        ({"target": {"name": "a", "type": "label", "classes": ["x", "x"]}}, ["'x' twice"]),
+        ({"columns": [{"name": "a"}], "inputs": {"shape": [2]}}, ["not both"]),
+        ({"inputs": {"dtype": "float23"}}, ["'float23'"]),
+    ],
+)
+def test_contract_that_contradicts_itself_is_refused(fields, names):
+    with refused(*names):
+        from_table(fm.data.Contract, fields, "contract")
+
+
+def test_contract_written_to_a_table_and_read_is_the_same():
+    assert from_table(fm.data.Contract, to_table(CONTRACT, defaults=False)) == CONTRACT
+
+
+def test_drafted_contract_fits_its_table_and_refuses_another_unit(called, tmp_path):
+    data = table(tmp_path / "rows.csv", changed("age", lambda i, value: "" if i == 5 else value))
+    code, out, err = called("data", "contract", data.file, "--target", "ill")
+    assert code == 0
+    assert missing_from(err, "all sites will see") == []
+    experiment = tmp_path / "trial.toml"
+    partition = 'partition = { name = "even", nodes = 1 }'
+    experiment.write_text(f'[data]\nname = "table"\nfile = "{data.file}"\ntarget = "ill"\n{partition}\n{out}')
+    read = fm.load_experiment(experiment)
+    assert read.contract is not None
+    assert [column.name for column in read.contract.columns] == ["age", "creatinine"]
+    assert (read.contract.columns[0].type, read.contract.classes) == ("whole", ("no", "yes"))
+    assert abs(float(read.problem().sites[0].train.inputs.mean())) < 0.3  # centred and scaled
+    again = called("data", "contract", experiment)[1]
+    assert re.sub(r"(?m)^#.*\n", "", again) == re.sub(r"(?m)^#.*\n", "", out)
+    for other in ("another unit", "exchanged columns"):
+        table(tmp_path / "rows.csv", WRONG[other][0])
+        with refused("'creatinine'"):
+            read.problem()
+    assert called("data", "contract", data.file)[0] == 2
+
+
+def test_drafted_contract_of_arrays_fits_them(called, tmp_path):
+    path = tmp_path / "trial.toml"
+    path.write_text('data = { name = "digits", nodes = 3 }\n')
+    path.write_text(path.read_text() + called("data", "contract", path)[1])
+    contract = fm.load_experiment(path).contract
+    assert contract is not None
+    assert (contract.inputs.shape, len(contract.classes)) == ((8, 8), 10)
+    assert fm.load_experiment(path).problem().n == 3
+
+
+def test_draft_of_a_column_with_letters_names_it(called, tmp_path):
+    data = table(tmp_path / "rows.csv", rows() | {"ward": ["A"] * ROWS})
+    code, _, err = called("data", "contract", data.file, "--target", "ill")
+    assert (code, missing_from(err, "'ward'", "row", "'A'")) == (2, [])
