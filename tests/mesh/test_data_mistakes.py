@@ -1,5 +1,6 @@
 """Mistakes with data at one site: it gets a sentence with the remedy; the others wait, name it, and lose nothing."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ EXPERIMENT = """
 rounds = 30
 data = { name = "digits", nodes = 3 }  # sites name their own
 topology = "ring"
-algorithm = { name = "ad-gda", consensus_step = 0.5, primal_step = 0.1 }
+algorithm = { name = "ad-gda", consensus_step = 0.5, primal_step = 1e-5 }
 [options]
 measure_every = 5
 """
@@ -69,6 +70,11 @@ class Tables(Run):
         self.settings = settings
         for seed, name in enumerate(NAMES):
             write(folder / name, rows(seed), settings)
+
+    def finish(self) -> None:
+        """Starts all nodes and waits for their ends."""
+        self.start(*NAMES)
+        self.end(*NAMES)
 
     def checked(self, name: str) -> dict[str, dict]:
         return {one.what: asdict(one) for one in checks(self.folder / name / "site.toml")}
@@ -126,3 +132,53 @@ def test_order_of_columns_in_a_sites_file_does_not_matter(tables):
     write(tables.folder / "c", {name: rows(2)[name] for name in ("ill", "creatinine", "age")})
     assert tables.checked("c")["data"]["ok"]
     write(tables.folder / "c", rows(2))
+
+
+LOOKS = {
+    "another unit": (rows(2) | {"creatinine": rows(2)["creatinine"] * 1000}, ["input 2", "another unit"]),
+    "another order": (
+        {"creatinine": rows(2)["creatinine"], "age": rows(2)["age"], "ill": rows(2)["ill"]},
+        ["input 1", "looks like input 2 elsewhere", "another order"],
+    ),
+    "reversed classes": (
+        rows(2) | {"ill": np.where(rows(2)["ill"] == "yes", "no", "yes")},
+        ["the other way round", "classes are reversed"],
+    ),
+    "honest": (rows(2), []),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", LOOKS)
+def test_nodes_name_the_site_whose_data_looks_different_and_begin(tmp_path, called, mistake):
+    columns, names = LOOKS[mistake]
+    run = Tables(tmp_path, contract="", settings=FREE)
+    write(tmp_path / "c", columns, FREE)
+    try:
+        run.finish()
+    finally:
+        run.kill()
+    for name in NAMES:
+        said = run.events(name, "a site's data looks different")
+        assert [one["site"] for one in said] == (["c"] if names else [])
+        assert missing_from(said[0]["reason"] if said else "", *names) == []
+        shown = {site: "; ".join(reasons) for site, reasons in run.status(name)["unusual"].items()}
+        assert shown == {one["site"]: one["reason"] for one in said}
+    assert missing_from(called("status", tmp_path / "a" / "site.toml")[2], *names) == []
+
+
+@pytest.mark.slow
+def test_site_may_withhold_its_statistics(tmp_path, called):
+    run = Tables(tmp_path, contract="", settings=FREE)
+    write(tmp_path / "c", LOOKS["another unit"][0], FREE)
+    path = tmp_path / "c" / "site.toml"
+    path.write_text("announce_statistics = false\n" + path.read_text())
+    try:
+        run.finish()
+    finally:
+        run.kill()
+    assert run.status("a")["unusual"] == {}
+    shown, withheld = (json.loads(called("mesh", "show", tmp_path / name / "site.toml", "--json")[1]) for name in "ac")
+    said = [sum("spread" in part for part in one["leaves"]["to_all_sites"]) for one in (shown, withheld)]
+    assert said == [1, 0]
+    assert '"mean": []' in (tmp_path / "a" / "state" / "bulletin.json").read_text()

@@ -300,6 +300,7 @@ class _SiteTable:
     state: str = "state"
     data: str | Mapping[str, Any] | None = None
     allow: tuple[str, ...] = ()
+    announce_statistics: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -318,6 +319,7 @@ class SiteFile:
     listen: str | None = None  # host:port; None: outgoing connections only
     data: str | Mapping[str, Any] | None = None  # None: not named yet, so that the site cannot run
     allow: tuple[str, ...] = ()  # modules that the experiment may use besides torch's, fairmesh's and its own files
+    announce_statistics: bool = True  # coarse statistics of its inputs, before the first round
     options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
     def __post_init__(self):
@@ -362,6 +364,7 @@ class SiteFile:
                 listen=given.listen,
                 data=given.data,
                 allow=given.allow,
+                announce_statistics=given.announce_statistics,
                 options=given.options,
             )
         except BadInput as error:
@@ -380,7 +383,8 @@ class SiteFile:
         paths = ("mesh", "experiment", "key", "certificate", "authority", "state")
         table = {"name": self.name} | {name: relative(getattr(self, name)) for name in paths}
         others = {"listen": self.listen, "allow": list(self.allow), "data": self.data, "options": dict(self.options)}
-        return table | {key: value for key, value in others.items() if value}
+        kept = {} if self.announce_statistics else {"announce_statistics": False}
+        return table | kept | {key: value for key, value in others.items() if value}
 
     def write(self) -> None:
         """Writes the file. Refuses to overwrite one that exists."""

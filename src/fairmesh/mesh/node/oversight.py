@@ -85,6 +85,7 @@ class Oversight(Watcher):
         self._deciding, self._votes_lock = False, threading.Lock()
         self._round, self.activity = 0, "starting"
         self.prior: dict[str, float] = {}  # of each site, once all have announced their samples
+        self.unusual: dict[str, list[str]] = {}  # sites whose inputs look different, and how
         self._metric: dict[str, Any] = {}
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._notices: dict[int, Notices] = {}  # by position
@@ -298,6 +299,7 @@ class Oversight(Watcher):
             "metric_round": self._metric.get("round"),
             "weight": self._weight,
             "prior": self.prior,
+            "unusual": self.unusual,
             "waiting_for": waiting,
             "waiting_chain": waiting_chain(membership.name, self._waits() | {membership.name: waiting}),
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),

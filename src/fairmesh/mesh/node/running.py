@@ -31,6 +31,7 @@ from fairmesh.mesh.node.membership import (
 )
 from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, identity_of, restoring_step
+from fairmesh.mesh.node.site_statistics import WITHHELD, statistics, unusual
 from fairmesh.mesh.node.store import Store, folder_of, locked, put_aside, put_in_place
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.wire.bulletin import Bulletin
@@ -180,6 +181,7 @@ class _Node:
             self._announce_ready(self._facts)  # for a site that has not begun yet
             problem = self._problem(membership)
             self._show_prior(problem)
+            self._compare_sites()
             mailroom.largest = _largest(problem.flat_model.dim, problem.n)
             mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
             with self._linked(mailroom) as links:
@@ -251,6 +253,15 @@ class _Node:
         shown = (f"{name} {self.oversight.prior[name]:.3g} ({said[name]['samples']} samples)" for name in names)
         self._log("info", "prior", sites=", ".join(shown))
 
+    def _compare_sites(self) -> None:
+        """Names the sites whose inputs look different from those of the others, in the log and the status."""
+        contract, announced = self._membership.experiment.contract, self._bulletin.of_all("statistics")
+        present = [member.name for member in self._membership.mesh.present if member.name in announced]
+        columns = [column.name for column in contract.columns] if contract else []
+        self.oversight.unusual = unusual({name: announced[name] for name in present}, columns)
+        for site, reasons in self.oversight.unusual.items():
+            self._log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))
+
     def _check_greeting(self, name: str, theirs: Mapping[str, Any]) -> bool:
         self._membership.refuse_unlike(name, theirs)
         apart = self._membership.clock_apart(theirs, time.time())
@@ -269,8 +280,10 @@ class _Node:
         site's data, which may still be corrected."""
         path = self._folder / _FACTS
         if not path.exists():
-            if self._bulletin.of(self._membership.name, "facts") != mine:
-                self._bulletin.announce("facts", mine)
+            said = statistics(self._own.train) if self._membership.site.announce_statistics else WITHHELD
+            for kind, body in (("statistics", said), ("facts", mine)):
+                if self._bulletin.of(self._membership.name, kind) != body:
+                    self._bulletin.announce(kind, body)
             return None
         frozen = json.loads(path.read_text())
         before = frozen[self._membership.name]
@@ -299,8 +312,9 @@ class _Node:
                     shown.append(unlike[1])
                     self._log("error", "the data of the sites does not fit together", reason=unlike[1])
                 return unlike[0]
-            if len(known) < len(present):
-                return [name for name in present if name not in known]
+            compared = known.keys() & bulletin.of_all("statistics")
+            if len(compared) < len(present):
+                return [name for name in present if name not in compared]
             mine, ready = self._announce_ready(known), bulletin.of_all("ready")
             late = [name for name in present if ready.get(name) != mine]
             if not late:

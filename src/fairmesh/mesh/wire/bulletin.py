@@ -30,6 +30,7 @@ _SAMPLES_AT_MOST = 10**12  # so that a product with the size of an input is an i
 _AXES, _AXIS_AT_MOST = 8, 1 << 32  # of the shape of one sample
 _NUMBER_AT_MOST = 1 << 53
 _GENERATIONS_AT_MOST = 256
+_NUMBERS_AT_MOST = 100  # statistics of one kind
 _SHORT = 200  # characters of a string that is shown to people
 
 
@@ -58,6 +59,10 @@ def _names(value: Any) -> bool:
 
 def _number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= _NUMBER_AT_MOST
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _NUMBERS_AT_MOST and all(map(_number, value))
 
 
 def _number_or_none(value: Any) -> bool:
@@ -144,6 +149,7 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "validation": _is(bool),
         "group": _short,
     },
+    "statistics": {"mean": _numbers, "spread": _numbers, "shares": _numbers, "relation": _numbers},
     "status": {
         "round": _count,
         "activity": _short,
