@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.preflight import checks
+from tests.mesh import fleet
 from tests.mesh.test_hostile_votes import Run
 from tests.refusals import missing_from
 
@@ -40,6 +42,9 @@ classes = ["no", "yes"]
 """
 DATA = '\n[data]\nname = "table"\nfile = "rows.csv"\npartition = { name = "even", nodes = 1 }\n'
 FREE = 'target = "ill"\nclasses = ["no", "yes"]\nstandardize = false\n'  # settings of a table without a contract
+
+WEIGHTS = "one site has most of the weight; ask it to check its data, or vote it out if the data is broken"
+PRIOR = "a site would have most of the weight before training"
 
 Rows = dict[str, np.ndarray]
 
@@ -182,3 +187,73 @@ def test_site_may_withhold_its_statistics(tmp_path, called):
     said = [sum("spread" in part for part in one["leaves"]["to_all_sites"]) for one in (shown, withheld)]
     assert said == [1, 0]
     assert '"mean": []' in (tmp_path / "a" / "state" / "bulletin.json").read_text()
+
+
+# Weights
+
+
+def told(weight: float | None, measured: int | None) -> dict:
+    return {"weight": weight, "metric_round": measured}
+
+
+def test_site_is_heavy_after_a_twentieth_of_the_run_above_half_of_lambda_and_twice_its_share():
+    watch, prior = WeightWatch(1000), {"a": 0.2, "b": 0.3, "c": 0.5}
+    assert watch.heavy({"a": told(0.9, 100), "b": told(0.55, 100), "c": told(0.9, 100)}, prior) == {}
+    assert watch.heavy({"a": told(0.9, 149)}, prior) == {}
+    later = watch.heavy({"a": told(0.9, 150), "b": told(0.55, 150), "c": told(0.9, 150)}, prior)
+    assert later == {"a": {"weight": 0.9, "prior": 0.2, "since": 100, "round": 150}}
+    assert watch.heavy({"a": told(0.4, 160)}, prior) == {}  # it has less again, so that it counts from now
+    assert watch.heavy({"a": told(0.9, 170)}, prior) == {}
+    assert watch.heavy({"a": told(0.9, 230)}, prior).keys() == {"a"}
+    assert watch.heavy({"a": told(0.9, 10)}, prior) == {}  # all have gone back to an earlier round
+    assert watch.heavy({"a": told(None, 300), "b": told(0.9, None), "d": told(0.9, 300)}, prior) == {}
+
+
+@pytest.mark.slow
+def test_nodes_warn_of_a_site_that_takes_most_of_the_weight(tmp_path, called):
+    """One site's labels are noise, as if those of another table were joined to its rows. It can only be learned badly,
+    so the weights turn to it."""
+    robust = 'name = "ad-gda", consensus_step = 0.5, primal_step = 0.5, dual_step = 0.5'
+    scaled = FREE.replace("standardize = false", "standardize = true")
+    run = Tables(tmp_path, contract="", settings=scaled)
+    text = EXPERIMENT.replace("rounds = 30", "rounds = 600").replace(
+        'name = "ad-gda", consensus_step = 0.5, primal_step = 1e-5', robust
+    )
+    for name in NAMES:
+        fleet.amend(tmp_path / "mesh", tmp_path / name, {"experiment.toml": text})
+    write(tmp_path / "c", rows(2) | {"ill": np.array(["no", "yes"] * 30)}, scaled)
+    try:
+        run.finish()
+    finally:
+        run.kill()
+    for name in NAMES:
+        assert [one["site"] for one in run.events(name, WEIGHTS)] == ["c"]
+        assert run.events(name, WEIGHTS)[0]["weight"] > 0.66
+        assert run.status(name)["heavy"].keys() == {"c"}
+    err = called("status", tmp_path / "a" / "site.toml")[2]
+    assert missing_from(err, "c has", "of the weight since round", "33% before training", "check its data") == []
+
+
+@pytest.mark.slow
+def test_node_waits_and_names_the_site_that_declares_most_of_the_samples_until_this_site_accepts_it(tmp_path, called):
+    run = Tables(tmp_path)
+    write(tmp_path / "c", rows(2, 600))
+    try:
+        run.start(*NAMES)
+        run.until(lambda: run.events("a", PRIOR) and run.events("b", PRIOR))
+        (said,) = run.events("a", PRIOR)
+        assert (said["site"], run.events("c", PRIOR)) == ("c", [])
+        reason = ["480 of 576 samples", "0.833", "largest_prior = 0.8", "largest_prior = 0.84", "site.toml"]
+        assert missing_from(said["reason"], *reason) == []
+        run.until(lambda: "waiting for c" in run.status("a").get("activity", ""))
+        shown = called("mesh", "show", tmp_path / "a" / "site.toml")[1]
+        assert missing_from(shown, "share of all samples", "more than 80% (largest_prior)") == []
+        for name in ("a", "b"):
+            run.crash(name)
+            path = tmp_path / name / "site.toml"
+            path.write_text("largest_prior = 0.84\n" + path.read_text())
+        run.start("a", "b")
+        run.end(*NAMES)
+    finally:
+        run.kill()
+    assert run.status("a")["prior"]["c"] == pytest.approx(480 / 576)

@@ -100,6 +100,11 @@ def status(
     for name, reasons in seen.get("unusual", {}).items():
         said = "this site's data looks" if name == seen["site"] else f"the data of {name} looks"
         say(f"{said} different from that of the other sites: {'; '.join(reasons)}")
+    for name, one in seen.get("heavy", {}).items():
+        say(
+            f"{name} has {one['weight']:.0%} of the weight since round {one['since']}, and {one['prior']:.0%} before "
+            "training: it is hard to learn, or its data is broken; ask it to check its data"
+        )
     if seen["votes"]:
         for what, voters in seen["votes"].items():
             say(f"votes to {what}: {', '.join(sorted(voters))}")

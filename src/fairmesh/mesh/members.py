@@ -19,6 +19,7 @@ from fairmesh.storage.files import write_atomically
 
 MESH = "mesh.toml"
 OF_THE_EXPERIMENT = "experiment"  # as `data` of a site: the experiment's data at the site's position
+LARGEST_PRIOR = 0.8
 OF_ONE_SITE = frozenset(
     {"device", "data_on", "memory_gib", "fuse", "trace", "tune_malloc", "checkpoint_every", "count_bytes"}
 )  # options of an experiment that may differ between sites
@@ -301,6 +302,7 @@ class _SiteTable:
     data: str | Mapping[str, Any] | None = None
     allow: tuple[str, ...] = ()
     announce_statistics: bool = True
+    largest_prior: float = LARGEST_PRIOR
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -320,6 +322,7 @@ class SiteFile:
     data: str | Mapping[str, Any] | None = None  # None: not named yet, so that the site cannot run
     allow: tuple[str, ...] = ()  # modules that the experiment may use besides torch's, fairmesh's and its own files
     announce_statistics: bool = True  # coarse statistics of its inputs, before the first round
+    largest_prior: float = LARGEST_PRIOR  # the largest weight before training that another site may have by its samples
     options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
     def __post_init__(self):
@@ -330,6 +333,8 @@ class SiteFile:
                     f"options.{key}: a site sets only {', '.join(sorted(OF_ONE_SITE))}; the others are the "
                     f"experiment's{nearest(key, OF_ONE_SITE)}"
                 )
+        if not 0 < self.largest_prior <= 1:
+            raise BadInput(f"largest_prior must lie in (0, 1], got {self.largest_prior:g}")
         if self.listen is not None:
             host_and_port(self.listen, "listen")
         named = self.data if isinstance(self.data, str) and self.data != OF_THE_EXPERIMENT else None
@@ -365,6 +370,7 @@ class SiteFile:
                 data=given.data,
                 allow=given.allow,
                 announce_statistics=given.announce_statistics,
+                largest_prior=given.largest_prior,
                 options=given.options,
             )
         except BadInput as error:
@@ -381,10 +387,13 @@ class SiteFile:
             return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
 
         paths = ("mesh", "experiment", "key", "certificate", "authority", "state")
-        table = {"name": self.name} | {name: relative(getattr(self, name)) for name in paths}
+        table: dict[str, Any] = {"name": self.name} | {name: relative(getattr(self, name)) for name in paths}
         others = {"listen": self.listen, "allow": list(self.allow), "data": self.data, "options": dict(self.options)}
-        kept = {} if self.announce_statistics else {"announce_statistics": False}
-        return table | kept | {key: value for key, value in others.items() if value}
+        if not self.announce_statistics:
+            table["announce_statistics"] = False
+        if self.largest_prior != LARGEST_PRIOR:
+            table["largest_prior"] = self.largest_prior
+        return table | {key: value for key, value in others.items() if value}
 
     def write(self) -> None:
         """Writes the file. Refuses to overwrite one that exists."""

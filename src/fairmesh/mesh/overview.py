@@ -79,6 +79,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "own_options": dict(site.options),
         },
         "data": _data(site, table) | {"contract": table.get("contract")},
+        "weights": {"prior": table.get("prior"), "largest_prior": site.largest_prior},
         "leaves": {
             "to_neighbours_in_every_round": list(_SENT.get(algorithm, (f"what the algorithm {algorithm} sends",))),
             "bits_per_parameter": _bits(table.get("algorithm"), table),
@@ -170,6 +171,7 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         "ON WHICH DATA",
         f"  {data['from']}: data = {_shown(data['data'])}",
         *([f"  checked by the experiment's contract: {_shown(data['contract'])}"] if data["contract"] else []),
+        f"  weight of each site before training: {_weights(seen['weights'])}",
         *(f"  this site's own code: {file}  sha256 {digest}" for file, digest in data["files"].items()),
         "",
         "WHAT LEAVES THIS SITE",
@@ -188,6 +190,13 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         f"  {until['rounds']} rounds{ends}",
         "",
     ]
+
+
+def _weights(weights: Mapping[str, Any]) -> str:
+    if weights["prior"] is not None:
+        return f"{weights['prior']}, as experiment.toml says"
+    limit = weights["largest_prior"]
+    return f"its share of all samples; the node waits if another site declares more than {limit:.0%} (largest_prior)"
 
 
 def _size(bits: float | None, rounds: Any) -> str:

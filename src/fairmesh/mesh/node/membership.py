@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -161,6 +162,24 @@ def misfit(known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | No
             shown = "; ".join(f"{said[name]} at {name}" for name in unlike)
             others = ", ".join(name for name in said if name not in unlike)
             return unlike, f"the {what} are {usual} at {others}, but {shown}; all sites need data of the same form"
+    return None
+
+
+def too_heavy(membership: Membership, known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | None:
+    """Returns the other site that would have more weight before training, by the number of samples that it declares,
+    than this site accepts, and what to do; or None. A prior in the experiment was approved with it."""
+    if membership.experiment.prior is not None:
+        return None
+    total, limit = sum(int(one["samples"]) for one in known.values()), membership.site.largest_prior
+    for name, one in known.items():
+        share = int(one["samples"]) / total
+        if name != membership.name and share > limit:
+            return [name], (
+                f"{name} declares {one['samples']:,} of {total:,} samples, so that its weight before training would be "
+                f"{share:.3g}, more than largest_prior = {limit:g} of this site; ask {name}. If the number is right, "
+                f"set largest_prior = {min(1.0, math.ceil(100 * share) / 100):g} in {membership.site.path.name} and "
+                f"start the node again; if not, {name} corrects its data, or is voted out"
+            )
     return None
 
 

@@ -15,6 +15,7 @@ from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.watching import Log, Monitor, waiting_chain, write_status
+from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.wire.bulletin import Bulletin, shortened
 from fairmesh.mesh.wire.links import HOW_TO_RESTORE
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
@@ -86,6 +87,7 @@ class Oversight(Watcher):
         self._round, self.activity = 0, "starting"
         self.prior: dict[str, float] = {}  # of each site, once all have announced their samples
         self.unusual: dict[str, list[str]] = {}  # sites whose inputs look different, and how
+        self._weights, self._heavy = WeightWatch(membership.experiment.rounds), dict[str, dict[str, Any]]()
         self._metric: dict[str, Any] = {}
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._notices: dict[int, Notices] = {}  # by position
@@ -170,6 +172,7 @@ class Oversight(Watcher):
                     self._notice_waiting,
                     self._notice_certificate,
                     self._announce_refusals,
+                    self._notice_weights,
                     self._count_votes,
                 ):
                     self._tried(part)
@@ -232,6 +235,15 @@ class Oversight(Watcher):
         if left < SOON_DAYS and time.monotonic() >= self._next_warning:
             self._next_warning = time.monotonic() + 86400
             self._log("warning", "this site's certificate ends soon; renew it", days=round(left, 1))
+
+    def _notice_weights(self) -> None:
+        """Warns if one site takes most of the weight and keeps it."""
+        announced = self._bulletin.of_all("status")
+        present = {one.name: announced[one.name] for one in self._membership.mesh.present if one.name in announced}
+        before, self._heavy = self._heavy, self._weights.heavy(present, self.prior)
+        for site in self._heavy.keys() - before.keys():
+            what = "one site has most of the weight; ask it to check its data, or vote it out if the data is broken"
+            self._log("warning", what, **{"site": site} | self._heavy[site])
 
     def certificate_days(self) -> float:
         return (self._ends - datetime.now(UTC)).total_seconds() / 86400
@@ -300,6 +312,7 @@ class Oversight(Watcher):
             "weight": self._weight,
             "prior": self.prior,
             "unusual": self.unusual,
+            "heavy": self._heavy,
             "waiting_for": waiting,
             "waiting_chain": waiting_chain(membership.name, self._waits() | {membership.name: waiting}),
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),

@@ -28,6 +28,7 @@ from fairmesh.mesh.node.membership import (
     outputs_allowed,
     own_data,
     refuse_many_outputs,
+    too_heavy,
 )
 from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, identity_of, restoring_step
@@ -303,16 +304,25 @@ class _Node:
         bulletin, present = self._bulletin, [member.name for member in self._membership.mesh.present]
         shown: list[str] = []
 
+        def told(what: str, sites: list[str], reason: str) -> list[str]:
+            if reason not in shown:
+                shown.append(reason)
+                self._log("error", what, site=", ".join(sites), reason=reason)
+            self.oversight.activity = f"{what}; waiting for {', '.join(sites)}"[:_ACTIVITY]
+            return sites
+
         def missing() -> list[str]:
             announced = bulletin.of_all("facts")
             known = {name: announced[name] for name in present if name in announced}
             unlike = misfit(known)
             if unlike is not None:
-                if unlike[1] not in shown:
-                    shown.append(unlike[1])
-                    self._log("error", "the data of the sites does not fit together", reason=unlike[1])
-                return unlike[0]
+                return told("the data of the sites does not fit together", *unlike)
             compared = known.keys() & bulletin.of_all("statistics")
+            if len(compared) == len(present):
+                heavy = too_heavy(self._membership, known)
+                if heavy is not None:
+                    return told("a site would have most of the weight before training", *heavy)
+            self.oversight.activity = "connecting"
             if len(compared) < len(present):
                 return [name for name in present if name not in compared]
             mine, ready = self._announce_ready(known), bulletin.of_all("ready")
