@@ -1,6 +1,7 @@
 """Mistakes with data at one site: it gets a sentence with the remedy; the others wait, name it, and lose nothing."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -80,6 +81,14 @@ class Tables(Run):
         """Starts all nodes and waits for their ends."""
         self.start(*NAMES)
         self.end(*NAMES)
+
+    def refused(self, name: str, *names: object) -> None:
+        """Passes if a node ends at once with a sentence that has these words."""
+        before = (self.folder / f"{name}.log").read_text() if (self.folder / f"{name}.log").exists() else ""
+        self.start(name)
+        assert fleet.ended(self.running.pop(name), 30) == 1, self.logs()
+        said = (self.folder / f"{name}.log").read_text().removeprefix(before).strip().splitlines()[-1]
+        assert missing_from(said, "BadInput", *names) == []
 
     def checked(self, name: str) -> dict[str, dict]:
         return {one.what: asdict(one) for one in checks(self.folder / name / "site.toml")}
@@ -257,3 +266,45 @@ def test_node_waits_and_names_the_site_that_declares_most_of_the_samples_until_t
     finally:
         run.kill()
     assert run.status("a")["prior"]["c"] == pytest.approx(480 / 576)
+
+
+# Changed data
+
+
+@pytest.mark.slow
+def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may_be_put_back(tmp_path):
+    def new_row(home: Path) -> None:
+        with (home / "rows.csv").open("a") as file:
+            file.write("50,1.00,no\n")
+
+    changes = {
+        "samples: 48 then, 49 now": new_row,
+        "other values": lambda home: write(home, rows(2) | {"age": rows(2)["age"][::-1]}),
+    }
+    run, home, go = Tables(tmp_path), tmp_path / "c", tmp_path / "go"
+
+    def paused(point: str, step: int) -> None:
+        while point == "computed" and step == 10 and not go.exists():
+            time.sleep(0.02)
+
+    try:
+        run.start(*NAMES, observe=paused)
+        run.until(lambda: run.round("c") >= 5)
+        run.crash("c")
+        before = {path: path.read_bytes() for path in (home / "state").rglob("*.safetensors")}
+        for what, change in changes.items():
+            change(home)
+            found = run.checked("c")["data"]
+            assert not found["ok"]
+            remedy = ["since the run began", what, "put the old data back", "fairmesh mesh remove SITE c"]
+            assert missing_from(found["found"], *remedy) == []
+            run.refused("c", *remedy)
+            write(home, rows(2))
+        assert {path: path.read_bytes() for path in (home / "state").rglob("*.safetensors")} == before
+        assert run.checked("c")["data"]["ok"]
+        go.touch()
+        run.start("c")
+        run.end(*NAMES)
+    finally:
+        run.kill()
+    assert not run.events("a", "stopped")

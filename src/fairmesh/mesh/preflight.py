@@ -24,6 +24,7 @@ from fairmesh.mesh.certificates import (
 )
 from fairmesh.mesh.manifest import Handout
 from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
+from fairmesh.mesh.node.membership import facts, frozen_facts
 from fairmesh.mesh.probing import Check, neighbour_checks
 from fairmesh.storage.files import open_to_others, read_bytes
 
@@ -202,9 +203,11 @@ def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
 
 
 def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Check:
-    """Checks that this site's data can be read, and that it fits the model and the loss."""
+    """Checks that this site's data can be read, is as the contract says, fits the model and the loss, and is what the
+    run began with."""
     try:
         problem = own_problem(own_site(site_file, experiment, mesh), experiment)
+        frozen_facts(site_file.state, site_file.name, facts(problem.sites[0]), problem.digests_here()[0])
     except Exception as error:  # a user's entry point may raise anything
         return Check("data", False, _said(error), f"see data in {site_file.path.name}")
     site = problem.sites[0]

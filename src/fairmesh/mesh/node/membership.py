@@ -28,8 +28,10 @@ from fairmesh.mesh.probing import CLOCKS_APART_S
 from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import read_bytes
+from fairmesh.storage.files import read_bytes, write_atomically
 
+_FACTS = "facts.json"  # about all sites' data, as the run began with them
+_DIGEST = "data.sha256"  # of this site's training data, likewise; it is not sent
 _FORM = ("inputs", "targets", "test", "validation")  # facts that must be the same everywhere
 _OF_ALL_SITES = ("measure_phi", "keep_best", "keep_iterate", "compare_weights")
 
@@ -150,6 +152,33 @@ def facts(site: Site) -> dict[str, Any]:
         "validation": site.validation is not None,
         "group": site.group,
     }
+
+
+def freeze_facts(folder: Path, known: Mapping[str, Any], digest: str) -> None:
+    """Records what all sites said about their data, and the digest of this site's own, as the run begins with them."""
+    write_atomically(folder / _DIGEST, digest.encode())
+    write_atomically(folder / _FACTS, json.dumps(known).encode())
+
+
+def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) -> dict[str, Any] | None:
+    """Returns what all sites said about their data when the run began, or None before. Refuses data of this site that
+    has changed since."""
+    if not (folder / _FACTS).exists():
+        return None
+    frozen = json.loads(read_bytes(folder / _FACTS))
+    before = frozen[name]
+    changed = [f"{what}: {before.get(what)} then, {now} now" for what, now in mine.items() if before.get(what) != now]
+    begun_with = folder / _DIGEST  # missing if an earlier version began the run
+    if not changed and begun_with.exists() and read_bytes(begun_with).decode() != digest:
+        changed = ["as many samples of the same form, but other values or another order"]
+    if changed:
+        raise BadInput(
+            f"the data of this site has changed since the run began ({'; '.join(changed)}). Data is frozen for a run, "
+            "since all sites have agreed on it: put the old data back, and keep the new for the next run. If the old "
+            f"data is lost, the other sites must vote this site out (fairmesh mesh remove SITE {name}). Keep the state "
+            "folder: an empty one would be refused by the others"
+        )
+    return frozen
 
 
 def misfit(known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fairmesh
-from fairmesh.errors import BadInput, Diverged
+from fairmesh.errors import Diverged
 from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
@@ -24,6 +24,8 @@ from fairmesh.mesh.node.membership import (
     Membership,
     common_problem,
     facts,
+    freeze_facts,
+    frozen_facts,
     misfit,
     outputs_allowed,
     own_data,
@@ -46,7 +48,6 @@ from fairmesh.storage.files import private_files, write_atomically
 from fairmesh.training.loop import TrainingState
 
 PERSONAL = "personal"  # the folder of the site's own model
-_FACTS = "facts.json"  # about all sites' data, as the run began with them
 _ACTIVITY = 200  # characters
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
@@ -126,6 +127,7 @@ class _Node:
         self._bulletin.restored(self._folder / "bulletin.json")
         said = facts(own)
         refuse_many_outputs(said, membership.experiment)
+        self._digest = alone.digests_here()[0]
         self._facts = self._frozen_facts(said)
         self._rounds: Rounds | None = None
         self._ledger = Ledger(self._folder, Mesh.read(membership.site.mesh), membership.name, self._bulletin)
@@ -279,23 +281,12 @@ class _Node:
     def _frozen_facts(self, mine: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns what all sites said about their data when the run began. Before, returns None and announces this
         site's data, which may still be corrected."""
-        path = self._folder / _FACTS
-        if not path.exists():
+        frozen = frozen_facts(self._folder, self._membership.name, mine, self._digest)
+        if frozen is None:
             said = statistics(self._own.train) if self._membership.site.announce_statistics else WITHHELD
             for kind, body in (("statistics", said), ("facts", mine)):
                 if self._bulletin.of(self._membership.name, kind) != body:
                     self._bulletin.announce(kind, body)
-            return None
-        frozen = json.loads(path.read_text())
-        before = frozen[self._membership.name]
-        changed = [
-            f"{what}: {before.get(what)} then, {now} now" for what, now in mine.items() if before.get(what) != now
-        ]
-        if changed:
-            raise BadInput(
-                f"the data of this site has changed since the run began ({'; '.join(changed)}); restore it. Data stays "
-                "the same during a run, since all sites have agreed on it"
-            )
         return frozen
 
     def _agreed_facts(self) -> dict[str, Any]:
@@ -333,7 +324,7 @@ class _Node:
 
         found: dict[str, Any] = {}
         self._wait(lambda: not missing(), missing)
-        write_atomically(self._folder / _FACTS, json.dumps(found).encode())
+        freeze_facts(self._folder, found, self._digest)
         self._remember()
         return found
 
