@@ -308,3 +308,63 @@ def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may
     finally:
         run.kill()
     assert not run.events("a", "stopped")
+
+
+# At the start, with real nodes
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory):
+    """A mesh of which two nodes run and wait for the third."""
+    run = Tables(tmp_path_factory.mktemp("waiting"))
+    run.start("a", "b")
+    yield run
+    run.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_node_with_a_mistake_in_its_data_stops_with_the_remedy_before_it_joins(waiting, mistake):
+    make, names = MISTAKES[mistake]
+    make(waiting.folder / "c")
+    waiting.refused("c", *names)
+    assert not (waiting.folder / "c" / "state" / "facts.json").exists()
+    write(waiting.folder / "c", rows(2))
+
+
+@pytest.mark.slow
+def test_others_waited_named_it_and_all_finish_once_it_is_mended(waiting):
+    for name in ("a", "b"):
+        waiting.until(lambda name=name: waiting.events(name, "waiting"))
+        assert {one["sites"] for one in waiting.events(name, "waiting")} <= {"a, c", "b, c", "c"}
+        assert not waiting.events(name, "stopped")
+    waiting.start("c")
+    waiting.end(*NAMES)
+
+
+@pytest.mark.slow
+def test_site_with_another_dtype_stops_the_others_name_it_and_all_finish_once_it_is_mended(tmp_path):
+    arrays = '\n[data]\nname = "npz"\nfile = "rows.npz"\npartition = { name = "even", nodes = 1 }\n'
+    run = Run(tmp_path, NAMES, EXPERIMENT)
+
+    def save(seed: int, dtype: type) -> None:
+        home, columns = tmp_path / NAMES[seed], rows(seed)
+        inputs = np.stack([columns["age"], columns["creatinine"]], axis=1).astype(dtype)
+        np.savez(home / "rows.npz", x=inputs, y=(columns["ill"] == "yes").astype(int))
+
+    for seed, name in enumerate(NAMES):
+        save(seed, np.float64 if name == "c" else np.float32)
+        path = tmp_path / name / "site.toml"
+        path.write_text(path.read_text().replace('data = "experiment"\n', "") + arrays)
+    try:
+        run.start(*NAMES)
+        run.stops("c", '["torch.float64", [2]] at c; all sites need data of the same form. Give this site')
+        for name in ("a", "b"):
+            run.until(lambda name=name: run.events(name, "the data of the sites does not fit together"))
+            assert run.events(name, "the data of the sites does not fit together")[0]["site"] == "c"
+        assert fleet.ended(run.running["a"], 0.5) is None
+        save(2, np.float32)
+        run.start("c")
+        run.end(*NAMES)
+    finally:
+        run.kill()

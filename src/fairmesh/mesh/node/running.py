@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fairmesh
-from fairmesh.errors import Diverged
+from fairmesh.errors import BadInput, Diverged
 from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
@@ -49,6 +49,7 @@ from fairmesh.training.loop import TrainingState
 
 PERSONAL = "personal"  # the folder of the site's own model
 _ACTIVITY = 200  # characters
+_NOTICED_S = 2.0  # so that the others have heard what this site announced, before it stops because of it
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
 
@@ -294,6 +295,7 @@ class _Node:
         are recorded, and the run begins with them."""
         bulletin, present = self._bulletin, [member.name for member in self._membership.mesh.present]
         shown: list[str] = []
+        noticed = Notices()
 
         def told(what: str, sites: list[str], reason: str) -> list[str]:
             if reason not in shown:
@@ -306,6 +308,7 @@ class _Node:
             announced = bulletin.of_all("facts")
             known = {name: announced[name] for name in present if name in announced}
             unlike = misfit(known)
+            self._stop_if_alone(unlike, len(known), noticed)
             if unlike is not None:
                 return told("the data of the sites does not fit together", *unlike)
             compared = known.keys() & bulletin.of_all("statistics")
@@ -327,6 +330,14 @@ class _Node:
         freeze_facts(self._folder, found, self._digest)
         self._remember()
         return found
+
+    def _stop_if_alone(self, unlike: tuple[list[str], str] | None, known: int, noticed: Notices) -> None:
+        """Ends the node if the data of this site has another form than that of most sites. The others wait for it."""
+        sites, reason = unlike or ([], "")
+        if self._membership.name not in sites or known < len(self._membership.mesh.present) or 2 * len(sites) >= known:
+            noticed.since = time.monotonic()
+        elif noticed.seconds > _NOTICED_S:
+            raise BadInput(f"{reason}. Give this site's data that form, and start the node again; the others wait")
 
     def _announce_ready(self, known: Mapping[str, Any]) -> dict[str, Any]:
         """Announces with which facts about the present sites this node begins."""
