@@ -1,7 +1,6 @@
 """Mistakes with data at one site: it gets a sentence with the remedy; the others wait, name it, and lose nothing."""
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.preflight import checks
 from tests.mesh import fleet
-from tests.mesh.test_hostile_votes import Run
+from tests.mesh.scenarios import Run, waits_at
+from tests.mesh.stranger import apart
 from tests.refusals import missing_from
 
 NAMES = ["a", "b", "c"]
@@ -91,7 +91,8 @@ class Tables(Run):
         assert missing_from(said, "BadInput", *names) == []
 
     def checked(self, name: str) -> dict[str, dict]:
-        return {one.what: asdict(one) for one in checks(self.folder / name / "site.toml")}
+        found = apart(self.folder, lambda: [asdict(one) for one in checks(self.folder / name / "site.toml")])
+        return {one["what"]: one for one in found}
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
@@ -279,16 +280,11 @@ def test_data_that_has_changed_since_the_run_began_is_found_by_the_check_and_may
 
     changes = {
         "samples: 48 then, 49 now": new_row,
-        "other values": lambda home: write(home, rows(2) | {"age": rows(2)["age"][::-1]}),
+        "other values or another order": lambda home: write(home, rows(2) | {"age": rows(2)["age"][::-1]}),
     }
     run, home, go = Tables(tmp_path), tmp_path / "c", tmp_path / "go"
-
-    def paused(point: str, step: int) -> None:
-        while point == "computed" and step == 10 and not go.exists():
-            time.sleep(0.02)
-
     try:
-        run.start(*NAMES, observe=paused)
+        run.start(*NAMES, observe=waits_at(10, go))
         run.until(lambda: run.round("c") >= 5)
         run.crash("c")
         before = {path: path.read_bytes() for path in (home / "state").rglob("*.safetensors")}

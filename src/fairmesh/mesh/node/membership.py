@@ -163,14 +163,12 @@ def freeze_facts(folder: Path, known: Mapping[str, Any], digest: str) -> None:
 def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) -> dict[str, Any] | None:
     """Returns what all sites said about their data when the run began, or None before. Refuses data of this site that
     has changed since."""
-    if not (folder / _FACTS).exists():
-        return None
-    frozen = json.loads(read_bytes(folder / _FACTS))
-    before = frozen[name]
+    frozen = json.loads(read_bytes(folder / _FACTS)) if (folder / _FACTS).exists() else None
+    before = frozen[name] if frozen else mine
     changed = [f"{what}: {before.get(what)} then, {now} now" for what, now in mine.items() if before.get(what) != now]
-    begun_with = folder / _DIGEST  # missing if an earlier version began the run
+    begun_with = folder / _DIGEST  # missing if an earlier version began the run; kept when the site is restored
     if not changed and begun_with.exists() and read_bytes(begun_with).decode() != digest:
-        changed = ["as many samples of the same form, but other values or another order"]
+        changed = ["other values or another order of the training samples"]
     if changed:
         raise BadInput(
             f"the data of this site has changed since the run began ({'; '.join(changed)}). Data is frozen for a run, "
