@@ -96,6 +96,10 @@ class Run:
         assert fleet.ended(self.running.pop(name), 60) == 1, self.logs()
         assert why in self.events(name, "stopped")[-1]["reason"]
 
+    def ended(self, name: str) -> None:
+        """Waits until a node has ended, whether with an error or not."""
+        assert fleet.ended(self.running.pop(name), 90) is not None, self.logs()
+
     def dies(self, name: str) -> None:
         """Waits until a node has killed itself."""
         assert fleet.ended(self.running.pop(name), 60) == -9, self.logs()

@@ -217,8 +217,10 @@ def numbers_that_grow(run: Run) -> None:
 
     run.start("a", "b", "c", "d")
     run.start("e", before=grows)
-    run.until(lambda: all(run.round(name) >= 30 for name in "abcd"))
+    for name in "abcd":
+        run.stops(name, "vote it out")
     run.vote("a", "b", "c", "d", out=["e"])
+    run.start("a", "b", "c", "d")
     for name in "abcd":  # after the removal, the models are as they were
         run.stops(name, "vote it out")
         assert run.events(name, "continuing")[-1]["without"] == "e"

@@ -42,6 +42,8 @@ ANNOUNCED = {  # by kind of announcement
     "status": "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few "
     "seconds",
     "refusing": "whose messages it refuses, and why",
+    "diverged": "if the numbers of a site are no longer finite, or explode: which site's, since which round, and how "
+    "large they are",
     "result": "at the end: its metrics of the common model on its own data, and the digest of its result",
     "certificate": "its certificate",
     "vote": "its votes to continue without a site, to restore one, or to go back to a round",

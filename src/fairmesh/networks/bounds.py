@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from fairmesh.compression import DecodeError
+from fairmesh.errors import Diverged
 
 Content = Literal["vectors", "losses", "weights"]
+
+TOO_LARGE = "has the norm"  # in the reason of a refusal
 
 FACTOR = 1e3  # times the reference, for models and trackers
 _LOSSES_FACTOR = FACTOR**2  # a loss can be the square of what a model gives
@@ -52,9 +55,25 @@ class Bounds:
         factor = _LOSSES_FACTOR if content == "losses" else self._factor
         limit = min(factor * max(1.0, own, copy_norm), _LARGEST - copy_norm)
         if not norm <= limit:  # also if it is not a number
-            raise DecodeError(f"its {name} has the norm {norm:.3g}; the limit is {limit:.3g} now")
+            raise DecodeError(f"its {name} {TOO_LARGE} {norm:.3g}; the limit is {limit:.3g} now")
         if content == "weights":
             _check_weights(name, theirs, copy)
+
+    def check_own(self, name: str, content: Content, norm: float, known: float) -> None:
+        """Raises Diverged if neighbours would refuse a part of this node's own message.
+
+        Args:
+            name: The name of the part.
+            content: What it holds.
+            norm: The norm of its row.
+            known: The largest norm of the public copies of this node and its neighbours. 0 before the first message,
+                when this node cannot know what size the numbers of the others have.
+        """
+        factor = _LOSSES_FACTOR if content == "losses" else self._factor
+        limit = min(factor * max(1.0, known), _LARGEST) if known else _LARGEST
+        if not norm <= limit:
+            grown = f", while public copies have at most {known:.3g}" if known else ""
+            raise Diverged(f"a {name} that changes by too much for its neighbours (norm {norm:.3g}{grown})")
 
 
 def _check_weights(name: str, theirs: Tensor, copy: Tensor | None) -> None:

@@ -15,7 +15,7 @@ from fairmesh.compression import (
 )
 from fairmesh.compression.codes import Code, Dense
 from fairmesh.compression.compressors import FLOAT_BITS
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, Diverged
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.bounds import Bounds, norm_of
 from fairmesh.networks.clipping import clipped_weights
@@ -77,6 +77,7 @@ class RemoteNetwork(Network):
 
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
         now = int(round_index)
+        self._refuse_diverged(parts)
         messages = self._encoded(parts, now)
         outgoing, expected, bits, size = {}, [], [], []
         neighbours = self._neighbours[now % len(self._neighbours)]
@@ -95,6 +96,20 @@ class RemoteNetwork(Network):
         real = torch.tensor(size, dtype=torch.float64, device=self.device).mT  # (replicas, nodes)
         sent = self._by_nodes(nominal, real)
         return _RemoteDelivery(self, lambda: self._known_rows(parts, arrivals()), round_index, sent)
+
+    def _refuse_diverged(self, parts: Mapping[str, Part]) -> None:
+        """Raises Diverged, before anything is encoded or stored, if numbers of the hosted nodes are not finite or, with
+        bounds, if neighbours would refuse them."""
+        for name, part in parts.items():
+            norms = torch.linalg.vector_norm(part.rows, dim=-1)  # (replicas, nodes)
+            if not bool(norms.isfinite().all()):
+                raise Diverged(f"a {name} that is not finite")
+            if self._bounds is None:
+                continue
+            copies = None if part.kept is None or self._one_row else part.kept
+            known = norms.new_zeros(norms.shape) if copies is None else copies.norm(dim=-1).amax(dim=-1)
+            for norm, size in zip(norms.flatten().tolist(), known.flatten().tolist()):
+                self._bounds.check_own(name, part.content, norm, size)
 
     def _encoded(self, parts: Mapping[str, Part], now: int) -> list[tuple[list[bytes], list[bytes]]]:
         """Returns for every hosted node, for each replica: its message, and the part that neighbours of other rounds

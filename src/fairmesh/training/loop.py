@@ -231,13 +231,11 @@ class Training:
         bad = ~(torch.linalg.vector_norm(models, dim=-1) <= _EXPLODED * start)
         return bad if duals is None else bad | ~torch.isfinite(duals).all(dim=-1)
 
-    def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
-        """Returns a sentence about which node diverged between two rounds, in which quantity, and what to lower."""
-        replica, row = (int(i) for i in self.unsound(state).nonzero()[0])
+    def unsound_quantity(self, state: TrainingState, replica: int, row: int) -> tuple[str, float]:
+        """Returns what the node in a row that is unsound has, in words, and the norm of its model."""
         norm = float(torch.linalg.vector_norm(self.view.models(state.algorithm)[replica, row]))
         duals = self.view.duals(state.algorithm)
         finite_duals = duals is None or bool(torch.isfinite(duals[replica, row]).all())
-        node = int(self.network.hosted[row])
         what = (
             "non-finite dual weights"
             if not finite_duals
@@ -245,18 +243,15 @@ class Training:
             if norm != norm
             else "an exploded model"
         )
-        what += f" (norm {norm:.3g})"
-        algorithm = self.replicas[replica].algorithm
-        now = torch.zeros((), dtype=torch.int64)
-        steps = [f"{name} (starts at {float(as_schedule(s).at(now)):g})" for name, s in algorithm.steps().items()]
-        advice = f"lower {' or '.join(steps)}"
-        gossip = algorithm.gossip_settings()
-        delta = gossip.compressor.delta(self.problem.flat_model.dim) if gossip is not None else 1.0
-        if gossip is not None and delta != 1.0:  # delta = 1: compression loses nothing
-            known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
-            step, found = gossip.consensus_step, self.view.consensus_steps(state.algorithm)
-            step = float(found.flatten()[0]) if step is None and found is not None else step
-            advice += f", or consensus_step ({step:g}): the compressor {known}"
+        return what + f" (norm {norm:.3g})", norm
+
+    def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
+        """Returns a sentence about which node diverged between two rounds, in which quantity, and what to lower."""
+        replica, row = (int(i) for i in self.unsound(state).nonzero()[0])
+        (what, _), node = self.unsound_quantity(state, replica, row), int(self.network.hosted[row])
+        algorithm, found = self.replicas[replica].algorithm, self.view.consensus_steps(state.algorithm)
+        step = None if found is None else float(found.flatten()[0])
+        advice = what_to_lower(algorithm, self.problem.flat_model.dim, step)
         site = self.problem.sites[self.replicas[replica].placement[node]].name
         who = "the server" if algorithm.needs_server else f"node {node} ({site})"
         which = (
@@ -265,6 +260,26 @@ class Training:
             else ""
         )
         return f"diverged between rounds {sound} and {done}: {which}{who} has {what}; {advice}"
+
+
+def what_to_lower(algorithm: Algorithm, dim: int, consensus_step: float | None = None) -> str:
+    """Returns which settings of an algorithm to lower if it diverges.
+
+    Args:
+        algorithm: The algorithm.
+        dim: The number of parameters of the model.
+        consensus_step: The one that the algorithm has chosen, if it chooses by itself. Default: None.
+    """
+    now = torch.zeros((), dtype=torch.int64)
+    steps = [f"{name} (starts at {float(as_schedule(s).at(now)):g})" for name, s in algorithm.steps().items()]
+    advice = f"lower {' or '.join(steps)}"
+    gossip = algorithm.gossip_settings()
+    delta = gossip.compressor.delta(dim) if gossip is not None else 1.0
+    if gossip is None or delta == 1.0:  # delta = 1: compression loses nothing
+        return advice
+    known = f"guarantees delta = {delta:.3g}" if delta else "guarantees no delta"
+    step = gossip.consensus_step if gossip.consensus_step is not None else consensus_step
+    return advice + f", or consensus_step{'' if step is None else f' ({step:g})'}: the compressor {known}"
 
 
 def _tensor(value: Tensor | None) -> Tensor:

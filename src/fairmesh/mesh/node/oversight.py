@@ -11,6 +11,7 @@ import fairmesh
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, in_a_line
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.known_keys import KnownKeys
+from fairmesh.mesh.node import divergence
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
@@ -19,6 +20,7 @@ from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.wire.bulletin import Bulletin, shortened
 from fairmesh.mesh.wire.links import HOW_TO_RESTORE
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
+from fairmesh.networks.bounds import TOO_LARGE
 from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import TrainingState
 
@@ -82,7 +84,8 @@ class Oversight(Watcher):
         self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
-        self._decide: Decide | None = None
+        self._interruption: FairmeshError | None = None  # of the rounds of this generation
+        self.heeds_divergence = False  # whether the divergence of another site ends the rounds
         self._deciding, self._votes_lock = False, threading.Lock()
         self._round, self.activity = 0, "starting"
         self.prior: dict[str, float] = {}  # of each site, once all have announced their samples
@@ -98,14 +101,15 @@ class Oversight(Watcher):
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
         """Watches the messages of this generation from now on."""
         with self._votes_lock:
-            self._membership, self._mailroom, self._deciding, self._decide = membership, mailroom, False, None
+            self._membership, self._mailroom, self._deciding = membership, mailroom, False
+            self._interruption, self.heeds_divergence = None, False
         if self._stop:
             mailroom.stop(self._stop)
 
     def deciding(self) -> None:
         """Is called when the node itself takes part in a decision, so that votes need not stop it."""
         with self._votes_lock:
-            self._deciding, self._decide = True, None
+            self._deciding, self._interruption = True, None
             if self._mailroom is not None and not self._stop:
                 self._mailroom.resume()
 
@@ -129,8 +133,8 @@ class Oversight(Watcher):
             self._mailroom.stop(self._stop)
 
     def raise_if_deciding(self) -> None:
-        if self._decide:
-            raise self._decide
+        if self._interruption:
+            raise self._interruption
 
     def raise_if_stopped(self) -> None:
         if self._stop:
@@ -173,6 +177,8 @@ class Oversight(Watcher):
                     self._notice_certificate,
                     self._announce_refusals,
                     self._notice_weights,
+                    self._notice_divergence,
+                    self._notice_being_refused,
                     self._count_votes,
                 ):
                     self._tried(part)
@@ -260,8 +266,34 @@ class Oversight(Watcher):
         committed = ledger.waits_for() is not None  # before a restart
         with self._votes_lock:
             if (due or committed) and self._mailroom and not self._deciding:
-                self._decide = Decide()
-                self._mailroom.stop(self._decide)
+                self._interrupt(Decide())
+
+    def _interrupt(self, reason: FairmeshError) -> None:
+        self._interruption = reason
+        if self._mailroom is not None:
+            self._mailroom.stop(reason)
+
+    def _notice_divergence(self) -> None:
+        """Ends the rounds if a site has announced that its numbers diverged: they cannot continue without it."""
+        found = divergence.told(self._bulletin, self._membership.mesh)
+        with self._votes_lock:
+            if found and self.heeds_divergence and not self._deciding:
+                self._interrupt(found[0])
+
+    def _notice_being_refused(self) -> None:
+        """Ends the rounds if all neighbours refuse this site's numbers because of their size. The run cannot continue,
+        and these numbers are known here to be honest, so this site has diverged."""
+        refusing = self._bulletin.of_all("refusing")
+        reasons = [
+            refusing.get(one.name, {"sites": {}})["sites"].get(self._membership.name, {"reason": ""})["reason"]
+            for one in self._membership.neighbours
+            if one.position in self._notices and self._notices[one.position].seconds > _FIRST_NOTICE_S
+        ]
+        large = [reason for reason in reasons if TOO_LARGE in reason]
+        with self._votes_lock:
+            if len(large) == len(self._membership.neighbours) and self.heeds_divergence and not self._deciding:
+                done, what = self._round, f"numbers that all its neighbours refuse ({large[0]})"
+                self._interrupt(divergence.SiteDiverged(self._membership.name, max(0, done - 1), done, what, None))
 
     def _notice_waiting(self) -> None:
         waiting = dict(self._mailroom.waiting_for) if self._mailroom else {}

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.compression import DecodeError
-from fairmesh.errors import FairmeshError, Interrupted
+from fairmesh.errors import Diverged, FairmeshError, Interrupted
+from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.membership import Membership, start_digest
 from fairmesh.mesh.node.reduction import spanning_tree
@@ -26,7 +27,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
 from fairmesh.training.loop import Training, TrainingState
-from fairmesh.training.observers import Divergence, ObservedRun, Observer, observe
+from fairmesh.training.observers import ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
 from fairmesh.training.references import with_references
 from fairmesh.training.replicas import Replica
@@ -163,13 +164,18 @@ class Rounds:
         )
         observers = [
             self._watcher,
-            Divergence(),
+            _SiteDivergence(self._membership.name),
             _SiteMeasuring(self.judge, self._watcher, self._number),
             checkpoints,
             *self._experiment.observers,
             _SiteEnding(self._watcher),
         ]
-        observe(self._run, self.training.states(self.state, done, last), observers)
+        try:
+            observe(self._run, self.training.states(self.state, done, last), observers)
+        except SiteDiverged:
+            raise
+        except Diverged as error:  # what the site would have sent in the round after
+            raise SiteDiverged(self._membership.name, self.done, self.done + 1, str(error), None) from error
 
     def _go_to(self, done: int) -> None:
         run = self._run
@@ -189,6 +195,23 @@ def restoring_step(done: int) -> int:
     """Returns the step in which neighbours send a site what they know of it, before the first round of a generation
     that begins after `done` rounds."""
     return done + FIRST_ROUND - 1
+
+
+class _SiteDivergence(Observer):
+    """Raises SiteDiverged once this node's model or dual is not finite or has exploded, before it is measured or
+    stored. It looks after every round, so that the site is known whose numbers explode first."""
+
+    def __init__(self, site: str):
+        self._site = site
+
+    def start(self, run: ObservedRun) -> None:
+        self.run, self._sound = run, run.round
+
+    def after_round(self, round: int, state: TrainingState) -> None:
+        if bool(self.run.training.unsound(state).any()):
+            what, norm = self.run.training.unsound_quantity(state, 0, 0)
+            raise SiteDiverged(self._site, self._sound, round, what, norm)
+        self._sound = round
 
 
 class _SiteMeasuring(Observer):

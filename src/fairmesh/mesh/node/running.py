@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import fairmesh
+from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.errors import BadInput, Diverged
 from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
-from fairmesh.mesh.node import leaving
+from fairmesh.mesh.node import divergence, leaving
 from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ending import Announced, compare_with_neighbours, sums_of, write_personal, write_result
 from fairmesh.mesh.node.ledger import Ledger, Removed, in_words, wished
@@ -35,7 +36,7 @@ from fairmesh.mesh.node.membership import (
 from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, identity_of, restoring_step
 from fairmesh.mesh.node.site_statistics import WITHHELD, statistics, unusual
-from fairmesh.mesh.node.store import Store, folder_of, locked, put_aside, put_in_place
+from fairmesh.mesh.node.store import Store, folder_of, landmarks_in, locked, put_aside, put_in_place
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
@@ -45,11 +46,12 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import private_files, write_atomically
-from fairmesh.training.loop import TrainingState
+from fairmesh.training.loop import TrainingState, what_to_lower
 
 PERSONAL = "personal"  # the folder of the site's own model
 _ACTIVITY = 200  # characters
 _NOTICED_S = 2.0  # so that the others have heard what this site announced, before it stops because of it
+_TELLING_S = 15.0  # wait until all sites know that the numbers of one have diverged
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
 
@@ -161,7 +163,7 @@ class _Node:
                     return
             except Decide:
                 deciding = True
-            except Diverged as error:
+            except divergence.SiteDiverged as error:
                 self._after_divergence(error)
                 deciding = True
 
@@ -171,6 +173,10 @@ class _Node:
     def _generation(self) -> None:
         """Continues the run to its end, within one generation of the mesh."""
         membership, oversight = self._membership, self.oversight
+        diverged = divergence.told(self._bulletin, membership.mesh)
+        self._ledger.vote()
+        if diverged and self._ledger.without_vote() is None:  # else it must compute again how far it had come
+            raise diverged[0]
         store = Store(self._folder, membership.mesh.generation, self._log)
         done, self._rounds = store.newest or 0, None
         met = done > 0 or membership.mesh.generation > 1
@@ -190,6 +196,7 @@ class _Node:
             mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
             with self._linked(mailroom) as links:
                 self._rounds = Rounds(membership, problem, mailroom, store, oversight, lambda: self._ledger.pinned)
+                oversight.heeds_divergence = True
                 if not met:
                     self._rounds.compare_starts()
                 if owed:
@@ -203,6 +210,7 @@ class _Node:
                     self._confirm(unconfirmed, sums_of(membership, self._rounds, mailroom).source)
                     oversight.reached("result confirmed", membership.experiment.rounds)
                     put_in_place(unconfirmed, result)
+                oversight.heeds_divergence = False
                 compare_with_neighbours(membership, self._rounds, mailroom, result)
                 if membership.experiment.personalization is not None:
                     oversight.activity = "choosing the site's own model"
@@ -435,15 +443,29 @@ class _Node:
                 time.sleep(0.02)
         self._begin()
 
-    def _after_divergence(self, error: Diverged) -> None:
-        """Takes part in a decision, if this site has voted. A member can send numbers that grow until the models of the
-        others explode. A node that only ended then, at every start, could not be heard by the others."""
+    def _after_divergence(self, error: divergence.SiteDiverged) -> None:
+        """Tells all sites, and ends. Returns if a decision is due instead, because this site has voted: a member can send
+        numbers that grow until the models of the others explode, and a node that only ended then, at every start, could
+        not be heard by the others."""
+        membership, bulletin = self._membership, self._bulletin
+        mesh = membership.mesh
         self._log("error", "diverged", reason=str(error))
-        if not self._decision_is_due():
-            raise Diverged(
-                f"{error}. If another site's messages have caused this, vote it out (`fairmesh mesh remove`), start "
-                "the node again, and then go back to an earlier round (`fairmesh mesh rewind`)"
-            ) from error
+        if membership.name in divergence.unaware(bulletin, mesh):
+            bulletin.announce(divergence.KIND, error.body(mesh.generation))
+        if self._decision_is_due():
+            return
+        self.oversight.activity = "diverged; telling the others"
+        with self._opened(0) as mailroom, self._linked(mailroom, only_news=True):
+            until = time.monotonic() + _TELLING_S
+            while divergence.unaware(bulletin, mesh) and time.monotonic() < until and not self.oversight.stopping:
+                time.sleep(0.02)
+            time.sleep(0.5)  # for last announcements on their way
+        self._remember()  # so that the node says the same when it is started again
+        algorithm = with_run_length(membership.experiment.algorithm, membership.experiment.rounds)
+        advice = what_to_lower(algorithm, self._problem(membership).flat_model.dim)
+        kept = landmarks_in(self._folder, mesh.generation)
+        found = divergence.told(bulletin, mesh) or [error]
+        raise Diverged(divergence.in_words(found, advice, kept)) from error
 
     def _await_restoring(self) -> None:
         """Waits, without a state, until all have voted to give this site one. Raises Decide then. Takes over what the
