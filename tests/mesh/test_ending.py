@@ -1,11 +1,16 @@
 """A result is confirmed when all sites have announced the same one, and their own metrics as it has them."""
 
 import json
+import math
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from fairmesh.mesh.node.ending import Announced, result_digest
+from fairmesh.mesh.node.ending import Announced, _read_back, _told, result_digest, undefined_metrics
+from tests.mesh.scenarios import Run, played
 from tests.refusals import missing_from
 
 NAMES = ("a", "b", "c")
@@ -91,3 +96,71 @@ def test_digest_covers_models_and_numbers(tmp_path):
         assert result_digest(folder) != before
         (folder / file).write_bytes(content)
     assert result_digest(folder) == before
+
+
+@pytest.mark.parametrize("value", [0.25, -3.0, 0.0, math.nan, math.inf, -math.inf])
+def test_metric_that_is_not_finite_travels_in_finite_numbers_and_changes_no_other_sites(value):
+    of_sites = [0.5, value, 0.75]
+    contributions = [_told(one, torch.eye(3, dtype=torch.float64)[i]) for i, one in enumerate(of_sites)]
+    assert all(row.isfinite().all() for row in contributions)
+    found = _read_back(*torch.stack(contributions).sum(0).reshape(2, 3))
+    torch.testing.assert_close(found, torch.tensor([of_sites], dtype=torch.float64), equal_nan=True, rtol=0, atol=0)
+
+
+def test_sites_without_a_value_are_named_by_metric(tmp_path):
+    assert undefined_metrics(written(tmp_path / "result"), NAMES) == {"loss": ["c"]}
+
+
+EXPERIMENT = """
+rounds = 6
+data = { name = "digits", nodes = 3, split = "class" }
+topology = "ring"
+algorithm = "ad-gda"
+metrics = { undefined = "scores.py:undefined", broken = "scores.py:broken", share = "scores.py:share" }
+options = { measure_every = 3 }
+"""
+SCORES = """
+def undefined(outputs, targets):
+    return float("nan") if int(targets.min()) == ODD else 0.5
+
+def broken(outputs, targets):
+    if int(targets.min()) == ODD:
+        raise RuntimeError("no such class here")
+    return 0.25
+
+def share(outputs, targets):
+    return float(len(targets))
+"""
+
+
+def a_metric_without_a_value(folder: Path) -> None:
+    """At one site one metric is undefined, and another raises. All sites get the same result, which says so."""
+    folder.mkdir()
+    (folder / "scores.py").write_text(SCORES.replace("ODD", "1"))
+    run = Run(folder, list(NAMES), EXPERIMENT)
+    try:
+        run.start(*NAMES)
+        run.end(*NAMES)
+    finally:
+        run.kill()
+    results = {(folder / name / "state" / "result" / "metrics.jsonl").read_text() for name in NAMES}
+    assert len(results) == 1
+    (record,) = map(json.loads, results)
+    assert record["undefined"]["sites"] == [0.5, None, 0.5]
+    assert record["broken"]["sites"] == [0.25, None, 0.25]
+    assert all(record["share"]["sites"])
+    assert record["undefined"]["worst"] == 0.5
+    for name in NAMES:
+        said = {one["metric"]: one["sites"] for one in run.events(name, "a metric has no value at some sites")}
+        assert said == {"undefined": "b", "broken": "b"}
+    (failed,) = run.events("b", "a metric failed; it has no value at this site")
+    assert missing_from(failed["reason"], "broken", "RuntimeError", "no such class here") == []
+
+
+@pytest.mark.slow
+def test_site_without_a_value_of_a_metric_is_named_and_all_get_their_results(tmp_path):
+    played("tests.mesh.test_ending", str(tmp_path / "run"))
+
+
+if __name__ == "__main__":
+    a_metric_without_a_value(Path(sys.argv[1]))

@@ -25,7 +25,9 @@ class Evaluator:
         device: torch.device | str,
         dtype: torch.dtype,
         home: torch.device | str | None = None,
+        failed: Callable[[str, BadInput], None] | None = None,  # told of a metric that raises, which is NaN then
     ):
+        self._failed = failed
         sets, of_site = problem.held_out(split)
         self._problem, self._dtype, self._device = problem, dtype, torch.device(device)
         self._of_site = torch.tensor(of_site, dtype=torch.int64)
@@ -95,9 +97,18 @@ class Evaluator:
             pieces = torch.cat(kept, dim=1).split(sizes, dim=1)
             truths = self._targets[begin : begin + count].cpu().split(sizes)
             for name, metric in problem.metrics.items():
-                scores = [[_score(name, metric, o, t) for o in outputs] for outputs, t in zip(pieces, truths)]
+                scores = [[self._score(name, metric, o, t) for o in outputs] for outputs, t in zip(pieces, truths)]
                 found[name] = torch.tensor(scores, dtype=torch.float64).T
         return {name: found[name] for name in self.names}
+
+    def _score(self, name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor) -> float:
+        try:
+            return _score(name, metric, outputs, targets)
+        except BadInput as error:
+            if self._failed is None:
+                raise
+            self._failed(name, error)
+            return torch.nan
 
 
 def measured_names(problem: Problem) -> list[str]:

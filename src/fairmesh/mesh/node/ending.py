@@ -8,8 +8,9 @@ messages, which are delivered even if a site is down: no node ends before these 
 
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,11 +73,11 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     found = rounds.judge.of_sites(average.unsqueeze(0))
     apart = (view.models(state.algorithm)[0, 0].double().cpu() - means["model"]).square().sum()
     duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
-    judged = torch.cat([own * value[0, number] for value in found.values()])
-    judged = torch.cat([judged, apart.reshape(1), duals_apart.reshape(1)]).detach().cpu()
-    owners = torch.cat([sites.repeat(len(found)), all_sites, all_sites])
+    judged = torch.cat([apart.reshape(1), duals_apart.reshape(1)]).detach().cpu()
+    judged = torch.cat([*(_told(float(value[0, number]), own) for value in found.values()), judged])
+    owners = torch.cat([sites.repeat(2 * len(found)), all_sites, all_sites])
     judged = adder.over_sites(judged, step + 1, owners, FACTOR**2)  # distances are squared
-    by_site = dict(zip(found, judged[:-2].reshape(-1, 1, n)))
+    by_site = {name: _read_back(*told) for name, told in zip(found, judged[:-2].reshape(-1, 2, n))}
     record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0]}
     with_spread([record], by_site, problem, None)
     record |= _traffic(totals) | {"consensus_models": float(judged[-2] / n)}
@@ -196,6 +197,31 @@ def write_personal(
         into.write_model("personal", site.tensors())
         into.write_summary({"method": found.method} | site.table())
         put_in_place(partial, folder)
+
+
+_NOT_FINITE = {1: math.nan, 2: math.inf, 3: -math.inf}  # messages carry finite numbers only
+
+
+def _told(value: float, own: Tensor) -> Tensor:
+    """Returns what a site contributes to the sums about its metric: the value, and which of those that are not finite
+    it is. A metric can be undefined at a site, such as an AUC where all targets are equal."""
+    kind = 0 if math.isfinite(value) else 1 if math.isnan(value) else 2 if value > 0 else 3
+    return torch.cat([own * (0.0 if kind else value), own * kind])
+
+
+def _read_back(values: Tensor, kinds: Tensor) -> Tensor:
+    """Returns a metric by site, (1, n)."""
+    for kind, value in _NOT_FINITE.items():
+        values = values.masked_fill(kinds == kind, value)
+    return values.unsqueeze(0)
+
+
+def undefined_metrics(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
+    """Returns for each metric of a result the sites at which it has no finite value, if there are any."""
+    (line,) = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    by_metric = {key: entry["sites"] for key, entry in json.loads(line).items() if "sites" in _table(entry)}
+    missing = {key: [name for name, value in zip(names, values) if value is None] for key, values in by_metric.items()}
+    return {key: sites for key, sites in missing.items() if sites}
 
 
 def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Tensor]:

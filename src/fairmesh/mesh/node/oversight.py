@@ -93,6 +93,7 @@ class Oversight(Watcher):
         self._weights, self._heavy = WeightWatch(membership.experiment.rounds), dict[str, dict[str, Any]]()
         self._metric: dict[str, Any] = {}
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
+        self._failed_metrics: set[str] = set()
         self._notices: dict[int, Notices] = {}  # by position
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
         self._disk_notices: Notices | None = None  # while the journal is synced
@@ -154,6 +155,11 @@ class Oversight(Watcher):
     def measured(self, values: dict[str, Any], weight: float | None) -> None:
         self._metric, self._weight = values, weight
         self._log("info", "measured", **values)
+
+    def metric_failed(self, name: str, error: BadInput) -> None:
+        if name not in self._failed_metrics:
+            self._failed_metrics.add(name)
+            self._log("error", "a metric failed; it has no value at this site", metric=name, reason=str(error))
 
     def ignored_stop(self, reason: str, done: int) -> None:
         what = "an observer asked to end the run; one site cannot, so the run continues"

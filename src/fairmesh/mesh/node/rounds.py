@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.compression import DecodeError
-from fairmesh.errors import Diverged, FairmeshError, Interrupted
+from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted
 from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.membership import Membership, start_digest
@@ -48,6 +48,10 @@ class Watcher(Observer, ABC):
     @abstractmethod
     def measured(self, values: dict[str, Any], weight: float | None) -> None:
         """Takes this site's own metrics, and its own entry of lambda."""
+
+    @abstractmethod
+    def metric_failed(self, name: str, error: BadInput) -> None:
+        """Is called if a metric raises at this site. The others need not stop for that: it counts as NaN here."""
 
     @abstractmethod
     def ignored_stop(self, reason: str, done: int) -> None:
@@ -112,7 +116,9 @@ class Rounds:
         self.branch = spanning_tree(union_of(cycle))[self._number]
         self._identity = identity_of(membership, problem)
         self.judged_on: Literal["test", "train"] = "test" if problem.sites[self._number].test is not None else "train"
-        self.judge = Evaluator(problem, self.judged_on, self.training.device, self.training.dtype)
+        self.judge = Evaluator(
+            problem, self.judged_on, self.training.device, self.training.dtype, failed=watcher.metric_failed
+        )
         self._run = ObservedRun(self.training, experiment.rounds, self.training.initial())
 
     @property

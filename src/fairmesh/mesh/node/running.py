@@ -19,7 +19,14 @@ from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import divergence, leaving
 from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
-from fairmesh.mesh.node.ending import Announced, compare_with_neighbours, sums_of, write_personal, write_result
+from fairmesh.mesh.node.ending import (
+    Announced,
+    compare_with_neighbours,
+    sums_of,
+    undefined_metrics,
+    write_personal,
+    write_result,
+)
 from fairmesh.mesh.node.ledger import Ledger, Removed, in_words, wished
 from fairmesh.mesh.node.membership import (
     Membership,
@@ -210,6 +217,7 @@ class _Node:
                     self._confirm(unconfirmed, sums_of(membership, self._rounds, mailroom).source)
                     oversight.reached("result confirmed", membership.experiment.rounds)
                     put_in_place(unconfirmed, result)
+                    self._log_undefined(result)
                 oversight.heeds_divergence = False
                 compare_with_neighbours(membership, self._rounds, mailroom, result)
                 if membership.experiment.personalization is not None:
@@ -387,6 +395,11 @@ class _Node:
 
         self._wait(lambda: not open_questions(), open_questions)
 
+    def _log_undefined(self, result: Path) -> None:
+        names = [member.name for member in self._membership.mesh.present]
+        for metric, sites in undefined_metrics(result, names).items():
+            self._log("warning", "a metric has no value at some sites", metric=metric, sites=", ".join(sites))
+
     def _part(self, links: Links, mailroom: Mailroom) -> None:
         """Stays until no neighbour needs anything. Then waits for their last messages, but not forever, since these may
         be lost."""
@@ -444,9 +457,9 @@ class _Node:
         self._begin()
 
     def _after_divergence(self, error: divergence.SiteDiverged) -> None:
-        """Tells all sites, and ends. Returns if a decision is due instead, because this site has voted: a member can send
-        numbers that grow until the models of the others explode, and a node that only ended then, at every start, could
-        not be heard by the others."""
+        """Tells all sites, and ends. Returns instead if a decision is due, because this site has voted: a member can
+        send numbers that grow until the models of the others explode, and a node that only ended then, at every start,
+        could not be heard by the others."""
         membership, bulletin = self._membership, self._bulletin
         mesh = membership.mesh
         self._log("error", "diverged", reason=str(error))
@@ -624,7 +637,7 @@ class _Node:
 
 def _largest(dim: int, n: int) -> int:
     """Returns a bound on the bytes of a message: several uncompressed parts, and the sums at the end."""
-    return (1 << 16) + 8 * (6 * dim + 8 * n)
+    return (1 << 16) + 8 * (6 * dim + 16 * n)
 
 
 @contextmanager
