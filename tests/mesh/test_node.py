@@ -187,6 +187,32 @@ def test_status_of_a_finished_node_does_not_ask_whether_it_runs(lived, capsys):
     assert "running" not in shown.out + shown.err
 
 
+def _shown_with(lived, capsys, weights: list[float | None]) -> str:
+    from fairmesh.cli.node import status
+
+    seen = json.loads(json.dumps(lived[1]["status"]))
+    for told, weight in zip(seen["sites"].values(), weights):
+        told["weight"] = weight
+    path = lived[0] / "a" / "state" / "status.json"
+    before = path.read_text()
+    path.write_text(json.dumps(seen))
+    status(lived[0] / "a" / "site.toml")
+    path.write_text(before)
+    shown = capsys.readouterr()
+    return shown.out + shown.err
+
+
+def test_status_shows_shares_of_weights_that_do_not_sum_to_one_yet(lived, capsys):
+    """With Tracked AD-GDA, the price that makes the weights sum to one is found in the course of the run."""
+    shown = _shown_with(lived, capsys, [1.25, 0.5, 0.75])
+    assert missing_from(shown, "0.5", "0.2", "0.3", "sum to 2.5, not to 1") == []
+    assert "1.25" not in shown
+    settled = _shown_with(lived, capsys, [0.5, 0.201, 0.3])
+    assert "not to 1" not in settled
+    assert "0.2008" in settled
+    assert "0.6543" not in _shown_with(lived, capsys, [0.6543, None, 0.6543])  # until all have reported
+
+
 def test_prometheus_gets_rounds_edges_and_the_worst_site(lived):
     page = lived[1]["metrics"]
     assert re.search(r"^fairmesh_rounds 120\.0$", page, re.M)

@@ -16,6 +16,7 @@ from fairmesh.cli.terminal import (
 )
 from fairmesh.errors import BadInput
 
+_ROUNDING = 0.01  # of weights that sum to 1
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -77,6 +78,12 @@ def status(
     age = now - seen["time"]
     metric = seen["metric_name"]
     show_table(_site_rows(seen, metric), f"mesh {seen['mesh']}, seen from {seen['site']}")
+    total = _total_weight(seen)
+    if total is not None and abs(total - 1) > _ROUNDING:
+        say(
+            f"lambda: each site's share of the weights that the sites apply now. These sum to {total:.3g}, not to 1, "
+            "because sites agree on them only in the course of the run"
+        )
     show_table(_edge_rows(seen, now), "edges of this node")
     if seen["refusing"]:
         show_table(_refusal_rows(seen, now), "refused messages")
@@ -113,8 +120,16 @@ def status(
     say(f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{running}")
 
 
+def _total_weight(seen: dict[str, Any]) -> float | None:
+    """Returns the sum of the weights that the sites apply, or None until all have reported one."""
+    weights = [reported.get("weight") for reported in seen["sites"].values()]
+    known = [weight for weight in weights if weight is not None]
+    return sum(known) if known and len(known) == len(weights) and sum(known) > 0 else None
+
+
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
     rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported"]]
+    total = _total_weight(seen)
     for name, reported in seen["sites"].items():
         if not reported:
             rows.append([name, "", "not heard of yet", "", "", "", "", "", "", ""])
@@ -128,7 +143,7 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
                 "" if reported["metric"] is None else f"{reported['metric']:.4g}",
                 "" if reported["metric_round"] is None else str(reported["metric_round"]),
                 f"{seen['prior'][name]:.3g}" if name in seen["prior"] else "",
-                "" if reported["weight"] is None else f"{reported['weight']:.4g}",
+                "" if total is None else f"{reported['weight'] / total:.4g}",
                 waits,
                 f"{reported['bytes_out']:,} B",
                 f"{_ago(max(0.0, seen['time'] - reported['time']))} ago",
