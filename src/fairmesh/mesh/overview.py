@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fairmesh.algorithms import Algorithm
-from fairmesh.compression.compressors import Compressor
+from fairmesh.algorithms import ADGDA, DRDSGD, DSGD, Algorithm, ChocoSGD, Local, TrackedADGDA
+from fairmesh.algorithms.weighting import ExactMaximum, PriorWeights, ProjectedAscent, ShadowPrice
+from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.config.overrides import resolved_files
 from fairmesh.config.registry import IMPORT, registered_name
 from fairmesh.config.tables import from_table
@@ -21,16 +22,17 @@ from fairmesh.storage.files import read_bytes
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS
 
 _MILLION = 10**6
-_SENT = {
-    "ad-gda": ("the compressed change of its model", "its estimate of all sites' weights, which follow their losses"),
-    "tracked-ad-gda": (
-        "the compressed change of its model",
-        "the compressed change of its gradient tracker",
-        "numbers about its loss, from which the weights follow",
-    ),
-    "choco-sgd": ("the compressed change of its model",),
-    "dsgd": ("its model",),
-    "dr-dsgd": ("its model",),
+_SERVER = ("afl", "drfa")
+_IN_THE_FIRST_ROUND = "in the first round it shows the gradient of one batch at the model that all sites start from"
+_STEP = f"it is a step along a gradient of the site's data, plus gossip; {_IN_THE_FIRST_ROUND}"
+_TRACKER = f"a moving average of gradients of the site's data, plus gossip; {_IN_THE_FIRST_ROUND}"
+_WEIGHTS = "its estimate of the weights of all sites, which follow their losses"
+_OF_WEIGHTING = {
+    ShadowPrice: "the price of the weights and an estimate of the mean loss, which show its own loss in the first "
+    "round",
+    ExactMaximum: "its estimate of the losses of all sites, which shows its own loss in the first round",
+    ProjectedAscent: _WEIGHTS,
+    PriorWeights: None,
 }
 ANNOUNCED = {  # by kind of announcement
     "facts": "number of samples, shape and type of inputs and targets, number of outputs, name of its group, and "
@@ -55,6 +57,36 @@ _AT_THE_END = (
     "partial sums of the models, weights and traffic, along a tree of neighbours",
     "partial sums that contain its metrics of the common model on its own data",
 )
+
+
+def sent(algorithm: Algorithm | None, name: str) -> tuple[str, ...]:
+    """Returns what an algorithm sends to each neighbour in every round, in plain words.
+
+    Args:
+        algorithm: The algorithm, or None if only the experiment's own code knows it.
+        name: Its name.
+    """
+    if name in _SERVER:
+        return ("nothing: this algorithm needs a server, and a node refuses it",)
+    if isinstance(algorithm, Local):
+        return ("nothing: this algorithm trains every site alone",)
+    if isinstance(algorithm, DSGD | DRDSGD):
+        return (f"its whole model, uncompressed: {_STEP}",)
+    if not isinstance(algorithm, ADGDA | TrackedADGDA | ChocoSGD):
+        return (f"what the algorithm {name} sends, which only the experiment's own code knows",)
+    form = _form(algorithm.compressor)
+    parts = [f"the change of its model, {form}: {_STEP}"]
+    if isinstance(algorithm, ADGDA):
+        parts.append(f"{_WEIGHTS}, {_form(algorithm.dual_compressor)}")
+    if isinstance(algorithm, TrackedADGDA):
+        of_weights = _OF_WEIGHTING.get(type(algorithm.weighting), "what its weighting sends")
+        parts += [f"{of_weights}, {_form(getattr(algorithm.weighting, 'compressor', None))}"] if of_weights else []
+        parts += [f"the change of its gradient tracker, {form}: {_TRACKER}"] if algorithm.tracking else []
+    return tuple(parts)
+
+
+def _form(compressor: Compressor | None) -> str:
+    return "uncompressed" if compressor is None or isinstance(compressor, Identity) else "compressed"
 
 
 def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
@@ -83,7 +115,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
         "data": _data(site, table) | {"contract": table.get("contract")},
         "weights": {"prior": table.get("prior"), "largest_prior": site.largest_prior},
         "leaves": {
-            "to_neighbours_in_every_round": list(_SENT.get(algorithm, (f"what the algorithm {algorithm} sends",))),
+            "to_neighbours_in_every_round": list(sent(_built(table.get("algorithm")), algorithm)),
             "bits_per_parameter": _bits(table.get("algorithm"), table),
             "to_all_sites": [
                 part for kind, part in ANNOUNCED.items() if kind != "statistics" or site.announce_statistics
@@ -111,18 +143,25 @@ def _named(value: Any, default: str) -> tuple[str, dict[str, Any]]:
 def _bits(section: Any, table: Mapping[str, Any]) -> float | None:
     """Returns the nominal bits per model parameter of a message in a round, or None if only the experiment's own code
     knows."""
-    if import_paths(section):
-        return None
-    try:
-        algorithm = DEFAULT_ALGORITHM if section is None else from_table(Algorithm, section, "algorithm")
-    except BadInput:
+    algorithm = _built(section)
+    if algorithm is None:
         return None
     compressor = getattr(algorithm, "compressor", None)
     if isinstance(compressor, Compressor):
         rows = 2 if getattr(algorithm, "tracking", False) else 1
         return rows * compressor.nominal_bits(_MILLION) / _MILLION
     dtype = table.get("options", {}).get("dtype", "float32") if isinstance(table.get("options"), Mapping) else "float32"
-    return (64.0 if dtype == "float64" else 32.0) if registered_name(algorithm) in _SENT else None
+    return (64.0 if dtype == "float64" else 32.0) if isinstance(algorithm, DSGD | DRDSGD) else None
+
+
+def _built(section: Any) -> Algorithm | None:
+    """Returns the algorithm of an experiment, or None if only the experiment's own code knows it."""
+    if import_paths(section):
+        return None
+    try:
+        return DEFAULT_ALGORITHM if section is None else from_table(Algorithm, section, "algorithm")
+    except BadInput:
+        return None
 
 
 def _data(site: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +221,8 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         *(f"  to all sites: {part}" for part in leaves["to_all_sites"]),
         *(f"  at the end: {part}" for part in leaves["at_the_end"]),
         f"  if this site has voted to restore a neighbour, to that one: {leaves['to_restore_a_neighbour']}",
-        "  Samples, labels and keys are not sent. What is sent is computed from samples and can reveal some of them.",
+        "  Samples, labels and keys are not sent as such. What is sent is computed from samples and labels.",
+        "  It can reveal some of them: docs/security.md has measurements.",
         "",
         "TO WHOM",
         *(f"  neighbour {name}, {address or 'which dials this site'}" for name, address in to["neighbours"].items()),
