@@ -50,7 +50,8 @@ def init(
     )
     from fairmesh.mesh.founding import founded, hand_out
 
-    made = founded(load_experiment(experiment), name or _label(experiment.stem), _addresses(site))
+    read = load_experiment(experiment)
+    made = founded(read, name or _label(experiment.stem), _addresses(site))
     _new_folder(out, MESH)
     handout = hand_out(experiment, made, out, days)
     manifest, needed = handout.manifest, sorted({module for module, _ in not_allowed(handout.contents, ())})
@@ -65,6 +66,8 @@ def init(
     say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
     if needed:
         say(f"every site that takes part must allow these modules in its site.toml: {', '.join(needed)}")
+    if read.contract is None:
+        say("there is no [contract], so no site's columns, units and classes are checked: fairmesh data contract")
     say(f"the authority's fingerprint is {shown}; read it out to every site by telephone")
     say(f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret")
     say(f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr")

@@ -212,4 +212,5 @@ def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Check
         return Check("data", False, _said(error), f"see data in {site_file.path.name}")
     site = problem.sites[0]
     judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
-    return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model")
+    checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
+    return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model{checked}")
