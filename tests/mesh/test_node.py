@@ -19,9 +19,10 @@ import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.certificates import make_key, make_secret, secret_of
 from fairmesh.mesh.members import SiteFile
-from fairmesh.mesh.node.membership import Membership, locked, refuse_many_outputs
+from fairmesh.mesh.node.membership import Membership, refuse_many_outputs
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
+from fairmesh.mesh.node.store import locked
 from fairmesh.mesh.node.watching import read_status, waiting_chain
 from fairmesh.mesh.preflight import privacy_checks
 from fairmesh.storage.files import open_to_others
