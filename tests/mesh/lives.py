@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 from tests.mesh.fleet import SITE, forked
 
-RESULTS = ("model.safetensors", "model-time-average.safetensors", "summary.json", "metrics.jsonl")
+RESULTS = (
+    "model.safetensors",
+    "model-time-average.safetensors",
+    "model-best.safetensors",
+    "summary.json",
+    "metrics.jsonl",
+)
 _STEP = struct.Struct("<q")
 
 

@@ -24,7 +24,14 @@ COMMIT = {
     "begun": [[1, 0, 2, 12]],
     "outputs": 10,
 }
-RESULT = {"generation": 1, "digest": "0" * 64, "metrics": {"accuracy": 0.5, "loss": None}}
+MEASURED = {
+    "generation": 1,
+    "columns": ["accuracy", "weight", "bits", "bytes"],
+    "rows": [[0, 0.5, None, 0.0, 0], [10, 0.75, 0.3, 4e9, 500_000_000]],
+    "complete": 1,
+    "kept": [10],
+}
+RESULT = {"generation": 1, "digest": "0" * 64, "metrics": {"accuracy": 0.5, "loss": None}, "measured": {"a": "12ab"}}
 FACTS = {"samples": 10, "inputs": ["torch.float32", [8, 8]], "targets": ["torch.int64", []], "outputs": 10}
 FACTS |= {"test": True, "validation": False, "group": "north"}
 
@@ -165,6 +172,12 @@ WRONG = {
     "a shape below none": ("facts", FACTS | {"targets": ["torch.int64", [-1]]}, "targets"),
     "no shape": ("facts", FACTS | {"targets": []}, "targets"),
     "a metric in words": ("result", RESULT | {"metrics": {"accuracy": "good"}}, "metrics"),
+    "digests that are numbers": ("result", RESULT | {"measured": {"a": 7}}, "measured"),
+    "a row without a round": ("measured", MEASURED | {"rows": [[]]}, "rows"),
+    "a row of words": ("measured", MEASURED | {"rows": [[10, "good"]]}, "rows"),
+    "a round that is no integer": ("measured", MEASURED | {"rows": [[1.5, 0.1]]}, "rows"),
+    "models of rounds in words": ("measured", MEASURED | {"kept": ["ten"]}, "kept"),
+    "columns of tables": ("measured", MEASURED | {"columns": [{}]}, "columns"),
     "refusals without reasons": ("refusing", {"sites": {"b": {"since": 1.0}}}, "sites"),
     "commands in a reason": ("refusing", {"sites": {"b": {"since": 1.0, "reason": "\x1b[2J"}}}, "sites"),
 }
@@ -181,7 +194,13 @@ def test_signed_facts_must_have_the_form_that_others_rely_on(boards, case):
 
 def test_sound_announcements_are_accepted(boards):
     refusing = {"sites": {"b": {"since": 1.0, "reason": "its model has the norm 3e38"}}}
-    for kind, body in {"facts": FACTS, "result": RESULT, "refusing": refusing, "commit": COMMIT}.items():
+    for kind, body in {
+        "facts": FACTS,
+        "result": RESULT,
+        "measured": MEASURED,
+        "refusing": refusing,
+        "commit": COMMIT,
+    }.items():
         boards["a"].announce(kind, body, 1)
         pass_on(boards, "a", "b")
         assert boards["b"].of("a", kind) == body

@@ -14,6 +14,7 @@ from tests.mesh.scenarios import Run, played
 from tests.refusals import missing_from
 
 NAMES = ("a", "b", "c")
+EARLIER = {"round": 5, "accuracy": {"worst": 0.1, "sites": [0.1, 0.1, 0.1]}}
 ACCURACIES, LOSSES = [0.9, 0.8, 0.7], [0.1, 1 / 3, None]  # a loss that is not finite is null
 
 
@@ -35,12 +36,16 @@ def member(name, generation=1):
     return SimpleNamespace(name=name, mesh=mesh)
 
 
-def written(folder, accuracies=ACCURACIES, model=b"model"):
+def written(folder, accuracies=ACCURACIES, model=b"model", measured=None, best=None):
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(model)
     (folder / "model-time-average.safetensors").write_bytes(b"average")
     record = {"round": 7, "accuracy": {"worst": 0.7, "sites": accuracies}, "loss": {"sites": LOSSES}, "bytes_total": 1}
-    (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    if best:
+        record["best_model"] = {"accuracy": {"worst": 0.75, "sites": best}}
+        (folder / "model-best.safetensors").write_bytes(b"best")
+    (folder / "metrics.jsonl").write_text(json.dumps(EARLIER) + "\n" + json.dumps(record) + "\n")
+    (folder / "summary.json").write_text(json.dumps({"measured": measured or dict.fromkeys(NAMES, "0123")}))
     return folder
 
 
@@ -87,10 +92,26 @@ def test_forged_accuracy_of_a_third_site_is_named(results, tmp_path):
     assert missing_from(apart["b"], "accuracy", "0.8", "0.1", "digest") == []
 
 
+def test_forged_accuracy_of_the_best_model_is_named(tmp_path):
+    mine = Announced.read(written(tmp_path / "a", best=[0.9, 0.8, 0.75]), member("a"))
+    theirs = Announced.read(written(tmp_path / "b", best=[0.9, 0.1, 0.75]), member("b"))
+    _, apart = mine.compared(announced({"a": mine, "b": theirs, "c": mine}), member("a"))
+    assert list(apart) == ["b"]
+    assert missing_from(apart["b"], "best accuracy", "0.1", "0.8") == []
+
+
+def test_site_that_told_others_different_metrics_during_the_run_is_named(results, tmp_path):
+    heard = {"a": "0123", "b": "4567", "c": "0123"}
+    other = Announced.read(written(tmp_path / "other", measured=heard), member("c"))
+    _, apart = results["a"].compared(announced(results, c=other), member("a"))
+    assert list(apart) == ["c"]
+    assert missing_from(apart["c"], "metrics of b", "b has told sites different numbers") == []
+
+
 def test_digest_covers_models_and_numbers(tmp_path):
-    folder = written(tmp_path / "result")
+    folder = written(tmp_path / "result", best=[0.9, 0.8, 0.75])
     before = result_digest(folder)
-    for file in ("model.safetensors", "model-time-average.safetensors", "metrics.jsonl"):
+    for file in ("model.safetensors", "model-time-average.safetensors", "model-best.safetensors", "metrics.jsonl"):
         content = (folder / file).read_bytes()
         (folder / file).write_bytes(content + b" ")
         assert result_digest(folder) != before

@@ -137,6 +137,10 @@ def _events(folder, name):
     return [json.loads(line) for line in (folder / name / "state" / "log.jsonl").read_text().splitlines()]
 
 
+def _last_record(folder):
+    return json.loads((folder / "a" / "state" / "result" / "metrics.jsonl").read_text().splitlines()[-1])
+
+
 def test_alone_a_node_waits_and_with_little_patience_stops_and_says_for_whom(lived):
     folder, seen = lived
     assert seen["patience"] == 1
@@ -248,7 +252,9 @@ def test_sites_end_with_the_simulators_report(lived):
     experiment = load_experiment(folder / "experiment.toml")
     simulated = dataclasses.replace(experiment, observers=())  # they would end a simulation
     expected = fm.run(simulated, process_group=fleet.KnowingSecrets(NAMES))
-    record, alone = json.loads((results[0] / "metrics.jsonl").read_text()), expected.final[0]
+    lines = [json.loads(line) for line in (results[0] / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 40, 80, 120]
+    record, alone = lines[-1], expected.final[0]
     for key in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest", "nominal_bits_total", "round", "seed"):
         assert record[key] == alone[key], key
     for key in ("consensus_models", "consensus_duals"):
@@ -265,7 +271,7 @@ def test_sites_end_with_the_simulators_report(lived):
 
 def test_counted_bytes_of_all_edges_are_the_algorithms(lived):
     folder, _ = lived
-    record = json.loads((folder / "a" / "state" / "result" / "metrics.jsonl").read_text())
+    record = _last_record(folder)
     edges = [edge for name in "ac" for edge in read_status(folder / name / "state")["edges"].values()]
     assert all(edge["messages_out"] >= 120 for edge in edges)  # a and c were never restarted; what b missed was resent
     assert sum(edge["bytes_out"] for edge in edges) >= record["bytes_busiest_node"] * 2 * 0.9
@@ -273,7 +279,7 @@ def test_counted_bytes_of_all_edges_are_the_algorithms(lived):
 
 def test_observers_see_this_site_s_records_and_cannot_end_the_run_alone(lived):
     folder, _ = lived
-    end = json.loads((folder / "a" / "state" / "result" / "metrics.jsonl").read_text())
+    end = _last_record(folder)
     for name in NAMES:
         records = [json.loads(line) for line in (folder / name / "records.jsonl").read_text().splitlines()]
         assert {record["round"] for record in records} == {0, 40, 80, 120}

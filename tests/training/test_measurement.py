@@ -325,6 +325,16 @@ def test_best_round_by_the_worst_sites_validation_is_kept():
     assert 0 < int(result.state.best.round.min()) < 12  # else the last round would do as well
 
 
+def test_best_round_by_the_mean_of_sites():
+    made = problem(4, sites=[fm.Site(s.train, test=s.test, validation=s.test) for s in sites(4)])
+    rounds, step = 12, fm.DSGD(primal_step=fm.schedules.Geometric(8.0, 0.9))
+    result = fm.train(made, fm.Ring(), step, rounds, measure_every=1, keep_best=True, best_by="mean", seeds=(7,))
+    means = [record["validation"]["accuracy"]["mean"] for record in result.records]
+    assert int(result.state.best.round) == means.index(max(means))
+    worst = [record["validation"]["accuracy"]["worst"] for record in result.records]
+    assert means.index(max(means)) != worst.index(max(worst))  # else the rule would not matter
+
+
 def test_best_round_has_the_least_worst_loss_if_only_loss_is_measured():
     inputs = torch.linspace(-1, 1, 40).reshape(20, 2)
     targets = inputs.sum(dim=1, keepdim=True)

@@ -117,6 +117,11 @@ def test_replicas_may_differ_in_numbers_written_with_or_without_a_point():
     assert torch.allclose(together.row(), torch.cat([one.row() for one in alone]), rtol=0, atol=1e-12)
 
 
+def test_keep_best_of_only_the_last_round_is_refused():
+    with refused("keep_best", "best_by"):
+        fm.Options(keep_best=True, best_by="last")
+
+
 def test_keep_best_without_validation_data_is_refused():
     with refused("keep_best", "validation", "Site"):
         fm.train(problem(3), fm.Ring(), fm.DSGD(), 1, keep_best=True)

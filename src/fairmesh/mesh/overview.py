@@ -43,10 +43,13 @@ ANNOUNCED = {  # by kind of announcement
     "ready": "a digest of what all sites said about their data",
     "status": "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few "
     "seconds",
+    "measured": "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight "
+    "and its traffic; at the end, of which of these rounds it keeps its model",
     "refusing": "whose messages it refuses, and why",
     "diverged": "if the numbers of a site are no longer finite, or explode: which site's, since which round, and how "
     "large they are",
-    "result": "at the end: its metrics of the common model on its own data, and the digest of its result",
+    "result": "at the end: its metrics of the common models on its own data, and the digests of its result and of all "
+    "sites' metrics",
     "certificate": "its certificate",
     "vote": "its votes to continue without a site, to restore one, or to go back to a round",
     "commit": "that it is bound to such votes, and its round",
@@ -54,8 +57,8 @@ ANNOUNCED = {  # by kind of announcement
 }
 _TO_RESTORE = "what is known of both sites' models from messages, and what is nearly the same at all sites"
 _AT_THE_END = (
-    "partial sums of the models, weights and traffic, along a tree of neighbours",
-    "partial sums that contain its metrics of the common model on its own data",
+    "partial sums of the models of the last and of the best round, weights and traffic, along a tree of neighbours",
+    "partial sums that contain its metrics of the common models on its own data",
 )
 
 

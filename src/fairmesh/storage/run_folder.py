@@ -109,10 +109,7 @@ class RunFolder:
         return size
 
     def write_settings(self, table: Mapping[str, Any]) -> None:
-        import tomli_w
-
-        partial = "" if "data" in table else "# Data and model were given in Python; this is the rest.\n"
-        self._write(EXPERIMENT, (partial + tomli_w.dumps(dict(table))).encode())
+        self._write(EXPERIMENT, toml_of(table))
 
     def records(self) -> list[Record]:
         """Returns what was recorded so far. Skips a last line that was cut short."""
@@ -140,6 +137,14 @@ class RunFolder:
         only that process has."""
         tensors = {key: tensor.contiguous().clone() for key, tensor in state_dict.items()}
         self._write(f"{name}.safetensors", save(tensors), from_all)
+
+
+def toml_of(settings: Mapping[str, Any]) -> bytes:
+    """Returns the content of a run's experiment.toml."""
+    import tomli_w
+
+    partial = "" if "data" in settings else "# Data and model were given in Python; this is the rest.\n"
+    return (partial + tomli_w.dumps(dict(settings))).encode()
 
 
 def read_records(folder: str | os.PathLike, *, ragged: bool = False) -> list[Record]:

@@ -132,7 +132,9 @@ class Training:
             "data and model": self.problem.digest({site: text for held in digests for site, text in held}),
             "keep_best": self.options.keep_best and self.options.measure_every,
             "keep_iterate": self.options.keep_iterate,
-        } | ({"lying_neighbours": self.options.lying_neighbours} if self.options.lying_neighbours else {})
+            **({"lying_neighbours": self.options.lying_neighbours} if self.options.lying_neighbours else {}),
+            **({"best_by": self.options.best_by} if self.options.keep_best and self.options.best_by != "worst" else {}),
+        }
 
     def roles(self, state: TrainingState) -> dict[str, Role]:
         """Returns the role of every tensor of a state, by its path, with `held_by` filled in: "node" by default, or

@@ -265,7 +265,7 @@ class Measuring(Observer):
 
 
 class KeepBest(Observer):
-    """Keeps the network-average model of the best measured round by the worst site's validation metric."""
+    """Keeps the network-average model of the best measured round by the validation metric."""
 
     def __init__(self, meter: Meter):
         self._meter = meter
@@ -275,7 +275,7 @@ class KeepBest(Observer):
         if not run.new_records or best is None or round % run.training.options.measure_every:
             return
         average = self._meter.mean(run.training.view.models(state.algorithm))
-        scores = self._meter.worst_on_validation(average)
+        scores = self._meter.score_on_validation(average, run.training.options.best_by)
         better = scores > best.score
         run.best = Best(
             torch.where(better, scores, best.score),

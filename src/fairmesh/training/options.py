@@ -26,8 +26,10 @@ class Options:
             than half of the free memory. Default: "auto".
         own_models: Whether to measure each node's own model too, next to the network's average. Default: False.
         measure_phi: Whether to measure Phi(theta), the exact worst case over lambda. Default: False.
-        keep_best: Whether to keep the model of the measured round with the best worst-site validation metric. Default:
-            False.
+        keep_best: Whether to keep the model of the best measured round by validation data. Between organisations this
+            is done by default, also without validation data. Default: False.
+        best_by: What makes a round the best: the metric at the "worst" site, or its "mean" over sites. With "last",
+            only the last round counts, and nothing else is kept. Default: "worst".
         keep_iterate: Whether to keep an iterate drawn uniformly over time, the output of Theorem 2. Default: False.
         on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
         compare_weights: Whether to train once more with fixed weights, before the run, and to say afterwards at which
@@ -60,6 +62,7 @@ class Options:
     own_models: bool = False
     measure_phi: bool = False
     keep_best: bool = False
+    best_by: Literal["worst", "mean", "last"] = "worst"
     keep_iterate: bool = False
     on_divergence: Literal["stop", "mark"] = "stop"
     compare_weights: bool = False
@@ -75,6 +78,8 @@ class Options:
             raise BadInput(f"measure_every must be >= 1, got {self.measure_every}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
+        if self.keep_best and self.best_by == "last":
+            raise BadInput('keep_best keeps another round than the last, but best_by = "last"; remove one of them')
         if self.lying_neighbours < 0:
             raise BadInput(f"lying_neighbours must be >= 0, got {self.lying_neighbours}; 0 does not clip gossip")
         if self.memory_gib is not None and not self.memory_gib > 0:

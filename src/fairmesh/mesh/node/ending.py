@@ -21,6 +21,7 @@ from torch import Tensor
 from fairmesh.compression import DecodeError
 from fairmesh.config.tables import to_table
 from fairmesh.mesh.agreement import portable
+from fairmesh.mesh.node.measurements import Measurements, judged_on, traffic
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Sums
 from fairmesh.mesh.node.rounds import Rounds
@@ -33,11 +34,20 @@ from fairmesh.networks.base import Traffic
 from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.personalization.personalize import personalized
+from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
-from fairmesh.storage.run_folder import METRICS, Record, RunFolder
-from fairmesh.training.loop import TrainingState
+from fairmesh.storage.files import replace_quickly
+from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, RunFolder, toml_of
+from fairmesh.storage.strict_json import as_json
+from fairmesh.training.loop import Best, TrainingState
 from fairmesh.training.meter import with_spread
+from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result, summary_of
+
+_BEST, _OF_BEST = (
+    "best_model",
+    "best ",
+)  # where a record has the metrics of the best round's model, and how it is summed
 
 
 class _Averages(NamedTuple):
@@ -47,9 +57,11 @@ class _Averages(NamedTuple):
     duals: Duals | None  # (1, 1, n)
 
 
-def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, folder: Path) -> None:
+def write_result(
+    membership: Membership, rounds: Rounds, mailroom: Mailroom, measurements: Measurements, folder: Path
+) -> None:
     """Computes and writes the result, which is the same at every site. It takes two sums over all sites: of the models,
-    duals and traffic, then of each site's own evaluation of the average model. Only partial sums travel."""
+    duals and traffic, then of each site's own evaluation of the average models. Only partial sums travel."""
     if folder.exists():
         return
     problem, training, state = rounds.problem, rounds.training, rounds.state
@@ -62,15 +74,20 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     own, sites, all_sites = torch.eye(n, dtype=torch.float64)[number], torch.arange(n), torch.tensor([-1])
     view = training.view
     pieces = _pieces(state, view, own)
+    best = measurements.best()
+    if best not in (None, last):
+        pieces["best"] = measurements.model(best)
     duals = view.duals(state.algorithm)
     of_sites = {"bits", "bytes"} | ({"dual"} if duals is None else set())
     owners = [sites if name in of_sites else all_sites.expand(len(piece)) for name, piece in pieces.items()]
     row = torch.cat([piece.double().cpu() for piece in pieces.values()]).detach()
     sums = adder.over_sites(row, step, torch.cat(owners))
     totals = dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
-    means = {name: totals[name] / n for name in ("model", "time-average", "dual", "dual time-average")}
-    average = means["model"].to(training.device, training.dtype)
-    found = rounds.judge.of_sites(average.unsqueeze(0))
+    means = {name: sums / n for name, sums in totals.items() if name not in ("bits", "bytes")}
+    found = rounds.judge.of_sites(means["model"].to(training.device, training.dtype).unsqueeze(0))
+    if "best" in means:
+        of_best = rounds.judge.of_sites(means["best"].to(training.device, training.dtype).unsqueeze(0))
+        found |= {_OF_BEST + name: value for name, value in of_best.items()}
     apart = (view.models(state.algorithm)[0, 0].double().cpu() - means["model"]).square().sum()
     duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
     judged = torch.cat([apart.reshape(1), duals_apart.reshape(1)]).detach().cpu()
@@ -78,19 +95,28 @@ def write_result(membership: Membership, rounds: Rounds, mailroom: Mailroom, fol
     owners = torch.cat([sites.repeat(2 * len(found)), all_sites, all_sites])
     judged = adder.over_sites(judged, step + 1, owners, FACTOR**2)  # distances are squared
     by_site = {name: _read_back(*told) for name, told in zip(found, judged[:-2].reshape(-1, 2, n))}
-    record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0]}
-    with_spread([record], by_site, problem, None)
-    record |= _traffic(totals) | {"consensus_models": float(judged[-2] / n)}
+    record: Record = {"round": last, "replica": 0, "seed": membership.experiment.seeds[0], "models": "average"}
+    for under in (None, _BEST) if "best" in means else (None,):
+        of_model = {
+            name.removeprefix(_OF_BEST): values
+            for name, values in by_site.items()
+            if name.startswith(_OF_BEST) == (under is not None)
+        }
+        with_spread([record], of_model, problem, under)
+    record |= traffic(totals["bits"], totals["bytes"]) | {"consensus_models": float(judged[-2] / n)}
     weighed = float(means["dual"].sum()) > 0  # some algorithms have no weights
     if weighed:
         means["dual"] = means["dual"] if duals is not None else normalized(means["dual"])
         record |= {"lambda": means["dual"].tolist()}
     if duals is not None:
         record |= {"consensus_duals": float(judged[-1] / n)}
-    whole = _whole(state, means, training.dtype, weighed)
-    result = Result(problem, training.replicas, last, [record], whole, [], rounds.judged_on)
+    whole = _whole(state, means, training.dtype, weighed, best)
+    records = [*(one for one in measurements.records if one["round"] < last), record]
+    result = Result(problem, training.replicas, last, records, whole, [], rounds.judged_on)
+    chosen = {} if best is None else {"best_by": membership.experiment.options.best_by}
+    chosen |= {} if best is None else {"best_chosen_on": measurements.chosen_on}
     with storing(folder.parent):
-        _write(result, membership, folder)
+        _write(result, membership, chosen | {"measured": measurements.digests()}, folder)
 
 
 def sums_of(membership: Membership, rounds: Rounds, mailroom: Mailroom) -> Sums:
@@ -106,18 +132,26 @@ class Announced(NamedTuple):
     digest: str
     metrics: list[dict[str, float | None]]  # of each present site
     names: tuple[str, ...]
+    measured: dict[str, str]  # the digest of what each site has measured during the run
 
     @staticmethod
     def read(folder: Path, membership: Membership) -> "Announced":
         names = tuple(member.name for member in membership.mesh.present)
-        (line,) = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-        by_metric = {key: entry["sites"] for key, entry in json.loads(line).items() if "sites" in _table(entry)}
+        last = json.loads((folder / METRICS).read_text(encoding="utf-8").splitlines()[-1])
+        entries = last | {_OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()}
+        by_metric = {key: entry["sites"] for key, entry in entries.items() if "sites" in _table(entry)}
         metrics = [{key: values[i] for key, values in by_metric.items()} for i in range(len(names))]
-        return Announced(result_digest(folder), metrics, names)
+        measured = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["measured"]
+        return Announced(result_digest(folder), metrics, names, measured)
 
     def announce(self, bulletin: Bulletin, membership: Membership) -> None:
         mine = self.metrics[self.names.index(membership.name)]
-        body = {"generation": membership.mesh.generation, "digest": self.digest, "metrics": mine}
+        body = {
+            "generation": membership.mesh.generation,
+            "digest": self.digest,
+            "metrics": mine,
+            "measured": self.measured,
+        }
         bulletin.announce("result", body, membership.mesh.generation)
 
     def compared(self, bulletin: Bulletin, membership: Membership) -> tuple[list[str], dict[str, str]]:
@@ -136,6 +170,12 @@ class Announced(NamedTuple):
                 f"it announced the {key} {told.get(key)}, but the sum that came here has {expected.get(key)} for it"
                 for key in sorted(unlike)
             ]
+            reasons += [
+                f"it has other metrics of {site} from the rounds before; {site} has told sites different numbers, or "
+                f"{name} has changed them"
+                for site, digest in sorted(self.measured.items())
+                if body["measured"].get(site) != digest
+            ]
             if body["digest"] != self.digest:
                 reasons.append(f"its result has the digest {body['digest'][:16]}, that of this site {self.digest[:16]}")
             if reasons:
@@ -150,8 +190,9 @@ def _table(entry: Any) -> dict[str, Any]:
 def result_digest(folder: Path) -> str:
     """Returns the SHA-256 of a result: its models and its numbers."""
     digest = hashlib.sha256()
-    for name in ("model.safetensors", "model-time-average.safetensors", METRICS):
-        digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    for name in ("model.safetensors", "model-time-average.safetensors", "model-best.safetensors", METRICS):
+        content = (folder / name).read_bytes() if (folder / name).exists() else b""
+        digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 
@@ -239,16 +280,9 @@ def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Ten
     }
 
 
-def _traffic(totals: dict[str, Tensor]) -> dict[str, Any]:
-    return {
-        "nominal_bits_busiest": float(totals["bits"].max()),
-        "nominal_bits_total": float(totals["bits"].sum()),
-        "bytes_busiest_node": int(totals["bytes"].max()),
-        "bytes_total": int(totals["bytes"].sum()),
-    }
-
-
-def _whole(state: TrainingState, means: dict[str, Tensor], dtype: torch.dtype, weighed: bool) -> TrainingState:
+def _whole(
+    state: TrainingState, means: dict[str, Tensor], dtype: torch.dtype, weighed: bool, best: int | None
+) -> TrainingState:
     models = means["model"].to(dtype).reshape(1, 1, -1)
     duals = means["dual"].to(dtype).reshape(1, 1, -1) if weighed else None
     nobody = torch.zeros(1)
@@ -258,23 +292,46 @@ def _whole(state: TrainingState, means: dict[str, Tensor], dtype: torch.dtype, w
         average_dual=means["dual time-average"].to(dtype).unsqueeze(0) if state.average_dual is not None else None,
         iterate=None,
         sent=Traffic(nobody, nobody, nobody, nobody),
-        best=None,
+        best=None
+        if best is None
+        else Best(nobody, torch.tensor([best]), means.get("best", means["model"]).to(dtype).unsqueeze(0)),
     )
 
 
-def _write(result: Result, membership: Membership, folder: Path) -> None:
+def write_progress(membership: Membership, problem: Problem, records: Sequence[Record], folder: Path) -> None:
+    """Writes the summary and the settings of a run in progress next to its metrics, as a finished run's folder has
+    them. The node itself never reads them."""
+    experiment, nobody = membership.experiment, torch.zeros(1)
+    replica = Replica(experiment.seeds[0], tuple(range(problem.n)), experiment.algorithm)
+    state = TrainingState(None, nobody, None, None, Traffic(nobody, nobody, nobody, nobody), None)
+    last = records[-1]
+    result = Result(problem, [replica], last["round"], [last], state, judged_on=judged_on(problem))
+    names = [member.name for member in membership.mesh.present]
+    summary = summary_of(result) | {"sites": names, "planned_rounds": experiment.rounds}
+    del summary["seconds"]
+    replace_quickly(folder / SUMMARY, as_json(summary, indent=2).encode())
+    if not (folder / EXPERIMENT).exists():
+        replace_quickly(folder / EXPERIMENT, toml_of(settings_of(membership)))
+
+
+def settings_of(membership: Membership) -> dict[str, Any]:
+    """Returns the experiment's settings without what differs between sites."""
+    settings = portable(to_table(membership.experiment))
+    return {key: value for key, value in settings.items() if key not in ("data", "options")}
+
+
+def _write(result: Result, membership: Membership, more: dict[str, Any], folder: Path) -> None:
     """Writes the folder of a finished run as a simulation does, without what differs between sites."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     into = RunFolder(partial, resume=False)
-    settings = portable(to_table(membership.experiment))
-    for of_one_site in ("data", "options"):
-        settings.pop(of_one_site)
-    into.write_settings(settings)
+    into.write_settings(settings_of(membership))
     into.replace_records(result.records)
     into.write_model("model", result.state_dict())
     into.write_model("model-time-average", result.state_dict(0, "time-average"))
+    if result.state.best is not None:
+        into.write_model("model-best", result.state_dict(0, "best"))
     summary = summary_of(result)
     del summary["seconds"]
-    into.write_summary(summary | {"sites": [member.name for member in membership.mesh.present]})
+    into.write_summary(summary | {"sites": [member.name for member in membership.mesh.present]} | more)
     put_in_place(partial, folder)

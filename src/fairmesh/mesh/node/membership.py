@@ -33,7 +33,7 @@ from fairmesh.storage.files import read_bytes, write_atomically
 _FACTS = "facts.json"  # about all sites' data, as the run began with them
 _DIGEST = "data.sha256"  # of this site's training data, likewise; it is not sent
 _FORM = ("inputs", "targets", "test", "validation")  # facts that must be the same everywhere
-_OF_ALL_SITES = ("measure_phi", "keep_best", "keep_iterate", "compare_weights")
+_OF_ALL_SITES = ("measure_phi", "keep_iterate", "compare_weights")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.node import divergence
 from fairmesh.mesh.node.ledger import Ledger
+from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.watching import Log, Monitor, waiting_chain, write_status
@@ -73,13 +74,14 @@ class Oversight(Watcher):
         bulletin: Bulletin,
         ledger: Ledger,
         keys: KnownKeys,
+        measurements: Measurements,
         log: Log,
         patience_s: float | None,
         monitor: Monitor | None,
         observe: Observe,
     ):
         self._membership, self._bulletin, self._ledger, self._log = membership, bulletin, ledger, log
-        self._keys = keys
+        self._keys, self._measurements = keys, measurements
         self._patience_s, self._monitor, self._observe = patience_s, monitor, observe
         self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
@@ -214,6 +216,7 @@ class Oversight(Watcher):
         if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
             self._announced_at = time.monotonic()
             self._bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})
+            self._measurements.exchange()
         write_status(self._folder, status)
         if self._monitor:
             self._monitor.show(status)

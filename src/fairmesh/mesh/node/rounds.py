@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from fairmesh.compression import DecodeError
 from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted
 from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.leaving import cycle_of
+from fairmesh.mesh.node.measurements import Measurements, judged_on
 from fairmesh.mesh.node.membership import Membership, start_digest
 from fairmesh.mesh.node.reduction import spanning_tree
 from fairmesh.mesh.node.restoring import read_shared, restored, shared
@@ -85,9 +86,10 @@ class Rounds:
         store: Store,
         watcher: Watcher,
         pinned: Callable[[], int | None] = lambda: None,  # the round from which on everything must be kept
+        measurements: Measurements | None = None,  # where to record what is measured, in order to train
     ):
         self.problem, self._membership, self._mailroom, self._store = problem, membership, mailroom, store
-        self._pinned = pinned
+        self._pinned, self._measurements = pinned, measurements
         self._watcher, self._experiment = watcher, membership.experiment
         experiment, present = membership.experiment, membership.present
         cycle = cycle_of(experiment.topology, membership.mesh, experiment.options.lying_neighbours)
@@ -108,14 +110,14 @@ class Rounds:
         replica = Replica(
             experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)
         )
-        options = replace(experiment.options, **dict.fromkeys(membership.not_measured, False))
+        options = replace(experiment.options, keep_best=False, **dict.fromkeys(membership.not_measured, False))
         self.problem = problem = with_references(
             problem, experiment.topology, experiment.rounds, experiment.seeds[0], options, network, alone=True
         )
         self.training = Training(problem, experiment.topology, [replica], options, network=network)
         self.branch = spanning_tree(union_of(cycle))[self._number]
         self._identity = identity_of(membership, problem)
-        self.judged_on: Literal["test", "train"] = "test" if problem.sites[self._number].test is not None else "train"
+        self.judged_on = judged_on(problem)
         self.judge = Evaluator(
             problem, self.judged_on, self.training.device, self.training.dtype, failed=watcher.metric_failed
         )
@@ -165,13 +167,22 @@ class Rounds:
         """Trains from the checkpoint after round `done` to the last round."""
         self._go_to(done)
         last = self._experiment.rounds
+        if self._measurements is None:
+            raise TypeError("these rounds were made without measurements, so they can only be repeated")
         checkpoints = _Checkpointing(
-            self._store, self._mailroom, self._watcher, self._identity, self._membership, self._pinned
+            self._store,
+            self._mailroom,
+            self._watcher,
+            self._identity,
+            self._membership,
+            self._pinned,
+            self._measurements,
         )
+        validation = Evaluator(self.problem, "validation", self.training.device, self.training.dtype)
         observers = [
             self._watcher,
             _SiteDivergence(self._membership.name),
-            _SiteMeasuring(self.judge, self._watcher, self._number),
+            _SiteMeasuring(self.judge, validation, self._watcher, self._number, self._measurements),
             checkpoints,
             *self._experiment.observers,
             _SiteEnding(self._watcher),
@@ -223,19 +234,28 @@ class _SiteDivergence(Observer):
 class _SiteMeasuring(Observer):
     """Evaluates this node's own model on this site's own data."""
 
-    def __init__(self, judge: Evaluator, watcher: Watcher, number: int):
-        self._judge, self._watcher, self._number = judge, watcher, number
+    def __init__(
+        self, judge: Evaluator, validation: Evaluator, watcher: Watcher, number: int, measurements: Measurements
+    ):
+        self._judge, self._validation, self._watcher, self._number = judge, validation, watcher, number
+        self._measurements = measurements
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if not self.run.measure_due:
             return
         training, node = self.run.training, self._number
-        found = self._judge.of_sites(training.view.models(state.algorithm)[:, 0])
-        values = {name: float(value[0, node]) for name, value in found.items()} | {"round": round}
+        models = training.view.models(state.algorithm)[:, 0]
+        found = self._judge.of_sites(models)
+        values = {name: float(value[0, node]) for name, value in found.items()}
         duals, own = training.view.duals(state.algorithm), training.view.own_weights(state.algorithm)
         weight = None if own is None else float(own[0, 0, 0]) / training.problem.n
         weight = weight if duals is None else float(duals[0, 0, node])
-        self._watcher.measured(values, weight)
+        validated = self._validation.of_sites(models) if self._validation else {}
+        every = list(values.values()) + [float(value[0, node]) for value in validated.values()]
+        sent = float(state.sent.node_bits[0, 0]), int(state.sent.node_bytes[0, 0])
+        self._measurements.add(round, every, weight, sent)
+        self._measurements.offer(round, models[0])
+        self._watcher.measured(values | {"round": round}, weight)
         self.run.new_records = [self._record(round, state, found)]
         self.run.records += self.run.new_records
 
@@ -260,9 +280,11 @@ class _Checkpointing(Observer):
         identity: Mapping[str, Any],
         membership: Membership,
         pinned: Callable[[], int | None],
+        measurements: Measurements,
     ):
         self._store, self._mailroom, self._watcher = store, mailroom, watcher
         self._identity, self._sites, self._pinned = identity, len(membership.present), pinned
+        self._measurements = measurements
         self._landmark_every = landmark_every(membership.experiment.rounds)
 
     def start(self, run: ObservedRun) -> None:
@@ -271,6 +293,7 @@ class _Checkpointing(Observer):
     def after_round(self, round: int, state: TrainingState) -> None:
         if round % self._landmark_every == 0 and round not in self._store.landmarks:
             thin = self._pinned() is None  # else a certificate may still ask for any of them
+            self._measurements.store_models()
             self._store.keep(self.run.state, round, self._identity, thin)
         if self._due(round, state) or (self._watcher.stopping and self._saved != round):
             self._save(round)
@@ -292,8 +315,10 @@ class _Checkpointing(Observer):
 
     def _save(self, done: int) -> None:
         self._watcher.reached("before checkpoint", done)
+        self._measurements.store_models()
         oldest = self._store.save(self.run.state, done, self._identity, self._sites, self._pinned())
         self._watcher.reached("after checkpoint", done)
+        self._measurements.drop_models()
         self._mailroom.rotate(oldest + FIRST_ROUND if oldest else 0)
         self._watcher.reached("after rotation", done)
         self._saved, self._saved_at = done, time.monotonic()

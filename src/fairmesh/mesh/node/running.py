@@ -25,9 +25,11 @@ from fairmesh.mesh.node.ending import (
     sums_of,
     undefined_metrics,
     write_personal,
+    write_progress,
     write_result,
 )
 from fairmesh.mesh.node.ledger import Ledger, Removed, in_words, wished
+from fairmesh.mesh.node.measurements import PROGRESS, Measurements, Schedule
 from fairmesh.mesh.node.membership import (
     Membership,
     common_problem,
@@ -141,8 +143,9 @@ class _Node:
         self._facts = self._frozen_facts(said)
         self._rounds: Rounds | None = None
         self._ledger = Ledger(self._folder, Mesh.read(membership.site.mesh), membership.name, self._bulletin)
+        self._measurements = Measurements(self._folder, membership.name, self._bulletin, log)
         self.oversight = Oversight(
-            membership, self._bulletin, self._ledger, self._keys, log, patience_s, monitor, observe
+            membership, self._bulletin, self._ledger, self._keys, self._measurements, log, patience_s, monitor, observe
         )
         self.oversight.expect(alone)
 
@@ -199,10 +202,13 @@ class _Node:
             problem = self._problem(membership)
             self._show_prior(problem)
             self._compare_sites()
+            self._enter(problem, store)
             mailroom.largest = _largest(problem.flat_model.dim, problem.n)
             mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
             with self._linked(mailroom) as links:
-                self._rounds = Rounds(membership, problem, mailroom, store, oversight, lambda: self._ledger.pinned)
+                self._rounds = Rounds(
+                    membership, problem, mailroom, store, oversight, lambda: self._ledger.pinned, self._measurements
+                )
                 oversight.heeds_divergence = True
                 if not met:
                     self._rounds.compare_starts()
@@ -212,8 +218,12 @@ class _Node:
                 oversight.activity = "summing up"
                 result = self._folder / "result"
                 if not result.exists():
+                    oversight.activity = "waiting for the metrics of all"
+                    table = self._measurements
+                    self._wait(lambda: not table.open_questions(), table.open_questions)
+                    oversight.activity = "summing up"
                     unconfirmed = self._folder / f"unconfirmed-{membership.mesh.generation}"
-                    write_result(membership, self._rounds, mailroom, unconfirmed)
+                    write_result(membership, self._rounds, mailroom, table, unconfirmed)
                     self._confirm(unconfirmed, sums_of(membership, self._rounds, mailroom).source)
                     oversight.reached("result confirmed", membership.experiment.rounds)
                     put_in_place(unconfirmed, result)
@@ -229,6 +239,19 @@ class _Node:
                 self._part(links, mailroom)
                 self._ledger.forget_earlier()
                 store.forget_earlier()
+
+    def _enter(self, problem: Problem, store: Store) -> None:
+        """Begins or continues what all sites measure in this generation."""
+        membership, experiment = self._membership, self._membership.experiment
+        options = experiment.options
+        schedule = Schedule(experiment.rounds, options.measure_every, options.best_by, experiment.seeds[0])
+        names = [member.name for member in membership.mesh.present]
+        start = self._ledger.begun[-1].start
+        progress = self._folder / PROGRESS
+        self._measurements.after_record = lambda records: write_progress(membership, problem, records, progress)
+        self._measurements.enter(
+            membership.mesh.generation, start, schedule, problem, names, lambda: tuple(store.landmarks)
+        )
 
     @contextmanager
     def _opened(self, first: int) -> Iterator[Mailroom]:

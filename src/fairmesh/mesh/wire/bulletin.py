@@ -22,7 +22,13 @@ from fairmesh.mesh.wire.token_bucket import TokenBucket
 
 _AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
 FOLLOW_AT_MOST = 1 << 18
-_AT_MOST_OF = {"certificate": 1 << 12, "facts": 1 << 12, "status": 1 << 13, "follow": FOLLOW_AT_MOST}
+_AT_MOST_OF = {
+    "certificate": 1 << 12,
+    "facts": 1 << 12,
+    "status": 1 << 13,
+    "measured": 1 << 16,
+    "follow": FOLLOW_AT_MOST,
+}
 _A_FRAME = 1 << 15  # bytes of news per frame
 _PER_SECOND, _AT_ONCE = 4.0, 40.0  # announcements of one site that a neighbour may pass on
 OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
@@ -53,6 +59,10 @@ def _sample_form(value: Any) -> bool:
     return len(value[1]) <= _AXES and all(_count(axis) and axis <= _AXIS_AT_MOST for axis in value[1])
 
 
+def _rounds_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_count, value)))
+
+
 def _names(value: Any) -> bool:
     return isinstance(value, list) and all(map(_short, value))
 
@@ -73,16 +83,28 @@ def _since(value: Any) -> bool:
     return isinstance(value, dict) and all(_short(key) and _number(item) for key, item in value.items())
 
 
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(_short(key) and _short(item) for key, item in value.items())
+
+
 def _refusals(value: Any) -> bool:
     return isinstance(value, dict) and all(
         _short(site) and _form(why, {"reason": _short, "since": _number}) for site, why in value.items()
     )
 
 
+def _finite_or_none(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and abs(value) < math.inf)
+
+
 def _metrics(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _short(key) and (item is None or (type(item) in (int, float) and abs(item) < math.inf))
-        for key, item in value.items()
+    return isinstance(value, dict) and all(_short(key) and _finite_or_none(item) for key, item in value.items())
+
+
+def _rows(value: Any) -> bool:
+    """Returns whether this is a list of rows, each a round with the numbers that were measured after it."""
+    return isinstance(value, list) and all(
+        isinstance(row, list) and row and _count(row[0]) and all(map(_finite_or_none, row)) for row in value
     )
 
 
@@ -160,8 +182,15 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "bytes_out": _count,
         "time": _number,
     },
+    "measured": {
+        "generation": _count,
+        "columns": _names,
+        "rows": _rows,
+        "complete": _count,
+        "kept": _rounds_or_none,
+    },
     "refusing": {"sites": _refusals},
-    "result": {"generation": _count, "digest": _short, "metrics": _metrics},
+    "result": {"generation": _count, "digest": _short, "metrics": _metrics, "measured": _texts},
     "ready": {"facts": _short},
     "diverged": {
         "generation": _count,

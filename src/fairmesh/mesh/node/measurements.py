@@ -1,0 +1,431 @@
+"""The metrics of all sites during a run, and each site's models of its best rounds.
+
+Every `measure_every` rounds a site measures its own model on its own held-out data. It announces these rows, signed, to
+all sites. An announcement replaces the one before it, so it repeats every row that some site has not acknowledged yet;
+a site acknowledges rows when they are on its disk. So no row is lost, whoever was down meanwhile.
+
+Rows belong to a generation of the mesh. When the sites go back to a round, rows of later rounds are dropped. When a
+site has left, its rows are dropped too, so that a curve is over the same sites from its first round to its last.
+
+The best round follows from the rows by the experiment's rule, `best_by`. A node keeps its own model of the best round
+so far, of the rounds that not all sites have measured yet, and of the best round before every checkpoint to which the
+sites can go back. At the end each site announces of which rounds it has its model. The best of those that all have is
+chosen; it is the same at every site, because all choose from the same signed rows.
+"""
+
+import hashlib
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairmesh.errors import CheckpointError
+from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.journal import storing
+from fairmesh.mesh.wire.links import Report
+from fairmesh.problems.metrics import measured_names
+from fairmesh.problems.problem import Problem
+from fairmesh.regularizers.simplex import normalized
+from fairmesh.storage.checkpoint import read_stored, write_stored
+from fairmesh.storage.files import replace_quickly, write_atomically
+from fairmesh.storage.run_folder import METRICS, Record
+from fairmesh.storage.strict_json import as_json
+from fairmesh.training.meter import with_spread
+
+PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
+TABLE, BEST = "measured.jsonl", "best"
+_ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
+_VALIDATION = "validation "
+_FURTHER = ("weight", "bits", "bytes")  # what a row has after its metrics
+
+Row = list[float | None]  # a round, then the numbers of one site after it
+
+
+class Schedule(NamedTuple):
+    """What is measured when, and by which rule a round is the best. The same at every site."""
+
+    rounds: int
+    every: int
+    best_by: str
+    seed: int
+
+    @property
+    def due(self) -> list[int]:
+        """Returns the measured rounds."""
+        return [*range(0, self.rounds, self.every), self.rounds]
+
+
+class Measurements:
+    """The rows of all sites as one node knows them, and the node's own models.
+
+    Args:
+        state: The node's state folder.
+        own: The name of this site.
+        bulletin: Carries the announcements.
+        report: Logs an event.
+    """
+
+    def __init__(self, state: Path, own: str, bulletin: Bulletin, report: Report):
+        self._state, self._own, self._bulletin, self._report = state, own, bulletin, report
+        self._lock = threading.RLock()
+        self._problem: Problem | None = None
+        self._rows: dict[str, dict[int, Row]] = {}
+        self._models: dict[int, Tensor] = {}  # of measured rounds, not on disk yet
+        self._final: list[int] | None = None  # of which rounds this node has its model, once that is settled
+        self._reported: set[tuple[str, int]] = set()
+        self.after_record: Callable[[Sequence[Record]], None] = lambda records: None  # with all records so far
+
+    # A generation
+
+    def enter(
+        self,
+        generation: int,
+        start: int,
+        schedule: Schedule,
+        problem: Problem,
+        names: Sequence[str],
+        landmarks: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        """Begins or continues a generation of the mesh.
+
+        Args:
+            generation: Its number.
+            start: The round from which it began.
+            schedule: What is measured when.
+            problem: The problem of the present sites.
+            names: The present sites.
+            landmarks: Returns the rounds to which the sites can go back. Default: none.
+        """
+        with self._lock, storing(self._state):
+            self._generation, self._schedule, self._problem, self._names = generation, schedule, problem, list(names)
+            self._due, self._told, self._models = schedule.due, None, {}
+            self._columns, self._landmarks = columns_of(problem), landmarks
+            before = self._read_table()
+            if before < generation:
+                self._drop_after(start, before)
+            self._on_disk = self._intact_models()
+            self.records = []  # of the rounds that all sites have measured
+            self._refresh(all_again=True)
+
+    def _read_table(self) -> int:
+        """Reads the table. Returns its generation, 0 if there is none."""
+        path, generation, end = self._state / TABLE, 0, 0
+        self._rows, self._final = {name: {} for name in self._names}, None
+        content = path.read_bytes() if path.exists() else b""
+        for line in content.splitlines(keepends=True):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                break  # a crash cut this line short
+            if not line.endswith(b"\n"):
+                break
+            end += len(line)
+            generation = entry.get("generation", generation)
+            self._final = entry.get("final", self._final)
+            if entry.get("site") in self._rows:
+                self._rows[entry["site"]][entry["row"][0]] = entry["row"]
+        if end < len(content):
+            os.truncate(path, end)
+        return generation
+
+    def _drop_after(self, start: int, before: int) -> None:
+        """Drops what the sites went back from, and the rows of sites that have left. What was shown of them is put
+        aside."""
+        self._final = None
+        for rows in self._rows.values():
+            for later in [one for one in rows if one > start]:
+                del rows[later]
+        for path in (self._state / BEST).glob("round-*.safetensors"):
+            if _round_in(path) > start:
+                path.unlink()
+        shown = self._state / PROGRESS / METRICS
+        if before and shown.exists():
+            os.replace(shown, self._state / f"metrics-generation-{before}.jsonl")
+        head = [{"generation": self._generation, "start": start}]
+        kept = [{"site": site, "row": row} for site, rows in self._rows.items() for row in rows.values()]
+        write_atomically(self._state / TABLE, _lines(head + kept))
+
+    # Rows
+
+    def add(self, done: int, metrics: Sequence[float], weight: float | None, sent: Sequence[float]) -> None:
+        """Adds what this site has measured after a round, with its weight and its traffic in bits and bytes. A round
+        that was measured before a restart stays as it was."""
+        row = [done, *(_finite(value) for value in (*metrics, weight, *sent))]
+        with self._lock:
+            if done not in self._rows[self._own]:
+                self._put([(self._own, row)])
+
+    def _put(self, found: Sequence[tuple[str, Row]], **more: Any) -> None:
+        """Adds rows to the table, and syncs it. Only then may they be announced or acknowledged."""
+        entries = [{"site": site, "row": row} for site, row in found] + ([more] if more else [])
+        with storing(self._state), open(self._state / TABLE, "ab") as file:
+            file.write(_lines(entries))
+            file.flush()
+            os.fsync(file.fileno())
+        for site, row in found:
+            self._rows[site][int(row[0] or 0)] = row
+
+    def exchange(self) -> None:
+        """Takes over the rows that others have announced, and announces this site's, as far as there is news."""
+        with self._lock:
+            if self._problem is None:
+                return
+            found = [(site, row) for site, body in self._announced().items() for row in self._new_rows(site, body)]
+            if found:
+                self._put(found)
+            self._refresh()
+            rows = self._to_tell()
+            news = (self._generation, rows[-1][0] if rows else -1, len(self.records), self._final)
+            if news == self._told:
+                return
+            body = {
+                "generation": self._generation,
+                "columns": self._columns,
+                "rows": rows,
+                "complete": len(self.records),
+                "kept": self._final,
+            }
+            self._bulletin.announce("measured", body)
+            self._told = news
+
+    def _announced(self) -> dict[str, dict[str, Any]]:
+        """Returns the newest announcements of other present sites in this generation."""
+        bodies = {site: self._bulletin.of(site, "measured") for site in self._names if site != self._own}
+        return {s: b for s, b in bodies.items() if b is not None and b["generation"] == self._generation}
+
+    def _new_rows(self, site: str, body: Mapping[str, Any]) -> list[Row]:
+        """Returns the rows that this node does not have yet. The first row of a site for a round counts."""
+        if body["columns"] != self._columns:
+            self._complain(site, -1, "it measures something else than this site", ", ".join(body["columns"]))
+            return []
+        known, due, found = self._rows[site], set(self._due), []
+        for row in body["rows"]:
+            if row[0] not in due or len(row) != 1 + len(self._columns):
+                self._complain(site, row[0], "it announces metrics of a round that is not to be measured", str(row[0]))
+            elif row[0] not in known:
+                found.append(row)
+            elif known[row[0]] != row:
+                self._complain(site, row[0], "it has announced other metrics of this round before", str(row[0]))
+        return found
+
+    def _complain(self, site: str, done: int, reason: str, what: str) -> None:
+        if (site, done) not in self._reported and len(self._reported) < 1000:
+            self._reported.add((site, done))
+            self._report("warning", "metrics of a site are ignored", site=site, reason=f"{reason}: {what[:200]}")
+
+    def _to_tell(self) -> list[Row]:
+        """Returns the oldest of this site's rows that not every site has acknowledged, as many as fit."""
+        others = [site for site in self._names if site != self._own]
+        announced = self._announced()
+        had = min((announced[site]["complete"] if site in announced else 0 for site in others), default=0)
+        mine, told, size = self._rows[self._own], list[Row](), 0
+        for due in self._due[min(had, len(self.records)) :]:
+            row = mine.get(due)
+            size += 0 if row is None else len(json.dumps(row)) + 2
+            if row is None or size > _ROWS_AT_MOST:
+                break
+            told.append(row)
+        return told
+
+    # Records
+
+    def _refresh(self, all_again: bool = False) -> None:
+        """Makes the records of the rounds that all sites have measured by now, and shows them."""
+        due, known = self._due, len(self.records)
+        while known < len(due) and all(due[known] in rows for rows in self._rows.values()):
+            known += 1
+        new = self._made(due[len(self.records) : known])
+        self.records += new
+        if not new and not all_again:
+            return
+        folder = self._state / PROGRESS
+        folder.mkdir(exist_ok=True)
+        text = "".join(as_json(record) + "\n" for record in new)
+        if all_again:
+            replace_quickly(folder / METRICS, text.encode())
+        else:
+            with open(folder / METRICS, "a", encoding="utf-8") as file:
+                file.write(text)
+        if self.records:
+            self.after_record(self.records)
+
+    def _made(self, due: Sequence[int]) -> list[Record]:
+        """Returns the records of some rounds, in the form of a simulation's. Their metrics are those of each site's own
+        model."""
+        if not due:
+            return []
+        rows = [[[_number(v) for v in self._rows[name][one][1:]] for name in self._names] for one in due]
+        numbers = torch.tensor(rows, dtype=torch.float64)  # (rounds, sites, columns)
+        by_name = dict(zip(self._columns, numbers.unbind(-1)))
+        weights, bits, sent = (by_name.pop(name) for name in _FURTHER)
+        made: list[Record] = [{"round": one, "replica": 0, "seed": self._schedule.seed, "models": "own"} for one in due]
+        for under in (None, "validation"):
+            of_split = {
+                name.removeprefix(_VALIDATION): values
+                for name, values in by_name.items()
+                if name.startswith(_VALIDATION) == (under is not None)
+            }
+            with_spread(made, of_split, self._known_problem, under)
+        for k, record in enumerate(made):
+            record |= traffic(bits[k], sent[k])
+            if not bool(weights[k].isnan().any()):
+                record["lambda"] = normalized(weights[k]).tolist()
+        return made
+
+    @property
+    def _known_problem(self) -> Problem:
+        if self._problem is None:
+            raise RuntimeError("measurements are used before a generation was entered")
+        return self._problem
+
+    def digests(self) -> dict[str, str]:
+        """Returns a digest of each site's rows, by which sites find out who has told them different numbers."""
+        with self._lock:
+            every = {site: [rows[due] for due in sorted(rows)] for site, rows in self._rows.items()}
+        return {site: hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] for site, rows in every.items()}
+
+    # The best round
+
+    @property
+    def chosen_on(self) -> str:
+        """Returns the split on which the best round is chosen: validation if there is one."""
+        return (
+            "validation"
+            if self._columns[-len(_FURTHER) - 1].startswith(_VALIDATION)
+            else judged_on(self._known_problem)
+        )
+
+    def _score(self, record: Record) -> float:
+        """Returns how good a round is by the rule; larger is better."""
+        problem = self._known_problem
+        entries = record.get("validation", record)
+        value = entries[problem.primary][self._schedule.best_by]
+        value = value if problem.higher_is_better(problem.primary) else -value
+        return -math.inf if math.isnan(value) else value
+
+    def _best(self, among: Callable[[int], bool]) -> int | None:
+        """Returns the best of the rounds that all have measured, the first one of equal ones."""
+        found = [record for record in self.records if among(record["round"])]
+        return max(found, key=self._score)["round"] if found else None
+
+    def offer(self, done: int, model: Tensor) -> None:
+        """Takes this node's model after a measured round. Keeps a copy if that round can be the best."""
+        with self._lock:
+            if self._final is None and done in self._needed() and done not in self._on_disk:
+                self._models[done] = model.detach().cpu().clone()
+
+    def _needed(self) -> set[int]:
+        """Returns the rounds whose models may be asked for: the best so far, those that not all have measured yet, and
+        the best before each checkpoint to go back to. The state has the model of the last round."""
+        if self._schedule.best_by == "last":
+            return set()
+        best = [self._best(lambda one, to=to: one < to) for to in self._landmarks()]
+        known = {one for one in (*best, self._best(lambda one: True)) if one is not None}
+        return known.union(self._due[len(self.records) :]) - {self._schedule.rounds}
+
+    def store_models(self) -> None:
+        """Writes the models that are needed. Is called before a checkpoint: later rounds are repeated after a crash."""
+        with self._lock, storing(self._state):
+            needed = self._needed()
+            self._models = {one: model for one, model in self._models.items() if one in needed}
+            for done, model in self._models.items():
+                (self._state / BEST).mkdir(exist_ok=True)
+                write_stored(self._model_path(done), {"model": model}, done, {})
+                self._on_disk.add(done)
+            self._models = {}
+
+    def drop_models(self) -> None:
+        """Removes the models that are no longer needed. Is called after a checkpoint, when better ones are on disk."""
+        with self._lock:
+            for done in self._on_disk - self._needed() if self._final is None else ():
+                self._model_path(done).unlink(missing_ok=True)
+                self._on_disk.remove(done)
+
+    def _model_path(self, done: int) -> Path:
+        return self._state / BEST / f"round-{done:012d}.safetensors"
+
+    def _intact_models(self) -> set[int]:
+        found = set()
+        for path in (self._state / BEST).glob("round-*.safetensors"):
+            try:
+                found.add(read_stored(path, {}).round)
+            except CheckpointError as error:
+                self._report("warning", "a kept model is damaged; another round is chosen", reason=str(error))
+                path.unlink()
+        return found
+
+    def open_questions(self) -> list[str]:
+        """Is called after the last round, again and again. Returns the sites whose rows or kept models are not known
+        yet; when there is none, `best` can be asked for."""
+        with self._lock:
+            self.exchange()
+            if len(self.records) == len(self._due) and self._final is None:
+                self.store_models()
+                kept = sorted(self._on_disk & self._needed())
+                self._put([], final=kept)  # a restart must not change what is announced now
+                self._final = kept
+                self.exchange()
+            announced, done = self._announced(), len(self.records)
+            if done < len(self._due):  # then those whose rows are missing, or for whom the others repeat old rows
+                behind = [site for site, body in announced.items() if body["complete"] < done]
+                return [site for site in self._names if self._due[done] not in self._rows[site] or site in behind]
+            others = [site for site in self._names if site != self._own]
+            return [site for site in others if site not in announced or announced[site]["kept"] is None]
+
+    def best(self) -> int | None:
+        """Returns the best round of those whose models all sites have, the last one included; None if the experiment
+        asks for the last only."""
+        with self._lock:
+            if self._schedule.best_by == "last":
+                return None
+            kept = set(self._final or ()).intersection(*(body["kept"] or () for body in self._announced().values()))
+            return self._best(lambda one: one in kept or one == self._schedule.rounds)
+
+    def model(self, done: int) -> Tensor:
+        """Returns this node's own model after a round whose model it keeps."""
+        with storing(self._state):
+            return read_stored(self._model_path(done), {}).tensors["model"]
+
+
+def columns_of(problem: Problem) -> list[str]:
+    """Returns the names of what a row has after its round."""
+    names = measured_names(problem)
+    validated = [_VALIDATION + name for name in names] if problem.held_out("validation")[1] else []
+    return [*names, *validated, *_FURTHER]
+
+
+def judged_on(problem: Problem) -> Literal["test", "train"]:
+    """Returns the split on which sites measure: test data, or training data if there is none."""
+    return "test" if problem.held_out("test")[1] else "train"
+
+
+def traffic(bits: Tensor, sent: Tensor) -> dict[str, Any]:
+    """Returns the traffic of all sites as a record has it."""
+    return {
+        "nominal_bits_busiest": float(bits.max()),
+        "nominal_bits_total": float(bits.sum()),
+        "bytes_busiest_node": int(sent.max()),
+        "bytes_total": int(sent.sum()),
+    }
+
+
+def _round_in(path: Path) -> int:
+    return int(path.stem.removeprefix("round-"))
+
+
+def _lines(entries: Sequence[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(entry) + "\n" for entry in entries).encode()
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

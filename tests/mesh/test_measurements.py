@@ -1,0 +1,518 @@
+"""Sites measure every few rounds and tell each other; all have the same table, and choose the same best round."""
+
+import dataclasses
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fairmesh as fm
+from fairmesh.experiment import load_experiment
+from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.node.ledger import wish
+from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
+from fairmesh.mesh.wire.bulletin import _AT_MOST_OF, KINDS
+from fairmesh.storage.run_folder import read_records
+from tests.mesh import fleet
+from tests.mesh.lives import Lives, Point
+from tests.refusals import missing_from
+
+NAMES = ("a", "b", "c")
+SAMPLES = torch.randn(6, 2), torch.arange(6) % 2
+PROBLEM = fm.Problem(torch.nn.Linear(2, 2), [fm.Site(SAMPLES, test=SAMPLES, name=name) for name in NAMES])
+SCHEDULE = Schedule(rounds=50, every=10, best_by="worst", seed=0)
+DUE = (0, 10, 20, 30, 40, 50)
+ACCURACIES = {
+    "a": (0.1, 0.5, 0.9, 0.8, 0.7, 0.6),
+    "b": (0.1, 0.6, 0.8, 0.9, 0.9, 0.9),
+    "c": (0.1, 0.7, 0.7, 0.6, 0.5, 0.4),
+}
+
+
+class Board:
+    """What all sites have announced; `lost` sites hear nothing."""
+
+    def __init__(self):
+        self.said, self.lost, self.sizes = {}, set(), []
+
+    def of(self, own):
+        return Half(self, own)
+
+
+class Half:
+    """The board as one site uses it."""
+
+    def __init__(self, board, own):
+        self._board, self._own, self._heard = board, own, {}
+
+    def announce(self, kind, body):
+        assert kind == "measured"
+        text = json.dumps(body)
+        self._board.sizes.append(len(text))
+        body = json.loads(text)
+        assert all(holds(body[field]) for field, holds in KINDS["measured"].items())
+        self._board.said[self._own] = body
+
+    def of(self, site, kind):
+        if self._own not in self._board.lost:
+            self._heard = dict(self._board.said)
+        return self._heard.get(site)
+
+
+class Site:
+    """One site's measurements, which can be started again."""
+
+    def __init__(self, folder, name, board, schedule=SCHEDULE, landmarks=()):
+        self.folder, self.name, self.board, self.schedule = folder / name, name, board, schedule
+        self.folder.mkdir()
+        self.landmarks, self.warnings = landmarks, []
+        self.enter()
+
+    def enter(self, generation=1, start=0, names=NAMES):
+        report = lambda level, what, **fields: self.warnings.append(fields)  # noqa: E731
+        self.table = Measurements(self.folder, self.name, self.board.of(self.name), report)
+        problem = fm.Problem(PROBLEM.model, [site for site in PROBLEM.sites if site.name in names])
+        self.table.enter(generation, start, self.schedule, problem, names, lambda: self.landmarks)
+
+    def measure(self, done, accuracy, loss=1.0):
+        self.table.add(done, [accuracy, loss], 0.5, (8.0 * done, done))
+        self.table.offer(done, torch.full((3,), float(done)))
+
+    def lines(self):
+        return read_records(self.folder / PROGRESS)
+
+    def models(self):
+        return sorted(int(path.stem.removeprefix("round-")) for path in (self.folder / BEST).glob("*"))
+
+
+@pytest.fixture
+def board():
+    return Board()
+
+
+@pytest.fixture
+def sites(tmp_path, board):
+    return {name: Site(tmp_path, name, board) for name in NAMES}
+
+
+def exchange(sites, times=3):
+    for _ in range(times):
+        for site in sites.values():
+            site.table.exchange()
+
+
+def measured(sites, until=50, accuracies=ACCURACIES):
+    for k, done in enumerate(DUE):
+        if done <= until:
+            for name, site in sites.items():
+                site.measure(done, accuracies[name][k])
+            exchange(sites)
+
+
+def ended(sites):
+    open_questions = []
+    for _ in range(4):
+        open_questions = [site.table.open_questions() for site in sites.values()]
+    assert open_questions == [[]] * len(sites)
+    return {site.table.best() for site in sites.values()}
+
+
+def test_every_site_writes_a_line_per_measured_round_with_all_sites_values(sites):
+    measured(sites)
+    files = {(site.folder / PROGRESS / "metrics.jsonl").read_bytes() for site in sites.values()}
+    assert len(files) == 1
+    lines = sites["b"].lines()
+    assert [line["round"] for line in lines] == list(DUE)
+    line = lines[2]["accuracy"]
+    assert (line["sites"], line["worst"], line["best"]) == ([0.9, 0.8, 0.7], 0.7, 0.9)
+    assert line["mean"] == pytest.approx(0.8)
+    assert lines[2]["lambda"] == pytest.approx([1 / 3] * 3)  # shares, although each site says 0.5
+    assert (lines[2]["bytes_busiest_node"], lines[2]["bytes_total"]) == (20, 60)
+
+
+def test_round_that_a_site_has_not_measured_yet_has_no_line(sites):
+    for name in "ab":
+        sites[name].measure(0, 0.5)
+    exchange(sites)
+    assert sites["a"].lines() == []
+
+
+def test_announcements_that_are_lost_are_repeated_until_they_are_acknowledged(sites, board):
+    board.lost = {"c"}
+    for k, done in enumerate(DUE[:4]):
+        for name in "ab":
+            sites[name].measure(done, ACCURACIES[name][k])
+        exchange(sites)
+    board.lost = set()
+    for k, done in enumerate(DUE[:4]):
+        sites["c"].measure(done, ACCURACIES["c"][k])
+    exchange(sites)
+    assert [line["round"] for line in sites["c"].lines()] == list(DUE[:4])
+    exchange(sites)
+    assert board.said["a"]["rows"] == []  # all have them
+
+
+def test_long_run_keeps_announcements_small_and_loses_no_row(tmp_path, board):
+    schedule = Schedule(rounds=1000, every=1, best_by="worst", seed=0)
+    sites = {name: Site(tmp_path, name, board, schedule) for name in NAMES}
+    for site in sites.values():
+        for done in range(1001):
+            site.table._rows[site.name][done] = [done, 0.12345678901234567, 1 / 3, 0.1 + 0.2, 1e9 * done, done]
+    exchange(sites, 24)
+    assert max(board.sizes) < _AT_MOST_OF["measured"] / 2
+    assert [len(site.table.records) for site in sites.values()] == [1001] * 3
+
+
+def test_nothing_is_announced_without_news(sites, board):
+    measured(sites, until=20)
+    exchange(sites)
+    count = len(board.sizes)
+    exchange(sites, 20)
+    assert len(board.sizes) == count
+
+
+def test_restart_keeps_rows_as_they_were_and_adds_no_line_twice(sites):
+    measured(sites, until=20)
+    with open(sites["a"].folder / TABLE, "ab") as file:
+        file.write(b'{"site": "b", "row": [30, 0.')  # a crash cut this short
+    sites["a"].enter()
+    sites["a"].measure(20, 0.123)  # another machine measures other last digits
+    exchange(sites)
+    assert [line["round"] for line in sites["a"].lines()] == [0, 10, 20]
+    assert sites["a"].lines() == sites["b"].lines()
+    measured(sites)
+    assert sites["a"].lines() == sites["b"].lines()
+    assert len(sites["a"].lines()) == 6
+
+
+def test_going_back_drops_later_rounds_and_puts_their_lines_aside(sites):
+    measured(sites, until=40)
+    before = sites["a"].lines()
+    for site in sites.values():
+        site.enter(generation=2, start=15)
+    assert [line["round"] for line in sites["a"].lines()] == [0, 10]
+    assert sites["a"].models() == [10] or sites["a"].models() == []
+    aside = sites["a"].folder / "metrics-generation-1.jsonl"
+    assert [json.loads(line)["round"] for line in aside.read_text().splitlines()] == [one["round"] for one in before]
+    other = {name: tuple(value / 2 for value in values) for name, values in ACCURACIES.items()}
+    for k, done in enumerate(DUE[2:], start=2):
+        for name, site in sites.items():
+            site.measure(done, other[name][k])
+        exchange(sites)
+    assert sites["a"].lines() == sites["c"].lines()
+    assert [line["accuracy"]["worst"] for line in sites["a"].lines()][:3] == [0.1, 0.5, 0.35]
+
+
+def test_announcement_of_an_earlier_generation_is_not_mixed_in(sites):
+    measured(sites, until=20)
+    sites["a"].enter(generation=2, start=0)
+    sites["a"].measure(0, 0.2)
+    exchange({"a": sites["a"]})
+    assert sites["a"].lines()[1:] == []
+
+
+def test_rows_of_a_site_that_left_are_dropped_so_that_curves_are_over_the_same_sites(sites, board):
+    for k, done in enumerate(DUE[:3]):
+        for name in "abc" if done < 20 else "ab":  # c dies before round 20
+            sites[name].measure(done, ACCURACIES[name][k])
+        exchange(sites)
+    for name in "ab":
+        sites[name].enter(generation=2, start=25, names=("a", "b"))
+    del sites["c"]
+    exchange(sites)
+    assert sites["a"].lines() == sites["b"].lines()
+    assert [line["accuracy"]["sites"] for line in sites["a"].lines()] == [[0.1, 0.1], [0.5, 0.6], [0.9, 0.8]]
+
+
+@pytest.mark.parametrize(("best_by", "best"), [("worst", 20), ("mean", 20), ("last", None)])
+def test_all_sites_choose_the_same_best_round(tmp_path, board, best_by, best):
+    sites = {name: Site(tmp_path, name, board, SCHEDULE._replace(best_by=best_by)) for name in NAMES}
+    measured(sites)
+    assert ended(sites) == {best}
+    if best is not None:
+        assert {float(site.table.model(best)[0]) for site in sites.values()} == {20.0}
+    assert all(site.models() == ([] if best is None else [20]) for site in sites.values())
+
+
+def test_worst_and_mean_can_choose_different_rounds(tmp_path, board):
+    accuracies = {"a": (0, 0.9, 0.6, 0, 0, 0), "b": (0, 0.9, 0.6, 0, 0, 0), "c": (0, 0.5, 0.6, 0, 0, 0)}
+    for best_by, best in (("worst", 20), ("mean", 10)):
+        folder = tmp_path / best_by
+        folder.mkdir()
+        board = Board()
+        sites = {name: Site(folder, name, board, SCHEDULE._replace(best_by=best_by)) for name in NAMES}
+        measured(sites, accuracies=accuracies)
+        assert ended(sites) == {best}
+
+
+def test_last_round_can_be_the_best_and_ties_go_to_the_first(sites):
+    flat = dict.fromkeys(NAMES, (0.1, 0.2, 0.2, 0.2, 0.2, 0.3))
+    measured(sites, accuracies=flat)
+    assert ended(sites) == {50}
+
+
+def test_ties_go_to_the_first_round(sites):
+    measured(sites, accuracies=dict.fromkeys(NAMES, (0.1, 0.2, 0.2, 0.2, 0.2, 0.2)))
+    assert ended(sites) == {10}
+
+
+def test_metric_that_is_not_a_number_is_never_the_best(sites):
+    odd = dict.fromkeys(NAMES, (float("nan"), 0.2, 0.1, 0.1, 0.1, 0.1))
+    measured(sites, accuracies=odd)
+    assert ended(sites) == {10}
+
+
+def test_only_models_that_can_still_be_asked_for_are_kept(sites):
+    for k, done in enumerate(DUE[:-1]):
+        for name, site in sites.items():
+            site.measure(done, ACCURACIES[name][k])
+        exchange(sites)
+        for site in sites.values():
+            site.table.store_models()
+            site.table.drop_models()
+            assert len(site.models()) <= 2
+    assert sites["a"].models() == [20]
+
+
+def test_best_round_before_a_kept_checkpoint_is_kept_for_going_back(tmp_path, board):
+    sites = {name: Site(tmp_path, name, board, landmarks=(0, 15, 30)) for name in NAMES}
+    for k, done in enumerate(DUE[:-1]):
+        for name, site in sites.items():
+            site.measure(done, ACCURACIES[name][k])
+        exchange(sites)
+        for site in sites.values():
+            site.table.store_models()
+            site.table.drop_models()
+    assert sites["a"].models() == [10, 20]
+    for site in sites.values():
+        site.enter(generation=2, start=15)
+    bad = {name: (*values[:2], 0.0, 0.0, 0.0, 0.0) for name, values in ACCURACIES.items()}
+    measured(sites, accuracies=bad)
+    assert ended(sites) == {10}
+
+
+def test_round_whose_model_one_site_has_lost_is_not_chosen(sites):
+    measured(sites, until=30)
+    for site in sites.values():
+        site.table.store_models()
+    for path in (sites["c"].folder / BEST).glob("round-000000000020*"):
+        path.write_bytes(b"damaged")
+    sites["c"].enter()
+    assert any("damaged" in str(fields) for fields in sites["c"].warnings)
+    for k, done in enumerate(DUE[4:], start=4):
+        for name, site in sites.items():
+            site.measure(done, ACCURACIES[name][k])
+        exchange(sites)
+    assert ended(sites) == {50}  # the only one that all have: each site keeps what was best
+
+
+def test_site_whose_rows_are_missing_is_named_at_the_end(sites):
+    for name in "ab":
+        for k, done in enumerate(DUE):
+            sites[name].measure(done, ACCURACIES[name][k])
+    exchange(sites)
+    assert sites["a"].table.open_questions() == ["c"]
+
+
+def test_what_was_announced_at_the_end_is_the_same_after_a_restart(sites):
+    measured(sites)
+    sites["a"].table.open_questions()
+    announced = sites["a"].board.said["a"]["kept"]
+    sites["a"].enter()
+    for k, done in enumerate(DUE):
+        sites["a"].measure(done, ACCURACIES["a"][k])  # it repeats its rounds
+    assert ended(sites) == {20}
+    assert sites["a"].board.said["a"]["kept"] == announced == [20]
+
+
+def test_site_that_tells_two_things_is_named_and_the_digests_show_who_heard_what(sites, board):
+    measured(sites, until=20)
+    rows = sites["b"].table._rows["b"]
+    rows[20] = [20, 0.99, *rows[20][2:]]
+    board.said["b"] = board.said["b"] | {"rows": [rows[20]]}
+    sites["a"].table.exchange()
+    assert [fields["site"] for fields in sites["a"].warnings] == ["b"]
+    assert missing_from(sites["a"].warnings[0]["reason"], "20", "before") == []
+    assert sites["a"].lines()[2]["accuracy"]["sites"][1] == 0.8
+    here, there = sites["a"].table.digests(), sites["b"].table.digests()
+    assert [name for name in NAMES if here[name] != there[name]] == ["b"]
+
+
+@pytest.mark.parametrize("row", [[7, 0.5, 1.0, 0.5, 0, 0], [60, 0.5, 1.0, 0.5, 0, 0], [10, 0.5]])
+def test_rows_of_other_rounds_or_of_another_length_are_ignored(sites, board, row):
+    sites["a"].measure(0, 0.5)
+    sites["b"].measure(0, 0.5)
+    sites["b"].table.exchange()
+    board.said["b"]["rows"].append(row)
+    sites["a"].table.exchange()
+    assert sites["a"].warnings[0]["site"] == "b"
+    assert list(sites["a"].table._rows["b"]) == [0]
+
+
+def test_other_columns_are_ignored_and_named(sites, board):
+    sites["b"].measure(0, 0.5)
+    sites["b"].table.exchange()
+    board.said["b"]["columns"] = ["auc"]
+    sites["a"].table.exchange()
+    assert missing_from(sites["a"].warnings[0]["reason"], "auc") == []
+
+
+def test_validation_data_decides_if_there_is_some(tmp_path, board):
+    held = [fm.Site(SAMPLES, test=SAMPLES, validation=SAMPLES, name=name) for name in NAMES]
+    tables = {name: Measurements(tmp_path / name, name, board.of(name), lambda *a, **k: None) for name in NAMES}
+    for name, table in tables.items():
+        (tmp_path / name).mkdir()
+        table.enter(1, 0, SCHEDULE, fm.Problem(PROBLEM.model, held), NAMES)
+    for k, done in enumerate(DUE):
+        for table in tables.values():
+            validation = [0.1, 0.9, 0.5, 0.5, 0.5, 0.5][k]
+            table.add(done, [k / 10, 1.0, validation, 1.0], None, (0.0, 0))
+            table.offer(done, torch.zeros(3))
+    for _ in range(4):
+        for table in tables.values():
+            table.open_questions()
+    assert {table.best() for table in tables.values()} == {10}
+    assert tables["a"].chosen_on == "validation"
+    assert tables["a"].records[1]["validation"]["accuracy"]["worst"] == 0.9
+
+
+def test_without_validation_data_the_choice_is_on_the_test_data(sites):
+    assert sites["a"].table.chosen_on == "test"
+
+
+OVERFITTING = """
+rounds = 200
+topology = "ring"
+loss = "squared-error"
+[data]
+name = "import"
+path = "few.py:sites"
+[model]
+name = "import"
+path = "few.py:Wide"
+[algorithm]
+name = "ad-gda"
+primal_step = 0.02
+dual_step = 0.01
+consensus_step = 0.5
+compressor = { name = "quantize", bits = 6 }
+[options]
+measure_every = 4
+checkpoint_every = 15
+"""
+FEW = """
+import torch
+import fairmesh as fm
+
+WIDTH = 60
+
+class Wide(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(WIDTH, 1))
+
+def sites():
+    def noisy(seed, count):
+        draws = torch.Generator().manual_seed(seed)
+        inputs = torch.randn(count, WIDTH, generator=draws)
+        return inputs, inputs[:, :1] + 2 * torch.randn(count, 1, generator=draws)
+    return [fm.Site(noisy(k, 12), test=noisy(k + 100, 60), name=f"s{k}") for k in range(3)]
+"""
+
+
+def _overfitting(folder):
+    folder.mkdir()
+    (folder / "experiment.toml").write_text(OVERFITTING)
+    (folder / "few.py").write_text(FEW)
+    fleet.provisioned(folder, folder / "experiment.toml", NAMES)
+    return folder
+
+
+def _files(folder):
+    """Returns the result of each site, file by file; the same at all of them."""
+    results = [folder / name / "state" / "result" for name in NAMES]
+    names = sorted(path.name for path in results[0].iterdir())
+    found = {name: {(result / name).read_bytes() for result in results} for name in names}
+    assert all(len(contents) == 1 for contents in found.values()), found.keys()
+    return {name: contents.pop() for name, contents in found.items()}
+
+
+@pytest.mark.slow
+def test_run_that_is_best_early_gives_that_round_at_every_site_also_after_crashes(tmp_path):
+    """Few rows and many columns: the test loss falls, then rises."""
+    calm = Lives(_overfitting(tmp_path / "calm"), list(NAMES))
+    calm.start_all()
+    try:
+        calm.finish(120)
+    finally:
+        calm.end()
+    expected = _files(calm.folder)
+    points = {
+        "a": [Point("after checkpoint", 60), Point("computed", 200)],
+        "b": [Point("before checkpoint", 100)],
+        "c": [Point("result confirmed", 200)],
+    }
+    crashed = Lives(_overfitting(tmp_path / "crashed"), list(NAMES), points)
+    crashed.start_all()
+    try:
+        crashed.finish(200)
+    finally:
+        crashed.end()
+    assert _files(crashed.folder) == expected
+    summary = json.loads(expected["summary.json"])
+    (best,) = summary["best_round"]
+    assert 0 < best < 150
+    assert (summary["best_by"], summary["best_chosen_on"]) == ("worst", "test")
+    lines = [json.loads(line) for line in expected["metrics.jsonl"].decode().splitlines()]
+    assert [line["round"] for line in lines] == list(range(0, 201, 4))
+    worst = {line["round"]: line["loss"]["worst"] for line in lines[:-1]}
+    assert best == min(worst, key=lambda done: worst[done])
+    end = lines[-1]
+    assert end["best_model"]["loss"]["worst"] < end["loss"]["worst"]
+    # The best model is the average of the sites' models of that round, as a simulation that ends there has it.
+    experiment = dataclasses.replace(load_experiment(crashed.folder / "experiment.toml"), rounds=best)
+    simulated = fm.run(experiment, process_group=fleet.KnowingSecrets(NAMES))
+    found = load_file(crashed.folder / "a" / "state" / "result" / "model-best.safetensors")
+    for name, tensor in simulated.state_dict().items():
+        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_metrics_are_there_during_the_run_and_after_a_site_left(tmp_path):
+    """c stops for good; a and b go on without it, with curves over the two of them."""
+    folder = _overfitting(tmp_path / "mesh")
+
+    def slow(point, step):
+        if point == "computed":
+            time.sleep(0.02)
+
+    running, ends = {name: fleet.start(folder, name, observe=slow) for name in NAMES}, {}
+    try:
+        end = time.monotonic() + 60
+        metrics = folder / "a" / "state" / PROGRESS / "metrics.jsonl"
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) > 5):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert all(len(line["loss"]["sites"]) == 3 for line in read_records(metrics.parent))
+        os.kill(running["c"], signal.SIGKILL)
+        fleet.ended(running.pop("c"), 10)
+        for name in "ab":
+            site = SiteFile.read(folder / name / "site.toml")
+            wish(site.state, Mesh.read(site.mesh), name, ["c"])
+        ends = {name: fleet.ended(process, 60) for name, process in running.items()}
+    finally:
+        for name, process in running.items():
+            if ends.get(name) is None:
+                os.kill(process, signal.SIGKILL)
+                fleet.ended(process, 10)
+    assert ends == {"a": 0, "b": 0}
+    both = [(folder / name / "state" / "result" / "metrics.jsonl").read_bytes() for name in "ab"]
+    assert both[0] == both[1]
+    lines = [json.loads(line) for line in both[0].decode().splitlines()]
+    assert [line["round"] for line in lines] == list(range(0, 201, 4))
+    assert all(len(line["loss"]["sites"]) == 2 for line in lines)
+    aside = folder / "a" / "state" / "metrics-generation-1.jsonl"
+    assert len(json.loads(aside.read_text().splitlines()[0])["loss"]["sites"]) == 3
