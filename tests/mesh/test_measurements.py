@@ -15,6 +15,7 @@ from fairmesh.experiment import load_experiment
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.ledger import wish
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
+from fairmesh.mesh.node.watching import read_status
 from fairmesh.mesh.wire.bulletin import _AT_MOST_OF, KINDS
 from fairmesh.storage.run_folder import read_records
 from tests.mesh import fleet
@@ -491,7 +492,7 @@ def test_metrics_are_there_during_the_run_and_after_a_site_left(tmp_path):
 
     running, ends = {name: fleet.start(folder, name, observe=slow) for name in NAMES}, {}
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 90
         metrics = folder / "a" / "state" / PROGRESS / "metrics.jsonl"
         while not (metrics.exists() and len(metrics.read_text().splitlines()) > 5):
             assert time.monotonic() < end
@@ -499,6 +500,10 @@ def test_metrics_are_there_during_the_run_and_after_a_site_left(tmp_path):
         assert all(len(line["loss"]["sites"]) == 3 for line in read_records(metrics.parent))
         os.kill(running["c"], signal.SIGKILL)
         fleet.ended(running.pop("c"), 10)
+        while (status := read_status(folder / "a" / "state"))["paused_for"][-1:] != ["c"]:
+            assert time.monotonic() < end, status
+            time.sleep(0.1)
+        assert status["seconds_left"] is None
         for name in "ab":
             site = SiteFile.read(folder / name / "site.toml")
             wish(site.state, Mesh.read(site.mesh), name, ["c"])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 import fairmesh as fm
+from fairmesh.cli.node import _expected_end, _site_rows
+from fairmesh.cli.report import report
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.certificates import make_key, make_secret, secret_of
 from fairmesh.mesh.members import SiteFile
@@ -23,7 +26,7 @@ from fairmesh.mesh.node.membership import Membership, refuse_many_outputs
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.store import locked
-from fairmesh.mesh.node.watching import read_status, waiting_chain
+from fairmesh.mesh.node.watching import Pace, read_status, waiting_chain
 from fairmesh.mesh.preflight import privacy_checks
 from fairmesh.storage.files import open_to_others
 from tests import toys
@@ -108,6 +111,8 @@ def _scenario(folder: Path) -> None:
     running["c"] = fleet.start(folder, "c", observe=held_back, monitor_port=port)
     status = _until(lambda: _waits(folder, "a", "c"))
     seen["status"] = status
+    _until(lambda: len((folder / "a" / "state" / "progress" / "metrics.jsonl").read_text().splitlines()) == 2)
+    shutil.copytree(folder / "a" / "state" / "progress", folder / "then" / "state" / "progress")
     page = _until(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode())
     seen["metrics"] = page
     # Asked to stop, it stops with its state, and goes on from it.
@@ -173,6 +178,64 @@ def test_status_shows_who_is_where_and_who_waits_for_whom(lived):
     assert edge["connected"]
     assert edge["bytes_in"] > 1000
     assert 0 <= status["time"] - edge["last_seen"] < 60
+
+
+def test_report_of_a_run_in_progress_has_curves_and_says_so(lived):
+    folder, _ = lived
+    report(folder / "then")
+    page = (folder / "then" / "state" / "progress" / "report.html").read_text()
+    assert missing_from(page, "<svg", "The run has 120 rounds", "its own model on its own test data") == []
+
+
+@pytest.mark.slow
+def test_report_of_the_end_has_curves_and_says_on_what_the_best_round_was_chosen(lived):
+    folder, _ = lived
+    report(folder / "a" / "state")
+    page = (folder / "a" / "state" / "result" / "report.html").read_text()
+    (best,) = json.loads((folder / "a" / "state" / "result" / "summary.json").read_text())["best_round"]
+    said = (f"of round {best}", "by the worst accuracy", "too good", "Only the last record is of their average")
+    assert missing_from(page, "<svg", *said) == []
+
+
+def test_expected_end_follows_the_rate_of_the_last_minutes_without_pauses():
+    now, done = [0.0], 0
+    pace = Pace(lambda: now[0])
+    for _ in range(100):
+        pace.note(done, paused=False)
+        now[0], done = now[0] + 1, done + 10
+    assert pace.rounds_per_s() == pytest.approx(10)
+    pace.note(done, paused=True)
+    now[0] += 3600
+    pace.note(done, paused=True)
+    assert pace.rounds_per_s() is None
+    for _ in range(1000):
+        pace.note(done, paused=False)
+        now[0], done = now[0] + 1, done + 2
+    assert pace.rounds_per_s() == pytest.approx(2)
+    pace.note(5, paused=False)  # the sites went back
+    assert pace.rounds_per_s() is None
+
+
+def test_expected_end_is_said_with_the_rate_and_counts_down():
+    seen = {"activity": "training", "paused_for": [], "seconds_left": 7200.0 + 60, "rounds_per_s": 0.5}
+    assert missing_from(_expected_end(seen, 60.0), "in 2 h", "0.5 rounds per second") == []
+    assert _expected_end(seen | {"paused_for": ["b", "c"]}, 0.0) == "paused, waiting for b, which waits for c"
+    assert _expected_end(seen | {"seconds_left": None}, 0.0) is None
+    assert _expected_end(seen | {"activity": "finished"}, 0.0) is None
+
+
+def test_row_of_a_site_whose_clock_is_wrong_shows_when_it_was_heard(lived):
+    status = lived[1]["status"]
+    for ahead in (86400.0, -86400.0):
+        told = status["sites"]["b"] | {"heard_s_ago": 30.0, "share": 0.25}
+        told |= {"time": status["time"] + ahead, "waiting_for": {"c": status["time"] + ahead - 40}}
+        header, *rows = _site_rows(status | {"sites": {"b": told}}, "accuracy")
+        row = dict(zip(header, rows[0]))
+        assert (row["reported"], row["waits for"], row["lambda"]) == ("30 s ago", "c (70 s)", "0.25")
+
+
+def test_lambda_in_status_sums_to_one(lived):
+    assert sum(site["share"] for site in lived[1]["status"]["sites"].values()) == pytest.approx(1)
 
 
 def test_status_names_the_metric_before_anything_was_measured(lived):

@@ -115,6 +115,8 @@ def status(
     if seen["votes"]:
         for what, voters in seen["votes"].items():
             say(f"votes to {what}: {', '.join(sorted(voters))}")
+    if sentence := _expected_end(seen, age):
+        say(sentence)
     ended = seen["activity"] in ("finished", "stopped")
     running = "" if ended or age < 10 else f"; this node has written nothing for {_ago(age)}: is it running?"
     say(f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{running}")
@@ -127,6 +129,19 @@ def _total_weight(seen: dict[str, Any]) -> float | None:
     return sum(known) if known and len(known) == len(weights) and sum(known) > 0 else None
 
 
+def _expected_end(seen: dict[str, Any], age: float) -> str | None:
+    """Returns when the last round is expected, or for whom the run waits."""
+    if seen["activity"] != "training":
+        return None
+    if seen["paused_for"]:
+        return f"paused, waiting for {', which waits for '.join(seen['paused_for'])}"
+    if seen["seconds_left"] is None:
+        return None
+    left = max(0.0, seen["seconds_left"] - age)
+    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
+    return f"expected end: in {_ago(left)}, {moment}, at {seen['rounds_per_s']:.3g} rounds per second"
+
+
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
     rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported"]]
     total = _total_weight(seen)
@@ -134,7 +149,11 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
         if not reported:
             rows.append([name, "", "not heard of yet", "", "", "", "", "", "", ""])
             continue
-        waits = ", ".join(f"{who} ({_ago(seen['time'] - since)})" for who, since in reported["waiting_for"].items())
+        age = reported["heard_s_ago"]  # by this site's clock; a difference of the other's own moments is exact too
+        waits = ", ".join(
+            f"{who} ({_ago(max(0.0, reported['time'] - since + age))})"
+            for who, since in reported["waiting_for"].items()
+        )
         rows.append(
             [
                 name,
@@ -146,7 +165,7 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
                 "" if total is None else f"{reported['weight'] / total:.4g}",
                 waits,
                 f"{reported['bytes_out']:,} B",
-                f"{_ago(max(0.0, seen['time'] - reported['time']))} ago",
+                f"{_ago(age)} ago",
             ]
         )
     return rows

@@ -1,5 +1,6 @@
 """`fairmesh report`, `compare` and `topology`: show runs and graphs as tables, pictures and pages."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -36,25 +37,38 @@ def compare(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of a site or its node's state.")],
     json_: Json = False,
 ) -> None:
     """Write report.html into a run's folder.
 
-    The page shows a table, curves, every site with its weight, and the settings."""
+    The page shows a table, curves, every site with its weight, and the settings. Of a node it shows the result or,
+    while it runs, the rounds so far; the node is not disturbed."""
     from fairmesh.report.html import page
     from fairmesh.report.runs import Run
+    from fairmesh.storage.files import open_to_others, private_files
     from fairmesh.storage.run_folder import EXPERIMENT
 
+    folder = _shown_of(folder)
     finished = Run.from_folder(folder)
     settings = folder / EXPERIMENT
     text = settings.read_text(encoding="utf-8") if settings.exists() else ""
     path = folder / "report.html"
-    path.write_text(page(finished.variants(), f"Run {finished.label}", settings=text), encoding="utf-8")
+    with nullcontext() if open_to_others(folder) else private_files():
+        path.write_text(page(finished.variants(), f"Run {finished.label}", settings=text), encoding="utf-8")
     if json_:
         print_json({"report": str(path)})
         return
     print(f"written: {path}")
+
+
+def _shown_of(folder: Path) -> Path:
+    """Returns the run's folder, given itself, a node's state folder, a site's folder or its site.toml."""
+    from fairmesh.storage.run_folder import METRICS
+
+    base = folder.parent if folder.is_file() else folder
+    inside = ("", "result", "progress", "state/result", "state/progress")
+    return next((base / name for name in inside if (base / name / METRICS).exists()), base)
 
 
 def topology(

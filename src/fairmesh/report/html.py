@@ -60,6 +60,7 @@ def page(
         f"<p>{html.escape(sentence)}</p>" if sentence else "",
         _table(rows),
         f'<p class="note">{html.escape(note)}</p>' if note else "",
+        *(f'<p class="note">{html.escape(one)}</p>' for run in runs for one in run.notes()),
         "<h2>On the way</h2>",
         svg(curves(runs), "curves"),
         "<h2>Site by site</h2>",

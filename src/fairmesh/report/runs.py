@@ -14,7 +14,7 @@ from fairmesh.training.result import Result, summary_of
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, from a folder or from memory."""
+    """A run, finished or in progress, from a folder or from memory."""
 
     label: str
     summary: dict[str, Any]
@@ -22,7 +22,8 @@ class Run:
 
     @staticmethod
     def from_folder(folder: str | os.PathLike) -> "Run":
-        return Run(Path(folder).resolve().name, read_summary(folder), read_records(folder))
+        summary = read_summary(folder)
+        return Run(Path(folder).resolve().name, summary, read_records(folder, ragged="planned_rounds" in summary))
 
     @staticmethod
     def from_result(result: Result, label: str | None = None) -> "Run":
@@ -79,6 +80,24 @@ class Run:
         """Returns the final lambda of every site, averaged over replicas."""
         rows = [record["lambda"] for record in self.summary["final"] if "lambda" in record]
         return [sum(column) / len(rows) for column in zip(*rows)] if rows else None
+
+    def notes(self) -> list[str]:
+        """Returns what a reader must know about the numbers of a run between organisations."""
+        s, found = self.summary, []
+        if "planned_rounds" in s:
+            found.append(f"The run has {s['planned_rounds']} rounds; this is what all sites had measured so far.")
+        if any(record.get("models") == "own" for record in self.records):
+            last = "" if "planned_rounds" in s else " Only the last record is of their average."
+            found.append(f"On the way, each site measured its own model on its own {s['judged_on']} data.{last}")
+        if "best_chosen_on" in s:
+            same = s["best_chosen_on"] == s["judged_on"]
+            (best,) = s["best_round"]
+            found.append(
+                f"model-best.safetensors is of round {best}, the best by the {s['best_by']} {self.metric} on the "
+                f"{s['best_chosen_on']} data of the sites."
+                + (" Its metrics are on the same data that it was chosen by, so they are too good." if same else "")
+            )
+        return found
 
     def megabytes(self, what: str) -> float:
         """Returns what the busiest node sent, in bytes as encoded or by nominal bits."""

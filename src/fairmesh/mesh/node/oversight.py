@@ -16,7 +16,7 @@ from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
-from fairmesh.mesh.node.watching import Log, Monitor, waiting_chain, write_status
+from fairmesh.mesh.node.watching import Log, Monitor, Pace, waiting_chain, write_status
 from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.wire.bulletin import Bulletin, shortened
 from fairmesh.mesh.wire.links import HOW_TO_RESTORE
@@ -89,7 +89,7 @@ class Oversight(Watcher):
         self._interruption: FairmeshError | None = None  # of the rounds of this generation
         self.heeds_divergence = False  # whether the divergence of another site ends the rounds
         self._deciding, self._votes_lock = False, threading.Lock()
-        self._round, self.activity = 0, "starting"
+        self._round, self.activity, self._pace = 0, "starting", Pace()
         self.prior: dict[str, float] = {}  # of each site, once all have announced their samples
         self.unusual: dict[str, list[str]] = {}  # sites whose inputs look different, and how
         self._weights, self._heavy = WeightWatch(membership.experiment.rounds), dict[str, dict[str, Any]]()
@@ -213,6 +213,7 @@ class Oversight(Watcher):
 
     def _show(self) -> None:
         status = self.status()
+        self._pace.note(self._round, bool(status["paused_for"]) or self.activity != "training")
         if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
             self._announced_at = time.monotonic()
             self._bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})
@@ -334,6 +335,12 @@ class Oversight(Watcher):
         waiting = {names[p]: _by_clock(since) for p, since in dict(mailroom.waiting_for).items()} if mailroom else {}
         announced, disk = self._bulletin.of_all("status"), self._disk_notices
         known = {member.name: announced.get(member.name, {}) for member in membership.mesh.present}
+        for site, age in self._bulletin.ages("status").items():
+            if known.get(site):
+                known[site] = known[site] | {"heard_s_ago": age}
+        chain = waiting_chain(membership.name, self._waits() | {membership.name: waiting})
+        long = any(time.time() - since > _FIRST_NOTICE_S for since in waiting.values())
+        rate, left = self._pace.rounds_per_s(), membership.experiment.rounds - self._round
         values = [one["metric"] for one in known.values() if one.get("metric") is not None]
         worst = (min if self._higher_is_better else max)(values, default=None)
         return {
@@ -355,7 +362,10 @@ class Oversight(Watcher):
             "unusual": self.unusual,
             "heavy": self._heavy,
             "waiting_for": waiting,
-            "waiting_chain": waiting_chain(membership.name, self._waits() | {membership.name: waiting}),
+            "waiting_chain": chain,
+            "paused_for": chain[1:] if long else [],
+            "rounds_per_s": rate,
+            "seconds_left": left / rate if rate and not long else None,
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
             "network_ms": mailroom.median_ms() if mailroom else None,
             "edges": edges,

@@ -5,7 +5,8 @@ import logging
 import logging.handlers
 import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fairmesh.storage.strict_json import as_json
 STATUS = "status.json"
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _LOG_BYTES, _LOG_FILES = 4 << 20, 3
+_PACE_S = 300.0  # over which the rate of rounds is measured
 
 
 class _Lines(logging.Formatter):
@@ -57,6 +59,30 @@ class Log:
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         event = {"time": moment, "level": level, "what": what} | fields
         self._logger.log(_LEVELS[level], what, extra={"fields": event})
+
+
+class Pace:
+    """How fast a node does its rounds, over the last minutes and without pauses, by a clock that nobody sets."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque()  # moments with the rounds done then
+
+    def note(self, done: int, paused: bool) -> None:
+        """Takes how many rounds are done. While the node is `paused`, nothing is measured."""
+        if paused or (self._seen and done < self._seen[-1][1]):
+            self._seen.clear()
+        if not paused:
+            self._seen.append((self._clock(), done))
+        while self._seen and self._seen[0][0] < self._clock() - _PACE_S:
+            self._seen.popleft()
+
+    def rounds_per_s(self) -> float | None:
+        """Returns the rate, or None if no round was done yet."""
+        if len(self._seen) < 2:
+            return None
+        (began, first), (now, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (now - began) if last > first and now > began else None
 
 
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:

@@ -226,6 +226,7 @@ class _Known(NamedTuple):
     order: int  # of arrival
     one: Announcement
     source: object | None  # the stream over which it came
+    since: float  # when, by time.monotonic()
 
 
 class Bulletin:
@@ -284,7 +285,7 @@ class Bulletin:
 
     def _put(self, one: Announcement, source: object | None = None) -> None:
         self._order += 1
-        self._known[one.site, one.kind] = _Known(self._order, one, source)
+        self._known[one.site, one.kind] = _Known(self._order, one, source, time.monotonic())
 
     def next_number(self, kind: str, after: int = -1) -> int:
         """Returns a number for this site's next announcement of a kind, higher than all before and than `after`."""
@@ -295,6 +296,12 @@ class Bulletin:
         with self._lock:
             found = self._known.get((site, kind))
         return None if found is None else found.one
+
+    def ages(self, kind: str) -> dict[str, float]:
+        """Returns for each site how many seconds ago its announcement arrived here. Its own clock may be wrong."""
+        with self._lock:
+            now = time.monotonic()
+            return {site: now - known.since for (site, what), known in self._known.items() if what == kind}
 
     def signed_by(self, site: str, kind: str, number: int, body: Mapping[str, Any], signature: str) -> bool:
         """Returns whether a site has signed an announcement that another site quotes."""
