@@ -126,16 +126,31 @@ def away_meanwhile(run: Run) -> None:
     run.end("b", "c", "d")
 
 
+def _held_with_its_result(file: Path):
+    """A node that has confirmed its result, and comes no further until a file is there."""
+
+    def observe(point: str, step: int) -> None:
+        while point == "result confirmed" and not file.exists():
+            time.sleep(0.05)
+
+    return observe
+
+
 def back_to_a_round(run: Run) -> None:
-    """All go back to a kept checkpoint, when one has finished already, and end with the same model as without."""
-    run.start(*NAMES)
-    straight = run.end(*NAMES)
+    """All go back to a kept checkpoint, when all but one have their result already, and end with the same model."""
+    run.start(*NAMES[:-1])
+    run.start(NAMES[-1], observe=_held_with_its_result(run.folder / "go"))
+    results = [run.folder / name / "state" / "result" / "model.safetensors" for name in NAMES[:-1]]
+    run.until(lambda: all(path.exists() for path in results))
+    straight = results[0].read_bytes()
     run.vote(*NAMES, out=[], back_to=42)
-    run.start(*NAMES)
+    run.until(lambda: all(run.events(name, "all have voted") for name in NAMES[:-1]))
+    (run.folder / "go").touch()
     assert run.end(*NAMES) == straight
-    for name in NAMES:
+    for name in NAMES[:-1]:
         state = run.folder / name / "state"
         assert (state / "result-generation-1" / "model.safetensors").read_bytes() == straight
+    for name in NAMES:
         (event,) = run.events(name, "continuing")
         assert event["round"] == 42
 

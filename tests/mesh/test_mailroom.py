@@ -438,9 +438,9 @@ def test_mailrooms_exchange_every_step_once_whatever_streams_break_and_nodes_res
 
 def test_neighbour_that_claims_more_rounds_than_the_run_has_is_refused(mailroom):
     mailroom.rounds = range(1, 11)
-    mailroom.connected(1, object(), Progress(14, 14))  # ten rounds, two sums and the comparison of results
-    with refused("step 14", error=Refused):
-        mailroom.connected(1, object(), Progress(15, 15))
+    mailroom.connected(1, object(), Progress(15, 15))  # ten rounds, three sums and the comparison of results
+    with refused("step 15", error=Refused):
+        mailroom.connected(1, object(), Progress(16, 16))
 
 
 def test_wait_is_counted_from_its_beginning_though_others_arrive_and_some_are_refused(tmp_path):

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairmesh.mesh.node.store import Store, landmarks_in, put_aside
+from fairmesh.mesh.node.store import Store, forget_run, landmarks_in, put_aside
 from fairmesh.storage import checkpoint
+from fairmesh.storage.checkpoint import load_checkpoint, save_checkpoint
 from tests.refusals import refused
 
 
@@ -82,3 +83,46 @@ def test_checkpoints_are_kept_from_a_pinned_round_on(store):
     assert store.at_or_before(7) == 6
     store.save(State(torch.zeros(1, 2)), 18, {"seed": 0}, reach=2)
     assert store.at_or_before(12) is None
+
+
+class Rows(NamedTuple):
+    own: torch.Tensor
+    of_neighbours: torch.Tensor
+    squares: torch.Tensor
+    few: torch.Tensor
+
+
+def _same_bits(one, other):
+    return one.shape == other.shape and one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def test_row_that_occurs_twice_is_written_once_and_comes_back_bit_for_bit(tmp_path):
+    own, other = torch.randn(1, 1, 5000), torch.randn(1, 1, 1, 5000)
+    state = Rows(own, torch.cat([own.unsqueeze(2), other], dim=2), torch.zeros(1, 1, 5000), torch.ones(3))
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, state, 3, {})
+    assert path.stat().st_size < 3 * 20_000 + 2000
+    found, done = load_checkpoint(path, state, {})
+    assert done == 3
+    assert all(_same_bits(one, two) for one, two in zip(found, state))
+
+
+def test_zero_and_minus_zero_are_different_rows(tmp_path):
+    zeros = torch.zeros(1, 1, 5000)
+    state = Rows(zeros, -zeros.unsqueeze(2), torch.full_like(zeros, torch.nan), torch.ones(3))
+    save_checkpoint(tmp_path / "checkpoint.safetensors", state, 0, {})
+    found, _ = load_checkpoint(tmp_path / "checkpoint.safetensors", state, {})
+    assert all(_same_bits(one, two) for one, two in zip(found, state))
+
+
+def test_end_of_a_run_leaves_results_log_and_decisions(tmp_path):
+    for name in ("result", "result-generation-1", "personal", "generation-2/landmarks", "unconfirmed-2", "best"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_bytes(b"x")
+    kept = ("log.jsonl", "log.jsonl.1", "decisions.json", "facts.json", "bulletin.json", "metrics-generation-1.jsonl")
+    for name in (*kept, "measured.jsonl"):
+        (tmp_path / name).write_bytes(b"x")
+    forget_run(tmp_path)
+    forget_run(tmp_path)  # also if a crash cut it short
+    left = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*")}
+    assert left == {*kept, "result", "result-generation-1", "personal"}

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 import socket
 import ssl
 import time
@@ -24,7 +25,8 @@ from fairmesh.mesh.certificates import (
 )
 from fairmesh.mesh.manifest import Handout
 from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
-from fairmesh.mesh.node.membership import facts, frozen_facts
+from fairmesh.mesh.node.disk import disk_of
+from fairmesh.mesh.node.membership import Membership, facts, frozen_facts
 from fairmesh.mesh.probing import Check, neighbour_checks
 from fairmesh.storage.files import open_to_others, read_bytes
 
@@ -67,7 +69,10 @@ def checks(path: Path) -> Iterator[Check]:
     if mesh:
         yield listen_check(site_file, mesh)
     if mesh and experiment:
-        yield data_check(site_file, experiment, mesh)
+        data = data_check(site_file, experiment, mesh)
+        yield data
+        if data.ok:
+            yield from disk_checks(site_file)
     if mesh:
         mine = greeting(site_file.name, experiment, mesh, handout.manifest.files) if handout and experiment else None
         yield from neighbour_checks(site_file, mesh, mine, partial(refuse_unlike, mine or {}), _connected(site_file))
@@ -214,3 +219,29 @@ def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Check
     judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
     checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
     return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model{checked}")
+
+
+def disk_checks(site_file: SiteFile) -> Iterator[Check]:
+    """Yields whether the run fits on the disk, with what this node has written already. Yields nothing if a file cannot
+    be used; the checks of the files say so."""
+    try:
+        needed = disk_of(Membership.read(site_file.path))
+    except BadInput:
+        return
+    folder = next(one for one in (site_file.state, *site_file.state.absolute().parents) if one.exists())
+    used = sum(path.stat().st_size for path in site_file.state.rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder).free + used
+    said = (
+        f"the run takes at most {_gigabytes(needed.at_most)} in {site_file.state} and leaves "
+        f"{_gigabytes(needed.at_the_end)} at most; a checkpoint has {_gigabytes(needed.checkpoint)}, the model "
+        f"{_gigabytes(needed.model)}"
+    )
+    if free < needed.at_most:
+        advice = f"free some space, or set state in {site_file.path.name} to a folder on another disk"
+        yield Check("disk", False, f"{said}; only {_gigabytes(free)} are there", advice)
+    else:
+        yield Check("disk", True, said)
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"

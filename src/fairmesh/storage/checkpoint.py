@@ -15,6 +15,7 @@ from fairmesh.errors import CheckpointError
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
+_SHORT_ROW = 4096  # bytes; shorter rows are not compared
 FORMAT = 3  # settings and tensors have the names that followed 0.1.0, which wrote format 2
 
 
@@ -84,14 +85,58 @@ def read_stored(path: Path, identity: Mapping[str, Any]) -> Stored:
 
 
 def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
-    """Writes a whole state as one file."""
-    write_stored(path, flatten_state(state), round_index, identity)
+    """Writes a whole state as one file. Rows that occur more than once are written once."""
+    tensors, repeated = _without_repeats(flatten_state(state))
+    write_stored(path, tensors, round_index, identity, repeated=repeated)
 
 
 def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
     """Returns the whole state in a file, and its round."""
     stored = read_stored(path, identity)
-    return unflatten_state(like, checked_like(like, stored.tensors)), stored.round
+    tensors = _with_repeats(stored.tensors, stored.more.get("repeated", {}))
+    return unflatten_state(like, checked_like(like, tensors)), stored.round
+
+
+def _without_repeats(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns tensors with only the rows that no tensor before has, and for each tensor that lacks some its shape and
+    where each of its rows is: in which tensor, and which row there. A node's own public copy is also among those of its
+    neighbours, for example, and before the first round most rows are zero or the initial model."""
+    known: dict[Any, list[tuple[str, int, Tensor]]] = {}  # by dtype and the first numbers
+    stored: dict[str, Tensor] = {}
+    repeated: dict[str, Any] = {}
+    for name, given in tensors.items():
+        tensor = given.detach().cpu().contiguous()
+        if tensor.ndim == 0 or tensor.shape[-1] * tensor.element_size() < _SHORT_ROW:
+            stored[name] = tensor
+            continue
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        kept: list[Tensor] = []
+        places: list[tuple[str, int]] = []
+        for row in rows:
+            text = row.view(torch.uint8)  # by bits: 0.0 and -0.0 are not the same
+            alike = known.setdefault((row.dtype, len(row), bytes(text[:64].tolist())), [])
+            place = next((one[:2] for one in alike if torch.equal(one[2], text)), None)
+            if place is None:
+                place = name, len(kept)
+                alike.append((*place, text))
+                kept.append(row)
+            places.append(place)
+        if len(kept) == len(rows):
+            stored[name] = tensor
+            continue
+        repeated[name] = {"shape": list(tensor.shape), "rows": places}
+        if kept:
+            stored[name] = torch.stack(kept)
+    return stored, repeated
+
+
+def _with_repeats(stored: Mapping[str, Tensor], repeated: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors of which `_without_repeats` made these."""
+    found = dict(stored)
+    for name, entry in repeated.items():
+        rows = [stored[other].reshape(-1, entry["shape"][-1])[index] for other, index in entry["rows"]]
+        found[name] = torch.stack(rows).reshape(entry["shape"])
+    return found
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -4,6 +4,7 @@ The sums come over other sites, which could give every site another model or cha
 site announces, with its signature, the digest of its result and its own metrics. The result is unconfirmed until the
 announcements of all sites agree with it. Then neighbours in the tree of the sums compare their digests once more by
 messages, which are delivered even if a site is down: no node ends before these have heard everybody's announcement.
+Last, a sum over all sites says that each has its confirmed result. Then checkpoints and journals are removed.
 """
 
 import hashlib
@@ -209,6 +210,13 @@ def compare_with_neighbours(membership: Membership, rounds: Rounds, mailroom: Ma
 
     mailroom.post(step, dict.fromkeys(positions, mine.encode()))
     mailroom.take(step, positions, same)
+
+
+def wait_for_all_to_end(membership: Membership, rounds: Rounds, mailroom: Mailroom) -> None:
+    """Waits until every site has its confirmed result. From then on nobody can need an earlier state again."""
+    n, number = rounds.problem.n, membership.present.index(membership.position)
+    step = membership.experiment.rounds + FIRST_ROUND + 3
+    sums_of(membership, rounds, mailroom).over_sites(torch.eye(n)[number], step, torch.arange(n))
 
 
 def write_personal(

@@ -33,7 +33,7 @@ from fairmesh.mesh.node.decisions import (
     proposal_table,
     without_state,
 )
-from fairmesh.mesh.node.store import landmarks_in, locked, put_run_aside
+from fairmesh.mesh.node.store import FINISHED, landmarks_in, locked, put_run_aside
 from fairmesh.mesh.wire.bulletin import FOLLOW_AT_MOST, Bulletin
 from fairmesh.storage.files import private_files, private_folder, write_atomically
 
@@ -60,6 +60,11 @@ def wish(
     Returns:
         The mesh that would remain.
     """
+    if (state / FINISHED).exists():
+        raise BadInput(
+            "the run has ended: every site has its result, and the checkpoints were removed. To continue from the "
+            "model, found a new mesh"
+        )
     if own in gone:
         raise BadInput(f"{own} is this site itself; stop its node, and let the others remove it")
     ordered = tuple(name for name in mesh.names if name in restored)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
+from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.links import Report
@@ -38,8 +39,6 @@ from fairmesh.storage.run_folder import METRICS, Record
 from fairmesh.storage.strict_json import as_json
 from fairmesh.training.meter import with_spread
 
-PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
-TABLE, BEST = "measured.jsonl", "best"
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
 _VALIDATION = "validation "
 _FURTHER = ("weight", "bits", "bytes")  # what a row has after its metrics

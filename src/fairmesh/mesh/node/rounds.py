@@ -63,6 +63,11 @@ class Watcher(Observer, ABC):
         """Is called at each point where tests let a node crash."""
 
 
+def journal_allowed(model: int) -> int:
+    """Returns to how many bytes the journal may grow before a checkpoint is due, for a model of this size."""
+    return max(_SMALL_JOURNAL, _JOURNAL_OVER_STATE * model)
+
+
 def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
     """Returns the settings that determine this node's trajectory, by name."""
     return {
@@ -122,6 +127,11 @@ class Rounds:
             problem, self.judged_on, self.training.device, self.training.dtype, failed=watcher.metric_failed
         )
         self._run = ObservedRun(self.training, experiment.rounds, self.training.initial())
+
+    @staticmethod
+    def idle(membership: Membership, problem: Problem) -> "Rounds":
+        """Returns rounds that are never trained, to look at the state before the first one."""
+        return Rounds(membership, problem, None, None, None)  # type: ignore[arg-type]
 
     @property
     def done(self) -> int:
@@ -309,7 +319,7 @@ class _Checkpointing(Observer):
         if every is not None and done - self._saved >= every:
             return True
         models = self.run.training.view.models(state.algorithm)
-        allowed = max(_SMALL_JOURNAL, _JOURNAL_OVER_STATE * models.nbytes)
+        allowed = journal_allowed(models.nbytes)
         late = every is None and time.monotonic() - self._saved_at > _CHECKPOINT_S
         return late or self._mailroom.journal_bytes() > allowed
 

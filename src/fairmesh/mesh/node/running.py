@@ -24,12 +24,13 @@ from fairmesh.mesh.node.ending import (
     compare_with_neighbours,
     sums_of,
     undefined_metrics,
+    wait_for_all_to_end,
     write_personal,
     write_progress,
     write_result,
 )
-from fairmesh.mesh.node.ledger import Ledger, Removed, in_words, wished
-from fairmesh.mesh.node.measurements import PROGRESS, Measurements, Schedule
+from fairmesh.mesh.node.ledger import Ledger, Removed, in_words
+from fairmesh.mesh.node.measurements import Measurements, Schedule
 from fairmesh.mesh.node.membership import (
     Membership,
     common_problem,
@@ -45,7 +46,17 @@ from fairmesh.mesh.node.membership import (
 from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, identity_of, restoring_step
 from fairmesh.mesh.node.site_statistics import WITHHELD, statistics, unusual
-from fairmesh.mesh.node.store import Store, folder_of, landmarks_in, locked, put_aside, put_in_place
+from fairmesh.mesh.node.store import (
+    FINISHED,
+    PROGRESS,
+    Store,
+    folder_of,
+    forget_run,
+    landmarks_in,
+    locked,
+    put_aside,
+    put_in_place,
+)
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
@@ -95,8 +106,9 @@ def run_node(
     state = membership.site.state
     with private_files(), locked(state):
         membership = membership if public_draws else membership.with_secret()
-        result, finished = state / "result", state / "finished"
-        if finished.exists() and wished(state, membership.mesh) is None:
+        result, finished = state / "result", state / FINISHED
+        if finished.exists():
+            forget_run(state)  # a crash may have cut this short
             return result
         log = Log(state, stream)
         if public_draws:
@@ -110,8 +122,9 @@ def run_node(
         monitor = None if monitor_port is None else Monitor(monitor_port)
         node = _Node(membership, own_data(membership), log, patience_s, monitor, observe)
         with _stop_requests(node.oversight.request_stop), node.oversight.watching():
-            node.run(finished.exists())
+            node.run()
         write_atomically(finished, b"")
+        forget_run(state)
         return result
 
 
@@ -149,18 +162,14 @@ class _Node:
         )
         self.oversight.expect(alone)
 
-    def run(self, finished: bool = False) -> None:
-        """Continues the run to its end. A node that has `finished` before was started again only because of a vote."""
+    def run(self) -> None:
+        """Continues the run to its end."""
         ledger = self._ledger
         if not ledger.begun and not ledger.awaits_restoring:
             ledger.begin(0)
         deciding = ledger.pending
         if deciding and ledger.begun:
             self._membership = self._in_generation(ledger.begun[-1].generation)
-        elif finished:
-            if not self._decision_is_due():
-                return
-            deciding = True
         while True:
             try:
                 if not ledger.begun and not deciding:
@@ -233,12 +242,13 @@ class _Node:
                 if membership.experiment.personalization is not None:
                     oversight.activity = "choosing the site's own model"
                 write_personal(membership, self._rounds, result, self._folder / PERSONAL, oversight.raise_if_stopped)
-                oversight.activity = "finished"
                 oversight.reached("result written", membership.experiment.rounds)
+                oversight.activity = "waiting until all have the result"
+                wait_for_all_to_end(membership, self._rounds, mailroom)
+                oversight.activity = "finished"
                 self._log("info", "finished", rounds=membership.experiment.rounds, folder="result")
                 self._part(links, mailroom)
                 self._ledger.forget_earlier()
-                store.forget_earlier()
 
     def _enter(self, problem: Problem, store: Store) -> None:
         """Begins or continues what all sites measure in this generation."""
@@ -614,9 +624,8 @@ class _Node:
         ledger = self._ledger
         base, mesh = ledger.base(), ledger.mesh
         before, after = self._in_generation(base.generation), replace(self._membership, mesh=mesh)
-        for written in ("result", PERSONAL):  # this node may be finished, but the others are not
+        for written in ("result", PERSONAL):  # this node may have its result, but the others do not
             put_aside(self._folder / written, before.mesh.generation)
-        (self._folder / "finished").unlink(missing_ok=True)
         self._observe("agreed", base.round)
         if base.round and self._membership.name in ledger.restored():
             self._restore(base.round, after)

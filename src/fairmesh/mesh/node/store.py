@@ -15,6 +15,9 @@ from fairmesh.storage.files import private_folder
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 _KEPT = "landmarks"  # their folder
+FINISHED = "finished"  # a file that says that every site has its result
+PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
+TABLE, BEST = "measured.jsonl", "best"  # the metrics of all sites, and the folder of the models of the best rounds
 _LANDMARKS = 8  # in a run; all sites keep the first and the last two of their checkpoints, to go back to
 
 
@@ -88,12 +91,6 @@ class Store:
                 path.rename(path.with_suffix(".damaged"))
         return found
 
-    def forget_earlier(self) -> None:
-        """Removes the folders of earlier generations, which nobody needs once the run has finished."""
-        for one in self.folder.parent.glob("generation-*"):
-            if int(one.name.removeprefix("generation-")) < self._generation:
-                shutil.rmtree(one, ignore_errors=True)
-
     def path(self, done: int) -> Path:
         return self.folder / _name(done)
 
@@ -151,6 +148,15 @@ class Store:
             self.path(one).unlink(missing_ok=True)
             self._rounds.remove(one)
         return needed
+
+
+def forget_run(state: Path) -> None:
+    """Removes what only a run in progress needs: checkpoints, journals, the kept models and the metrics so far, which
+    are in the result too. Results, the log, decisions and what was put aside stay."""
+    for pattern in ("generation-*", "unconfirmed-*", BEST, PROGRESS):
+        for folder in state.glob(pattern):
+            shutil.rmtree(folder, ignore_errors=True)
+    (state / TABLE).unlink(missing_ok=True)
 
 
 def _name(done: int) -> str:

@@ -30,7 +30,7 @@ _WINDOW = 64  # messages that a neighbour has not acknowledged; with more, the n
 _AHEAD = 2  # messages of a neighbour kept in memory: it sends step t + 1 once it has our step t
 _AT_ONCE = 16  # messages put on a stream before others are read from the journal
 _LOOK_EVERY_S = 1.0
-_AFTER_ROUNDS = 3  # steps: sums at the end, and the comparison of results
+_AFTER_ROUNDS = 4  # steps: sums at the end, the comparison of results, and that all have one
 _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
 
 Observe = Callable[[str, int], None]  # observe(point, step): called at each point where tests let a node crash

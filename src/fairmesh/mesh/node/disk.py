@@ -1,0 +1,51 @@
+"""How much disk a node needs: the size of a checkpoint, and a bound for the whole run."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fairmesh.mesh.node.membership import Membership, common_problem, facts, own_data
+from fairmesh.mesh.node.rounds import Rounds, journal_allowed
+from fairmesh.networks.roles import Role, roles_of
+from fairmesh.storage.state_tree import flatten_state
+from fairmesh.training.loop import TrainingState
+
+_CHECKPOINTS = 3 + 1 + 3  # kept to continue from, being written, and kept to go back to
+_SEGMENTS = 4  # of the journal, since the oldest checkpoint
+_MODELS = 9  # of the best rounds, in the result, and in the result that is not confirmed yet
+_SMALL = 32 << 20  # bytes of the log, the metrics and all other files
+
+
+class Disk(NamedTuple):
+    """What a node needs, in bytes."""
+
+    model: int
+    checkpoint: int
+    at_most: int  # during the run, everything together
+    at_the_end: int  # when every site has its result
+
+
+def disk_of(membership: Membership) -> Disk:
+    """Returns what the node of a site needs. Reads its data, and makes the state before the first round."""
+    (own,) = own_data(membership).sites
+    said = facts(own)
+    problem = common_problem(membership, own, {member.name: said for member in membership.mesh.present})
+    state = Rounds.idle(membership, problem).state
+    checkpoint = checkpoint_bytes(state)
+    model = problem.flat_model.dim * state.average_model.element_size()
+    at_most = _CHECKPOINTS * checkpoint + _SEGMENTS * (journal_allowed(model) + model) + _MODELS * model + _SMALL
+    return Disk(model, checkpoint, at_most, 4 * model + _SMALL)
+
+
+def checkpoint_bytes(state: TrainingState) -> int:
+    """Returns the size of a checkpoint. A node's own public copy, which is also the first of those per neighbour, is
+    written once."""
+    tensors, roles = flatten_state(state), roles_of(state)
+    return sum(tensor.nbytes - _written_already(path, tensors, roles) for path, tensor in tensors.items())
+
+
+def _written_already(path: str, tensors: Mapping[str, Tensor], roles: Mapping[str, Role]) -> int:
+    tensor = tensors[path]
+    own = tensors.get(path.rpartition(".")[0] + ".own")
+    return own.nbytes if roles[path].per_neighbour and own is not None and tensor.ndim > own.ndim else 0

@@ -1,0 +1,107 @@
+"""How much disk a node needs: per checkpoint, during a run, and what remains at its end."""
+
+import shutil
+from collections import namedtuple
+from contextlib import suppress
+
+import pytest
+
+from fairmesh.mesh.members import SiteFile
+from fairmesh.mesh.node.disk import disk_of
+from fairmesh.mesh.node.ledger import wish
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.preflight import disk_checks
+from tests.mesh import fleet
+from tests.mesh.lives import Lives
+from tests.refusals import missing_from, refused
+
+NAMES = ["a", "b", "c", "d"]
+EXPERIMENT = """
+rounds = 60
+topology = "{topology}"
+data = {{ name = "digits", nodes = 4, odd = 1 }}
+algorithm = {{ name = "{algorithm}" }}
+[options]
+measure_every = 5
+checkpoint_every = 8
+dtype = "float64"
+"""
+
+
+def _mesh(folder, algorithm, topology="ring"):
+    (folder / "experiment.toml").write_text(EXPERIMENT.format(algorithm=algorithm, topology=topology))
+    return fleet.provisioned(folder, folder / "experiment.toml", NAMES)
+
+
+# Rows of the size of the model in a checkpoint: the model, its mean over time, the public copies of the node and of
+# each neighbour; and for Tracked AD-GDA the momentum, balance and mean squares, and the same copies of the trackers.
+@pytest.mark.parametrize(
+    ("algorithm", "topology", "rows"),
+    [
+        ("dsgd", "ring", 2),
+        ("choco-sgd", "ring", 5),
+        ("ad-gda", "ring", 5),
+        ("ad-gda", "complete", 6),
+        ("tracked-ad-gda", "ring", 11),
+        ("tracked-ad-gda", "complete", 13),
+    ],
+)
+def test_size_of_a_checkpoint_by_algorithm_and_neighbours(tmp_path, algorithm, topology, rows):
+    _mesh(tmp_path, algorithm, topology)
+    needed = disk_of(Membership.read(tmp_path / "a" / "site.toml"))
+    assert needed.model == 650 * 8
+    assert rows <= needed.checkpoint / needed.model < rows + 0.1
+
+
+def test_check_says_what_the_run_needs_and_refuses_a_disk_that_is_too_small(tmp_path, monkeypatch):
+    _mesh(tmp_path, "tracked-ad-gda")
+    site = SiteFile.read(tmp_path / "a" / "site.toml")
+    (found,) = disk_checks(site)
+    assert found.ok
+    assert missing_from(found.found, "at most", "checkpoint", str(site.state)) == []
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000))
+    (found,) = disk_checks(site)
+    assert not found.ok
+    assert missing_from(found.found + found.advice, "MB are there", "state in site.toml") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "rows"), [("ad-gda", 5), ("tracked-ad-gda", 11)])
+def test_checkpoints_of_a_run_have_that_size_and_little_remains_at_its_end(tmp_path, algorithm, rows):
+    _mesh(tmp_path, algorithm)
+    needed = disk_of(Membership.read(tmp_path / "a" / "site.toml"))
+    lives = Lives(tmp_path, NAMES)
+    ratios, sizes = [], []
+
+    def look():
+        state = tmp_path / "a" / "state"
+        for path in state.glob("generation-1/**/checkpoint-*.safetensors"):
+            try:
+                done, size = int(path.stem.split("-")[1]), path.stat().st_size
+            except FileNotFoundError:  # it is old
+                continue
+            if done:
+                ratios.append(size / needed.model)
+        with suppress(FileNotFoundError):
+            sizes.append(sum(path.stat().st_size for path in state.rglob("*") if path.is_file()))
+        return all(lives.exits.get(name) == 0 for name in NAMES)
+
+    lives.start_all()
+    try:
+        lives.wait(look, 120)
+    finally:
+        lives.end()
+    header = 3500  # names, shapes, the identity of the run
+    assert ratios
+    assert rows <= min(ratios) <= max(ratios) < rows + 0.1 + header / needed.model
+    assert max(sizes) < needed.at_most
+    state = tmp_path / "a" / "state"
+    left = {path.relative_to(state).parts[0] for path in state.rglob("*") if path.is_file()}
+    small = {"bulletin.json", "decisions.json", "facts.json", "keys.json", "lock", "log.jsonl", "status.json"}
+    assert left == small | {"finished", "result"}
+    models = sum(path.stat().st_size for path in (state / "result").glob("*.safetensors"))
+    assert models < 3 * needed.model + 1000
+    with refused("ended", "new mesh"):
+        site = SiteFile.read(tmp_path / "a" / "site.toml")
+        wish(site.state, Membership.read(site.path).mesh, "a", [], 30)
