@@ -20,6 +20,7 @@ import fairmesh as fm
 from fairmesh.cli.node import _expected_end, _site_rows
 from fairmesh.cli.report import report
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.certificates import make_key, make_secret, secret_of
 from fairmesh.mesh.members import SiteFile
 from fairmesh.mesh.node.membership import Membership, refuse_many_outputs
@@ -355,10 +356,31 @@ def test_observers_see_this_site_s_records_and_cannot_end_the_run_alone(lived):
 def test_logs_name_no_data(lived):
     folder, _ = lived
     known = {"time", "level", "what", "site", "sites", "reason", "since", "seconds", "round", "rounds", "folder",
-             "accuracy", "loss", "file", "options", "more_times", "days", "address"}  # fmt: skip
+             "accuracy", "loss", "file", "options", "more_times", "days", "address",
+             "mesh", "generation", "fairmesh", "compatibility", "torch", "python", "threads", "device",
+             "manifest", "files", "certificate", "signed", "facts", "data_and_model"}  # fmt: skip
     for name in NAMES:
         for event in _events(folder, name):
             assert event.keys() <= known, event
+
+
+def test_log_begins_with_what_runs_here_and_that_it_was_approved(lived):
+    folder, _ = lived
+    membership = Membership.read(folder / "a" / "site.toml")
+    events = _events(folder, "a")
+    started, approved = events[0], events[1]
+    assert (started["what"], approved["what"]) == ("started", "approved")
+    assert started["fairmesh"] == fm.__version__
+    assert started["compatibility"] == COMPATIBILITY
+    assert started["torch"] == torch.__version__
+    assert started["manifest"] == approved["manifest"] == membership.manifest.digest()
+    for name, digest in membership.manifest.files.items():
+        assert f"{name} {digest}" in started["files"]
+    assert approved["since"].startswith("20")
+    starts = [event for event in _events(folder, "b") if event["what"] == "started"]
+    assert len(starts) == 2  # it was stopped once
+    agreed = {event["facts"] for name in NAMES for event in _events(folder, name) if "facts" in event}
+    assert len(agreed) == 1
 
 
 def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():

@@ -91,6 +91,12 @@ def is_approved(site: SiteFile, handout: Handout) -> bool:
     return record is not None and record["manifest"] == handout.manifest.digest()
 
 
+def approved_at(site: SiteFile) -> int | None:
+    """Returns when this site approved its manifest, in seconds since 1970, or None if it has not."""
+    record = _approved(site)
+    return None if record is None else int(record["approved"])
+
+
 def _file(site: SiteFile) -> Path:
     return site.path.with_name(APPROVED)
 
@@ -100,7 +106,8 @@ def _approved(site: SiteFile) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(read_bytes(_file(site)))
-        return {"manifest": record["manifest"], "authority": record["authority"], "signed": int(record["signed"])}
+        dates = {"signed": int(record["signed"]), "approved": int(record["approved"])}
+        return {"manifest": record["manifest"], "authority": record["authority"]} | dates
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(
             f"{_file(site)} is damaged; delete it, and approve again: fairmesh mesh show {site.path} --approve"

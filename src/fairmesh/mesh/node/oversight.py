@@ -94,6 +94,7 @@ class Oversight(Watcher):
         self.unusual: dict[str, list[str]] = {}  # sites whose inputs look different, and how
         self._weights, self._heavy = WeightWatch(membership.experiment.rounds), dict[str, dict[str, Any]]()
         self._metric: dict[str, Any] = {}
+        self._voted: dict[str, str] = {}  # what each site has voted for
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._failed_metrics: set[str] = set()
         self._notices: dict[int, Notices] = {}  # by position
@@ -268,6 +269,7 @@ class Oversight(Watcher):
         """Stops the training when a decision is due."""
         ledger = self._ledger
         ledger.vote()
+        self._log_votes()
         if self._deciding:
             return
         if ledger.has_forgotten():
@@ -304,6 +306,16 @@ class Oversight(Watcher):
             if len(large) == len(self._membership.neighbours) and self.heeds_divergence and not self._deciding:
                 done, what = self._round, f"numbers that all its neighbours refuse ({large[0]})"
                 self._interrupt(divergence.SiteDiverged(self._membership.name, max(0, done - 1), done, what, None))
+
+    def _log_votes(self) -> None:
+        """Logs who votes for what, once; and that a vote was taken back."""
+        now = {site: what for what, sites in self._ledger.votes().items() for site in sites}
+        for site in sorted(now.keys() | self._voted.keys()):
+            if now.get(site) != self._voted.get(site):
+                self._log(
+                    "warning", "vote", site=site, decision=now.get(site, "takes its vote back, or it was decided")
+                )
+        self._voted = now
 
     def _notice_waiting(self) -> None:
         waiting = dict(self._mailroom.waiting_for) if self._mailroom else {}

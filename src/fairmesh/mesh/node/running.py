@@ -2,19 +2,24 @@
 
 import hashlib
 import json
+import platform
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import fairmesh
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.errors import BadInput, Diverged
-from fairmesh.mesh.agreement import version_in
+from fairmesh.mesh.agreement import COMPATIBILITY, version_in
+from fairmesh.mesh.approval import approved_at
+from fairmesh.mesh.certificates import fingerprint
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import divergence, leaving
@@ -111,6 +116,7 @@ def run_node(
             forget_run(state)  # a crash may have cut this short
             return result
         log = Log(state, stream)
+        _log_start(membership, log)
         if public_draws:
             log("warning", "random draws are public, so neighbours can solve for the training rows; for tests only")
         if membership.not_measured:
@@ -121,11 +127,35 @@ def run_node(
             )
         monitor = None if monitor_port is None else Monitor(monitor_port)
         node = _Node(membership, own_data(membership), log, patience_s, monitor, observe)
-        with _stop_requests(node.oversight.request_stop), node.oversight.watching():
+        with closing(log), _stop_requests(node.oversight.request_stop), node.oversight.watching():
             node.run()
         write_atomically(finished, b"")
         forget_run(state)
         return result
+
+
+def _log_start(membership: Membership, log: Log) -> None:
+    """Logs what runs here, and that this site has approved it."""
+    mesh, manifest = membership.mesh, membership.manifest
+    log(
+        "info",
+        "started",
+        site=membership.name,
+        mesh=mesh.name,
+        generation=mesh.generation,
+        fairmesh=fairmesh.__version__,
+        compatibility=COMPATIBILITY,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        threads=torch.get_num_threads(),
+        device=membership.experiment.options.device,
+        manifest=manifest.digest(),
+        files=", ".join(f"{name} {digest}" for name, digest in manifest.files.items()),
+        certificate=fingerprint(membership.credentials.certificate),
+    )
+    when = approved_at(membership.site)
+    moment = "" if when is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
+    log("info", "approved", manifest=manifest.digest(), since=moment, signed=manifest.date())
 
 
 class _Node:
@@ -302,6 +332,8 @@ class _Node:
         """Logs and shows the weight of every site before training, and what it declared about its data. Sites that
         declare many samples have much weight, so people should look at this."""
         said, names = self._facts or {}, [member.name for member in self._membership.mesh.present]
+        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        self._log("info", "the sites' data is agreed", facts=digest, data_and_model=problem.digest())
         self.oversight.prior = dict(zip(names, problem.prior_of_sites.tolist()))
         shown = (f"{name} {self.oversight.prior[name]:.3g} ({said[name]['samples']} samples)" for name in names)
         self._log("info", "prior", sites=", ".join(shown))

@@ -20,6 +20,12 @@ _LOG_BYTES, _LOG_FILES = 4 << 20, 3
 _PACE_S = 300.0  # over which the rate of rounds is measured
 
 
+_LASTING = frozenset(  # events that every file of the log repeats: what ran here, who approved it, what was decided
+    {"started", "approved", "the sites' data is agreed", "vote", "all have voted", "decided", "continuing", "diverged"}
+)
+_LASTING_AT_MOST = 200
+
+
 class _Lines(logging.Formatter):
     """Formats one JSON object per line."""
 
@@ -38,6 +44,55 @@ class _ForPeople(logging.Formatter):
         return f"{moment[11:19]}  {mark}{what}{': ' + rest if rest else ''}"
 
 
+class _File(logging.handlers.RotatingFileHandler):
+    """The log in the state folder, of bounded size. When it begins another file, the first line says what came before
+    and since when the log is complete, and the lasting events are repeated."""
+
+    def __init__(self, path: Path):
+        super().__init__(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
+        self._lasting: list[dict[str, Any]] = []
+        self._path = path
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignores errors: a full disk is reported by what must be written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        fields = record.__dict__["fields"]
+        if fields["what"] in _LASTING:
+            self._lasting = [*self._lasting, fields][-_LASTING_AT_MOST:]
+
+    def doRollover(self) -> None:
+        super().doRollover()
+        older = sorted(self._path.parent.glob(f"{self._path.name}.*"))
+        oldest = older[-1] if older else self._path
+        head = {
+            "time": _now(),
+            "level": "info",
+            "what": "the log continues",
+            "file": older[0].name if older else None,
+            "reason": f"the file before this one was full; the log is complete since {_first_time(oldest)}. Lines "
+            "before that were removed, except for those repeated below",
+        }
+        if self.stream is None:
+            return
+        for event in (head, *({**one, "repeated": True} for one in self._lasting)):
+            self.stream.write(as_json(event) + "\n")
+        self.stream.flush()
+
+
+def _first_time(path: Path) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return str(json.loads(file.readline())["time"])
+    except (OSError, ValueError, KeyError):
+        return "this moment"
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 class Log:
     """Logs events with fields: as text on a terminal, and as JSON lines elsewhere and in the state folder, where the
     log's size is bounded. No field ever contains training data."""
@@ -47,18 +102,19 @@ class Log:
         self._logger = logging.Logger("fairmesh.mesh.node")
         shown = logging.StreamHandler(stream)
         shown.setFormatter(_ForPeople() if stream.isatty() else _Lines())
-        kept = logging.handlers.RotatingFileHandler(
-            folder / "log.jsonl", maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8"
-        )
+        kept = _File(folder / "log.jsonl")
         kept.setFormatter(_Lines())
-        kept.handleError = lambda record: None  # a full disk is reported by what must be written
         for handler in (shown, kept):
             self._logger.addHandler(handler)
 
     def __call__(self, level: str, what: str, **fields: Any) -> None:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        event = {"time": moment, "level": level, "what": what} | fields
+        event = {"time": _now(), "level": level, "what": what} | fields
         self._logger.log(_LEVELS[level], what, extra={"fields": event})
+
+    def close(self) -> None:
+        for handler in list(self._logger.handlers):
+            self._logger.removeHandler(handler)
+            handler.close()
 
 
 class Pace:
