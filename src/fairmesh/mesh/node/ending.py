@@ -267,7 +267,7 @@ def _read_back(values: Tensor, kinds: Tensor) -> Tensor:
 
 def undefined_metrics(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
     """Returns for each metric of a result the sites at which it has no finite value, if there are any."""
-    (line,) = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    *_, line = (folder / METRICS).read_text(encoding="utf-8").splitlines()
     by_metric = {key: entry["sites"] for key, entry in json.loads(line).items() if "sites" in _table(entry)}
     missing = {key: [name for name, value in zip(names, values) if value is None] for key, values in by_metric.items()}
     return {key: sites for key, sites in missing.items() if sites}

@@ -124,7 +124,11 @@ class Rounds:
         self._identity = identity_of(membership, problem)
         self.judged_on = judged_on(problem)
         self.judge = Evaluator(
-            problem, self.judged_on, self.training.device, self.training.dtype, failed=watcher.metric_failed
+            problem,
+            self.judged_on,
+            self.training.device,
+            self.training.dtype,
+            failed=watcher.metric_failed if watcher else None,
         )
         self._run = ObservedRun(self.training, experiment.rounds, self.training.initial())
 
@@ -188,7 +192,8 @@ class Rounds:
             self._pinned,
             self._measurements,
         )
-        validation = Evaluator(self.problem, "validation", self.training.device, self.training.dtype)
+        failed = self._watcher.metric_failed
+        validation = Evaluator(self.problem, "validation", self.training.device, self.training.dtype, failed=failed)
         observers = [
             self._watcher,
             _SiteDivergence(self._membership.name),
