@@ -15,6 +15,7 @@ from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.networks.roles import StateView
+from fairmesh.networks.transport import Transport
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
@@ -103,7 +104,7 @@ def test_remote_network_refuses_blocks_that_name_no_node(hosted):
         RemoteNetwork(fm.Ring().build(8), hosted, None)  # type: ignore[arg-type]
 
 
-class Attacked:
+class Attacked(Transport):
     """A transport over which every neighbour sends the same parts."""
 
     process_group = SingleProcess()

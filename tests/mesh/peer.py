@@ -122,6 +122,9 @@ class _Later:
         self.process_group = self._transport.process_group
         self.lengths = 0  # bytes: two replicas' messages travel together, each after its length
 
+    def as_sent(self, round_index, outgoing):
+        return self._transport.as_sent(self._first + round_index, outgoing)
+
     def exchange(self, round_index, outgoing, expected, read):
         self.lengths += 2 * 4 * len(outgoing)
         return self._transport.exchange(self._first + round_index, outgoing, expected, read)

@@ -18,6 +18,7 @@ from fairmesh.mesh.members import Member, Mesh
 from fairmesh.mesh.node import leaving, ledger
 from fairmesh.mesh.wire.transport import MeshProcess
 from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.networks.transport import Transport
 from fairmesh.problems.oracle import Oracle
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from tests import toys
@@ -157,7 +158,7 @@ def _simulated(experiment, mesh, state, rounds):
     return state
 
 
-class _Nobody:
+class _Nobody(Transport):
     process_group = MeshProcess()
 
     def exchange(self, round_index, outgoing, expected, read):

@@ -11,7 +11,7 @@ from fairmesh.compression import DecodeError
 from fairmesh.errors import FairmeshError, Interrupted
 from fairmesh.mesh.wire.frames import Kind, Refused, StateLost, read_frame
 from fairmesh.mesh.wire.journal import Journal
-from fairmesh.mesh.wire.mailroom import Mailroom, Progress
+from fairmesh.mesh.wire.mailroom import Mailroom, OtherMachine, Progress
 from tests.examples import THOROUGH
 from tests.refusals import missing_from, refused
 
@@ -262,6 +262,34 @@ def test_message_that_differs_from_before_the_restart_is_an_error(tmp_path):
             after.post(0, {1: b"that"})
     finally:
         after.close()
+
+
+def test_message_stays_as_it_was_sent_whatever_is_computed_after_a_restart(tmp_path):
+    before = room(tmp_path, (1, 2))
+    before.post(0, {1: b"this", 2: b"this"})
+    before.post(1, {1: b"short"})
+    before.close()
+    after = room(tmp_path, (1, 2))
+    try:
+        assert after.as_sent(0, {1: b"that", 2: b"that"}) == {1: b"this", 2: b"this"}
+        assert after.as_sent(1, {1: b"other", 2: b"other"}) == {1: b"short", 2: b"short"}  # lost for 2, not for 1
+        assert after.as_sent(2, {1: b"that"}) == {1: b"that"}
+        after.post(0, after.as_sent(0, {1: b"that", 2: b"that"}))
+    finally:
+        after.close()
+
+
+@pytest.mark.parametrize(("had", "alone"), [(4, False), (3, False), (None, True)])
+def test_other_machine_computes_no_message_again_that_a_neighbour_has(mailroom, had, alone):
+    mailroom.other_machine, mailroom.alone = "threads 1 before, 2 now", alone
+    if had is not None:
+        mailroom.connected(1, object(), Progress(had, had))
+        mailroom.connected(1, object(), Progress(9, 9))  # by then this node has sent new ones
+    if had == 3:
+        assert mailroom.as_sent(3, {1: b"new"}) == {1: b"new"}
+        return
+    with refused("step 3", "threads 1 before, 2 now", "vote", error=OtherMachine):
+        mailroom.as_sent(3, {1: b"new"})
 
 
 def test_steps_that_a_neighbour_had_acknowledged_and_lost_come_again_from_the_journal(mailroom):

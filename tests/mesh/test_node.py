@@ -356,7 +356,7 @@ def test_observers_see_this_site_s_records_and_cannot_end_the_run_alone(lived):
 def test_logs_name_no_data(lived):
     folder, _ = lived
     known = {"time", "level", "what", "site", "sites", "reason", "since", "seconds", "round", "rounds", "folder",
-             "accuracy", "loss", "file", "options", "more_times", "days", "address",
+             "accuracy", "loss", "file", "options", "more_times", "days", "address", "processor",
              "mesh", "generation", "fairmesh", "compatibility", "torch", "python", "threads", "device",
              "manifest", "files", "certificate", "signed", "facts", "data_and_model"}  # fmt: skip
     for name in NAMES:

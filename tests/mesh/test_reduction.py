@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+import fairmesh as fm
 from fairmesh.compression import DecodeError, encode
 from fairmesh.compression.codes import Dense
 from fairmesh.mesh.node.reduction import Branch, Sums, spanning_tree
@@ -19,6 +20,7 @@ class _Post:
 
     def __init__(self):
         self.letters, self.changed = {}, threading.Condition()
+        self.sent_before = {}  # (sender, step) -> messages by receiver
 
     def end(self, own):
         return _End(self, own)
@@ -27,6 +29,10 @@ class _Post:
 class _End:
     def __init__(self, post, own):
         self.post_office, self.own = post, own
+
+    def as_sent(self, step, payloads):
+        before = self.post_office.sent_before.get((self.own, step), {})
+        return {other: before.get(other, text) for other, text in payloads.items()}
 
     def post(self, step, payloads):
         with self.post_office.changed:
@@ -116,3 +122,19 @@ def test_sums_of_honest_nodes_are_accepted():
 def test_sum_that_forges_what_a_site_said_of_itself_or_is_huge_is_refused(own, sent, named):
     with refused(named, error=DecodeError):
         sum_with(own, **sent)
+
+
+def test_sum_stays_as_it_was_sent_though_a_machine_computes_another_one_after_a_restart():
+    tree = spanning_tree(union_of(fm.Ring().build(3)))
+    row, step = torch.tensor([1.0, 2.0], dtype=torch.float64), 31
+
+    def of(value):
+        return encode({"sums": Dense(torch.tensor([value], dtype=torch.float64))}, step)
+
+    root, leaf = _Post(), _Post()
+    root.sent_before[0, step] = {POSITIONS[1]: of([5.0, 7.0]), POSITIONS[2]: of([5.0, 7.0])}
+    root.letters |= {(POSITIONS[i], 0, step): of([1.0, 1.0]) for i in (1, 2)}
+    assert summed(0, row, tree, root).tolist() == [5.0, 7.0]
+    leaf.sent_before[POSITIONS[1], step] = {0: of([1.5, 2.5])}
+    leaf.letters[0, POSITIONS[1], step] = of([9.0, 2.5])
+    assert summed(1, row, tree, leaf, torch.tensor([-1, 1])).tolist() == [9.0, 2.5]  # its own entry, as it was sent

@@ -56,6 +56,10 @@ ANNOUNCED = {  # by kind of announcement
     "follow": "what was decided so",
 }
 _TO_RESTORE = "what is known of both sites' models from messages, and what is nearly the same at all sites"
+_BEFORE_THE_FIRST_ROUND = (
+    "the model to start from, made from the experiment's files and not from data",
+    "its version of torch, its processor, threads and device",
+)
 _AT_THE_END = (
     "partial sums of the models of the last and of the best round, weights and traffic, along a tree of neighbours",
     "partial sums that contain its metrics of the common models on its own data",
@@ -118,6 +122,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
         "data": _data(site, table) | {"contract": table.get("contract")},
         "weights": {"prior": table.get("prior"), "largest_prior": site.largest_prior},
         "leaves": {
+            "to_neighbours_before_the_first_round": list(_BEFORE_THE_FIRST_ROUND),
             "to_neighbours_in_every_round": list(sent(_built(table.get("algorithm")), algorithm)),
             "bits_per_parameter": _bits(table.get("algorithm"), table),
             "to_all_sites": [
@@ -219,6 +224,7 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         *(f"  this site's own code: {file}  sha256 {digest}" for file, digest in data["files"].items()),
         "",
         "WHAT LEAVES THIS SITE",
+        *(f"  to each neighbour, before the first round: {p}" for p in leaves["to_neighbours_before_the_first_round"]),
         *(f"  to each neighbour, in every round: {part}" for part in leaves["to_neighbours_in_every_round"]),
         f"  {_size(leaves['bits_per_parameter'], until['rounds'])}",
         *(f"  to all sites: {part}" for part in leaves["to_all_sites"]),

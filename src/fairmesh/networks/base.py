@@ -34,6 +34,11 @@ class Part:
         """Returns what receivers decode: (..., nodes, dim)."""
         return self.code.decode()
 
+    def was_sent_as(self, rows: Tensor) -> None:
+        """Takes what receivers decode from the message that was sent before a restart. After that, another
+        machine may have computed other last bits."""
+        self.__dict__["rows"] = rows
+
 
 class Traffic(NamedTuple):
     """What was sent: nominal bits as the paper counts them, and bytes of the encoded messages with their headers."""

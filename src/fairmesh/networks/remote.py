@@ -91,6 +91,10 @@ class RemoteNetwork(Network):
             expected += [(j, i) for j in reached if j not in self._here and (j in near or any(short))]
             bits.append(len(near) * every + (len(reached) - len(near)) * followed)
             size.append([sum(len(texts[r]) for texts in sent.values()) for r in range(len(whole))])
+        sent_before = self._transport.as_sent(now, outgoing)
+        if sent_before != outgoing:
+            self._use_sent(parts, now, sent_before)
+            outgoing = sent_before
         arrivals = self._transport.exchange(now, outgoing, expected, self._reader(parts, now))
         nominal = torch.tensor(bits, dtype=torch.float64, device=self.device)
         real = torch.tensor(size, dtype=torch.float64, device=self.device).mT  # (replicas, nodes)
@@ -110,6 +114,18 @@ class RemoteNetwork(Network):
             known = norms.new_zeros(norms.shape) if copies is None else copies.norm(dim=-1).amax(dim=-1)
             for norm, size in zip(norms.flatten().tolist(), known.flatten().tolist()):
                 self._bounds.check_own(name, part.content, norm, size)
+
+    def _use_sent(self, parts: Mapping[str, Part], now: int, sent: Mapping[Edge, bytes]) -> None:
+        """Makes the parts those of messages that were sent before a restart, so that this node's own public copies stay
+        what its neighbours have of it."""
+        decode_from = self._reader(parts, now).decode
+        rows = {name: part.rows.clone() for name, part in parts.items()}
+        for (i, j), text in sorted(sent.items(), key=lambda item: len(item[1])):  # the whole messages last
+            for r, codes in enumerate(decode_from((j, i), text)):
+                for name, code in codes.items():
+                    rows[name][r, self._here.index(i)] = code.decode()[0].to(rows[name])
+        for name, part in parts.items():
+            part.was_sent_as(rows[name])
 
     def _encoded(self, parts: Mapping[str, Part], now: int) -> list[tuple[list[bytes], list[bytes]]]:
         """Returns for every hosted node, for each replica: its message, and the part that neighbours of other rounds

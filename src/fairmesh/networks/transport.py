@@ -30,6 +30,11 @@ class Transport(ABC):
 
     process_group: ProcessGroup
 
+    def as_sent(self, round_index: int, outgoing: Mapping[Edge, bytes]) -> Mapping[Edge, bytes]:
+        """Returns the messages of a round as nodes hosted here have sent them before a restart. By default a restarted
+        process sends nothing again, so these are the given ones."""
+        return outgoing
+
     @abstractmethod
     def exchange(
         self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read

@@ -1,5 +1,6 @@
 """Accuracy, loss and the user's metrics of many models on every site's held-out data."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -145,8 +146,16 @@ def spread(values: Tensor, higher_is_better: bool, skip_nan: bool = False) -> di
     nowhere = absent.all(dim=-1)
     worst, best = (low, high) if higher_is_better else (high, low)
     worst, best = (t.masked_fill(nowhere, torch.nan) for t in (worst, best))
-    mean = values.nanmean(dim=-1) if skip_nan else values.mean(dim=-1)
-    return {"worst": worst, "mean": mean, "best": best, "gap": (best - worst).abs()}
+    return {"worst": worst, "mean": _exact_mean(values, absent), "best": best, "gap": (best - worst).abs()}
+
+
+def _exact_mean(values: Tensor, absent: Tensor) -> Tensor:
+    """Returns the mean over the last axis, NaN where all is absent. The sum is exact until it is rounded, so that sites
+    with other CPUs report the same number."""
+    rows, out = values.reshape(-1, values.shape[-1]).tolist(), absent.reshape(-1, values.shape[-1]).tolist()
+    kept = [[value for value, gone in zip(row, left) if not gone] for row, left in zip(rows, out)]
+    means = [(math.fsum if max(map(abs, row)) < 1e300 else sum)(row) / len(row) if row else math.nan for row in kept]
+    return torch.tensor(means, dtype=values.dtype, device=values.device).reshape(values.shape[:-1])
 
 
 def group_means(values: Tensor, groups: Sequence[str], skip_nan: bool = False) -> dict[str, Tensor]:

@@ -273,6 +273,10 @@ class Problem:
             raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
         return made.cpu()
 
+    def initial_model(self, seed: int) -> nn.Module:
+        """Returns the module that every node of a replica starts from. It must not be changed."""
+        return self._module(seed)
+
     def initial_row(self, seed: int) -> Tensor:
         """Returns the model that every node of a replica starts from, as a row (dim,) in float64."""
         return self.flat_model.row_of(self._module(seed)).double()

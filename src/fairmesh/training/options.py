@@ -1,5 +1,7 @@
 """Options of a run: measurements, checkpoints, device, memory."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,12 +17,15 @@ from fairmesh.problems.problem import Problem
 class Options:
     """How a run is measured and carried out.
 
-    Only `dtype` and `lying_neighbours` change what a run computes; `fuse` and `trace` change rounding errors.
+    Only `dtype` and `lying_neighbours` change what a run computes; `fuse`, `trace` and `threads` change rounding
+    errors.
 
     Args:
         measure_every: Rounds between measurements, >= 1; the last round is always measured. Default: 50.
         checkpoint_every: Rounds between checkpoints, >= 1; None for a tenth of the run. Only with `out`. Default: None.
         device: "cpu", "cuda" or "cuda:1", ... Default: "cpu".
+        threads: Threads of this process on the CPU while it trains, >= 1; None for as many as torch takes, which
+            `OMP_NUM_THREADS` sets. Another number changes rounding errors. Default: None.
         dtype: "float32" or "float64". Default: "float32".
         data_on: Where training data is kept: on the "device", on the "host", or "auto", on the device if it takes less
             than half of the free memory. Default: "auto".
@@ -57,6 +62,7 @@ class Options:
     measure_every: int = 50
     checkpoint_every: int | None = None
     device: str = "cpu"
+    threads: int | None = None
     dtype: Literal["float32", "float64"] = "float32"
     data_on: Literal["auto", "device", "host"] = "auto"
     own_models: bool = False
@@ -80,6 +86,8 @@ class Options:
             raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
         if self.keep_best and self.best_by == "last":
             raise BadInput('keep_best keeps another round than the last, but best_by = "last"; remove one of them')
+        if self.threads is not None and self.threads < 1:
+            raise BadInput(f"threads must be >= 1, got {self.threads}")
         if self.lying_neighbours < 0:
             raise BadInput(f"lying_neighbours must be >= 0, got {self.lying_neighbours}; 0 does not clip gossip")
         if self.memory_gib is not None and not self.memory_gib > 0:
@@ -87,6 +95,17 @@ class Options:
 
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@contextmanager
+def with_threads(options: Options) -> Iterator[None]:
+    """Sets the number of threads of this process meanwhile, if the options give one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(options.threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def device_of(name: str) -> torch.device:

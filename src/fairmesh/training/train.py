@@ -43,7 +43,7 @@ from fairmesh.training.observers import (
     observe,
     stop_signals,
 )
-from fairmesh.training.options import DTYPES, Options, device_of
+from fairmesh.training.options import DTYPES, Options, device_of, with_threads
 from fairmesh.training.portions import (
     merged,
     on_host,
@@ -180,7 +180,7 @@ def train(
     for observer in watching:
         if isinstance(observer, Watch):
             observer.replicas = len(replicas)
-    with stop_signals(handle_signals) as stop:
+    with with_threads(chosen), stop_signals(handle_signals) as stop:
         if at_once >= len(replicas):
             with process_group.fail_together():
                 training = Training(problem, topology, replicas, chosen, network=network)

@@ -36,7 +36,6 @@ from fairmesh.networks.bounds import FACTOR
 from fairmesh.networks.roles import Duals, Models, StateView
 from fairmesh.personalization.personalize import personalized
 from fairmesh.problems.problem import Problem
-from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.files import replace_quickly
 from fairmesh.storage.run_folder import EXPERIMENT, METRICS, SUMMARY, Record, RunFolder, toml_of
 from fairmesh.storage.strict_json import as_json
@@ -107,7 +106,7 @@ def write_result(
     record |= traffic(totals["bits"], totals["bytes"]) | {"consensus_models": float(judged[-2] / n)}
     weighed = float(means["dual"].sum()) > 0  # some algorithms have no weights
     if weighed:
-        means["dual"] = means["dual"] if duals is not None else normalized(means["dual"])
+        means["dual"] = means["dual"] if duals is not None else means["dual"] / math.fsum(means["dual"].tolist())
         record |= {"lambda": means["dual"].tolist()}
     if duals is not None:
         record |= {"consensus_duals": float(judged[-1] / n)}

@@ -1,6 +1,5 @@
 """A site's membership in a mesh: its files, what it announces about its data, and the problem of all sites."""
 
-import hashlib
 import json
 import math
 from collections import Counter
@@ -9,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
@@ -250,9 +247,3 @@ def common_problem(
     given, experiment = membership.experiment.prior, membership.experiment
     prior = None if given is None else tuple(given[membership.mesh.position(name)] for name in names)
     return replace(experiment, prior=prior).problem(sites, outputs)
-
-
-def start_digest(problem: Problem, seed: int) -> bytes:
-    """Returns a digest of the initial model, which must be the same at every site."""
-    row = problem.initial_row(seed)
-    return hashlib.sha256(row.numpy().tobytes()).digest() + f" torch {torch.__version__}".encode()

@@ -100,9 +100,14 @@ class Sums:
             )
             return [found[position] for position in number_at]
 
-        def sent(nodes: Sequence[int], tensor: Tensor) -> None:
+        def sent(nodes: Sequence[int], tensor: Tensor) -> Tensor:
+            """Sends a row, and returns it as it was sent: before a restart, another machine may have computed other
+            last bits."""
             text = encode({_PART: Dense(tensor.unsqueeze(0))}, step)
-            self._mailroom.post(step, {self._positions[node]: text for node in nodes})
+            texts = self._mailroom.as_sent(step, {self._positions[node]: text for node in nodes})
+            self._mailroom.post(step, texts)
+            as_sent = next(iter(texts.values()), text)
+            return tensor if as_sent == text else decode(as_sent, template, step)[_PART].decode()[0]
 
         def check_part(child: int, sums: Tensor) -> None:
             _refuse_large(sums[owners < 0], limit * len(self._below[child]))
@@ -117,10 +122,9 @@ class Sums:
         for part in received(branch.children, check_part):
             total = total + part
         if branch.parent is not None:
-            sent([branch.parent], total)
+            total = sent([branch.parent], total)
             (total,) = received([branch.parent], check_total)
-        sent(branch.children, total)
-        return total
+        return sent(branch.children, total)
 
     def _refuse_other(self, sums: Tensor, expected: Tensor, where: Tensor, owners: Tensor) -> None:
         wrong = (where & (sums != expected)).nonzero().flatten().tolist()

@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.compression import DecodeError
 from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted
 from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.measurements import Measurements, judged_on
-from fairmesh.mesh.node.membership import Membership, start_digest
-from fairmesh.mesh.node.reduction import spanning_tree
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.reduction import Branch, spanning_tree
 from fairmesh.mesh.node.restoring import read_shared, restored, shared
+from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import Store, landmark_every
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
@@ -80,6 +80,12 @@ def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
     }
 
 
+def branch_of(membership: Membership) -> Branch:
+    """Returns this node's place in the tree over which the start model and the sums at the end travel."""
+    cycle = cycle_of(membership.experiment.topology, membership.mesh)
+    return spanning_tree(union_of(cycle))[membership.present.index(membership.position)]
+
+
 class Rounds:
     """This node's part of the training."""
 
@@ -120,7 +126,7 @@ class Rounds:
             problem, experiment.topology, experiment.rounds, experiment.seeds[0], options, network, alone=True
         )
         self.training = Training(problem, experiment.topology, [replica], options, network=network)
-        self.branch = spanning_tree(union_of(cycle))[self._number]
+        self.branch = branch_of(membership)
         self._identity = identity_of(membership, problem)
         self.judged_on = judged_on(problem)
         self.judge = Evaluator(
@@ -147,35 +153,37 @@ class Rounds:
         """Returns the state after these rounds."""
         return self._run.state
 
-    def compare_starts(self) -> None:
-        """Refuses a neighbour that would start from another model."""
-        mine = start_digest(self.problem, self._experiment.seeds[0])
-
-        def same(position: int, theirs: bytes) -> None:
-            if theirs[:32] != mine[:32]:
-                raise DecodeError(
-                    f"it starts from another model ({theirs[32:].decode(errors='replace').strip()} there, "
-                    f"{mine[32:].decode().strip()} here)"
-                )
-
-        self._mailroom.post(0, dict.fromkeys(self._neighbours, mine))
-        self._mailroom.take(0, self._neighbours, same)
-
-    def share(self, done: int, whom: Sequence[int]) -> None:
-        """Sends neighbours that have lost their state what this node knows of them, as of the checkpoint after round
-        `done`."""
+    def share(self, done: int, whom: Sequence[int], start: Start) -> None:
+        """Sends neighbours that have lost their state the model that all started from, and what this node knows of
+        them, as of the checkpoint after round `done`."""
         self._go_to(done)
-        parts = {position: shared(self.state, 1 + self._neighbours.index(position)) for position in whom}
+        content = start.content()
+        head = len(content).to_bytes(8, "little") + content
+        parts = {position: head + shared(self.state, 1 + self._neighbours.index(position)) for position in whom}
         self._mailroom.post(restoring_step(done), parts)
 
-    def restore(self, done: int, into: Store) -> None:
+    def restore(self, done: int, into: Store, start: Start) -> None:
         """Waits for what the neighbours know of this site after round `done`, and writes it as a checkpoint."""
         like, names = self.state, self._membership.mesh.names
-        found = self._mailroom.take(
-            restoring_step(done), self._neighbours, lambda position, data: read_shared(data, like)
-        )
+        starts: dict[str, bytes] = {}
+
+        def read(position: int, data: bytes) -> dict[str, Tensor]:
+            length = int.from_bytes(data[:8], "little")
+            content = data[8 : 8 + length]
+            start.refuse_other(content, names[position])
+            starts[names[position]] = content
+            return read_shared(data[8 + length :], like)
+
+        found = self._mailroom.take(restoring_step(done), self._neighbours, read)
+        if len(set(starts.values())) > 1:
+            raise FairmeshError(
+                f"{', '.join(starts)} say that the run started from different models, so one of them does not tell the "
+                "truth; let the others vote it out, or vote for an earlier round"
+            )
         state = restored(like, {names[position]: found[position] for position in self._neighbours})
-        into.save(state, done, self._identity, len(self._membership.present))
+        start.keep(next(iter(starts.values())))
+        identity = identity_of(self._membership, replace(self.problem, model=start.model()))
+        into.save(state, done, identity, len(self._membership.present))
 
     def train(self, done: int) -> None:
         """Trains from the checkpoint after round `done` to the last round."""

@@ -22,7 +22,7 @@ from fairmesh.mesh.approval import approved_at
 from fairmesh.mesh.certificates import fingerprint
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
-from fairmesh.mesh.node import divergence, leaving
+from fairmesh.mesh.node import divergence, leaving, machine
 from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ending import (
     Announced,
@@ -35,6 +35,7 @@ from fairmesh.mesh.node.ending import (
     write_result,
 )
 from fairmesh.mesh.node.ledger import Ledger, Removed, in_words
+from fairmesh.mesh.node.machine import pinned
 from fairmesh.mesh.node.measurements import Measurements, Schedule
 from fairmesh.mesh.node.membership import (
     Membership,
@@ -49,8 +50,9 @@ from fairmesh.mesh.node.membership import (
     too_heavy,
 )
 from fairmesh.mesh.node.oversight import Decide, Notices, Oversight
-from fairmesh.mesh.node.rounds import Rounds, identity_of, restoring_step
+from fairmesh.mesh.node.rounds import Rounds, branch_of, identity_of, restoring_step
 from fairmesh.mesh.node.site_statistics import WITHHELD, statistics, unusual
+from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import (
     FINISHED,
     PROGRESS,
@@ -126,9 +128,10 @@ def run_node(
                 options=", ".join(membership.not_measured),
             )
         monitor = None if monitor_port is None else Monitor(monitor_port)
-        node = _Node(membership, own_data(membership), log, patience_s, monitor, observe)
-        with closing(log), _stop_requests(node.oversight.request_stop), node.oversight.watching():
-            node.run()
+        with closing(log), pinned(membership.experiment.options):
+            node = _Node(membership, own_data(membership), log, patience_s, monitor, observe)
+            with _stop_requests(node.oversight.request_stop), node.oversight.watching():
+                node.run()
         write_atomically(finished, b"")
         forget_run(state)
         return result
@@ -184,6 +187,9 @@ class _Node:
         refuse_many_outputs(said, membership.experiment)
         self._digest = alone.digests_here()[0]
         self._facts = self._frozen_facts(said)
+        self._machine = machine.machine(membership.experiment.options)
+        self._machines = machine.Machines(self._folder, self._machine)
+        log("info", "machine", **self._machine)
         self._rounds: Rounds | None = None
         self._ledger = Ledger(self._folder, Mesh.read(membership.site.mesh), membership.name, self._bulletin)
         self._measurements = Measurements(self._folder, membership.name, self._bulletin, log)
@@ -228,11 +234,15 @@ class _Node:
             raise diverged[0]
         store = Store(self._folder, membership.mesh.generation, self._log)
         done, self._rounds = store.newest or 0, None
-        met = done > 0 or membership.mesh.generation > 1
+        first = done + FIRST_ROUND if done else 0
         owed = self._to_restore() if done and done == self._ledger.begun[-1].start else []
-        with self._opened(done + FIRST_ROUND if met else 0) as mailroom:
+        with self._opened(first) as mailroom:
             for position in owed:
                 mailroom.owe(position, restoring_step(done))
+            self._machines.begin(membership.mesh.generation, first)
+            if mailroom.other_machine is not None:
+                said = "this machine differs from before; messages that were sent stay as they are"
+                self._log("warning", said, difference=mailroom.other_machine)
             if self._facts is None:
                 with self._linked(mailroom, only_news=True):
                     oversight.activity = "connecting"
@@ -241,18 +251,22 @@ class _Node:
             problem = self._problem(membership)
             self._show_prior(problem)
             self._compare_sites()
-            self._enter(problem, store)
-            mailroom.largest = _largest(problem.flat_model.dim, problem.n)
+            start = self._start_of(problem, membership)
+            mailroom.largest = start.largest() + _largest(problem.flat_model.dim, problem.n)
             mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
             with self._linked(mailroom) as links:
+                if not done:
+                    oversight.activity = "agreeing on the model to start from"
+                    neighbours = [one.position for one in membership.neighbours]
+                    start.agree(mailroom, branch_of(membership), neighbours, membership.present)
+                    problem = self._problem(membership)
+                self._enter(problem, store)
                 self._rounds = Rounds(
                     membership, problem, mailroom, store, oversight, lambda: self._ledger.pinned, self._measurements
                 )
                 oversight.heeds_divergence = True
-                if not met:
-                    self._rounds.compare_starts()
                 if owed:
-                    self._rounds.share(done, owed)
+                    self._rounds.share(done, owed, start)
                 self._rounds.train(done)
                 oversight.activity = "summing up"
                 result = self._folder / "result"
@@ -298,6 +312,7 @@ class _Node:
         """Opens the mailroom over the journal of this generation."""
         journal = Journal(folder_of(self._folder, self._membership.mesh.generation), self._log)
         mailroom = Mailroom([one.position for one in self._membership.neighbours], journal, first, self._observe)
+        mailroom.other_machine = self._machines.difference(self._membership.mesh.generation, first)
         self.oversight.oversee(self._membership, mailroom)
         try:
             yield mailroom
@@ -575,10 +590,11 @@ class _Node:
                     self._facts = self._agreed_facts()
             self._announce_ready(self._facts)
             problem = self._problem(membership)
-            mailroom.largest = _largest(problem.flat_model.dim, problem.n)
+            start = self._start_of(problem, membership)
+            mailroom.largest = start.largest() + _largest(problem.flat_model.dim, problem.n)
             mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + membership.experiment.rounds)
             with self._linked(mailroom):
-                Rounds(membership, problem, mailroom, store, self.oversight).restore(done, store)
+                Rounds(membership, problem, mailroom, store, self.oversight).restore(done, store, start)
         self._log("warning", "this site's state was restored from its neighbours", round=done)
 
     def _decision_is_due(self) -> bool:
@@ -696,7 +712,19 @@ class _Node:
             into.save(reduced(agreed), agreed, identity, len(after.present))
 
     def _problem(self, membership: Membership) -> Problem:
-        return common_problem(membership, self._own, self._facts or {}, self._ledger.outputs())
+        """Returns the problem of all sites. Its model is the one that all start from, once that is known."""
+        made = common_problem(membership, self._own, self._facts or {}, self._ledger.outputs())
+        if not Start.known(self._folder):
+            return made
+        return replace(made, model=self._start_of(made, membership).model())
+
+    def _start_of(self, made: Problem, membership: Membership) -> Start:
+        own = made.initial_model(membership.experiment.seeds[0])
+
+        def other(position: int, there: str) -> None:
+            self._limiter("info", "a neighbour has another machine", membership.mesh.names[position], there)
+
+        return Start(self._folder, own, machine.in_words(self._machine), other)
 
 
 def _largest(dim: int, n: int) -> int:

@@ -36,6 +36,18 @@ _BEFORE_THE_MODEL_IS_KNOWN = 1 << 16
 Observe = Callable[[str, int], None]  # observe(point, step): called at each point where tests let a node crash
 
 
+class OtherMachine(FairmeshError):
+    """A neighbour has a message that this node has lost and that its machine, which is another one, may not be able to
+    compute again."""
+
+    def __init__(self, step: int, difference: str):
+        super().__init__(
+            f"the journal has lost the message of step {step}, which a neighbour has, and this machine may compute "
+            f"another one ({difference}). Start the node once on a machine and with settings as before, until the log "
+            "says that it trains; then it can move. Or let the other sites vote this site out"
+        )
+
+
 class Progress(NamedTuple):
     """How far one side has received the other's messages; sent when a stream begins."""
 
@@ -85,6 +97,7 @@ class _Edge:
     acknowledged: int = 0  # every earlier step is durable there
     repeated: int = 0  # the journal lost a step before this one, so that earlier ones may come again
     posted: int = 0  # every earlier step was sent to it, before a restart or since
+    had: int | None = None  # it had every earlier step when its first stream since the restart began
     next_post: int = 0  # every earlier step was sent to it and is not computed again
     outbox: dict[int, bytes | None] = field(default_factory=dict)  # by step, until acknowledged; None: in the journal
     inbox: dict[int, bytes] = field(default_factory=dict)  # arrived, not yet read
@@ -136,6 +149,7 @@ class Mailroom:
         self.waiting_for: dict[int, float] = {}  # position -> since when, by time.monotonic(), while waiting
         self._unsettled, self._settling = threading.Event(), True
         self.alone = False  # no stream will bring what the journal does not have
+        self.other_machine: str | None = None  # how this machine differs from the one that sent what the journal has
         self.syncing_since: float | None = None  # by time.monotonic(), while the journal is synced to disk
         self._spent: deque[float] = deque(maxlen=1000)  # seconds per step
         self._failure: FairmeshError | None = None
@@ -150,19 +164,47 @@ class Mailroom:
 
     # The training thread
 
+    def as_sent(self, step: int, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Returns the messages of a step as they were sent before a restart, or else as they are given. What was sent
+        is final, since neighbours may have used it, but another machine may compute other last bits.
+
+        Raises:
+            FairmeshError: If a neighbour may have a message that the journal has lost and this machine may not be able
+                to compute again.
+        """
+        before = self._journal.sent(step)
+        known = {payload: before[position] for position, payload in payloads.items() if position in before}
+        lost = [p for p, payload in payloads.items() if p not in before and payload not in known]
+        if lost and self.other_machine is not None:  # they may have it, though the journal does not
+            self._refuse_if_had(step, lost, self.other_machine)
+        return {position: before.get(position, known.get(text, text)) for position, text in payloads.items()}
+
+    def _refuse_if_had(self, step: int, positions: Iterable[int], difference: str) -> None:
+        """Waits until these neighbours have said how far they have received. Raises if one has the step already."""
+        now = time.monotonic()
+        with self._changed:
+            while silent := [position for position in positions if self._edges[position].had is None]:
+                self._raise_if_stopped()
+                if self.alone:
+                    raise OtherMachine(step, difference)
+                self.waiting_for = {position: self.waiting_for.get(position, now) for position in silent}
+                self._changed.wait(_LOOK_EVERY_S)
+            self.waiting_for = {}
+            if any(step < (self._edges[position].had or 0) for position in positions):
+                raise OtherMachine(step, difference)
+
     def post(self, step: int, payloads: Mapping[int, bytes]) -> None:
         """Logs the messages of a step and hands them to the streams.
 
         Raises:
-            FairmeshError: If a message differs from the one logged for this step before a restart.
+            FairmeshError: If a message differs from the one logged for this step before a restart; see `as_sent`.
         """
         began = time.perf_counter()
         before = self._journal.sent(step)
         for position, payload in payloads.items():
             if position in before and before[position] != payload:
                 raise FairmeshError(
-                    f"step {step} gives a different message than before the restart, so this machine cannot reproduce "
-                    "its own computation; restore the version of torch and the number of threads it had before"
+                    f"step {step} gives a different message than the one that was sent before a restart"
                 )
         fresh = {position: payload for position, payload in payloads.items() if position not in before}
         if fresh:  # a node that must stop first repeats what it had done before a restart
@@ -367,6 +409,7 @@ class Mailroom:
             edge = self._edges[position]
             if self.rounds and theirs.due > self.rounds.stop + _AFTER_ROUNDS:
                 raise Refused(f"it claims to have step {theirs.due - 1}, which this run does not have")
+            edge.had = theirs.due if edge.had is None else edge.had
             asked = range(theirs.due, edge.next_post)
             if theirs.due == 0 and edge.posted and edge.durable > 1 and 0 not in edge.outbox:
                 raise StateLost(

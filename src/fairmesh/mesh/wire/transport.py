@@ -52,6 +52,11 @@ class PeerTransport(Transport):
         self._position_of = dict(zip(neighbours, positions))
         self._number_at = dict(zip(positions, neighbours))
 
+    def as_sent(self, round_index: int, outgoing: Mapping[Edge, bytes]) -> dict[Edge, bytes]:
+        by_position = {self._position_of[other]: text for (_, other), text in outgoing.items()}
+        sent = self._mailroom.as_sent(round_index + FIRST_ROUND, by_position)
+        return {(self._own, self._number_at[position]): text for position, text in sent.items()}
+
     def exchange(
         self, round_index: int, outgoing: Mapping[Edge, bytes], expected: Sequence[Edge], read: Read
     ) -> Arrivals:

@@ -1,0 +1,158 @@
+"""The model that all sites start from. The first site makes it, and it travels down the tree of the sums.
+
+Machines make slightly different models from the same seed: the vectorised random numbers of torch, and everything that
+is computed from them, depend on the kind of CPU. So all take over the first site's, buffers and frozen parameters
+included. Each site compares it with the model that it makes itself: a first site, or one on the way, cannot give the
+others another model than the experiment's."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from fairmesh.compression import DecodeError
+from fairmesh.errors import BadInput
+from fairmesh.mesh.node.reduction import Branch
+from fairmesh.mesh.wire.journal import storing
+from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.storage.files import read_bytes, write_atomically
+
+START = "start.safetensors"  # in the state folder
+_STEP = 0  # before the first round
+_DIGEST = 32  # bytes of SHA-256
+_MACHINE = 256  # bytes for the sender's machine in words
+_HEADER = 1 << 16  # bytes by which two files of the same tensors may differ
+_APART = 1e-3  # share of a tensor's norm by which machines may differ; they do by about 1e-7
+
+
+class Start:
+    """The start of a run at one node.
+
+    Args:
+        state: The state folder, where the model is kept for restarts.
+        own: The model as this site makes it.
+        machine: This machine in words, for others.
+        report: Called as `report(position, machine)` for each neighbour with another machine.
+    """
+
+    def __init__(self, state: Path, own: nn.Module, machine: str, report: Callable[[int, str], None]):
+        self._path, self._own, self._machine, self._report = state / START, own, machine, report
+
+    @staticmethod
+    def known(state: Path) -> bool:
+        """Returns whether the model is on disk."""
+        return (state / START).exists()
+
+    def largest(self) -> int:
+        """Returns a bound on the bytes of a message with the model."""
+        size = sum(tensor.nbytes + len(name) + 128 for name, tensor in _tensors(self._own).items())
+        return _DIGEST + _MACHINE + _HEADER + size
+
+    def agree(self, mailroom: Mailroom, branch: Branch, neighbours: Sequence[int], positions: Sequence[int]) -> None:
+        """Takes the model from the parent in the tree, passes it on, and compares its digest with all neighbours.
+
+        Args:
+            mailroom: Carries the messages.
+            branch: This node's place in the tree.
+            neighbours: Positions of the neighbours.
+            positions: Those of the tree's nodes.
+        """
+        parent = None if branch.parent is None else positions[branch.parent]
+        if parent is None:
+            content = read_bytes(self._path) if self._path.exists() else save(_tensors(self._own))
+        else:
+            content = mailroom.take(_STEP, [parent], self._received)[parent]
+        self.keep(content)
+        head = hashlib.sha256(content).digest() + self._machine.encode()[:_MACHINE].ljust(_MACHINE)
+        below = {positions[child] for child in branch.children}
+        mailroom.post(_STEP, {p: head + content if p in below else head for p in neighbours})
+
+        def same(position: int, theirs: bytes) -> None:
+            self._machine_in(position, theirs)
+            if theirs[:_DIGEST] != head[:_DIGEST]:
+                raise DecodeError("it starts from another model than the one that all sites take over from the first")
+
+        mailroom.take(_STEP, [p for p in neighbours if p != parent], same)
+
+    def _received(self, position: int, message: bytes) -> bytes:
+        there, content = self._machine_in(position, message), message[_DIGEST + _MACHINE :]
+        if hashlib.sha256(content).digest() != message[:_DIGEST]:
+            raise DecodeError("the model to start from does not have the digest that came with it")
+        self.refuse_other(content, there)
+        return content
+
+    def refuse_other(self, content: bytes, there: str) -> None:
+        """Refuses a model that is not the one that this site makes, but for what machines differ by. `there` names the
+        other machine or site."""
+        try:
+            tensors = load(content)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise DecodeError("the model to start from cannot be read") from error
+        reason = _unlike(tensors, _tensors(self._own))
+        if reason:
+            raise DecodeError(
+                f"the model to start from is not the one that this site makes from the same files: {reason}. There: "
+                f"{there}. Here: {self._machine}. Install the same versions at both sites, and compare the files that "
+                "the model reads"
+            )
+
+    def keep(self, content: bytes) -> None:
+        """Writes the model to disk."""
+        with storing(self._path.parent):
+            write_atomically(self._path, content)
+
+    def content(self) -> bytes:
+        """Returns the model on disk as it travels."""
+        return read_bytes(self._path)
+
+    def _machine_in(self, position: int, message: bytes) -> str:
+        said = message[_DIGEST : _DIGEST + _MACHINE].decode(errors="replace").strip()
+        shown = "".join(c for c in said if c.isprintable())
+        if shown != self._machine:
+            self._report(position, shown)
+        return shown
+
+    def model(self) -> nn.Module:
+        """Returns the model on disk."""
+        module = copy.deepcopy(self._own)
+        try:
+            tensors = load(read_bytes(self._path))
+        except (SafetensorError, ValueError) as error:
+            raise BadInput(f"{self._path} is damaged ({error}); restore it from a backup") from error
+        for name, tensor in _tensors(module, own=True).items():
+            tensor.data.copy_(tensors[name])
+        return module
+
+
+def _tensors(module: nn.Module, own: bool = False) -> dict[str, Tensor]:
+    """Returns copies of all parameters and buffers by name, or with `own` the tensors themselves."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return found if own else {name: tensor.detach().cpu().contiguous().clone() for name, tensor in found.items()}
+
+
+def _unlike(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> str:
+    """Returns in which tensor two models differ by more than machines do, in words, or nothing."""
+    if theirs.keys() != mine.keys():
+        name = min(theirs.keys() ^ mine.keys())
+        return f"only one of them has {''.join(c for c in name if c.isprintable())[:100]}"
+    for name, tensor in mine.items():
+        other = theirs[name]
+        if other.shape != tensor.shape or other.dtype != tensor.dtype:
+            return f"{name} is {tuple(other.shape)} {other.dtype} there and {tuple(tensor.shape)} {tensor.dtype} here"
+        if not torch.is_floating_point(tensor):
+            if not torch.equal(other, tensor):
+                return f"{name} differs"
+            continue
+        apart, norm = _norm(other.double() - tensor.double()), _norm(tensor.double())
+        if not apart <= _APART * norm:
+            return f"{name} differs by {apart:.3g}, and its norm is {norm:.3g}"
+    return ""
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor))
