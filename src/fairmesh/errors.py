@@ -11,6 +11,7 @@ class FairmeshError(Exception):
     """Base class of the errors that fairmesh raises on purpose."""
 
     reported_elsewhere = False  # if all processes of a run raise it, only one prints it
+    exit_code = 2  # of a command that ends with it: only a person can help
 
 
 class BadInput(FairmeshError, ValueError):
@@ -40,9 +41,13 @@ class CheckpointError(FairmeshError):
 class Interrupted(FairmeshError):
     """Training was asked to stop, by Ctrl-C or SIGTERM. Its checkpoint is kept."""
 
+    exit_code = 130
+
 
 class LostProcess(FairmeshError):
     """Another process of the run is gone or silent. After a restart, all continue from their last common checkpoint."""
+
+    exit_code = 1
 
 
 _EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for

@@ -69,8 +69,8 @@ def start_on_a_small_disk(nodes: Lives, name: str, full_from: int) -> str:
     return "file-size limit"
 
 
-def _mount_a_small_disk(at: Path = Path("/mnt")) -> None:
-    """In name spaces of this process's own, which need no privilege."""
+def own_mounts() -> None:
+    """Gives this process name spaces of its own for mounts, which need no privilege."""
     library = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     if library.unshare(_NEW_USER | _NEW_MOUNTS):
@@ -78,6 +78,11 @@ def _mount_a_small_disk(at: Path = Path("/mnt")) -> None:
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def _mount_a_small_disk(at: Path = Path("/mnt")) -> None:
+    own_mounts()
+    library = ctypes.CDLL(None, use_errno=True)
     if library.mount(b"tmpfs", os.fsencode(at), b"tmpfs", 0, f"size={_DISK}".encode()):
         raise OSError(ctypes.get_errno(), "mount")
 

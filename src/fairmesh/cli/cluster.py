@@ -15,7 +15,7 @@ from fairmesh.cli.launching import (
     record_outcome,
 )
 from fairmesh.cli.terminal import say
-from fairmesh.errors import BadInput, FairmeshError, Interrupted, LostProcess
+from fairmesh.errors import BadInput, FairmeshError, Interrupted
 
 if TYPE_CHECKING:
     from fairmesh.experiment import Experiment
@@ -76,8 +76,8 @@ def loaded_on(
 
 def leave(error: FairmeshError) -> None:
     """Prints in one line what ended a command, and exits with its code. Of the ranks of a launched run, one prints."""
-    code = 130 if isinstance(error, Interrupted) else 1 if isinstance(error, LostProcess) else 2
-    text = str(error) if code != 2 else f"error: {error}"
+    code = error.exit_code
+    text = str(error) if code != FairmeshError.exit_code else f"error: {error}"
     ours = OUTCOME in os.environ
     if isinstance(error, Interrupted):
         command = "launch" if ours else sys.argv[1] if len(sys.argv) > 1 else ""

@@ -333,6 +333,24 @@ def check(
 
 
 @mesh.command()
+def unit(
+    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
+    user: Annotated[str | None, typer.Option(help="Who runs the node; by default the owner of the site file.")] = None,
+    options: Annotated[str, typer.Option(help="Options of `fairmesh node`, such as '--prometheus 9464'.")] = "",
+) -> None:
+    """At a site: print the systemd unit of its node.
+
+    It makes the state folder, which must be there before systemd starts the node."""
+    from fairmesh.mesh.unit import make_state_folder, unit_of
+
+    text = unit_of(site_file, user, options)
+    folder = make_state_folder(site_file, user)
+    print(text, end="")
+    say(f"the state folder is {folder}; write the unit to /etc/systemd/system/fairmesh.service, then run:")
+    say("systemctl daemon-reload && systemctl enable --now fairmesh")
+
+
+@mesh.command()
 def remove(
     site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
     gone: Annotated[list[str] | None, typer.Argument(metavar="NAMES", help="The sites that are gone for good.")] = None,
