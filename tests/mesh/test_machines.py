@@ -26,7 +26,7 @@ from tests.mesh.lives import RESULTS
 from tests.refusals import missing_from, refused
 
 NAMES = ["alpha", "beta", "gamma"]
-ROUNDS = 600
+ROUNDS = 300
 EXPERIMENT = f"""
 rounds = {ROUNDS}
 data = {{ name = "digits", nodes = 3, odd = 1 }}
@@ -131,7 +131,7 @@ def test_site_without_avx2_takes_part_and_a_node_moves_to_another_machine_during
         nodes.running["gamma"].send_signal(signal.SIGKILL)
         nodes.running["gamma"].wait()
         nodes.start("gamma", **settings)
-        nodes.until(lambda done=done: nodes.round("gamma") > done + 60)
+        nodes.until(lambda done=done: nodes.round("gamma") > done + 45)
     nodes.finish()
     assert len(nodes.results()) == 1
     said = [line for line in nodes.log("gamma") if line["what"].startswith("this machine differs from before")]
