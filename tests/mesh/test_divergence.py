@@ -21,6 +21,7 @@ from fairmesh.mesh.wire.bulletin import KINDS
 from fairmesh.networks.base import Part
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork
+from fairmesh.networks.transport import Transport
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import Draw
 from fairmesh.problems.oracle import Oracle
@@ -56,17 +57,17 @@ class Sent(Exception):
     pass
 
 
-class Nowhere:
+class Nowhere(Transport):
     """A transport that says when something is sent."""
 
-    process_group = None
+    process_group = None  # type: ignore[assignment]
 
     def exchange(self, *given):
         raise Sent
 
 
 def _network(bounds: Bounds | None = None) -> RemoteNetwork:
-    return RemoteNetwork(fm.Ring().build(3), [0], Nowhere(), each_copy=True, bounds=bounds)  # type: ignore[arg-type]
+    return RemoteNetwork(fm.Ring().build(3), [0], Nowhere(), each_copy=True, bounds=bounds)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -3e38], ids=str)

@@ -456,6 +456,15 @@ class Ledger:
         decided = [proposal_of(one) for one in self._table["decisions"]]
         return base_of(dict(self._newest().claims), neighbours, decided)
 
+    def measured_since(self) -> int:
+        """Returns the first round after the last time that a site was restored, which has lost what it had measured."""
+        starts, since = {one.generation: one.start for one in self.begun}, 0
+        for certificate in map(certificate_of, self._table["decisions"]):
+            then = certificate.proposal.generation + max(1, len(certificate.proposal.sites))
+            if without_state(dict(certificate.claims)) and then in starts:
+                since = starts[then] + 1
+        return since
+
     def restored(self) -> list[str]:
         """Returns the sites that get their state from their neighbours when the newest generation begins."""
         return without_state(dict(self._newest().claims)) if self._table["decisions"] else []

@@ -5,7 +5,8 @@ all sites. An announcement replaces the one before it, so it repeats every row t
 a site acknowledges rows when they are on its disk. So no row is lost, whoever was down meanwhile.
 
 Rows belong to a generation of the mesh. When the sites go back to a round, rows of later rounds are dropped. When a
-site has left, its rows are dropped too, so that a curve is over the same sites from its first round to its last.
+site has left, its rows are dropped too, so that a curve is over the same sites from its first round to its last. When a
+site was restored after it had lost its state, and with it its rows, all begin anew.
 
 The best round follows from the rows by the experiment's rule, `best_by`. A node keeps its own model of the best round
 so far, of the rounds that not all sites have measured yet, and of the best round before every checkpoint to which the
@@ -53,11 +54,12 @@ class Schedule(NamedTuple):
     every: int
     best_by: str
     seed: int
+    since: int = 0  # the first round that may be measured; rows before it are lost
 
     @property
     def due(self) -> list[int]:
         """Returns the measured rounds."""
-        return [*range(0, self.rounds, self.every), self.rounds]
+        return [*(one for one in range(0, self.rounds, self.every) if one >= self.since), self.rounds]
 
 
 class Measurements:
@@ -134,14 +136,14 @@ class Measurements:
         return generation
 
     def _drop_after(self, start: int, before: int) -> None:
-        """Drops what the sites went back from, and the rows of sites that have left. What was shown of them is put
-        aside."""
+        """Drops what the sites went back from, the rows of sites that have left, and those that a restored site has
+        lost. What was shown of them is put aside."""
         self._final = None
         for rows in self._rows.values():
-            for later in [one for one in rows if one > start]:
-                del rows[later]
+            for other in [one for one in rows if not self._schedule.since <= one <= start]:
+                del rows[other]
         for path in (self._state / BEST).glob("round-*.safetensors"):
-            if _round_in(path) > start:
+            if not self._schedule.since <= _round_in(path) <= start:
                 path.unlink()
         shown = self._state / PROGRESS / METRICS
         if before and shown.exists():

@@ -94,7 +94,7 @@ class Oversight(Watcher):
         self.unusual: dict[str, list[str]] = {}  # sites whose inputs look different, and how
         self._weights, self._heavy = WeightWatch(membership.experiment.rounds), dict[str, dict[str, Any]]()
         self._metric: dict[str, Any] = {}
-        self._voted: dict[str, str] = {}  # what each site has voted for
+        self._voted, self._voted_in = dict[str, str](), 1  # what each site has voted for in a generation
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._failed_metrics: set[str] = set()
         self._notices: dict[int, Notices] = {}  # by position
@@ -309,13 +309,13 @@ class Oversight(Watcher):
 
     def _log_votes(self) -> None:
         """Logs who votes for what, once; and that a vote was taken back."""
+        generation = self._ledger.mesh.generation
         now = {site: what for what, sites in self._ledger.votes().items() for site in sites}
-        for site in sorted(now.keys() | self._voted.keys()):
-            if now.get(site) != self._voted.get(site):
-                self._log(
-                    "warning", "vote", site=site, decision=now.get(site, "takes its vote back, or it was decided")
-                )
-        self._voted = now
+        before = self._voted if self._voted_in == generation else {}  # else it was decided
+        for site in sorted(now.keys() | before.keys()):
+            if now.get(site) != before.get(site):
+                self._log("warning", "vote", site=site, decision=now.get(site, "takes its vote back"))
+        self._voted, self._voted_in = now, generation
 
     def _notice_waiting(self) -> None:
         waiting = dict(self._mailroom.waiting_for) if self._mailroom else {}

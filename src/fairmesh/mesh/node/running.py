@@ -298,7 +298,8 @@ class _Node:
         """Begins or continues what all sites measure in this generation."""
         membership, experiment = self._membership, self._membership.experiment
         options = experiment.options
-        schedule = Schedule(experiment.rounds, options.measure_every, options.best_by, experiment.seeds[0])
+        since = self._ledger.measured_since()
+        schedule = Schedule(experiment.rounds, options.measure_every, options.best_by, experiment.seeds[0], since)
         names = [member.name for member in membership.mesh.present]
         start = self._ledger.begun[-1].start
         progress = self._folder / PROGRESS
