@@ -86,23 +86,29 @@ class Run:
     def end(self, *names: str) -> bytes:
         """Waits until nodes have ended, and returns their model, which must be the same."""
         for name in names:
-            assert fleet.ended(self.running.pop(name), 90) == 0, self.logs()
+            assert self._ended(name, 90) == 0, self.logs()
         models = {(self.folder / name / "state" / "result" / "model.safetensors").read_bytes() for name in names}
         assert len(models) == 1
         return models.pop()
 
+    def _ended(self, name: str, seconds: float) -> int | None:
+        code = fleet.ended(self.running[name], seconds)
+        if code is not None:
+            del self.running[name]
+        return code
+
     def stops(self, name: str, why: str) -> None:
         """Waits until a node has ended with an error that says why."""
-        assert fleet.ended(self.running.pop(name), 60) == 1, self.logs()
+        assert self._ended(name, 60) == 1, self.logs()
         assert why in self.events(name, "stopped")[-1]["reason"]
 
     def ended(self, name: str) -> None:
         """Waits until a node has ended, whether with an error or not."""
-        assert fleet.ended(self.running.pop(name), 90) is not None, self.logs()
+        assert self._ended(name, 90) is not None, self.logs()
 
     def dies(self, name: str) -> None:
         """Waits until a node has killed itself."""
-        assert fleet.ended(self.running.pop(name), 60) == -9, self.logs()
+        assert self._ended(name, 60) == -9, self.logs()
 
     def crash(self, name: str) -> None:
         os.kill(self.running[name], 9)

@@ -56,6 +56,11 @@ class Notices:
     def seconds(self) -> float:
         return time.monotonic() - self.since
 
+    def pause(self) -> None:
+        """Sleeps before the next look: a moment at first, so that short waits stay short, and up to half a second in a
+        long wait, which should cost little."""
+        time.sleep(min(0.5, 0.02 + self.seconds / 50))
+
     def due(self) -> bool:
         """Returns whether to log the wait now. After True, the next one is due when the wait is twice as long."""
         waited = self.seconds

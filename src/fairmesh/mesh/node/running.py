@@ -455,7 +455,7 @@ class _Node:
             if notices.due():
                 self._log("warning", "waiting", sites=", ".join(whom()), seconds=round(notices.seconds))
             self.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom()))
-            time.sleep(0.02)
+            notices.pause()
 
     def _confirm(self, unconfirmed: Path, source: str | None) -> None:
         """Waits until all sites have announced the result that this site has. A difference is named; it ends when the
@@ -534,7 +534,7 @@ class _Node:
                     self._log("warning", "waiting", sites=", ".join(whom), seconds=round(notices.seconds), reason=why)
                 self.oversight.activity = f"deciding; waiting for {', '.join(whom)}"[:_ACTIVITY]
                 self.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom))
-                time.sleep(0.02)
+                notices.pause()
         self._begin()
 
     def _after_divergence(self, error: divergence.SiteDiverged) -> None:
