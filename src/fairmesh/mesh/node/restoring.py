@@ -15,11 +15,13 @@ from torch import Tensor
 
 from fairmesh.algorithms.gossip import PublicCopies
 from fairmesh.compression import DecodeError
-from fairmesh.errors import FairmeshError
+from fairmesh.errors import BadInput
 from fairmesh.networks.roles import Role, StateView, roles_of
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.loop import TrainingState
 
+_ROUNDING = 1e-3  # times the norm: neighbours on other kinds of devices may have rounded otherwise
+_OF_NEIGHBOURS = "of_neighbours"  # the field of PublicCopies
 _MINE, _YOURS, _COMMON = "copy of the sender", "copy of the receiver", "common"
 
 
@@ -63,14 +65,15 @@ def restored(initial: TrainingState, told: Mapping[str, dict[str, Tensor]]) -> T
         told: What each neighbour has sent, by name, in the order of the slots of this site's copies.
 
     Raises:
-        FairmeshError: If neighbours have different copies of this site's model.
+        BadInput: If neighbours have different copies of this site's model.
     """
     tensors, names, parts = flatten_state(initial), list(told), list(told.values())
     for path in _copies_in(initial):
         own = parts[0][f"{_YOURS}:{path}"]
         for name, part in told.items():
-            if not torch.equal(part[f"{_YOURS}:{path}"], own):
-                raise FairmeshError(
+            theirs = part[f"{_YOURS}:{path}"]
+            if float((theirs - own).norm()) > _ROUNDING * max(float(own.norm()), float(theirs.norm())):
+                raise BadInput(
                     f"{names[0]} and {name} have different copies of this site's model, so one of them does not tell "
                     "the truth; let the others vote it out, or vote for an earlier round"
                 )
@@ -86,9 +89,6 @@ def restored(initial: TrainingState, told: Mapping[str, dict[str, Tensor]]) -> T
         path = next(path for path, tensor in flatten_state(state).items() if tensor is models)
         state = unflatten_state(state, flatten_state(state) | {path: copies.own.clone()})
     return _averages_from_now(state)
-
-
-_OF_NEIGHBOURS = "of_neighbours"
 
 
 def _copies_in(state: Any) -> dict[str, Tensor]:

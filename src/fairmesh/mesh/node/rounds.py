@@ -176,7 +176,7 @@ class Rounds:
 
         found = self._mailroom.take(restoring_step(done), self._neighbours, read)
         if len(set(starts.values())) > 1:
-            raise FairmeshError(
+            raise BadInput(
                 f"{', '.join(starts)} say that the run started from different models, so one of them does not tell the "
                 "truth; let the others vote it out, or vote for an earlier round"
             )
