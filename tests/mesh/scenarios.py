@@ -33,11 +33,17 @@ dtype = "float64"
 class Run:
     """A mesh of real nodes, five unless others are named."""
 
-    def __init__(self, folder: Path, names: list[str] = NAMES, experiment: str = EXPERIMENT):
+    def __init__(
+        self,
+        folder: Path,
+        names: list[str] = NAMES,
+        experiment: str = EXPERIMENT,
+        listening: Sequence[str] | None = None,  # the sites with an address; all if None
+    ):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "experiment.toml").write_text(experiment)
-        self.mesh = fleet.provisioned(folder, folder / "experiment.toml", names)
+        self.mesh = fleet.provisioned(folder, folder / "experiment.toml", names, listening)
         self.running: dict[str, int] = {}
 
     def start(self, *names: str, before: Callable[[], None] = lambda: None, **options) -> None:

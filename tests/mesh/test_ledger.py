@@ -234,6 +234,22 @@ def test_what_is_left_of_a_run_is_put_aside_and_not_while_the_node_runs(tmp_path
     assert (state / "log.jsonl").exists()
 
 
+def test_round_that_somebody_votes_for_is_kept_and_a_vote_for_one_that_is_gone_is_named(sites):
+    landmarks = sites.folder / "a" / "generation-1" / "landmarks"
+    landmarks.mkdir(parents=True)
+    for kept in (0, 40, 80):
+        (landmarks / f"checkpoint-{kept:012d}.safetensors").touch()
+    assert not sites.ledgers["a"].somebody_goes_back()
+    wish(sites.folder / "a", _mesh(), "a", (), 40)
+    sites.ledgers["a"].vote()
+    assert sites.ledgers["a"].somebody_goes_back()
+    sites.tell("a", "b")
+    assert sites.ledgers["b"].somebody_goes_back(), "also where another site has voted"
+    assert sites.ledgers["a"].impossible() is None
+    (landmarks / f"checkpoint-{40:012d}.safetensors").unlink()
+    assert sites.ledgers["a"].impossible() == "this site no longer has round 40 to go back to, but 0, 80"
+
+
 def test_promises_survive_a_restart_and_news_that_are_lost(sites):
     sites.remove_d()
     for name in "abc":

@@ -288,6 +288,20 @@ class Ledger:
                 found.setdefault(in_words(vote.proposal), []).append(site)
         return found
 
+    def somebody_goes_back(self) -> bool:
+        """Returns whether a site votes to go back to a round, which must be kept while it does."""
+        return any(vote.proposal.round is not None for vote in self.seen().votes.values())
+
+    def impossible(self) -> str | None:
+        """Returns why this site's own vote can no longer be fulfilled here, or None."""
+        mine = self.seen().votes.get(self._own)
+        if mine is None or mine.proposal.round is None:
+            return None
+        kept = landmarks_in(self._state, _last_generation(self._table))
+        if mine.proposal.round in kept:
+            return None
+        return f"this site no longer has round {mine.proposal.round} to go back to, but {', '.join(map(str, kept))}"
+
     def without_vote(self) -> list[str] | None:
         """Returns the sites that have not voted for what this site has voted for and must do so, or None if this site
         has not voted."""

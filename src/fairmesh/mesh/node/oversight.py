@@ -100,6 +100,7 @@ class Oversight(Watcher):
         self._weights, self._heavy = WeightWatch(membership.experiment.rounds), dict[str, dict[str, Any]]()
         self._metric: dict[str, Any] = {}
         self._voted, self._voted_in = dict[str, str](), 1  # what each site has voted for in a generation
+        self._impossible: str | None = None  # why this site's own vote cannot be fulfilled
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._failed_metrics: set[str] = set()
         self._notices: dict[int, Notices] = {}  # by position
@@ -320,7 +321,10 @@ class Oversight(Watcher):
         for site in sorted(now.keys() | before.keys()):
             if now.get(site) != before.get(site):
                 self._log("warning", "vote", site=site, decision=now.get(site, "takes its vote back"))
-        self._voted, self._voted_in = now, generation
+        impossible = self._ledger.impossible()
+        if impossible and impossible != self._impossible:
+            self._log("error", "this site's vote is void; vote for another round at all sites", reason=impossible)
+        self._voted, self._voted_in, self._impossible = now, generation, impossible
 
     def _notice_waiting(self) -> None:
         waiting = dict(self._mailroom.waiting_for) if self._mailroom else {}

@@ -98,9 +98,10 @@ class Rounds:
         watcher: Watcher,
         pinned: Callable[[], int | None] = lambda: None,  # the round from which on everything must be kept
         measurements: Measurements | None = None,  # where to record what is measured, in order to train
+        keep_all: Callable[[], bool] = lambda: False,  # whether no checkpoint to go back to may be dropped now
     ):
         self.problem, self._membership, self._mailroom, self._store = problem, membership, mailroom, store
-        self._pinned, self._measurements = pinned, measurements
+        self._pinned, self._measurements, self._keep_all = pinned, measurements, keep_all
         self._watcher, self._experiment = watcher, membership.experiment
         experiment, present = membership.experiment, membership.present
         cycle = cycle_of(experiment.topology, membership.mesh, experiment.options.lying_neighbours)
@@ -199,6 +200,7 @@ class Rounds:
             self._membership,
             self._pinned,
             self._measurements,
+            self._keep_all,
         )
         failed = self._watcher.metric_failed
         validation = Evaluator(self.problem, "validation", self.training.device, self.training.dtype, failed=failed)
@@ -304,10 +306,11 @@ class _Checkpointing(Observer):
         membership: Membership,
         pinned: Callable[[], int | None],
         measurements: Measurements,
+        keep_all: Callable[[], bool],
     ):
         self._store, self._mailroom, self._watcher = store, mailroom, watcher
         self._identity, self._sites, self._pinned = identity, len(membership.present), pinned
-        self._measurements = measurements
+        self._measurements, self._keep_all = measurements, keep_all
         self._landmark_every = landmark_every(membership.experiment.rounds)
 
     def start(self, run: ObservedRun) -> None:
@@ -315,7 +318,7 @@ class _Checkpointing(Observer):
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if round % self._landmark_every == 0 and round not in self._store.landmarks:
-            thin = self._pinned() is None  # else a certificate may still ask for any of them
+            thin = self._pinned() is None and not self._keep_all()  # else a certificate may still ask for any of them
             self._measurements.store_models()
             self._store.keep(self.run.state, round, self._identity, thin)
         if self._due(round, state) or (self._watcher.stopping and self._saved != round):

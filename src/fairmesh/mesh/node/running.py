@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 import signal
 import threading
@@ -191,6 +192,7 @@ class _Node:
         self._machines = machine.Machines(self._folder, self._machine)
         log("info", "machine", **self._machine)
         self._rounds: Rounds | None = None
+        self._process = os.urandom(8).hex()  # tells this start of the node from others
         self._ledger = Ledger(self._folder, Mesh.read(membership.site.mesh), membership.name, self._bulletin)
         self._measurements = Measurements(self._folder, membership.name, self._bulletin, log)
         self.oversight = Oversight(
@@ -262,7 +264,14 @@ class _Node:
                     problem = self._problem(membership)
                 self._enter(problem, store)
                 self._rounds = Rounds(
-                    membership, problem, mailroom, store, oversight, lambda: self._ledger.pinned, self._measurements
+                    membership,
+                    problem,
+                    mailroom,
+                    store,
+                    oversight,
+                    lambda: self._ledger.pinned,
+                    self._measurements,
+                    self._ledger.somebody_goes_back,
                 )
                 oversight.heeds_divergence = True
                 if owed:
@@ -330,7 +339,7 @@ class _Node:
             membership.site.listen,
             mailroom,
             self._bulletin,
-            lambda: membership.greeting() | {"only_news": only_news},
+            lambda: membership.greeting() | {"only_news": only_news, "process": self._process},
             lambda name, theirs: self._check_greeting(name, theirs) and not only_news,
             self._log,
             mailroom.largest,

@@ -70,7 +70,8 @@ class Start:
         self.keep(content)
         head = hashlib.sha256(content).digest() + self._machine.encode()[:_MACHINE].ljust(_MACHINE)
         below = {positions[child] for child in branch.children}
-        mailroom.post(_STEP, {p: head + content if p in below else head for p in neighbours})
+        going = {p: head + content if p in below else head for p in neighbours}
+        mailroom.post(_STEP, mailroom.as_sent(_STEP, going))  # before a restart, the machine may have been another
 
         def same(position: int, theirs: bytes) -> None:
             self._machine_in(position, theirs)

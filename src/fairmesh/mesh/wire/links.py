@@ -56,6 +56,7 @@ class _Stream:
         self.news_sent = 0
         self.finished_sent = False
         self.only_news = False
+        self.process: Any = None  # which start of the neighbour's node this is
         self.ack_due = False  # send an acknowledgement of its own, since no message carried one
 
     def end(self, reason: str | None) -> None:
@@ -318,6 +319,12 @@ class Links:
                 return
             theirs = _progress(table)
             replaced = self._streams.get(neighbour.name)
+            stream.process = table.get("process")
+            if replaced is not None and replaced.process != stream.process:
+                raise Refused(
+                    f"another node of {neighbour.name} is connected here; two nodes of one site would contradict each "
+                    "other. Stop one of them, and never run a copy of a site's folder"
+                )
             if not stream.only_news:
                 self._mailroom.connected(neighbour.position, stream, theirs)
         except Refused as error:

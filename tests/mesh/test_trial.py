@@ -1,0 +1,70 @@
+"""What operators met in a trial: a copied folder that runs twice, and a crash before the first checkpoint on a machine
+that then computes otherwise."""
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.mesh.scenarios import Run, played, waits_at
+
+NAMES = ["a", "b", "c"]
+EXPERIMENT = """
+rounds = 60
+data = { name = "digits", nodes = 3, split = "class" }
+topology = { name = "ring" }
+[algorithm]
+name = "ad-gda"
+compressor = { name = "quantize", bits = 4 }
+[options]
+measure_every = 20
+"""
+
+
+def a_copy_that_runs_too(run: Run) -> None:
+    """A second node of a site that only dials is refused, and both sides say why; the first one goes on."""
+    flag = run.folder / "go"
+    run.start("a", "b", "c", observe=waits_at(30, flag))
+    run.until(lambda: run.round("a") >= 28)
+    shutil.copytree(run.folder / "c", run.folder / "copy")
+    (run.folder / "copy" / "state" / "log.jsonl").unlink()
+    run.start("copy")
+    why = "two nodes of one site"
+    run.until(lambda: any(why in event.get("reason", "") for event in run.events("copy", "refused")))
+    run.until(lambda: any(why in event.get("reason", "") for event in run.events("a", "refused")))
+    run.crash("copy")
+    flag.touch()
+    run.end(*NAMES)
+
+
+def other_threads_after_an_early_crash(run: Run) -> None:
+    """What was sent before the first round is sent again as it was, though this machine describes itself otherwise."""
+    flag = run.folder / "go"
+    run.start("a", "b", "c", observe=waits_at(10, flag))
+    run.until(lambda: run.round("b") >= 8)
+    run.crash("b")
+    flag.touch()
+    time.sleep(0.5)
+    run.start("b", before=lambda: torch.set_num_threads(2))
+    run.end(*NAMES)
+    assert {event["threads"] for event in run.events("b", "machine")} == {"1", "2"}
+
+
+SCENARIOS = {one.__name__: one for one in (a_copy_that_runs_too, other_threads_after_an_early_crash)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_trouble_of_the_trial_is_named_or_does_not_happen_again(scenario, tmp_path):
+    played("tests.mesh.test_trial", scenario, str(tmp_path / "run"))
+
+
+if __name__ == "__main__":
+    made = Run(Path(sys.argv[2]), NAMES, EXPERIMENT, listening=["a", "b"])
+    try:
+        SCENARIOS[sys.argv[1]](made)
+    finally:
+        made.kill()
