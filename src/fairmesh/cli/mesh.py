@@ -413,4 +413,7 @@ def _vote(
         say(f"recorded: {site.name} takes its vote back, unless all have already agreed on it")
         return
     say(f"recorded: {site.name} {what} as soon as {', '.join(others)} have voted the same")
+    if site.name in restored:
+        say(f"what this site had of the run was put aside; now start its node: fairmesh node {site_file}")
+        return
     say("the node announces this to the others and need not be stopped; `fairmesh status` shows the votes")

@@ -150,15 +150,20 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
             rows.append([name, "", "not heard of yet", "", "", "", "", "", "", ""])
             continue
         age = reported["heard_s_ago"]  # by this site's clock; a difference of the other's own moments is exact too
-        waits = ", ".join(
-            f"{who} ({_ago(max(0.0, reported['time'] - since + age))})"
-            for who, since in reported["waiting_for"].items()
+        ended = seen["activity"] == "finished"  # then all sites have their result
+        waits = (
+            ""
+            if ended
+            else ", ".join(
+                f"{who} ({_ago(max(0.0, reported['time'] - since + age))})"
+                for who, since in reported["waiting_for"].items()
+            )
         )
         rows.append(
             [
                 name,
                 str(reported["round"]),
-                reported["activity"],
+                "finished" if ended else reported["activity"],
                 "" if reported["metric"] is None else f"{reported['metric']:.4g}",
                 "" if reported["metric_round"] is None else str(reported["metric_round"]),
                 f"{seen['prior'][name]:.3g}" if name in seen["prior"] else "",

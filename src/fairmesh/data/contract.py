@@ -99,7 +99,7 @@ class Column:
             unknown = ~missing & ~np.isin(texts, self.classes)
             if unknown.any():
                 wrong.append(
-                    f"{where}, {_rows(unknown)}: {texts[unknown][0]!r}, but the contract's classes are "
+                    f"{where}, {_rows(unknown)}: {str(texts[unknown][0])!r}, but the contract's classes are "
                     f"{list(self.classes)}; write the classes as the contract does"
                 )
             return texts, wrong

@@ -279,6 +279,8 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
         raise BadInput(f"cannot read {path}: {in_a_line(error)}") from error
     if not rows:
         raise BadInput(f"{path} needs a header and rows below it")
+    if len(header) == 1 and ";" in header[0]:
+        raise BadInput(f"{path}: its values are separated by semicolons; save it with commas, and a point for decimals")
     for i, row in enumerate(rows):
         if len(row) != len(header):
             raise BadInput(f"{path}: row {i + 1} has {len(row)} values, but the header names {len(header)} columns")

@@ -126,6 +126,8 @@ class _Input(NamedTuple):
         for other in different:
             if other is not self and self.looks_like(other):
                 return f"it looks like {other.name} elsewhere, so perhaps columns are in another order"
+        if self.spread == 0:
+            return "it is the same in every row there; perhaps the column is empty or not measured"
         if self.changed_together or not 1 / _FURTHER <= self.times <= _FURTHER:
             larger = self.times > 1
             times = f"{float(f'{self.times if larger else 1 / max(self.times, 1e-12):.1g}'):,.12g}"
