@@ -198,9 +198,8 @@ def check_certificate(
     wrong = [problem for problem in (_wrong_issuer(held, issuer), _wrong_name(held, name)) if problem]
     for what, one in (("the certificate", held), ("the authority's certificate", issuer)):
         if now > one.not_valid_after_utc:
-            wrong.append(
-                f"{what} expired on {_date(one.not_valid_after_utc)}; look at this machine's clock first, then have a new one signed"
-            )
+            ended = _date(one.not_valid_after_utc)
+            wrong.append(f"{what} expired on {ended}; look at this machine's clock first, then have a new one signed")
         if now < one.not_valid_before_utc:
             wrong.append(
                 f"{what} is not valid before {_date(one.not_valid_before_utc)}; is this machine's clock right?"
