@@ -98,7 +98,17 @@ def test_checkpoints_of_a_run_have_that_size_and_little_remains_at_its_end(tmp_p
     assert max(sizes) < needed.at_most
     state = tmp_path / "a" / "state"
     left = {path.relative_to(state).parts[0] for path in state.rglob("*") if path.is_file()}
-    small = {"bulletin.json", "decisions.json", "facts.json", "keys.json", "lock", "log.jsonl", "status.json"}
+    small = {
+        "machines.json",
+        "data.sha256",
+        "bulletin.json",
+        "decisions.json",
+        "facts.json",
+        "keys.json",
+        "lock",
+        "log.jsonl",
+        "status.json",
+    }
     assert left == small | {"finished", "result"}
     models = sum(path.stat().st_size for path in (state / "result").glob("*.safetensors"))
     assert models < 3 * needed.model + 1000

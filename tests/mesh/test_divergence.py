@@ -25,11 +25,11 @@ from fairmesh.networks.transport import Transport
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import Draw
 from fairmesh.problems.oracle import Oracle
-from tests.mesh.scenarios import Run, played
+from tests.mesh.scenarios import Run, played, waits_at
 from tests.refusals import missing_from
 from tests.toys import COMPRESSORS
 
-NAMES = ["a", "b", "c"]
+NAMES, ROUNDS = ["a", "b", "c"], 24
 EXPERIMENT = """
 rounds = 24
 data = { name = "digits", nodes = 3, split = "class" }
@@ -198,15 +198,21 @@ def _said_again(run: Run, before: Callable[[], None], sentence: str) -> None:
 
 
 def _without_b_from_the_start(run: Run) -> None:
-    """The others remove b, go back to the start, and finish."""
+    """The others remove b, go back to the start before the run has ended, and finish."""
+    flag, stopped = run.folder / "go", len(run.events("a", "stopped"))
     run.vote("a", "c", out=["b"])
-    run.start("a", "c")
+    run.start("a", "c", observe=waits_at(ROUNDS, flag))
     run.until(lambda: all(run.events(name, "continuing") for name in "ac"))
-    if run.events("a", "continuing")[-1]["round"]:
-        for name in "ac":  # their models are as b has left them, sound or not
-            run.ended(name)
-        run.vote("a", "c", out=[], back_to=0)
-        run.start("a", "c")
+    if run.events("a", "continuing")[-1]["round"]:  # their models are as b has left them, sound or not
+        run.until(lambda: run.round("a") >= ROUNDS - 1 or len(run.events("a", "stopped")) > stopped)
+        run.vote("a", "c", back_to=0)
+        time.sleep(3)  # until both votes are known
+        flag.touch()
+        if len(run.events("a", "stopped")) > stopped:
+            for name in "ac":
+                run.ended(name)
+            run.start("a", "c")
+    flag.touch()
     run.end("a", "c")
 
 

@@ -54,6 +54,7 @@ def a_changed_mind(run: Run) -> None:
 
         def late(self, one):
             if not (run.folder / "again").exists():  # its operator was faster than its node
+                run.until(lambda: run.events("a", "all have voted"), 20)
                 ledger.wish(state, self.mesh, "b", [])
                 self.vote()
                 return

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from fairmesh.compression import DecodeError
 from fairmesh.errors import BadInput
 from fairmesh.mesh.node.reduction import Branch
+from fairmesh.mesh.node.store import START
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.storage.files import read_bytes, write_atomically
 
-START = "start.safetensors"  # in the state folder
 _STEP = 0  # before the first round
 _DIGEST = 32  # bytes of SHA-256
 _MACHINE = 256  # bytes for the sender's machine in words

@@ -17,6 +17,7 @@ _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 _KEPT = "landmarks"  # their folder
 FINISHED = "finished"  # a file that says that every site has its result
 PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
+START = "start.safetensors"  # the model that all sites started from
 TABLE, BEST = "measured.jsonl", "best"  # the metrics of all sites, and the folder of the models of the best rounds
 _LANDMARKS = 8  # in a run; all sites keep the first and the last two of their checkpoints, to go back to
 
@@ -156,7 +157,8 @@ def forget_run(state: Path) -> None:
     for pattern in ("generation-*", "unconfirmed-*", BEST, PROGRESS):
         for folder in state.glob(pattern):
             shutil.rmtree(folder, ignore_errors=True)
-    (state / TABLE).unlink(missing_ok=True)
+    for file in (TABLE, START):
+        (state / file).unlink(missing_ok=True)
 
 
 def _name(done: int) -> str:
