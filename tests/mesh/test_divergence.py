@@ -256,9 +256,12 @@ def not_a_number(run_in: Path) -> None:
     sentence = _all_end(run, broken, "rounds 7 and 8", "model that is not finite")
     _said_again(run, broken, sentence)
     mended.touch()
-    run.vote(*NAMES, out=[], back_to=6)
-    run.start("a", "c")
-    run.start("b", before=broken)
+    run.vote(*NAMES, back_to=6)
+    flag = run_in / "go"
+    run.start("a", "c", observe=waits_at(12, flag))
+    run.start("b", before=broken, observe=waits_at(12, flag))
+    run.until(lambda: len(run.status("a")["votes"].get("go back to round 6", [])) == len(NAMES))
+    flag.touch()
     run.end(*NAMES)
     assert [one["round"] for one in run.events("b", "continuing")] == [6], run.logs()
 

@@ -84,8 +84,8 @@ def test_node_whose_journal_has_a_flipped_bit_gets_what_it_lost_from_its_neighbo
             nodes.newest_checkpoint(name).unlink()
         path = segments[-1 if which == "last" else -2]
         content = bytearray(path.read_bytes())
-        for k in range(1, 6):
-            content[k * len(content) // 7] ^= 16
+        for k in range(1, 6):  # not in the first half, where the model is that all start from
+            content[(7 + k) * len(content) // 14] ^= 16
         path.write_bytes(content)
         damaged.append(path)
         copy = Journal(shutil.copytree(folder, tmp_path / "copy"))
