@@ -132,13 +132,13 @@ def test_site_without_avx2_takes_part_and_a_node_moves_to_another_machine_during
         nodes.running["gamma"].wait()
         nodes.start("gamma", **settings)
         nodes.until(lambda done=done: nodes.round("gamma") > done + 45)
+    starts = {(nodes.folder / name / "state" / START).read_bytes() for name in NAMES}
+    assert len(starts) == 1
     nodes.finish()
     assert len(nodes.results()) == 1
     said = [line for line in nodes.log("gamma") if line["what"].startswith("this machine differs from before")]
     assert len(said) == 2
     assert missing_from(said[0]["difference"], "DEFAULT now", "threads 1 before, 2 now") == []
-    starts = {(nodes.folder / name / "state" / START).read_bytes() for name in NAMES}
-    assert len(starts) == 1
 
 
 # The model to start from
