@@ -94,6 +94,13 @@ class Sites:
         for name in "abc":
             self.act(name, done.get(name, 10))
 
+    def continue_without_d(self):
+        self.remove_d()
+        for _ in range(2):
+            self.tell(*"abc")
+            for name in "abc":
+                self.act(name)
+
 
 @pytest.fixture
 def sites(tmp_path, keys):
@@ -192,11 +199,7 @@ def test_site_that_has_lost_its_state_is_restored_by_all(sites):
 
 
 def test_site_that_has_lost_its_state_takes_over_what_was_decided_before(sites):
-    sites.remove_d()
-    for _ in range(2):
-        sites.tell(*"abc")
-        for name in "abc":
-            sites.act(name)
+    sites.continue_without_d()
     sites.lose("c")
     ledger = sites.ledgers["c"]
     sites.tell(*"abc")
@@ -208,11 +211,7 @@ def test_site_that_has_lost_its_state_takes_over_what_was_decided_before(sites):
 
 
 def test_site_with_an_empty_state_that_had_agreed_to_something_knows_that_it_has_forgotten_it(sites):
-    sites.remove_d()
-    for _ in range(2):
-        sites.tell(*"abc")
-        for name in "abc":
-            sites.act(name)
+    sites.continue_without_d()
     shutil.rmtree(sites.folder / "c")
     (sites.folder / "c").mkdir()
     sites.start("c")

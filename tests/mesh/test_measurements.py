@@ -267,7 +267,8 @@ def test_metric_that_is_not_a_number_is_never_the_best(sites):
     assert ended(sites) == {10}
 
 
-def test_only_models_that_can_still_be_asked_for_are_kept(sites):
+def checkpointed(sites):
+    """Measures all rounds but the last, with a checkpoint after each; yields the rounds."""
     for k, done in enumerate(DUE[:-1]):
         for name, site in sites.items():
             site.measure(done, ACCURACIES[name][k])
@@ -275,19 +276,18 @@ def test_only_models_that_can_still_be_asked_for_are_kept(sites):
         for site in sites.values():
             site.table.store_models()
             site.table.drop_models()
-            assert len(site.models()) <= 2
+        yield done
+
+
+def test_only_models_that_can_still_be_asked_for_are_kept(sites):
+    for _ in checkpointed(sites):
+        assert all(len(site.models()) <= 2 for site in sites.values())
     assert sites["a"].models() == [20]
 
 
 def test_best_round_before_a_kept_checkpoint_is_kept_for_going_back(tmp_path, board):
     sites = {name: Site(tmp_path, name, board, landmarks=(0, 15, 30)) for name in NAMES}
-    for k, done in enumerate(DUE[:-1]):
-        for name, site in sites.items():
-            site.measure(done, ACCURACIES[name][k])
-        exchange(sites)
-        for site in sites.values():
-            site.table.store_models()
-            site.table.drop_models()
+    assert tuple(checkpointed(sites)) == DUE[:-1]
     assert sites["a"].models() == [10, 20]
     for site in sites.values():
         site.enter(generation=2, start=15)

@@ -13,7 +13,7 @@ from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost, dialled
 from fairmesh.mesh.wire.frames import (
-    Kind,
+    REFUSALS,
     Refused,
     hello,
     read_frame,
@@ -114,11 +114,11 @@ async def _exchange(address: str, other: str, context: ssl.SSLContext, greeting:
         here = time.time()
         if first is None:
             raise Refused("it closed the connection without a greeting")
-        if first[0] in (Kind.REFUSED, Kind.STATE_LOST):
+        if first and first[0] in REFUSALS:
             raise Refused(f"it refuses: {read_frame(first).reason()}")
         last = None if greeting is None else await connection.receive()
         refusal = None
-        if last and last[0] in (Kind.REFUSED, Kind.STATE_LOST):
+        if last and last[0] in REFUSALS:
             refusal = f"it refuses: {read_frame(last).reason()}"
         return _Answer(first, here, connection.peer_certificate(), refusal)
 

@@ -137,9 +137,8 @@ class Announced(NamedTuple):
     @staticmethod
     def read(folder: Path, membership: Membership) -> "Announced":
         names = tuple(member.name for member in membership.mesh.present)
-        last = json.loads((folder / METRICS).read_text(encoding="utf-8").splitlines()[-1])
-        entries = last | {_OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()}
-        by_metric = {key: entry["sites"] for key, entry in entries.items() if "sites" in _table(entry)}
+        last = _last_record(folder)
+        by_metric = _by_site(last | {_OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()})
         metrics = [{key: values[i] for key, values in by_metric.items()} for i in range(len(names))]
         measured = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["measured"]
         return Announced(result_digest(folder), metrics, names, measured)
@@ -266,10 +265,18 @@ def _read_back(values: Tensor, kinds: Tensor) -> Tensor:
 
 def undefined_metrics(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
     """Returns for each metric of a result the sites at which it has no finite value, if there are any."""
-    *_, line = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-    by_metric = {key: entry["sites"] for key, entry in json.loads(line).items() if "sites" in _table(entry)}
+    by_metric = _by_site(_last_record(folder))
     missing = {key: [name for name, value in zip(names, values) if value is None] for key, values in by_metric.items()}
     return {key: sites for key, sites in missing.items() if sites}
+
+
+def _last_record(folder: Path) -> Record:
+    return json.loads((folder / METRICS).read_text(encoding="utf-8").splitlines()[-1])
+
+
+def _by_site(record: Record) -> dict[str, list[float | None]]:
+    """Returns the values of the sites, by metric."""
+    return {key: entry["sites"] for key, entry in record.items() if "sites" in _table(entry)}
 
 
 def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ all sites. An announcement replaces the one before it, so it repeats every row t
 a site acknowledges rows when they are on its disk. So no row is lost, whoever was down meanwhile.
 
 Rows belong to a generation of the mesh. When the sites go back to a round, rows of later rounds are dropped. When a
-site has left, its rows are dropped too, so that a curve is over the same sites from its first round to its last. When a
-site was restored after it had lost its state, and with it its rows, all begin anew.
+site has left, its rows are dropped too, so that a curve is over the same sites from its first round to its last. A
+site that was restored has lost its rows, so all sites drop those from before.
 
 The best round follows from the rows by the experiment's rule, `best_by`. A node keeps its own model of the best round
 so far, of the rounds that not all sites have measured yet, and of the best round before every checkpoint to which the

@@ -2,7 +2,7 @@
 
 Each neighbour sends once: its copy of the lost site's public model, its own public copy, and what is nearly the same
 at all sites, such as the weights. Then the lost site and its neighbours have the same public copies again. Everything
-else begins anew: the lost site's momentum, and at all sites what sums to zero over the sites.
+else starts at zero: the lost site's momentum, and at all sites what sums to zero over the sites.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from torch import Tensor
 from fairmesh.algorithms.gossip import PublicCopies
 from fairmesh.compression import DecodeError
 from fairmesh.errors import BadInput
+from fairmesh.networks.bounds import norm_of
 from fairmesh.networks.roles import Role, StateView, roles_of
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.loop import TrainingState
@@ -72,7 +73,7 @@ def restored(initial: TrainingState, told: Mapping[str, dict[str, Tensor]]) -> T
         own = parts[0][f"{_YOURS}:{path}"]
         for name, part in told.items():
             theirs = part[f"{_YOURS}:{path}"]
-            if float((theirs - own).norm()) > _ROUNDING * max(float(own.norm()), float(theirs.norm())):
+            if norm_of(theirs - own) > _ROUNDING * max(norm_of(own), norm_of(theirs)):
                 raise BadInput(
                     f"{names[0]} and {name} have different copies of this site's model, so one of them does not tell "
                     "the truth; let the others vote it out, or vote for an earlier round"

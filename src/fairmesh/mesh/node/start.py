@@ -21,6 +21,7 @@ from fairmesh.mesh.node.reduction import Branch
 from fairmesh.mesh.node.store import START
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.networks.bounds import norm_of
 from fairmesh.storage.files import read_bytes, write_atomically
 
 _STEP = 0  # before the first round
@@ -149,11 +150,7 @@ def _unlike(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> str:
             if not torch.equal(other, tensor):
                 return f"{name} differs"
             continue
-        apart, norm = _norm(other.double() - tensor.double()), _norm(tensor.double())
+        apart, norm = norm_of(other.double() - tensor.double()), norm_of(tensor.double())
         if not apart <= _APART * norm:
             return f"{name} differs by {apart:.3g}, and its norm is {norm:.3g}"
     return ""
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor))

@@ -44,6 +44,9 @@ class Kind(IntEnum):
     STATE_LOST = 7  # the same, and trying again does not help: you have lost the state that you had
 
 
+REFUSALS = (Kind.REFUSED, Kind.STATE_LOST)
+
+
 def check_length(kind: int, length: int, largest: int) -> None:
     """Refuses a frame that is longer than frames of its kind may be, if one with a message may have `largest` bytes."""
     bounds = {
@@ -146,7 +149,7 @@ def read_frame(data: bytes) -> Frame:
         if len(data) != _STEP.size:
             raise Refused(f"an acknowledgement of {len(data)} bytes; it has {_STEP.size}")
         return Frame(Kind.ACK, durable=_STEP.unpack(data)[1])
-    if kind in (Kind.NEWS, Kind.REFUSED, Kind.STATE_LOST):
+    if kind in (Kind.NEWS, *REFUSALS):
         return Frame(Kind(kind), body=data[1:])
     if kind == Kind.FINISHED and len(data) == 1:
         return Frame(Kind.FINISHED)

@@ -308,7 +308,7 @@ class Links:
             raise
         if first is None:
             return
-        if first[:1] in (bytes([Kind.REFUSED]), bytes([Kind.STATE_LOST])):
+        if first and first[0] in frames.REFUSALS:
             raise self._refused_there(neighbour, frames.read_frame(first))
         stream = _Stream(loop)
         try:
@@ -376,7 +376,7 @@ class Links:
         position = neighbour.position
         while (data := await connection.receive()) is not None:
             frame = frames.read_frame(data)
-            if stream.only_news and frame.kind not in (Kind.NEWS, Kind.REFUSED, Kind.STATE_LOST):
+            if stream.only_news and frame.kind not in (Kind.NEWS, *frames.REFUSALS):
                 continue
             if frame.kind in (Kind.MESSAGE, Kind.ACK):
                 self._mailroom.acknowledged(position, stream, frame.durable)
@@ -394,7 +394,7 @@ class Links:
             elif frame.kind == Kind.FINISHED:
                 self._finished_there.add(neighbour.name)
                 self._see_whether_finished()
-            elif frame.kind in (Kind.REFUSED, Kind.STATE_LOST):
+            elif frame.kind in frames.REFUSALS:
                 raise self._refused_there(neighbour, frame)
 
     def _refused_there(self, neighbour: Neighbour, frame: frames.Frame) -> RefusedThere:

@@ -303,8 +303,7 @@ class Mailroom:
                 if self.alone:
                     raise FairmeshError(
                         f"the journal has lost messages of step {step}, which this node needs to go back; put back its "
-                        "state from a backup, or move its state folder away and let all sites vote to give it a new "
-                        "one with `fairmesh mesh restore`"
+                        "state from a backup, or let all sites vote to give it a new one with `fairmesh mesh restore`"
                     )
                 self.waiting_for = {position: self.waiting_for.get(position, now) for position in missing}
                 self._changed.wait(_LOOK_EVERY_S)
