@@ -24,7 +24,7 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization import Personalization
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.problem import Metric, Problem, Sampling
+from fairmesh.problems.problem import Metric, Problem, Sampling, with_splits
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
 from fairmesh.training.observers import Observer
@@ -62,6 +62,9 @@ class Experiment:
         sampling: Which samples a node uses for a gradient. Default: Sampling().
         seeds: Seeds of the replicas, which train as one batch. Each gives the result that it gives alone. Default:
             (0,).
+        splits: How many times the rows of each site are split into those for training and those for testing, >= 1.
+            Every split is a replica, all train as one batch, and intervals include what depends on the split. The data
+            must draw its split by a `seed`; split k has `seed + k`. Default: 1.
         placements: Which site each node holds, for the replicas: None for site i at node i; a number of random
             placements; a list of permutations; or "by-seed" for one random placement per seed. Default: None.
         sweep: Values of the algorithm's numbers to train together, by dotted name: {"regularizer.strength": (0.01,
@@ -102,6 +105,7 @@ class Experiment:
     loss: Literal["cross-entropy", "squared-error"] | Callable[[Tensor, Tensor], Tensor] = "cross-entropy"
     sampling: Sampling = field(default_factory=Sampling)
     seeds: tuple[int, ...] = (0,)
+    splits: int = 1
     placements: int | tuple[tuple[int, ...], ...] | Literal["by-seed"] | None = None
     sweep: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     prior: tuple[float, ...] | None = None
@@ -126,6 +130,10 @@ class Experiment:
         object.__setattr__(self, "seeds", tuple(self.seeds))
         if not self.seeds:
             raise BadInput("seeds must name at least one seed")
+        if self.splits < 1:
+            raise BadInput(f"splits must be >= 1, got {self.splits}")
+        if self.splits > 1:
+            self.data.resplit(1)  # refuses data that does not draw its split
         self.algorithms()
 
     def algorithms(self) -> list[Algorithm]:
@@ -150,6 +158,9 @@ class Experiment:
             sites: The sites; None to load them from `data`. Default: None.
             outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
         """
+        if sites is None and self.splits > 1:
+            every = [replace(self, data=self.data.resplit(k), splits=1) for k in range(self.splits)]
+            return with_splits([one.problem(outputs=outputs) for one in every])
         if sites is None:
             sites = self.sites(self.data)
             sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
@@ -241,7 +252,9 @@ def _problem_at(process_group: ProcessGroup, experiment: Experiment) -> Problem:
     """Returns the problem with the data of the nodes hosted here; that of others is read and released."""
     with process_group.fail_together():
         problem = experiment.problem()
-        replicas = replicas_of(experiment.algorithms(), experiment.seeds, experiment.placements, problem.n)
+        replicas = replicas_of(
+            experiment.algorithms(), experiment.seeds, experiment.placements, problem.n, experiment.splits
+        )
         return problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
 
 

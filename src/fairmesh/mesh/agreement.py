@@ -140,6 +140,10 @@ def refuse_undeployable(experiment: Experiment) -> None:
             f"a deployment is one run, but seeds = {list(experiment.seeds)} asks for {len(experiment.seeds)}; keep one "
             "seed, and compare seeds in a simulation"
         )
+    if experiment.splits > 1:
+        raise BadInput(
+            f"a deployment is one run, but splits = {experiment.splits} asks for more; compare splits in a simulation"
+        )
     if experiment.sweep:
         raise BadInput(
             f"a deployment is one run, but the experiment sweeps over {', '.join(experiment.sweep)}; search in a "

@@ -92,7 +92,7 @@ def personalize(
             f"the common model of replica {replica} is not finite: the run has diverged; lower its step size"
         )
     return personalized(
-        result.problem,
+        result.problem.of_split(result.replicas[replica].split),
         row,
         Mixture() if method is None else method,
         seed=result.replicas[replica].seed,

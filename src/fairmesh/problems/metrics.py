@@ -112,6 +112,56 @@ class Evaluator:
             return torch.nan
 
 
+class SplitEvaluator:
+    """Judges the model of each replica by the sets of its own split of the data. It is used as `Evaluator` is.
+
+    Args:
+        splits: The split of each replica.
+        others: As those of `Evaluator`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        splits: Sequence[int],
+        split: Literal["test", "validation", "train"],
+        device: torch.device | str,
+        dtype: torch.dtype,
+        home: torch.device | str | None = None,
+    ):
+        used = sorted(set(splits))
+        self._of_split = {k: Evaluator(problem.of_split(k), split, device, dtype, home) for k in used}
+        self._rows = {k: torch.tensor([one == k for one in splits]) for k in used}
+
+    def __bool__(self) -> bool:
+        return all(map(bool, self._of_split.values()))
+
+    def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
+        """Returns each metric of rows (replicas, dim) at every site: (replicas, sites)."""
+        return self._joined({k: e.of_sites(rows[self._rows[k].to(rows.device)]) for k, e in self._of_split.items()})
+
+    def of_own_models(self, models: Tensor, placements: Tensor) -> dict[str, Tensor]:
+        """Returns each metric of every hosted node's own row on its own site's data: (replicas, nodes)."""
+        return self._joined(
+            {
+                k: one.of_own_models(models[self._rows[k].to(models.device)], placements[self._rows[k]])
+                for k, one in self._of_split.items()
+            }
+        )
+
+    def _joined(self, found: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Returns each metric of all replicas, from those of the replicas of each split."""
+        if len(found) == 1:
+            return next(iter(found.values()))
+        first = next(iter(found.values()))
+        joined = {}
+        for name, values in first.items():
+            joined[name] = values.new_empty(sum(int(mine.sum()) for mine in self._rows.values()), *values.shape[1:])
+            for k, of_split in found.items():
+                joined[name][self._rows[k]] = of_split[name]
+        return joined
+
+
 def measured_names(problem: Problem) -> list[str]:
     """Returns the metrics in the order they are shown."""
     built_in = ["accuracy", "loss"] if problem.classes else ["loss"]

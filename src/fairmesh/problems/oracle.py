@@ -32,7 +32,8 @@ AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save 
 class Oracle:
     """Computes f_i and its gradient at each hosted node's row.
 
-    A replica has a seed and a placement: node i holds the data of site placement[i]."""
+    A replica has a seed, a placement and a split of the data: node i holds the rows of site placement[i] in that
+    split."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Oracle:
         *,
         seeds: Sequence[int],
         placements: Tensor | None = None,  # (replicas, n)
+        splits: Sequence[int] | None = None,  # the split of each replica
         calls_per_round: int = 1,
         dtype: torch.dtype = torch.float32,
         data_device: torch.device | None = None,
@@ -55,19 +57,24 @@ class Oracle:
         self._data_device = data_device or device
         everywhere = torch.arange(problem.n).expand(len(self.seeds), -1)
         placements = (everywhere if placements is None else placements).to(device)
-        self.prior = problem.prior_of_sites.to(device)[placements].unsqueeze(1).to(dtype)  # p (replicas, 1, n)
-        sites = placements.index_select(1, hosted)  # (replicas, nodes)
-        absent = set(sites.flatten().tolist()) - set(problem.here)
+        absent = set(placements.index_select(1, hosted).flatten().tolist()) - set(problem.here)
         if absent:
             raise BadInput(f"nodes hosted here hold the data of sites {sorted(absent)}, which is at another host")
-        sizes = torch.tensor([len(site.train) for site in problem.sites], device=device)
+        # Site i of split k is number k n + i among the sites of all splits.
+        every = problem.every_split
+        first_of_split = problem.n * torch.tensor(splits or [0] * len(self.seeds), device=device).unsqueeze(-1)
+        placements = placements + first_of_split
+        prior = torch.cat([split.prior_of_sites for split in every])
+        self.prior = prior.to(device)[placements].unsqueeze(1).to(dtype)  # p (replicas, 1, n)
+        sites = placements.index_select(1, hosted)  # (replicas, nodes)
+        sizes = torch.tensor([len(site.train) for split in every for site in split.sites], device=device)
         self._sizes = sizes[sites].unsqueeze(-1)
         self._starts = self._starts_of(problem, sizes)[sites].unsqueeze(-1)
         self._trained_sizes: Tensor | None = None  # where rows are held out
         even = bool((self._sizes == self._sizes.min()).all()) and problem.objective.judged_on != "held-out"
         self._largest, self._padded = int(self._sizes.max()), problem.sampling.order == "full" and not even
         self._weighted = self._padded or problem.objective.subgroups is not None
-        held = [problem.sites[i].train for i in problem.here]
+        held = [split.sites[i].train for split in every for i in problem.here]
         inputs, targets = (torch.cat([getattr(samples, what) for samples in held]) for what in ("inputs", "targets"))
         self.subgroups = problem.subgroup_count if problem.objective.subgroups else 0
         numbers = {i: problem.subgroup_numbers(i) for i in problem.here} if self.subgroups else {}
@@ -84,13 +91,14 @@ class Oracle:
             shares[i] = torch.bincount(of_site, minlength=shares.shape[1]) / len(of_site)
         self.subgroup_shares = shares.to(device, dtype)[sites]  # of each node's rows (replicas, nodes, subgroups)
         names = [site.name or "" for site in problem.sites]
-        references, learnable = problem.objective.references(names), problem.objective.learnable(names, problem.here)
+        references = [split.objective.references(names) for split in every]
+        learnable = [split.objective.learnable(names, problem.here) for split in every]
 
-        def of_nodes(numbers: Tensor) -> Tensor:
-            return numbers.to(device, dtype)[sites].unsqueeze(-1)
+        def of_nodes(numbers: Sequence[Tensor]) -> Tensor:
+            return torch.cat(list(numbers)).to(device, dtype)[sites].unsqueeze(-1)
 
-        self._learnable = None if learnable is None else tuple(map(of_nodes, learnable))
-        self._excess = None if references is None else of_nodes(references - references.mean())
+        self._learnable = None if learnable[0] is None else tuple(map(of_nodes, zip(*learnable)))  # type: ignore[arg-type]
+        self._excess = None if references[0] is None else of_nodes([r - r.mean() for r in references if r is not None])
         floats = device.type == "cpu" and inputs.numel() * dtype.itemsize <= AS_FLOATS_UP_TO
         self._inputs = (as_floats(inputs, dtype) if floats else inputs).to(self._data_device)
         self._targets = targets.to(self._data_device)
@@ -115,8 +123,9 @@ class Oracle:
 
     @staticmethod
     def _starts_of(problem: Problem, sizes: Tensor) -> Tensor:
-        """Returns where the rows of each site begin among those that are here."""
-        within = torch.zeros_like(sizes).index_fill_(0, torch.tensor(problem.here, device=sizes.device), 1) * sizes
+        """Returns where the rows of each site of each split begin among those that are here."""
+        here = torch.zeros(problem.n, dtype=sizes.dtype).index_fill_(0, torch.tensor(problem.here), 1)
+        within = here.to(sizes.device).repeat(len(sizes) // problem.n) * sizes
         return within.cumsum(0) - within
 
     def initial_models(self) -> Tensor:
@@ -184,22 +193,27 @@ class Oracle:
         place."""
         objective, device = problem.objective, sizes.device
         if objective.judged_on == "validation":
-            sets, of_site = problem.held_out("validation")
-            if not of_site:
-                raise BadInput('objective.judged_on = "validation" needs validation sets; give each Site one')
+            sets, of_site = [], []
+            for split in problem.every_split:
+                of_split, which_set = split.held_out("validation")
+                if not which_set:
+                    raise BadInput('objective.judged_on = "validation" needs validation sets; give each Site one')
+                of_site += [len(sets) + max(k, 0) for k in which_set]  # one that is elsewhere judges no node here
+                sets += of_split
             lengths = torch.tensor([len(samples) for samples in sets])
-            which = torch.tensor(of_site).clamp(min=0)  # a set that is elsewhere judges no node hosted here
+            which = torch.tensor(of_site)
             first, counts = (len(inputs) + lengths.cumsum(0) - lengths)[which].to(device), lengths[which].to(device)
             apart = counts
             inputs = torch.cat([inputs, *(samples.inputs for samples in sets)])
             targets = torch.cat([targets, *(samples.targets for samples in sets)])
         else:
-            counts = torch.tensor([objective.held_out_of(len(site.train)) for site in problem.sites], device=device)
+            counts = torch.tensor([objective.held_out_of(size) for size in sizes.tolist()], device=device)
             orders, begin = [], 0
-            for i in problem.here:
-                samples = problem.sites[i].train
-                orders.append(begin + held_out_last(samples, i, int(counts[i])))
-                begin += len(samples)
+            for split in problem.every_split:
+                for i in problem.here:
+                    samples = split.sites[i].train
+                    orders.append(begin + held_out_last(samples, i, objective.held_out_of(len(samples))))
+                    begin += len(samples)
             order = torch.cat(orders)
             inputs, targets, numbers = inputs[order], targets[order], None if numbers is None else numbers[order]
             self._trained_sizes = (sizes - counts)[sites].unsqueeze(-1)

@@ -109,6 +109,8 @@ class Problem:
         metrics: Additional metrics by name: (outputs, targets) of a whole test set -> number, higher is better.
             Accuracy, if targets are labels, and loss are always measured. Default: {}.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
+        splits: The same problem with other splits of the data into training and test rows. Every replica is trained on
+            every split, all in one batch. `fm.train` makes it from a list of problems. Default: ().
 
     Raises:
         BadInput: The sites' data do not fit each other, the model or the loss.
@@ -135,6 +137,7 @@ class Problem:
     augment: Augmentation | None = None
     metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
     objective: Objective = field(default_factory=Objective)
+    splits: Sequence["Problem"] = ()
 
     def __post_init__(self):
         if not self.sites:
@@ -166,6 +169,44 @@ class Problem:
             for i in self.here:
                 self.subgroup_numbers(i)
         self._probe()
+        for k, other in enumerate(self.splits, start=1):
+            self._check_split(other, k)
+
+    def _check_split(self, other: "Problem", k: int) -> None:
+        """Raises BadInput if another split differs in more than its rows."""
+        for what, mine, theirs in (
+            ("sites", [site.name for site in self.sites], [site.name for site in other.sites]),
+            ("shape of inputs", self.sites[0].train.inputs.shape[1:], other.sites[0].train.inputs.shape[1:]),
+            ("number of parameters", self.flat_model.dim, other.flat_model.dim),
+            ("metrics", list(self.metrics), list(other.metrics)),
+            ("sampling", self.sampling, other.sampling),
+        ):
+            if mine != theirs:
+                raise BadInput(f"split {k} has other {what} than split 0 ({theirs} and {mine}); only rows may differ")
+        if other.splits:
+            raise BadInput(f"split {k} has splits of its own; give all of them in one list")
+        if self.objective.subgroups:
+            raise BadInput("objective.subgroups: subgroups of several splits differ; train one split at a time")
+
+    @property
+    def every_split(self) -> list["Problem"]:
+        """This problem, which is split 0, and its other splits."""
+        return [self, *self.splits]
+
+    def of_split(self, k: int) -> "Problem":
+        """Returns the problem of split k, without the others."""
+        return self.splits[k - 1] if k else self._without_splits
+
+    @cached_property
+    def _without_splits(self) -> "Problem":
+        return dataclasses.replace(self, splits=()) if self.splits else self
+
+    def each(self, change: Callable[["Problem"], "Problem"]) -> "Problem":
+        """Returns the problem with every split changed by a function."""
+        if not self.splits:
+            return change(self)
+        first, *others = (change(self.of_split(k)) for k in range(len(self.every_split)))
+        return dataclasses.replace(first, splits=others)
 
     def _read(self, i: int, site: Site) -> Site:
         """Returns the site with a name, a group, and every set as Samples; a set that sites share is read once."""
@@ -216,7 +257,8 @@ class Problem:
 
         splits = ("train", "test", "validation", "reserved")
         held = [dataclasses.replace(s, **{w: kept(i, s, w) for w in splits}) for i, s in enumerate(self.sites)]
-        return dataclasses.replace(self, sites=held, test=None, validation=None)
+        others = [other.keeping(sites) for other in self.splits]
+        return dataclasses.replace(self, sites=held, test=None, validation=None, splits=others)
 
     def subgroups_of(self, i: int) -> tuple[str, ...]:
         """Returns the names of the subgroups that have weights at site i, in the order of their numbers."""
@@ -380,8 +422,9 @@ class Problem:
         check_loss(model, self.initial_row(0).float(), self.loss, self.augment, batch)
 
     def digests_here(self) -> dict[int, str]:
-        """Returns a fingerprint of the training data of every site that is here."""
-        return {i: _fingerprint(self.sites[i].train) for i in self.here}
+        """Returns a fingerprint of the training data of every site that is here, in all splits."""
+        found = {i: [_fingerprint(split.sites[i].train) for split in self.every_split] for i in self.here}
+        return {i: " ".join(every) for i, every in found.items()}
 
     def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
         """Returns a fingerprint of data and model, so that a checkpoint is not continued with others.
@@ -419,3 +462,11 @@ def _named(function: Any) -> str:
     code = getattr(function, "__code__", None)
     body = (code.co_code.hex(), [str(c) for c in code.co_consts if not hasattr(c, "co_code")]) if code else ""
     return f"{getattr(function, '__qualname__', type(function))} {body}"
+
+
+def with_splits(problems: Sequence[Problem]) -> Problem:
+    """Returns several problems as one whose replicas are trained on each of them."""
+    if not problems or not all(isinstance(one, Problem) for one in problems):
+        raise BadInput("give a Problem, or a list of problems that differ only in which rows are for training")
+    first, *others = problems
+    return dataclasses.replace(first, splits=others) if others else first

@@ -49,7 +49,7 @@ def footprint(
     batch, samples = _batch_bytes(problem, dtype)
     models = algorithm.copies_at_peak * n * dim * dtype.itemsize
     duals = _DUAL_COPIES * n * every * dtype.itemsize if algorithm.keeps_node_rows() else 0
-    held = [problem.sites[i] for i in problem.here]
+    held = [split.sites[i] for split in problem.every_split for i in problem.here]
     data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in held) if data_counts else 0
     floats = sum(s.train.inputs.numel() for s in held) * dtype.itemsize
     data += floats if data_counts and floats <= AS_FLOATS_UP_TO else 0

@@ -1,5 +1,6 @@
 """Measures a state: every site's metrics and their spread, the disagreement of nodes, and the traffic."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.roles import StateView
-from fairmesh.problems.metrics import Evaluator, group_means, spread
+from fairmesh.problems.metrics import SplitEvaluator, group_means, spread
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import worst_case
@@ -28,6 +29,7 @@ class Meter:
         network: Network,
         view: StateView,
         *,
+        splits: Sequence[int],  # the split of each replica
         at_server: bool = False,  # a server has the only model
         home: torch.device | None = None,  # of the held-out data
         own_models: bool = False,
@@ -39,10 +41,11 @@ class Meter:
         self._sites_here = placements.cpu()[:, network.hosted.cpu()]  # (replicas, nodes)
         held = [set(sites) for sites in network.process_group.all_gather_json(problem.here)]
         self._holder = torch.tensor([next(k for k, sites in enumerate(held) if i in sites) for i in range(problem.n)])
-        self._test = Evaluator(problem, "test", device, dtype, home)
-        self._validation = Evaluator(problem, "validation", device, dtype, home)
+        self._splits = list(splits)
+        self._test = SplitEvaluator(problem, splits, "test", device, dtype, home)
+        self._validation = SplitEvaluator(problem, splits, "validation", device, dtype, home)
         needs_train = regularizer is not None or not self._test
-        self._train = Evaluator(problem, "train", device, dtype, home) if needs_train else None
+        self._train = SplitEvaluator(problem, splits, "train", device, dtype, home) if needs_train else None
         self._own_models, self._regularizer, self._alpha_of_sum = own_models, regularizer, alpha_of_sum
 
     @property
@@ -101,6 +104,8 @@ class Meter:
         models, duals, weights = self._view.models(state), self._view.duals(state), self.weights(state)
         average = self.mean(models)
         columns: list[dict[str, Any]] = [{"round": round_index, "replica": r} for r in range(len(average))]
+        if self._problem.splits:
+            columns = [column | {"split": split} for column, split in zip(columns, self._splits)]
         with_spread(columns, self.by_site(average, "test"), self._problem, None)
         if self._validation:
             with_spread(columns, self.by_site(average, "validation"), self._problem, "validation")
@@ -134,7 +139,8 @@ class Meter:
         if self._regularizer is None:
             raise ValueError("this meter was made without a regularizer")
         losses = self.by_site(rows, "train")["loss"].unsqueeze(-2)
-        prior = self._problem.prior_of_sites.expand_as(losses)
+        priors = [split.prior_of_sites for split in self._problem.every_split]
+        prior = torch.stack([priors[k] for k in self._splits]).unsqueeze(-2)
         times = self._problem.n if self._alpha_of_sum else 1
         return worst_case(self._regularizer, times * losses, prior).flatten() / times
 

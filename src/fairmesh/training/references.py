@@ -13,9 +13,9 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.problems.losses import as_floats
-from fairmesh.problems.metrics import Evaluator
+from fairmesh.problems.metrics import SplitEvaluator
 from fairmesh.problems.objective import Objective, held_out_last
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
@@ -38,30 +38,45 @@ def with_references(
     Each process finds the losses of the sites that it hosts, and all processes learn all of them, unless `alone`:
     nodes between organisations tell each other nothing here."""
     objective = problem.objective.with_run_length(rounds)
-    if objective.needs_local_models or objective.needs_constants:
-        found: dict[str, dict[int, float]] = {}
-        with network.process_group.fail_together():
-            judged = judged_apart(problem)
-            sites = network.hosted.tolist()
-            if objective.needs_local_models:
-                found["local_losses"] = _local_losses(judged, topology, rounds, seed, options, network)
-            if objective.needs_constants:
-                constants = {i: _constant_loss(judged, i) for i in sites}
-                found["constant_losses"] = constants
-                found["untrained_losses"] = {i: max(constants[i], _untrained_loss(judged, i, seed)) for i in sites}
-            for field, losses in found.items():
-                _check_finite(field, losses, problem)
-        gathered = [found] if alone else network.process_group.all_gather_json(_with_text_keys(found))
+    if not (objective.needs_local_models or objective.needs_constants):
+        if objective is problem.objective:
+            return problem
+        return problem.each(lambda split: dataclasses.replace(split, objective=objective))
+    with network.process_group.fail_together():
+        found = _references(problem.each(judged_apart), objective, topology, rounds, seed, options, network)
+    gathered = [found] if alone else network.process_group.all_gather_json(found)
+    fitted = []
+    for k, split in enumerate(problem.every_split):
         tables = {
-            field: {problem.sites[int(i)].name or "": value for part in gathered for i, value in part[field].items()}
-            for field in found
+            field: {split.sites[int(i)].name or "": value for part in gathered for i, value in part[k][field].items()}
+            for field in found[k]
         }
-        objective = dataclasses.replace(objective, **tables)
-    return problem if objective is problem.objective else dataclasses.replace(problem, objective=objective)
+        fitted.append(dataclasses.replace(split, objective=dataclasses.replace(objective, **tables), splits=()))
+    return with_splits(fitted)
 
 
-def _with_text_keys(found: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
-    return {field: {str(i): value for i, value in losses.items()} for field, losses in found.items()}
+def _references(
+    judged: Problem,
+    objective: Objective,
+    topology: Topology,
+    rounds: int,
+    seed: int,
+    options: Options,
+    network: Network,
+) -> list[dict[str, dict[str, float]]]:
+    """Returns for every split the fields of the objective: losses by the number of the site, of the hosted sites."""
+    sites, found = network.hosted.tolist(), []
+    local = _local_losses(judged, topology, rounds, seed, options, network) if objective.needs_local_models else []
+    for k, split in enumerate(judged.every_split):
+        of_split: dict[str, dict[int, float]] = {"local_losses": local[k]} if local else {}
+        if objective.needs_constants:
+            constants = {i: _constant_loss(split, i) for i in sites}
+            of_split["constant_losses"] = constants
+            of_split["untrained_losses"] = {i: max(constants[i], _untrained_loss(split, i, seed)) for i in sites}
+        for field, losses in of_split.items():
+            _check_finite(field, losses, split)
+        found.append({field: {str(i): v for i, v in losses.items()} for field, losses in of_split.items()})
+    return found
 
 
 def judged_apart(problem: Problem) -> Problem:
@@ -87,18 +102,21 @@ def _split(site: Site, i: int, objective: Objective) -> Site:
 
 def _local_losses(
     problem: Problem, topology: Topology, rounds: int, seed: int, options: Options, network: Network
-) -> dict[int, float]:
-    """Returns the least loss, over the run, of each hosted site's own model on the rows that judge the site."""
-    replica = Replica(seed, tuple(range(problem.n)), with_run_length(Local(), rounds))
-    training = Training(problem, topology, [replica], options, network=network)
-    judge = Evaluator(problem, "validation", training.device, training.dtype, training.data_home)
+) -> list[dict[int, float]]:
+    """Returns, for every split, the least loss over the run of each hosted site's own model on the rows that judge the
+    site."""
+    splits, local = range(len(problem.every_split)), with_run_length(Local(), rounds)
+    replicas = [Replica(seed, tuple(range(problem.n)), local, k) for k in splits]
+    training = Training(problem, topology, replicas, options, network=network)
+    judge = SplitEvaluator(problem, splits, "validation", training.device, training.dtype, training.data_home)
     nodes = network.hosted.cpu()
-    every, best = max(1, rounds // _LOOKS), torch.full((len(nodes),), torch.inf, dtype=torch.float64)
+    every, best = max(1, rounds // _LOOKS), torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
     for done, state in training.states(training.initial(), 0, rounds):
         if done and (done % every == 0 or done == rounds):
-            losses = judge.of_own_models(training.view.models(state.algorithm), nodes.unsqueeze(0))["loss"][0]
+            placements = nodes.expand(len(replicas), -1)
+            losses = judge.of_own_models(training.view.models(state.algorithm), placements)["loss"]
             best = torch.minimum(best, losses.nan_to_num(nan=torch.inf))
-    return dict(zip(nodes.tolist(), best.tolist()))
+    return [dict(zip(nodes.tolist(), row)) for row in best.tolist()]
 
 
 def _constant_loss(problem: Problem, i: int) -> float:

@@ -18,16 +18,19 @@ Placements = int | Sequence[Sequence[int]] | Literal["by-seed"] | None
 
 @dataclass(frozen=True)
 class Replica:
-    """One run of those trained together. Node i has the data of site placement[i]."""
+    """One run of those trained together. Node i has the data of site placement[i] in a split of the rows."""
 
     seed: int
     placement: tuple[int, ...]
     algorithm: Algorithm
+    split: int = 0
 
 
-def replicas_of(algorithms: Sequence[Algorithm], seeds: Sequence[int], placements: Placements, n: int) -> list[Replica]:
-    """Returns a replica for every algorithm, placement and seed. A number of placements means random ones; placement k
-    is the same in every experiment over n nodes. "by-seed" gives seed k only the random placement k."""
+def replicas_of(
+    algorithms: Sequence[Algorithm], seeds: Sequence[int], placements: Placements, n: int, splits: int = 1
+) -> list[Replica]:
+    """Returns a replica for every algorithm, split, placement and seed. A number of placements means random ones;
+    placement k is the same in every experiment over n nodes. "by-seed" gives seed k only the random placement k."""
     try:
         seeds = [int(seed) for seed in seeds]
     except (TypeError, ValueError) as error:
@@ -41,7 +44,9 @@ def replicas_of(algorithms: Sequence[Algorithm], seeds: Sequence[int], placement
     if len(set(seeds)) != len(seeds):
         raise BadInput(f"seeds repeat: {seeds}")
     if placements == "by-seed":
-        return [Replica(seed, random_placement(seed, n), a) for a in algorithms for seed in seeds]
+        return [
+            Replica(seed, random_placement(seed, n), a, k) for a in algorithms for k in range(splits) for seed in seeds
+        ]
     if placements is None:
         chosen = [tuple(range(n))]
     elif isinstance(placements, int):
@@ -56,7 +61,13 @@ def replicas_of(algorithms: Sequence[Algorithm], seeds: Sequence[int], placement
     for placement in chosen:
         if sorted(placement) != list(range(n)):
             raise BadInput(f"a placement must name each of the {n} sites once, got {list(placement)}")
-    return [Replica(seed, placement, a) for a in algorithms for placement in chosen for seed in seeds]
+    return [
+        Replica(seed, placement, a, k)
+        for a in algorithms
+        for k in range(splits)
+        for placement in chosen
+        for seed in seeds
+    ]
 
 
 def sites_at(nodes: Sequence[int], replicas: Sequence[Replica]) -> set[int]:

@@ -44,7 +44,7 @@ def has_subgroups(result: "Result") -> bool:
 @torch.no_grad()
 def outcomes(result: "Result", replica: int) -> list[SubgroupOutcome]:
     """Returns what the common model of a replica does for every subgroup of the sites that are here."""
-    problem, made = result.problem, []
+    problem, made = result.problem.of_split(result.replicas[replica].split), []
     model, row = problem.flat_model.to(torch.device("cpu"), torch.float32), result.row()[replica].cpu().float()
     for i in problem.here:
         site = problem.sites[i]

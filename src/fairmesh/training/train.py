@@ -21,7 +21,7 @@ from fairmesh.numerics import malloc
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.topology.graphs import Ring, Topology
@@ -62,7 +62,7 @@ from fairmesh.training.result import Averages, Result, summary_of
 
 
 def train(
-    problem: Problem,
+    problem: Problem | Sequence[Problem],
     topology: Topology | None = None,
     algorithm: Algorithm | Sequence[Algorithm] | None = None,
     rounds: int = ROUNDS,
@@ -81,11 +81,12 @@ def train(
 ) -> Result:
     """Trains a model on the data of all sites.
 
-    Every algorithm is trained with every placement and every seed. These replicas run as one batch, or in as few
-    batches as the memory allows. Each gives the same result as if it ran alone.
+    Every algorithm is trained on every split of the data, with every placement and every seed. These replicas run as
+    one batch, or in as few batches as the memory allows. Each gives the same result as if it ran alone.
 
     Args:
-        problem: The model, the loss and the sites' data.
+        problem: The model, the loss and the sites' data; or a list of problems that differ only in which rows of a site
+            are for training and which for testing, so that results show how much depends on the split.
         topology: Who talks to whom; None for a ring. Default: None.
         algorithm: The algorithm, or several that differ only in their numbers. None for the one that does best on many
             kinds of sites (docs/weights.md): `TrackedADGDA()`, weights that follow held-out rows unless the problem has
@@ -131,16 +132,19 @@ def train(
     """
     process_group = process_group or SingleProcess()
     topology = topology or Ring()
+    problem = problem if isinstance(problem, Problem) else with_splits(problem)
     if algorithm is None:
         algorithm = algorithm_for(problem.objective)
         options = {"compare_weights": algorithm.with_fixed_weights() is not None} | options
         objective = completed(problem.objective)
-        problem = problem if objective is problem.objective else replace(problem, objective=objective)
+        if objective is not problem.objective:
+            problem = problem.each(lambda split: replace(split, objective=objective))
     with process_group.fail_together():
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
         if personalization is not None:
             method: Personalization = from_table(Personalization, personalization, "personalization")
-            personalization, problem = method, replace(problem, sites=reserve(problem.sites, method.share))
+            personalization = method
+            problem = problem.each(lambda split: replace(split, sites=reserve(split.sites, method.share)))
         problem = (
             problem
             if process_group.world_size == 1
@@ -238,7 +242,7 @@ def _checked(
         if not isinstance(one, Algorithm):
             raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
     algorithms = [with_run_length(from_table(Algorithm, one, "algorithm"), rounds) for one in algorithms]
-    replicas = replicas_of(algorithms, seeds, placements, problem.n)
+    replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
     if chosen.keep_best and not problem.held_out("validation")[0]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
     if chosen.measure_phi and any(a.robust_regularizer() is None for a in algorithms):
@@ -325,6 +329,7 @@ def _meter(training: Training) -> Meter:
         training.dtype,
         training.network,
         training.view,
+        splits=[replica.split for replica in training.replicas],
         at_server=training.algorithm.needs_server,
         home=training.data_home,
         own_models=training.options.own_models,
@@ -377,7 +382,7 @@ def _personal(
             if r not in result.diverged:
                 found.append(
                     personalized(
-                        training.problem,
+                        training.problem.of_split(replica.split),
                         rows[r],
                         personalization,
                         seed=replica.seed,

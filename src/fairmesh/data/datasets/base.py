@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -29,6 +29,25 @@ class Data(ABC):
     @abstractmethod
     def sites(self) -> list[Site]:
         """Returns one site per node, in the order of the nodes."""
+
+    def resplit(self, k: int) -> "Data":
+        """Returns the same data with another split into rows for training and rows for testing.
+
+        Args:
+            k: The number of the split; 0 for the data as it is.
+
+        Raises:
+            BadInput: The data does not draw its split by a seed.
+        """
+        drawn = {} if (inner := getattr(self, "data", None)) is None else {"data": inner.resplit(k)}
+        seed = getattr(self, "seed", None)
+        changes = drawn if seed is None else drawn | {"seed": seed + k}
+        if not changes or not is_dataclass(self):
+            raise BadInput(
+                f"splits: {type(self).__name__} has no seed that draws the split into training and test rows, so there "
+                "is only one; use data with a seed, such as a table, or wrap it in held-out"
+            )
+        return replace(self, **changes) if k else self
 
 
 @dataclass(frozen=True)
