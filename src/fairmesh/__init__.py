@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.training import observers as observers
     from fairmesh.training.options import Options
     from fairmesh.training.result import Result
+    from fairmesh.training.leave_one_out import leave_one_site_out
     from fairmesh.training.train import train
 
 __version__ = "0.1.0"
@@ -92,6 +93,7 @@ __all__ = [
     "compressors",
     "data",
     "errors",
+    "leave_one_site_out",
     "load_experiment",
     "models",
     "observers",
@@ -156,6 +158,7 @@ _HOMES = {  # name -> module that defines it
     "Ring": "topology.graphs",
     "Options": "training.options",
     "Result": "training.result",
+    "leave_one_site_out": "training.leave_one_out",
     "train": "training.train",
 }
 

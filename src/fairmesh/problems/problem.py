@@ -175,14 +175,16 @@ class Problem:
     def _check_split(self, other: "Problem", k: int) -> None:
         """Raises BadInput if another split differs in more than its rows."""
         for what, mine, theirs in (
-            ("sites", [site.name for site in self.sites], [site.name for site in other.sites]),
+            ("number of sites", self.n, other.n),
             ("shape of inputs", self.sites[0].train.inputs.shape[1:], other.sites[0].train.inputs.shape[1:]),
             ("number of parameters", self.flat_model.dim, other.flat_model.dim),
             ("metrics", list(self.metrics), list(other.metrics)),
             ("sampling", self.sampling, other.sampling),
         ):
             if mine != theirs:
-                raise BadInput(f"split {k} has other {what} than split 0 ({theirs} and {mine}); only rows may differ")
+                raise BadInput(
+                    f"split {k} differs from split 0 in its {what} ({theirs} and {mine}); only rows may differ"
+                )
         if other.splits:
             raise BadInput(f"split {k} has splits of its own; give all of them in one list")
         if self.objective.subgroups:
@@ -464,9 +466,19 @@ def _named(function: Any) -> str:
     return f"{getattr(function, '__qualname__', type(function))} {body}"
 
 
-def with_splits(problems: Sequence[Problem]) -> Problem:
-    """Returns several problems as one whose replicas are trained on each of them."""
+def with_splits(problems: Sequence[Problem], same_sites: bool = True) -> Problem:
+    """Returns several problems as one whose replicas are trained on each of them.
+
+    Args:
+        problems: The problems.
+        same_sites: Whether their sites must have the same names. Default: True.
+    """
     if not problems or not all(isinstance(one, Problem) for one in problems):
         raise BadInput("give a Problem, or a list of problems that differ only in which rows are for training")
     first, *others = problems
+    names = [site.name for site in first.sites]
+    for k, other in enumerate(others, start=1):
+        theirs = [site.name for site in other.sites]
+        if same_sites and theirs != names:
+            raise BadInput(f"split {k} has the sites {theirs}, but split 0 has {names}; only their rows may differ")
     return dataclasses.replace(first, splits=others) if others else first

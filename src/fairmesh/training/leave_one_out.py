@@ -1,0 +1,127 @@
+"""Leave one site out: how a model does at a site that had no part in its training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fairmesh.algorithms.base import Algorithm
+from fairmesh.errors import BadInput
+from fairmesh.problems.metrics import Evaluator
+from fairmesh.problems.problem import Problem, with_splits
+from fairmesh.topology.graphs import Topology
+from fairmesh.training.defaults import ROUNDS
+from fairmesh.training.result import Result
+from fairmesh.training.train import train
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """How models do at sites that they were not trained on.
+
+    Args:
+        problem: The problem with all sites.
+        result: The runs. Split k has all sites but site k, in their order.
+        judged_on: What the sites are judged by: "test", or "train" for a site's whole training set if there are no
+            test sets, which is as good here, since the site was left out.
+        values: For every metric one row per seed with a number per site, each by the model that was trained without
+            the site. NaN where it is not defined.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> problem = fm.Experiment(fm.data.Digits(nodes=4, odd=1)).problem()
+        >>> left_out = fm.leave_one_site_out(problem, algorithm=fm.TrackedADGDA(), rounds=20)
+        >>> left_out.mean("accuracy").keys() == {site.name for site in problem.sites}
+        True
+    """
+
+    problem: Problem
+    result: Result
+    judged_on: str
+    values: dict[str, list[list[float]]]
+
+    def mean(self, metric: str | None = None) -> dict[str, float]:
+        """Returns a metric by site, averaged over seeds.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        rows = self.values[metric or self.problem.primary]
+        return {str(site.name): sum(row) / len(row) for site, row in zip(self.problem.sites, zip(*rows))}
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the numbers as a table."""
+        return {
+            "judged_on": self.judged_on,
+            "metric": self.problem.primary,
+            "sites": [site.name for site in self.problem.sites],
+            "values": self.values,
+        }
+
+
+def leave_one_site_out(
+    problem: Problem,
+    topology: Topology | None = None,
+    algorithm: Algorithm | None = None,
+    rounds: int = ROUNDS,
+    *,
+    seeds: Sequence[int] = (0,),
+    **options: Any,
+) -> LeftOut:
+    """Trains once without each site, and judges each model at the site that was left out.
+
+    It answers what a hospital that does not take part, or has not joined yet, can expect of the model. All runs are
+    replicas of one batch.
+
+    Args:
+        problem: The problem with all sites, at least three.
+        topology: Who talks to whom, for one node less than there are sites; None for a ring. Default: None.
+        algorithm: The algorithm; None for that of `fm.train`. Default: None.
+        rounds: Rounds to train, >= 1. Default: 600.
+        seeds: Seeds of training. Default: (0,).
+        **options: The fields of `fm.Options`.
+
+    Returns:
+        The metrics by site.
+
+    Raises:
+        BadInput: There are fewer than three sites, or the topology does not exist with one node less.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> problem = fm.Experiment(fm.data.Digits(nodes=4, odd=1)).problem()
+        >>> left_out = fm.leave_one_site_out(problem, algorithm=fm.TrackedADGDA(), rounds=20, seeds=(0, 1))
+        >>> len(left_out.values["accuracy"]), left_out.judged_on
+        (2, 'test')
+    """
+    if problem.n < 3:
+        raise BadInput(f"to leave one site out, at least 3 sites are needed, but there are {problem.n}")
+    if problem.splits:
+        raise BadInput("leave_one_site_out takes one split of the data; call it for each problem.of_split(k)")
+    if topology is not None:
+        try:
+            topology.build(problem.n - 1)
+        except BadInput as error:
+            raise BadInput(
+                f"without one site there are {problem.n - 1} nodes, and the topology does not exist with that number "
+                f"({error}); give one that does, such as fm.Ring()"
+            ) from error
+    without = [_without(problem, k) for k in range(problem.n)]
+    options = {"compare_weights": False, "measure_every": rounds} | options  # only the last models are looked at
+    result = train(with_splits(without, same_sites=False), topology, algorithm, rounds, seeds=seeds, **options)
+    judged_on = "test" if problem.held_out("test")[0] else "train"
+    evaluator = Evaluator(problem, judged_on, "cpu", torch.float32)
+    at_every_site = evaluator.of_sites(result.row().cpu().float())
+    of_site = [[r for r, one in enumerate(result.replicas) if one.split == k] for k in range(problem.n)]
+    values = {
+        name: [[float(found[of_site[k][s], k]) for k in range(problem.n)] for s in range(len(of_site[0]))]
+        for name, found in at_every_site.items()
+    }
+    return LeftOut(problem, result, judged_on, values)
+
+
+def _without(problem: Problem, k: int) -> Problem:
+    """Returns the problem without site k."""
+    prior = None if problem.prior is None else [p for i, p in enumerate(problem.prior) if i != k]
+    return replace(problem, sites=[site for i, site in enumerate(problem.sites) if i != k], prior=prior)
