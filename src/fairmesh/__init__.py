@@ -54,9 +54,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.report.plots import plot
     from fairmesh.topology.graphs import Ring
     from fairmesh.training import observers as observers
+    from fairmesh.training.leave_one_out import leave_one_site_out
     from fairmesh.training.options import Options
     from fairmesh.training.result import Result
-    from fairmesh.training.leave_one_out import leave_one_site_out
     from fairmesh.training.train import train
 
 __version__ = "0.1.0"

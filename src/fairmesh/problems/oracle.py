@@ -90,9 +90,9 @@ class Oracle:
         for i, of_site in numbers.items():
             shares[i] = torch.bincount(of_site, minlength=shares.shape[1]) / len(of_site)
         self.subgroup_shares = shares.to(device, dtype)[sites]  # of each node's rows (replicas, nodes, subgroups)
-        names = [site.name or "" for site in problem.sites]
-        references = [split.objective.references(names) for split in every]
-        learnable = [split.objective.learnable(names, problem.here) for split in every]
+        names = [[site.name or "" for site in split.sites] for split in every]
+        references = [split.objective.references(of) for split, of in zip(every, names)]
+        learnable = [split.objective.learnable(of, problem.here) for split, of in zip(every, names)]
 
         def of_nodes(numbers: Sequence[Tensor]) -> Tensor:
             return torch.cat(list(numbers)).to(device, dtype)[sites].unsqueeze(-1)

@@ -52,7 +52,7 @@ def with_references(
             for field in found[k]
         }
         fitted.append(dataclasses.replace(split, objective=dataclasses.replace(objective, **tables), splits=()))
-    return with_splits(fitted)
+    return with_splits(fitted, same_sites=False)
 
 
 def _references(
