@@ -243,7 +243,27 @@ def test_drafted_contract_of_arrays_fits_them(called, tmp_path):
     assert fm.load_experiment(path).problem().n == 3
 
 
-def test_draft_of_a_column_with_letters_names_it(called, tmp_path):
-    data = table(tmp_path / "rows.csv", rows() | {"ward": ["A"] * ROWS})
-    code, _, err = called("data", "contract", data.file, "--target", "ill")
-    assert (code, missing_from(err, "'ward'", "row", "'A'")) == (2, [])
+def test_draft_names_columns_that_cannot_be_inputs_and_leaves_them_out_if_asked(called, tmp_path):
+    extra = {"patient id": [f"P{k:03}" for k in range(ROWS)], "ward": ["A"] * ROWS, "empty": [""] * ROWS}
+    file = table(tmp_path / "rows.csv", rows() | extra).file
+    code, _, err = called("data", "contract", file, "--target", "ill")
+    named = ["'patient id'", "as an identifier has", "--without 'patient id'", "'ward'", "row", "'A'", "--without ward"]
+    assert (code, missing_from(err, *named, "'empty' has no values", "--without empty")) == (2, [])
+    assert "the contract says" not in err  # there is none yet
+    leave_out = [part for name in extra for part in ("--without", name)]
+    code, out, err = called("data", "contract", file, "--target", "ill", *leave_out)
+    assert (code, re.findall(r'(?m)^name = "(.*)"$', out)) == (0, ["age", "creatinine", "ill"])
+    for name, reason in {"ill": "column to predict", "wards": "did you mean 'ward'"}.items():
+        code, _, err = called("data", "contract", file, "--target", "ill", "--without", name)
+        assert (code, missing_from(err, f"--without {name}", reason)) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("row", range(7, 7 + ROWS)), ("patient_id", range(1000, 1000 + 3 * ROWS, 3))]
+)
+def test_draft_warns_of_numbers_that_look_like_identifiers(called, tmp_path, name, numbers):
+    file = table(tmp_path / "rows.csv", {name: [str(k) for k in numbers]} | rows()).file
+    code, out, err = called("data", "contract", file, "--target", "ill")
+    assert (code, missing_from(err, f"'{name}'", "identifier", f"--without {name}")) == (0, [])
+    assert (err.count("identifier"), out.count("looks like an identifier")) == (1, 1)
+    assert "identifier" not in "".join(called("data", "contract", file, "--target", "ill", "--without", name)[1:])

@@ -1,6 +1,7 @@
 """`fairmesh data`: list datasets, fetch and check their official files, and show how sites would share them."""
 
 import json
+import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -169,6 +170,9 @@ def contract(
     source: Annotated[Path, typer.Argument(help="An experiment file with [data], or a table: .csv or .parquet.")],
     target: Annotated[str | None, typer.Option(help="Of a table: the column to predict.")] = None,
     numbers: Annotated[bool, typer.Option("--numbers", help="The target is a number, not a label.")] = False,
+    without: Annotated[
+        list[str], typer.Option(metavar="COLUMN", help="A column that is no input, such as an identifier; repeatable.")
+    ] = [],  # noqa: B006
 ) -> None:
     """Draft the [contract] of an experiment.
 
@@ -178,12 +182,17 @@ def contract(
     from fairmesh.experiment import load_experiment
 
     if source.suffix == ".toml":
-        text = drafted(load_experiment(source).data)
+        draft = drafted(load_experiment(source).data, without)
     elif target is None:
         raise BadInput(f"{source}: name the column to predict with --target")
     else:
-        text = drafted_from_table(str(source), target, "numbers" if numbers else "labels")
-    print(text)
+        draft = drafted_from_table(str(source), target, "numbers" if numbers else "labels", without)
+    print(draft.text)
+    for name in draft.identifiers:
+        say(
+            f"column {name!r} looks like an identifier: a different whole number in every row. If it is one, leave it "
+            f"out: --without {shlex.quote(name)}"
+        )
     say("all sites will see these numbers, which were computed from this data")
 
 

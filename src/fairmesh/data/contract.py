@@ -7,9 +7,10 @@ order of columns and classes and how values are scaled, is in it and is not a si
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from fairmesh.errors import BadInput, nearest
 
 _MISSING = ("", "na", "n/a", "nan", "null", "none")  # how tables write a missing value, in any case of letters
 _SHOWN, _TOLD = 3, 5  # rows of one complaint, and complaints
+_IDENTIFIERS = 10  # rows from which consecutive numbers are taken for identifiers
 _WIDER = 0.25  # of the range that was seen, on either side
 
 
@@ -416,24 +418,84 @@ def _text(value: Any) -> str:
 # Writing a contract
 
 
-def drafted(data: Data) -> str:
-    """Returns the [contract] section that some data fulfils, to be edited: ranges are a little wider than seen."""
+class Draft(NamedTuple):
+    """A [contract] section, and the columns in it that are numbers but look like identifiers."""
+
+    text: str
+    identifiers: tuple[str, ...] = ()
+
+
+def drafted(data: Data, without: Sequence[str] = ()) -> Draft:
+    """Returns the [contract] section that some data fulfils, to be edited: ranges are a little wider than seen.
+
+    Args:
+        data: The data.
+        without: Columns of a table that are not inputs. Default: ().
+    """
     if isinstance(data, Table):
-        return "\n".join(_of_table(data))
-    return "\n".join(_of_arrays(data))
+        return _of_table(data, without)
+    if without:
+        raise BadInput(f"--without {without[0]}: only a table has columns, and this data is not one")
+    return Draft("\n".join(_of_arrays(data)))
 
 
-def drafted_from_table(file: str, target: str, predict: Literal["labels", "numbers"]) -> str:
-    """Returns the [contract] section that a table fulfils, with all other columns as inputs."""
-    return drafted(Table(file, target, predict=predict, partition=Even(1)))
+def drafted_from_table(
+    file: str, target: str, predict: Literal["labels", "numbers"], without: Sequence[str] = ()
+) -> Draft:
+    """Returns the [contract] section that a table fulfils, with all other columns but those `without` as inputs."""
+    return drafted(Table(file, target, predict=predict, partition=Even(1)), without)
 
 
-def _of_table(table: Table) -> Iterator[str]:
+def _of_table(table: Table, without: Sequence[str]) -> Draft:
     columns = table.read()
-    names = table.input_names(columns)
+    for name in without:
+        if name == table.target or name not in columns:
+            why = "is the column to predict" if name == table.target else f"is no column{nearest(name, columns)}"
+            raise BadInput(f"--without {name}: {name!r} {why} in {table.file}")
+    names = [name for name in table.input_names(columns) if name not in without]
+    if not names:
+        raise BadInput(f"{table.file} has no column to predict from; leave out fewer with --without")
+    _refuse([one for name in names for one in _unusable(columns[name], name, table.file)])
+    identifiers = tuple(name for name in names if _is_identifier(columns[name], name))
+    return Draft("\n".join(_drafted_columns(table, columns, names, identifiers)), identifiers)
+
+
+def _unusable(values: np.ndarray, name: str, file: str) -> Iterator[str]:
+    """Yields why a column cannot be an input, and what to do."""
+    numbers, missing = _parsed(values)
+    odd = ~missing & ~np.isfinite(numbers)
+    leave_out = f"leave the column out: --without {shlex.quote(name)}"
+    if missing.all():
+        yield f"{file}: column {name!r} has no values; {leave_out}"
+    elif odd.all() and len(values) > 1 and len(set(values.tolist())) == len(values):
+        yield f"{file}: column {name!r} has another text in every row, as an identifier has; {leave_out}"
+    elif odd.any():
+        yield (
+            f"{file}: column {name!r}, {_rows(odd)}: {str(values[odd][0])!r} is not a number, and inputs are numbers; "
+            f"write it as one, with a point for decimals and no unit, or {leave_out}"
+        )
+
+
+def _is_identifier(values: np.ndarray, name: str) -> bool:
+    """Returns whether a column of numbers looks like an identifier: whole numbers, in every row another one, that are
+    consecutive or have such a name."""
+    numbers, missing = _parsed(values)
+    if len(numbers) < _IDENTIFIERS or missing.any() or (numbers != np.round(numbers)).any():
+        return False
+    if len(np.unique(numbers)) < len(numbers):
+        return False
+    consecutive = numbers.max() - numbers.min() == len(numbers) - 1
+    return bool(consecutive) or re.search(r"(^|[^a-z])id$", name.lower()) is not None
+
+
+def _drafted_columns(
+    table: Table, columns: Mapping[str, np.ndarray], names: Sequence[str], identifiers: Sequence[str]
+) -> Iterator[str]:
     yield "# Unit and range of every column, in words and numbers: correct them. Ranges are wider than those seen."
     yield "# The model sees (value - center) / scale. Columns are matched by name at every site."
     for name in names:
+        if name in identifiers:
+            yield "# This looks like an identifier: a different whole number in every row. If it is one, remove it."
         yield "[[contract.columns]]"
         yield f"name = {json.dumps(name, ensure_ascii=False)}"
         yield from _drafted_column(columns[name], name, table.file, scaled=True)
@@ -453,12 +515,12 @@ def _in_order(text: str) -> tuple[bool, float, str]:
 
 
 def _drafted_column(values: np.ndarray, name: str, file: str, scaled: bool) -> Iterator[str]:
-    missing = _parsed(values)[1]
-    numbers, wrong = Column(name, fill=0.0).read(values, file)
-    _refuse(wrong)
+    numbers, missing = _parsed(values)
+    odd = ~missing & ~np.isfinite(numbers)
+    if odd.any() or missing.all():  # of the target; inputs have been checked
+        found = f"{_rows(odd)}: {str(values[odd][0])!r} is not a number" if odd.any() else "no values"
+        raise BadInput(f"{file}: column {name!r}, {found}; leave out --numbers if the target is a label")
     numbers = numbers[~missing]
-    if not len(numbers):
-        raise BadInput(f"{file}: column {name!r} has no values; leave it out")
     whole = bool((numbers == np.round(numbers)).all())
     low, high = _wider(numbers, whole)
     yield f'type = "{"whole" if whole else "number"}"'
