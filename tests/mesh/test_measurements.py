@@ -208,6 +208,22 @@ def test_going_back_drops_later_rounds_and_puts_their_lines_aside(sites):
     assert [line["accuracy"]["worst"] for line in sites["a"].lines()][:3] == [0.1, 0.5, 0.35]
 
 
+def test_generation_that_restores_a_site_after_a_measured_round_leaves_that_round_out(sites):
+    """Each node measures the state with which it begins. The others would never hear of that row."""
+    measured(sites, until=20)
+    for site in sites.values():
+        site.schedule = SCHEDULE._replace(since=21)
+        site.enter(generation=2, start=20)
+    for k, done in enumerate(DUE[2:], 2):
+        for name, site in sites.items():
+            site.measure(done, ACCURACIES[name][k])
+        exchange(sites)
+    assert [line["round"] for line in sites["a"].lines()] == [30, 40, 50]
+    first, *others = (site.table.digests() for site in sites.values())
+    assert others == [first] * 2
+    assert ended(sites) == {30}
+
+
 def test_announcement_of_an_earlier_generation_is_not_mixed_in(sites):
     measured(sites, until=20)
     sites["a"].enter(generation=2, start=0)

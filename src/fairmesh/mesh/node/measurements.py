@@ -156,10 +156,11 @@ class Measurements:
 
     def add(self, done: int, metrics: Sequence[float], weight: float | None, sent: Sequence[float]) -> None:
         """Adds what this site has measured after a round, with its weight and its traffic in bits and bytes. A round
-        that was measured before a restart stays as it was."""
+        that was measured before a restart stays as it was. One that is not due is left out: a generation that restores
+        a site may begin after a round that is otherwise measured."""
         row = [done, *(_finite(value) for value in (*metrics, weight, *sent))]
         with self._lock:
-            if done not in self._rows[self._own]:
+            if done in self._due and done not in self._rows[self._own]:
                 self._put([(self._own, row)])
 
     def _put(self, found: Sequence[tuple[str, Row]], **more: Any) -> None:
@@ -288,7 +289,7 @@ class Measurements:
     def digests(self) -> dict[str, str]:
         """Returns a digest of each site's rows, by which sites find out who has told them different numbers."""
         with self._lock:
-            every = {site: [rows[due] for due in sorted(rows)] for site, rows in self._rows.items()}
+            every = {site: [rows[due] for due in self._due if due in rows] for site, rows in self._rows.items()}
         return {site: hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] for site, rows in every.items()}
 
     # The best round
