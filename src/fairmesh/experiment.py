@@ -51,7 +51,8 @@ class Experiment:
     """Everything that determines a run. Experiment files use the same names.
 
     Args:
-        data: Where the sites come from, such as `fm.data.Digits()`.
+        data: Where the sites come from, such as `fm.data.Digits()`. None if every site has its own data, between
+            organisations; it then takes a contract. Default: None.
         topology: Who talks to whom. Default: Ring().
         algorithm: The training algorithm, such as `fm.TrackedADGDA()`. Left out, it is what `fm.train` uses without
             one, with its objective and `compare_weights`. Default: TrackedADGDA().
@@ -97,7 +98,7 @@ class Experiment:
         4
     """
 
-    data: Data
+    data: Data | None = None
     topology: Topology = field(default_factory=Ring)
     algorithm: Algorithm = DEFAULT_ALGORITHM
     rounds: int = ROUNDS
@@ -120,6 +121,11 @@ class Experiment:
     options: Options = field(default_factory=Options)
 
     def __post_init__(self):
+        if self.data is None and self.contract is None:
+            raise BadInput(
+                "data: missing; name the data of all sites in [data]; or, if every site has its own, write a "
+                "[contract] that they must fulfil: fairmesh data contract TABLE --target COLUMN drafts it"
+            )
         if self.rounds < 1:
             raise BadInput(f"rounds must be >= 1, got {self.rounds}")
         if self.algorithm is DEFAULT_ALGORITHM:  # this object: it was left out
@@ -146,6 +152,15 @@ class Experiment:
             tables.append(table)
         return [from_table(Algorithm, table, "algorithm") for table in tables]
 
+    def known_data(self) -> Data:
+        """Returns the data of all sites. Refuses an experiment whose sites have data of their own."""
+        if self.data is None:
+            raise BadInput(
+                "data: missing; this experiment has a [contract] only, since every site names its own data in its "
+                "site.toml. To train or look at it in one place, add [data]"
+            )
+        return self.data
+
     def sites(self, data: Data) -> list[Site]:
         """Returns the sites of a source, checked by the contract if there is one."""
         return data.sites() if self.contract is None else self.contract.sites(data)
@@ -162,7 +177,7 @@ class Experiment:
             every = [replace(self, data=self.data.resplit(k), splits=1) for k in range(self.splits)]
             return with_splits([one.problem(outputs=outputs) for one in every])
         if sites is None:
-            sites = self.sites(self.data)
+            sites = self.sites(self.known_data())
             sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
         shape, needed = shape_of(sites)
         outputs = outputs or needed
@@ -300,6 +315,8 @@ def experiment_from(table: dict[str, Any], folder: Path) -> Experiment:
     table = resolved_files(table, folder)
     if isinstance(table.get("sweep"), dict):
         table["sweep"] = flat_table(table["sweep"])  # regularizer.strength = [...] may stand without quotes
+    if isinstance(table.get("data"), Mapping) and "contract" in table:
+        table["data"] = from_table(Contract, table["contract"], "contract").settled(table["data"])
     return from_table(Experiment, table)
 
 

@@ -1,6 +1,7 @@
 """Mistakes with data at one site: it gets a sentence with the remedy; the others wait, name it, and lose nothing."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fairmesh.experiment import load_experiment
 from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.preflight import checks
 from tests.mesh import fleet
@@ -16,9 +18,9 @@ from tests.mesh.stranger import apart
 from tests.refusals import missing_from
 
 NAMES = ["a", "b", "c"]
+SHARED = 'data = { name = "digits", nodes = 3 }'  # what an experiment without a contract needs; sites name their own
 EXPERIMENT = """
 rounds = 30
-data = { name = "digits", nodes = 3 }  # sites name their own
 topology = "ring"
 algorithm = { name = "ad-gda", consensus_step = 0.5, primal_step = 1e-5 }
 [options]
@@ -72,7 +74,7 @@ class Tables(Run):
     """A mesh of three sites that have tables of their own."""
 
     def __init__(self, folder: Path, contract: str = CONTRACT, settings: str = ""):
-        super().__init__(folder, NAMES, EXPERIMENT + contract)
+        super().__init__(folder, NAMES, EXPERIMENT + contract if contract else SHARED + EXPERIMENT)
         self.settings = settings
         for seed, name in enumerate(NAMES):
             write(folder / name, rows(seed), settings)
@@ -124,6 +126,42 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "no such file": (lambda home: (home / "rows.csv").unlink(), ["cannot read", "c/rows.csv"]),
     "a wrong file": (lambda home: (home / "rows.csv").write_text("x,y\n1,2\n"), ["no column 'age'", "rename or add"]),
 }
+
+
+# Founding
+
+
+def test_founder_writes_only_a_contract_and_every_site_names_its_own_table_as_the_documentation_says(tmp_path, called):
+    guide = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    experiment, own = re.findall(r"```toml\n(.*?)```", guide.split("**What the founder writes.**")[1], re.DOTALL)[:2]
+    (command,) = re.findall(r"(?m)^fairmesh (mesh init risk\.toml .*)$", guide)
+    (tmp_path / "risk.toml").write_text(experiment)
+    mesh = tmp_path / "mesh"
+    words = [str(tmp_path / word) if word == "risk.toml" else word for word in command.split()]
+    code, _, err = called(*words, "--out", mesh)
+    assert (code, missing_from(err, "names its own data")) == (0, [])
+    for seed, name in enumerate(["north", "south", "east"]):
+        home = tmp_path / name
+        assert called("mesh", "key", mesh / "mesh.toml", name, "--out", home)[0] == 0
+        fleet.approve_at(home)
+        write(home, rows(seed))
+        path = home / "site.toml"
+        path.write_text(path.read_text().split("\n[data]")[0] + "\n" + own.replace("patients.csv", "rows.csv"))
+    found = {one.what: one for one in checks(home / "site.toml")}
+    assert (found["data"].ok, found["data"].found) == (
+        True,
+        "48 training samples, 12 test samples; they fit the model and the contract",
+    )
+    code, _, err = called("mesh", "key", mesh / "mesh.toml", "north", "--out", tmp_path / "again", "--trial")
+    assert (code, missing_from(err, "--trial", "no [data]", "site.toml")) == (2, [])
+    code, _, err = called("run", tmp_path / "risk.toml")
+    assert (code, missing_from(err, "data: missing", "[contract] only", "add [data]")) == (2, [])
+    table = f'\n[data]\nname = "table"\nfile = "{home / "rows.csv"}"\npartition = {{ name = "even", nodes = 2 }}\n'
+    (tmp_path / "risk.toml").write_text(experiment + table)
+    assert load_experiment(tmp_path / "risk.toml").problem().n == 2  # target and inputs come from the contract
+    (tmp_path / "risk.toml").write_text("rounds = 3\n")
+    code, _, err = called("mesh", "init", tmp_path / "risk.toml", "--site", "a=a:1", "--site", "b", "--out", mesh)
+    assert (code, missing_from(err, "data: missing", "[contract]", "fairmesh data contract")) == (2, [])
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +264,7 @@ def test_nodes_warn_of_a_site_that_takes_most_of_the_weight(tmp_path, called):
     robust = 'name = "ad-gda", consensus_step = 0.5, primal_step = 0.5, dual_step = 0.5'
     scaled = FREE.replace("standardize = false", "standardize = true")
     run = Tables(tmp_path, contract="", settings=scaled)
-    text = EXPERIMENT.replace("rounds = 30", "rounds = 600").replace(
+    text = SHARED + EXPERIMENT.replace("rounds = 30", "rounds = 600").replace(
         'name = "ad-gda", consensus_step = 0.5, primal_step = 1e-5', robust
     )
     for name in NAMES:
@@ -341,7 +379,7 @@ def test_others_waited_named_it_and_all_finish_once_it_is_mended(waiting):
 @pytest.mark.slow
 def test_site_with_another_dtype_stops_the_others_name_it_and_all_finish_once_it_is_mended(tmp_path):
     arrays = '\n[data]\nname = "npz"\nfile = "rows.npz"\npartition = { name = "even", nodes = 1 }\n'
-    run = Run(tmp_path, NAMES, EXPERIMENT)
+    run = Run(tmp_path, NAMES, SHARED + EXPERIMENT)
 
     def save(seed: int, dtype: type) -> None:
         home, columns = tmp_path / NAMES[seed], rows(seed)

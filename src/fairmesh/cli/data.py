@@ -182,7 +182,7 @@ def contract(
     from fairmesh.experiment import load_experiment
 
     if source.suffix == ".toml":
-        draft = drafted(load_experiment(source).data, without)
+        draft = drafted(load_experiment(source).known_data(), without)
     elif target is None:
         raise BadInput(f"{source}: name the column to predict with --target")
     else:

@@ -72,6 +72,8 @@ def init(
     say(f"1. send the folder {out} without {AUTHORITY_KEY} to every site; keep {AUTHORITY_KEY} here and secret")
     say(f"2. each site runs: fairmesh mesh key {out / MESH} NAME, and sends you NAME.csr")
     say(f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back")
+    if read.data is None:
+        say(f"4. each site names its own data in its {SITE}, which must fulfil the [contract]")
 
 
 def _addresses(options: Sequence[str]) -> dict[str, str | None]:
@@ -156,6 +158,8 @@ def key(
     data = {"data": OF_THE_EXPERIMENT} if trial else {}
     site_file = SiteFile.of(folder / SITE, {"name": name, "listen": listen} | data)
     handout = Handout.read(source / EXPERIMENT, authority, joined, mesh_file)
+    if trial and "data" not in handout.table:
+        raise BadInput(f"--trial: {source / EXPERIMENT} has no [data]; every site names its own in its {SITE}")
     _new_folder(folder, SITE)
     handout.write(folder)
     write_atomically(folder / MANIFEST, read_bytes(source / MANIFEST))

@@ -176,6 +176,10 @@ def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
         )
     folder, contract = site_file.folder, experiment.contract
     if site_file.data == OF_THE_EXPERIMENT:
+        if experiment.data is None:
+            raise BadInput(
+                f"{site_file.path} says data = '{OF_THE_EXPERIMENT}', but the experiment has none; name this site's own"
+            )
         sites = experiment.sites(_in_folder(experiment.data, folder))
         if len(sites) != len(mesh.members):
             raise BadInput(
@@ -187,6 +191,8 @@ def own_site(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Site:
     if isinstance(given, str):
         site = replace(_called(given), name=site_file.name)
         return site if contract is None else contract.checked([site])[0]
+    if given.get("name") == "table" and not {"site", "partition"} & given.keys():
+        given = {**given, "partition": {"name": "even", "nodes": 1}}  # all rows are this site's
     settled = given if contract is None else contract.settled(given)
     data = _in_folder(from_table(Data, settled, "data"), folder)
     return replace(_only(experiment.sites(data)), name=site_file.name)
