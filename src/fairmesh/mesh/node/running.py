@@ -367,7 +367,7 @@ class _Node:
         """Names the sites whose inputs look different from those of the others, in the log and the status."""
         contract, announced = self._membership.experiment.contract, self._bulletin.of_all("statistics")
         present = [member.name for member in self._membership.mesh.present if member.name in announced]
-        columns = [column.name for column in contract.columns] if contract else []
+        columns = contract.columns if contract else ()
         self.oversight.unusual = unusual({name: announced[name] for name in present}, columns)
         for site, reasons in self.oversight.unusual.items():
             self._log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))

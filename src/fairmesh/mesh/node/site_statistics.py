@@ -12,15 +12,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from fairmesh.data.contract import Column
 from fairmesh.data.samples import Samples
 
 INPUTS_AT_MOST = 64  # with more inputs, or arrays such as images, one mean and one spread of all together
 CLASSES_AT_MOST = 100
 SAMPLES_AT_LEAST = 20  # with fewer, statistics would say much about single samples
 WITHHELD: dict[str, list[float]] = {"mean": [], "spread": [], "shares": [], "relation": []}
-_LARGEST = 1e15
-_FAR = 8.0  # typical spreads from the typical mean, or times as large as the typical spread, that are a difference
-_FURTHER = 20.0  # times as large or small, where the mean says nothing because it is near 0
+_LARGEST, _SMALLEST = 1e15, 1e-30
+_ALMOST_ALL = 0.97  # a share of a class, which is announced to 0.05
+# Thresholds, set by a simulation of honest sites that differ (tests/mesh/test_site_statistics.py states its rates).
+_FAR = 8.0  # spreads between a mean and the usual one
+_FACTOR = 5.0  # times as large or small, as in another unit
+_FURTHER = 20.0  # times the usual spread, where the mean has not changed by the same factor
+_DEVIATIONS = 3.0  # a factor below _FURTHER must also be this many times what the sites differ by among themselves
+_TOGETHER = 2.5  # mean and spread change by the same factor if these are at most so many times apart
 _SHOWN = 3  # columns per site
 
 
@@ -59,9 +65,14 @@ def _rounded(value: float, size: float) -> float:
     return min(max(float(f"{round(value / step) * step:.6g}"), -_LARGEST), _LARGEST)
 
 
-def unusual(said: Mapping[str, Mapping[str, Sequence[float]]], names: Sequence[str] = ()) -> dict[str, list[str]]:
+def unusual(said: Mapping[str, Mapping[str, Sequence[float]]], columns: Sequence[Column] = ()) -> dict[str, list[str]]:
     """Returns the sites whose statistics differ from those of most, with what differs and the likely cause, in
-    sentences. It takes three sites to say which one differs."""
+    sentences. It takes three sites to say which one differs.
+
+    Args:
+        said: What each site has announced.
+        columns: The contract's columns, in whose units the statistics are compared and shown. Default: none.
+    """
     shown = {site: one for site, one in said.items() if one["mean"]}
     if not shown:
         return {}
@@ -69,93 +80,179 @@ def unusual(said: Mapping[str, Mapping[str, Sequence[float]]], names: Sequence[s
     sites = [site for site, one in shown.items() if len(one["mean"]) == len(one["spread"]) == inputs]
     if len(sites) < 3:
         return {}
-    if len(names) != inputs:
+    if len(columns) != inputs:
         names = ["all inputs together"] if inputs == 1 else [f"input {k + 1}" for k in range(inputs)]
-    means, spreads = (np.array([shown[site][what] for site in sites], float) for what in ("mean", "spread"))
-    found = {site: _columns(k, means, spreads, names) for k, site in enumerate(sites)}
-    for site, sentence in _reversed({site: shown[site] for site in sites}):
+        columns = [Column(name) for name in names]
+    center, scale = (np.array([getattr(column, what) for column in columns]) for what in ("center", "scale"))
+    means = np.array([shown[site]["mean"] for site in sites], float) * scale + center
+    spreads = np.abs(np.array([shown[site]["spread"] for site in sites], float)) * scale
+    scaled = [_is_scaled(*pair) for pair in zip(np.median(means, 0), np.median(spreads, 0))]
+    centred = inputs > 1 and 2 * sum(scaled) > inputs  # the sites scale by themselves, so that means say little
+    compared = [_Usual.of(column.name, means[:, k], spreads[:, k], centred) for k, column in enumerate(columns)]
+    found = {}
+    for k, site in enumerate(sites):
+        here = zip(means[k].tolist(), spreads[k].tolist(), compared)
+        found[site] = _differing([_Input(mean, spread, usual) for mean, spread, usual in here])
+    every = {site: shown[site] for site in sites}
+    for site, sentence in (*_one_class(every), *_reversed(every)):
         found[site].append(sentence)
     return {site: sentences for site, sentences in found.items() if sentences}
 
 
-class _Input(NamedTuple):
-    """One input at one site, next to what is usual: the median over all sites."""
+class _Usual(NamedTuple):
+    """What is usual for one input: medians over all sites, and by how much honest sites differ from them."""
 
     name: str
     mean: float
     spread: float
-    usual_mean: float
-    usual_spread: float
-    typical: float  # the usual spread or, if it is larger, how much the means of the sites differ
+    between: float  # how far the means of sites are apart
+    of_sizes: float  # deviation of the logarithm of mean times spread, halved
+    of_spreads: float  # deviation of the logarithm of the spread
+    centred: bool  # most inputs have about mean 0 and spread 1, so that means say nothing about units
+    never_negative: bool  # no site has a mean below 0, and means are not centred
+    constant: float  # the share of sites at which it is the same in every row
+
+    @staticmethod
+    def of(name: str, means: np.ndarray, spreads: np.ndarray, centred: bool) -> "_Usual":
+        log_spreads, log_means = (np.log(np.maximum(np.abs(some), _SMALLEST)) for some in (spreads, means))
+        return _Usual(
+            name,
+            float(np.median(means)),
+            float(np.median(spreads)),
+            _deviation(means),
+            _deviation((log_means + log_spreads) / 2),
+            _deviation(log_spreads),
+            centred,
+            not centred and bool((means >= -0.02 * np.median(spreads)).all()),
+            float((spreads == 0).mean()),
+        )
 
     @property
-    def times(self) -> float:
-        """Returns how many times the usual spread its spread is."""
-        return self.spread / self.usual_spread if self.usual_spread > 0 else 1.0
+    def mean_tells_size(self) -> bool:
+        """Returns whether the mean is far enough from 0 to change with the unit."""
+        return not self.centred and abs(self.mean) >= self.spread / 2
+
+
+def _deviation(values: np.ndarray) -> float:
+    """Returns a robust standard deviation, from the median absolute deviation."""
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+
+
+class _Input(NamedTuple):
+    """One input at one site, next to what is usual."""
+
+    mean: float
+    spread: float
+    usual: _Usual
 
     @property
-    def changed_together(self) -> bool:
-        """Returns whether mean and spread differ from the usual by about the same factor, as in another unit."""
-        if self.usual_mean == 0 or self.times == 0:
-            return False
-        return 0.5 < abs(self.mean / self.usual_mean) / self.times < 2
+    def log_times(self) -> float:
+        """Returns the logarithm of how many times the usual spread its spread is."""
+        return math.log(max(self.spread, _SMALLEST) / max(self.usual.spread, _SMALLEST))
+
+    @property
+    def log_size(self) -> float | None:
+        """Returns the logarithm of the factor by which both mean and spread differ from the usual, as in another unit;
+        None if they do not differ by the same factor, or the mean says nothing."""
+        if not self.usual.mean_tells_size or self.mean * self.usual.mean <= 0:
+            return None
+        of_means = math.log(self.mean / self.usual.mean)
+        apart = abs(of_means - self.log_times)
+        return (of_means + self.log_times) / 2 if apart < math.log(_TOGETHER) else None
 
     @property
     def differs(self) -> bool:
-        if self.typical == 0:
+        usual = self.usual
+        if usual.spread == 0:
             return False
-        if abs(self.mean - self.usual_mean) > _FAR * self.typical:
+        if self.spread == 0:
+            return usual.constant <= 1 / 3 and not self.of_rare_events
+        if abs(self.mean - usual.mean) > _FAR * max(usual.spread, usual.between, self.spread):
             return True
-        if self.changed_together:
-            return not 1 / _FAR <= self.times <= _FAR
-        near_zero = abs(self.usual_mean) < self.usual_spread / 2  # so that the mean says nothing
-        return self.times > _FURTHER or (near_zero and self.times < 1 / _FURTHER)
+        if self.is_share and _is_share(usual.mean, usual.spread):
+            return False  # values are 0 and 1, which have no unit
+        if self.log_size is not None:
+            return abs(self.log_size) > _least(_FACTOR, usual.of_sizes)
+        factor = _FURTHER if usual.mean_tells_size or usual.never_negative else _FACTOR
+        return abs(self.log_times) > _least(factor, usual.of_spreads)
 
     @property
-    def is_scaled(self) -> bool:
-        """Returns whether it has about mean 0 and spread 1."""
-        return abs(self.mean) < 0.5 and 0.4 < self.spread < 2.5
+    def is_share(self) -> bool:
+        """Returns whether mean and spread are those of values 0 and 1."""
+        return _is_share(self.mean, self.spread)
 
-    def looks_like(self, other: "_Input") -> bool:
-        """Returns whether it looks as another input usually does."""
-        near = abs(self.mean - other.usual_mean) <= 2 * other.typical
-        return near and 0.5 * other.usual_spread <= self.spread <= 2 * other.usual_spread
+    @property
+    def of_rare_events(self) -> bool:
+        """Returns whether it counts events that are rare at all sites, so that one may have had none (or only such)."""
+        usual = self.usual
+        if usual.never_negative and usual.mean < usual.spread / 2 and abs(self.mean) < 0.02 * usual.spread:
+            return True
+        at_an_end = min(abs(self.mean), abs(self.mean - 1)) < 0.02
+        return at_an_end and usual.spread < 0.4 and _is_share(usual.mean, usual.spread)
+
+    def looks_like(self, other: _Usual) -> bool:
+        """Returns whether it looks as some input usually does."""
+        near = abs(self.mean - other.mean) <= 2 * max(other.spread, other.between)
+        return near and 0.5 * other.spread <= self.spread <= 2 * other.spread
 
     def cause(self, different: Sequence["_Input"]) -> str:
         """Returns the likely cause of the difference. Of columns in another order, at least two are different."""
-        for other in different:
-            if other is not self and self.looks_like(other):
-                return f"it looks like {other.name} elsewhere, so perhaps columns are in another order"
         if self.spread == 0:
             return "it is the same in every row there; perhaps the column is empty or not measured"
-        if self.changed_together or not 1 / _FURTHER <= self.times <= _FURTHER:
-            larger = self.times > 1
-            times = f"{float(f'{self.times if larger else 1 / max(self.times, 1e-12):.1g}'):,.12g}"
-            return f"values are about {times} times as {'large' if larger else 'small'}, so perhaps in another unit"
+        for other in different:
+            if other is not self and self.looks_like(other.usual):
+                return f"it looks like {other.usual.name} elsewhere, so perhaps columns are in another order"
+        size = self.log_times if self.log_size is None else self.log_size
+        if abs(size) > math.log(_FACTOR):
+            times = f"{float(f'{math.exp(abs(size)):.1g}'):,.12g}"
+            return f"values are about {times} times as {'large' if size > 0 else 'small'}, so perhaps in another unit"
         return "perhaps another unit, another column, or another scaling"
 
 
-def _columns(k: int, means: np.ndarray, spreads: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Returns in which inputs one site differs from the median of all sites, and why that may be."""
-    mid, wide = np.median(means, 0), np.median(spreads, 0)
-    between = 1.4826 * np.median(np.abs(means - mid), 0)
-    columns = zip(means[k], spreads[k], mid, wide, np.maximum(wide, between))
-    inputs = [_Input(name, *map(float, column)) for name, column in zip(names, columns)]
+def _least(factor: float, deviation: float) -> float:
+    """Returns the logarithm of the least factor that is a difference, among sites that deviate so much."""
+    return min(max(math.log(factor), _DEVIATIONS * deviation), math.log(_FURTHER))
+
+
+def _is_scaled(mean: float, spread: float) -> bool:
+    """Returns whether these are about mean 0 and spread 1."""
+    return abs(mean) < 0.5 and 0.4 < spread < 2.5
+
+
+def _is_share(mean: float, spread: float) -> bool:
+    """Returns whether these are the mean and the spread of values 0 and 1, as far as rounding shows it."""
+    return 0 <= mean <= 1 and abs(spread - math.sqrt(mean * (1 - mean))) <= 0.02 + 0.1 * spread
+
+
+def _differing(inputs: Sequence[_Input]) -> list[str]:
+    """Returns in which inputs one site differs from what is usual, and why that may be."""
     different = [one for one in inputs if one.differs]
     found = [
-        f"{one.name}: mean {one.mean:g} and spread {one.spread:g}, at most sites {one.usual_mean:.2g} and "
-        f"{one.usual_spread:.2g}; {one.cause(different)}"
+        f"{one.usual.name}: mean {one.mean:.3g} and spread {one.spread:.3g}, at most sites {one.usual.mean:.2g} and "
+        f"{one.usual.spread:.2g}; {one.cause(different)}"
         for one in different[:_SHOWN]
     ]
     if len(different) > _SHOWN:
         found.append(f"and {len(different) - _SHOWN} more inputs")
-    usual = [one._replace(mean=one.usual_mean, spread=one.usual_spread) for one in inputs]
-    here, elsewhere = (sum(one.is_scaled for one in some) / len(inputs) for some in (inputs, usual))
-    if len(inputs) > 1 and here == 1 and elsewhere < 0.5:
+    pairs = [one[:2] for one in inputs], [(one.usual.mean, one.usual.spread) for one in inputs]
+    here, elsewhere = (sum(_is_scaled(*pair) for pair in some) / len(inputs) for some in pairs)
+    unlike = sum(not one.looks_like(one.usual) for one in inputs) / len(inputs)
+    if len(inputs) > 1 and unlike > 0.5 and here == 1 and elsewhere < 0.5:
         found.append("inputs are probably scaled to mean 0 and spread 1 only there")
-    if len(inputs) > 1 and elsewhere == 1 and here < 0.5:
+    if len(inputs) > 1 and unlike > 0.5 and elsewhere == 1 and here < 0.5:
         found.append("inputs are probably not scaled there (standardize)")
     return found
+
+
+def _one_class(shown: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[str, str]]:
+    """Returns the sites at which all labels are of one class, though they are not at any other site."""
+    largest = {site: max(one["shares"]) for site, one in shown.items() if one["shares"]}
+    if len(largest) < 3:
+        return []
+    alone = [site for site, share in largest.items() if share > _ALMOST_ALL]
+    if len(alone) != 1 or np.median(list(largest.values())) > 0.9:
+        return []
+    return [(alone[0], "all labels are of one class there; perhaps the label column is another one")]
 
 
 def _reversed(shown: Mapping[str, Mapping[str, Sequence[float]]]) -> list[tuple[str, str]]:
