@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fairmesh.experiment import load_experiment
+from fairmesh.mesh.node.data_consent import unaccepted
 from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.preflight import checks
 from tests.mesh import fleet
@@ -235,6 +236,63 @@ def test_site_may_withhold_its_statistics(tmp_path, called):
     said = [sum("spread" in part for part in one["leaves"]["to_all_sites"]) for one in (shown, withheld)]
     assert said == [1, 0]
     assert '"mean": []' in (tmp_path / "a" / "state" / "bulletin.json").read_text()
+
+
+# Consent
+
+
+ACCEPT = "a site's data looks different, and this site waits until somebody here accepts it"
+
+
+def test_what_looks_different_is_accepted_as_it_looks_now(tmp_path, called):
+    run = Tables(tmp_path)
+    site, state = tmp_path / "a" / "site.toml", tmp_path / "a" / "state"
+    said = {"c": ["age: 10 times as large"], "b": ["all labels are of one class there"]}
+    assert (unaccepted(state, {}), unaccepted(state, said)) == ([], ["c", "b"])
+    assert called("mesh", "accept", site, "c")[0] == 2  # the node has not been started
+    state.mkdir()
+    (state / "status.json").write_text(json.dumps({"unusual": said}))
+    code, _, err = called("mesh", "accept", site, "c")
+    assert (code, missing_from(err, "a accepts the data of c", "10 times as large")) == (0, [])
+    assert unaccepted(state, said) == ["b"]
+    assert unaccepted(state, said | {"c": ["age: 1,000 times as large"]}) == ["c", "b"]  # other statistics by now
+    for name, reason in {"a": "does not look different; those that look different: c, b", "x": "no site 'x'"}.items():
+        code, _, err = called("mesh", "accept", site, name)
+        assert (code, missing_from(err, reason)) == (2, [])
+    assert run.mesh.names == ("a", "b", "c")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends_by", ["accepting", "mending"])
+def test_node_that_is_told_to_wait_begins_once_a_person_accepts_the_data_or_it_is_mended(tmp_path, called, ends_by):
+    run = Tables(tmp_path, contract="", settings=FREE)
+    write(tmp_path / "c", rows(2) | {"creatinine": rows(2)["creatinine"] * 10}, FREE)
+    site = tmp_path / "a" / "site.toml"
+    site.write_text('on_unusual_data = "wait"\n' + site.read_text())
+    assert "waits until somebody here accepts it" in called("mesh", "show", site)[1]
+    try:
+        run.start(*NAMES)
+        run.until(lambda: run.events("a", ACCEPT))
+        (said,) = run.events("a", ACCEPT)
+        reason = ["input 2", "times as large", "another unit", "fairmesh mesh accept site.toml c"]
+        assert (said["site"], missing_from(said["reason"], *reason)) == ("c", [])
+        run.until(lambda: "accepts the data of c" in run.status("a").get("activity", ""))
+        assert missing_from(called("status", site)[2], "this node waits", f"fairmesh mesh accept {site} c") == []
+        run.until(lambda: run.events("b", "waiting"))
+        assert run.events("b", "waiting")[-1]["sites"] == "a"
+        assert not any(run.events(name, "measured") for name in NAMES)
+        if ends_by == "accepting":
+            assert called("mesh", "accept", site, "c")[0] == 0
+        else:
+            run.crash("c")
+            write(tmp_path / "c", rows(2), FREE)
+            run.start("c")
+        run.end(*NAMES)
+    finally:
+        run.kill()
+    assert len(run.events("a", "accepted here")) == (ends_by == "accepting")
+    assert run.status("a")["unusual"].keys() == ({"c"} if ends_by == "accepting" else set())
+    assert run.status("a")["unaccepted"] == []
 
 
 # Weights

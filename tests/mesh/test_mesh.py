@@ -186,7 +186,7 @@ def test_site_file_names_files_beside_it(tmp_path):
 
 def test_site_file_written_and_read_is_the_same_and_never_written_over(tmp_path):
     data = {"name": "npz", "file": "rows.npz"}
-    own = {"announce_statistics": False, "largest_prior": 1.0}
+    own = {"announce_statistics": False, "on_unusual_data": "wait", "largest_prior": 1.0}
     made = SiteFile.of(tmp_path / "site.toml", {"name": "alpha", "listen": "0.0.0.0:7700", "data": data} | own)
     made.write()
     assert SiteFile.read(tmp_path / "site.toml") == made
@@ -204,6 +204,7 @@ def test_site_file_written_and_read_is_the_same_and_never_written_over(tmp_path)
         ('name = "alpha"\ndata = 3', ["data:", "string"]),
         ('name = "Alpha"', ["name 'Alpha'", 63]),
         ('name = "alpha"\nlargest_prior = 80', ["largest_prior", "80"]),
+        ('name = "alpha"\non_unusual_data = "stop"', ["on_unusual_data", "'stop'", "'wait'"]),
     ],
 )
 def test_site_file_that_is_wrong_is_refused_with_the_reason(tmp_path, text, names):

@@ -273,6 +273,28 @@ def trust(
 
 
 @mesh.command()
+def accept(
+    site_file: Annotated[Path, typer.Argument(metavar="SITE", help="This site's site.toml.")],
+    name: Annotated[str, typer.Argument(help="The site whose data looks different.")],
+    json_: Json = False,
+) -> None:
+    """At a site: begin although a site's data looks different.
+
+    With on_unusual_data = "wait" in site.toml, the node waits for this before the first round. `fairmesh status` shows
+    which site it is and what differs. Ask that site first."""
+    from fairmesh.mesh.members import Mesh, SiteFile
+    from fairmesh.mesh.node.data_consent import accept as record
+
+    site = SiteFile.read(site_file)
+    Mesh.read(site.mesh).member(name)
+    accepted = record(site.state, name)
+    if json_:
+        print_json({"site": name, "accepted": accepted})
+        return
+    say(f"recorded: {site.name} accepts the data of {name} ({'; '.join(accepted)}); the node need not stop")
+
+
+@mesh.command()
 def show(
     site_file: Annotated[Path, typer.Argument(metavar="SITE", help="The site's site.toml.")],
     approve: Annotated[bool, typer.Option("--approve", help="Record that this site agrees to what is shown.")] = False,

@@ -107,6 +107,8 @@ def status(
     for name, reasons in seen.get("unusual", {}).items():
         said = "this site's data looks" if name == seen["site"] else f"the data of {name} looks"
         say(f"{said} different from that of the other sites: {'; '.join(reasons)}")
+    for name in seen.get("unaccepted", ()):
+        say(f"this node waits; if the data of {name} is right, accept it: fairmesh mesh accept {site} {name}")
     for name, one in seen.get("heavy", {}).items():
         say(
             f"{name} has {one['weight']:.0%} of the weight since round {one['since']}, and {one['prior']:.0%} before "

@@ -36,11 +36,12 @@ def trust(state: Path, site: str, text: str) -> str:
     shown = " ".join(digits[i : i + 4] for i in range(0, 24, 4))
     private_folder(state)
     with private_files():
-        write_atomically(state / _TRUSTED, json.dumps(_read(state / _TRUSTED) | {site: shown}, indent=1).encode())
+        write_atomically(state / _TRUSTED, json.dumps(read_record(state / _TRUSTED) | {site: shown}, indent=1).encode())
     return shown
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """Returns what a person or the node has recorded in a file of the state folder; nothing if there is no file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
@@ -57,7 +58,7 @@ class KnownKeys:
 
     def __init__(self, state: Path, report: Report):
         self._state, self._report, self._lock = state, report, threading.Lock()
-        self._keys: dict[str, dict[str, Any]] = _read(state / _KEYS)
+        self._keys: dict[str, dict[str, Any]] = read_record(state / _KEYS)
         self._unconfirmed: dict[str, str] = {}  # the fingerprint of a key that was refused, by site
 
     def refusal(self, site: str, certificate: bytes) -> str | None:
@@ -68,7 +69,7 @@ class KnownKeys:
             if known and shown in known["retired"]:
                 return f"{site}'s key {shown} was replaced, and may be stolen; {site} must use its new key"
             if known and shown != known["fingerprint"]:
-                if _read(self._state / _TRUSTED).get(site) != shown:
+                if read_record(self._state / _TRUSTED).get(site) != shown:
                     return self._refused(site, shown)
                 self._report("warning", "a site has a new key, which was confirmed here", site=site, fingerprint=shown)
                 known = {"retired": [*known["retired"], known["fingerprint"]]}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
@@ -302,6 +302,7 @@ class _SiteTable:
     data: str | Mapping[str, Any] | None = None
     allow: tuple[str, ...] = ()
     announce_statistics: bool = True
+    on_unusual_data: Literal["warn", "wait"] = "warn"
     largest_prior: float = LARGEST_PRIOR
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -322,6 +323,7 @@ class SiteFile:
     data: str | Mapping[str, Any] | None = None  # None: not named yet, so that the site cannot run
     allow: tuple[str, ...] = ()  # modules that the experiment may use besides torch's, fairmesh's and its own files
     announce_statistics: bool = True  # coarse statistics of its inputs, before the first round
+    on_unusual_data: Literal["warn", "wait"] = "warn"  # whether to begin if some site's data looks different
     largest_prior: float = LARGEST_PRIOR  # the largest weight before training that another site may have by its samples
     options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
@@ -370,6 +372,7 @@ class SiteFile:
                 data=given.data,
                 allow=given.allow,
                 announce_statistics=given.announce_statistics,
+                on_unusual_data=given.on_unusual_data,
                 largest_prior=given.largest_prior,
                 options=given.options,
             )
@@ -391,6 +394,8 @@ class SiteFile:
         others = {"listen": self.listen, "allow": list(self.allow), "data": self.data, "options": dict(self.options)}
         if not self.announce_statistics:
             table["announce_statistics"] = False
+        if self.on_unusual_data != "warn":
+            table["on_unusual_data"] = self.on_unusual_data
         if self.largest_prior != LARGEST_PRIOR:
             table["largest_prior"] = self.largest_prior
         return table | {key: value for key, value in others.items() if value}

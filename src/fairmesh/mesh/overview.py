@@ -60,6 +60,10 @@ _BEFORE_THE_FIRST_ROUND = (
     "the model to start from, made from the experiment's files and not from data",
     "its version of torch, its processor, threads and device",
 )
+_ON_UNUSUAL = {
+    "warn": "the node warns of it, and begins",
+    "wait": "the node waits until somebody here accepts it",
+}
 _AT_THE_END = (
     "partial sums of the models of the last and of the best round, weights and traffic, along a tree of neighbours",
     "partial sums that contain its metrics of the common models on its own data",
@@ -119,7 +123,7 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "observers": table.get("observers", []),
             "own_options": dict(site.options),
         },
-        "data": _data(site, table) | {"contract": table.get("contract")},
+        "data": _data(site, table) | {"contract": table.get("contract"), "on_unusual": site.on_unusual_data},
         "weights": {"prior": table.get("prior"), "largest_prior": site.largest_prior},
         "leaves": {
             "to_neighbours_before_the_first_round": list(_BEFORE_THE_FIRST_ROUND),
@@ -220,6 +224,7 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         "ON WHICH DATA",
         f"  {data['from']}: data = {_shown(data['data'])}",
         *([f"  checked by the experiment's contract: {_shown(data['contract'])}"] if data["contract"] else []),
+        f"  if a site's data looks different: {_ON_UNUSUAL[data['on_unusual']]} (on_unusual_data)",
         f"  weight of each site before training: {_weights(seen['weights'])}",
         *(f"  this site's own code: {file}  sha256 {digest}" for file, digest in data["files"].items()),
         "",

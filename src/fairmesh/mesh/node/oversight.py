@@ -97,6 +97,7 @@ class Oversight(Watcher):
         self._round, self.activity, self._pace = 0, "starting", Pace()
         self.prior: dict[str, float] = {}  # of each site, once all have announced their samples
         self.unusual: dict[str, list[str]] = {}  # sites whose inputs look different, and how
+        self.unaccepted: list[str] = []  # those of them for which this node waits until a person accepts them
         self._weights, self._heavy = WeightWatch(membership.experiment.rounds), dict[str, dict[str, Any]]()
         self._metric: dict[str, Any] = {}
         self._voted, self._voted_in = dict[str, str](), 1  # what each site has voted for in a generation
@@ -381,6 +382,7 @@ class Oversight(Watcher):
             "weight": self._weight,
             "prior": self.prior,
             "unusual": self.unusual,
+            "unaccepted": self.unaccepted,
             "heavy": self._heavy,
             "waiting_for": waiting,
             "waiting_chain": chain,

@@ -24,6 +24,7 @@ from fairmesh.mesh.certificates import fingerprint
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import divergence, leaving, machine
+from fairmesh.mesh.node.data_consent import unaccepted
 from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ending import (
     Announced,
@@ -365,12 +366,16 @@ class _Node:
 
     def _compare_sites(self) -> None:
         """Names the sites whose inputs look different from those of the others, in the log and the status."""
+        self.oversight.unusual = self._unusual()
+        for site, reasons in self.oversight.unusual.items():
+            self._log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))
+
+    def _unusual(self) -> dict[str, list[str]]:
+        """Returns the present sites whose inputs look different, and how."""
         contract, announced = self._membership.experiment.contract, self._bulletin.of_all("statistics")
         present = [member.name for member in self._membership.mesh.present if member.name in announced]
         columns = contract.columns if contract else ()
-        self.oversight.unusual = unusual({name: announced[name] for name in present}, columns)
-        for site, reasons in self.oversight.unusual.items():
-            self._log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))
+        return unusual({name: announced[name] for name in present}, columns)
 
     def _check_greeting(self, name: str, theirs: Mapping[str, Any]) -> bool:
         self._membership.refuse_unlike(name, theirs)
@@ -422,6 +427,8 @@ class _Node:
                 heavy = too_heavy(self._membership, known)
                 if heavy is not None:
                     return told("a site would have most of the weight before training", *heavy)
+                if self._waits_for_consent(shown):
+                    return [self._membership.name]
             self.oversight.activity = "connecting"
             if len(compared) < len(present):
                 return [name for name in present if name not in compared]
@@ -436,6 +443,31 @@ class _Node:
         freeze_facts(self._folder, found, self._digest)
         self._remember()
         return found
+
+    def _waits_for_consent(self, shown: list[str]) -> bool:
+        """Returns whether some site's data looks different and this site begins only if a person here accepts that.
+        Says so once; `shown` has what was said already."""
+        site, oversight = self._membership.site, self.oversight
+        if site.on_unusual_data != "wait":
+            return False
+        oversight.unusual = self._unusual()
+        before, oversight.unaccepted = oversight.unaccepted, unaccepted(self._folder, oversight.unusual)
+        for name in oversight.unaccepted:
+            said = "; ".join(oversight.unusual[name])
+            if said not in shown:
+                shown.append(said)
+                how = f"if the data is right, accept it: fairmesh mesh accept {site.path.name} {name}"
+                what = "a site's data looks different, and this site waits until somebody here accepts it"
+                self._log("error", what, site=name, reason=f"{said}. Ask {name}; {how}")
+        for name in before:
+            if name not in oversight.unaccepted:
+                accepted = name in oversight.unusual
+                self._log("info", "accepted here" if accepted else "looks no longer different", site=name)
+        if oversight.unaccepted:
+            oversight.activity = f"waiting until somebody here accepts the data of {', '.join(oversight.unaccepted)}"[
+                :_ACTIVITY
+            ]
+        return bool(oversight.unaccepted)
 
     def _stop_if_alone(self, unlike: tuple[list[str], str] | None, known: int, noticed: Notices) -> None:
         """Ends the node if the data of this site has another form than that of most sites. The others wait for it."""

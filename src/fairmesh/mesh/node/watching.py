@@ -21,7 +21,17 @@ _PACE_S = 300.0  # over which the rate of rounds is measured
 
 
 _LASTING = frozenset(  # events that every file of the log repeats: what ran here, who approved it, what was decided
-    {"started", "approved", "the sites' data is agreed", "vote", "all have voted", "decided", "continuing", "diverged"}
+    {
+        "started",
+        "approved",
+        "the sites' data is agreed",
+        "vote",
+        "all have voted",
+        "decided",
+        "continuing",
+        "diverged",
+        "accepted here",
+    }
 )
 _LASTING_AT_MOST = 200
 
