@@ -139,7 +139,7 @@ class Experiment:
         if self.splits < 1:
             raise BadInput(f"splits must be >= 1, got {self.splits}")
         if self.splits > 1:
-            self.data.resplit(1)  # refuses data that does not draw its split
+            self.known_data().resplit(1)  # refuses data that does not draw its split
         self.algorithms()
 
     def algorithms(self) -> list[Algorithm]:
@@ -174,7 +174,7 @@ class Experiment:
             outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
         """
         if sites is None and self.splits > 1:
-            every = [replace(self, data=self.data.resplit(k), splits=1) for k in range(self.splits)]
+            every = [replace(self, data=self.known_data().resplit(k), splits=1) for k in range(self.splits)]
             return with_splits([one.problem(outputs=outputs) for one in every])
         if sites is None:
             sites = self.sites(self.known_data())
