@@ -25,7 +25,7 @@ from tests.refusals import missing_from
 NAMES = ("a", "b", "c")
 SAMPLES = torch.randn(6, 2), torch.arange(6) % 2
 PROBLEM = fm.Problem(torch.nn.Linear(2, 2), [fm.Site(SAMPLES, test=SAMPLES, name=name) for name in NAMES])
-SCHEDULE = Schedule(rounds=50, every=10, best_by="worst", seed=0)
+SCHEDULE = Schedule(rounds=50, every=10, best_by="worst", smoothing=0.0, seed=0)
 DUE = (0, 10, 20, 30, 40, 50)
 ACCURACIES = {
     "a": (0.1, 0.5, 0.9, 0.8, 0.7, 0.6),
@@ -158,7 +158,7 @@ def test_announcements_that_are_lost_are_repeated_until_they_are_acknowledged(si
 
 
 def test_long_run_keeps_announcements_small_and_loses_no_row(tmp_path, board):
-    schedule = Schedule(rounds=1000, every=1, best_by="worst", seed=0)
+    schedule = Schedule(rounds=1000, every=1, best_by="worst", smoothing=0.0, seed=0)
     sites = {name: Site(tmp_path, name, board, schedule) for name in NAMES}
     for site in sites.values():
         for done in range(1001):
@@ -266,15 +266,26 @@ def test_worst_and_mean_can_choose_different_rounds(tmp_path, board):
         assert ended(sites) == {best}
 
 
-def test_last_round_can_be_the_best_and_ties_go_to_the_first(sites):
+def test_last_round_can_be_the_best(sites):
     flat = dict.fromkeys(NAMES, (0.1, 0.2, 0.2, 0.2, 0.2, 0.3))
     measured(sites, accuracies=flat)
     assert ended(sites) == {50}
 
 
-def test_ties_go_to_the_first_round(sites):
-    measured(sites, accuracies=dict.fromkeys(NAMES, (0.1, 0.2, 0.2, 0.2, 0.2, 0.2)))
-    assert ended(sites) == {10}
+def test_ties_go_to_the_last_round(sites):
+    measured(sites, accuracies=dict.fromkeys(NAMES, (0.1, 0.2, 0.2, 0.2, 0.1, 0.1)))
+    assert ended(sites) == {30}
+
+
+def test_best_round_is_not_a_lucky_one(tmp_path, board):
+    lucky = dict.fromkeys(NAMES, (0.1, 0.9, 0.2, 0.8, 0.8, 0.3))
+    for smoothing, best in ((0.0, 10), (0.5, 40)):
+        folder = tmp_path / f"{smoothing}"
+        folder.mkdir()
+        board = Board()
+        sites = {name: Site(folder, name, board, SCHEDULE._replace(smoothing=smoothing)) for name in NAMES}
+        measured(sites, accuracies=lucky)
+        assert ended(sites) == {best}
 
 
 def test_metric_that_is_not_a_number_is_never_the_best(sites):

@@ -79,7 +79,7 @@ def run(
     from fairmesh.experiment import load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
-    from fairmesh.report.runs import Run, personal_table, rows_of, subgroup_table
+    from fairmesh.report.runs import Run, models_in_words, personal_table, rows_of, subgroup_table
     from fairmesh.training.observers import Watch
 
     if seeds is not None and seeds < 1:
@@ -119,6 +119,8 @@ def run(
     if result.fixed is not None:
         for sentence in result.weights_verdict().sentences():
             say(sentence)
+    if note := models_in_words(summary.summary):
+        say(note)
     say(f"written to {folder}; for a page with plots: fairmesh report {folder}")
 
 

@@ -1,7 +1,9 @@
 """A module as a flat row of parameters: any `nn.Module`, evaluated for many rows at once by vmap."""
 
 import copy
+import hashlib
 import math
+import re
 from collections.abc import Mapping
 
 import torch
@@ -15,6 +17,14 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
+
+
+def architecture_of(module: nn.Module) -> str:
+    """Returns a fingerprint of a module's architecture: its layers, and the names and shapes of its tensors, but not
+    their values."""
+    layers = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(module))  # where a function lies in memory
+    shapes = sorted((name, list(tensor.shape)) for name, tensor in module.state_dict().items())
+    return hashlib.sha256(f"{layers}\n{shapes}".encode()).hexdigest()[:16]
 
 
 class _StreamDropout(nn.Module):
@@ -68,6 +78,17 @@ class FlatModel:
             for name, t in self._fixed.items()
         }
         return placed
+
+    @property
+    def architecture(self) -> str:
+        """A fingerprint of the user's module without its weights."""
+        return architecture_of(self._original)
+
+    def module(self, row: Tensor) -> nn.Module:
+        """Returns the user's module with this row's parameters, for evaluation."""
+        made = copy.deepcopy(self._original).eval()
+        made.load_state_dict(self.state_dict(row))
+        return made
 
     def row_of(self, module: nn.Module) -> Tensor:
         """Returns the trainable parameters of a module of the same architecture, as one row."""

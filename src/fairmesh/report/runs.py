@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,22 @@ def subgroup_table(run: Run) -> list[list[str]]:
         for one in found
     ]
     return [["site", "subgroup", "samples", metric, "weight"], *rows]
+
+
+def models_in_words(summary: Mapping[str, Any]) -> str | None:
+    """Returns which of a sweep's algorithms the model files hold; None if there is one algorithm only."""
+    if len(summary["variants"]) < 2:
+        return None
+    final = [entry for entry in summary["models"] if entry["which"] == "final"]
+    chosen = next((entry for entry in final if entry["file"] == "model.safetensors"), None)
+    if chosen is None:
+        return (
+            f"model files are numbered by replica, {final[0]['file']} to {final[-1]['file']}, and summary.json says "
+            "which settings each has. No model.safetensors is written, since only validation data could say which "
+            "settings are best"
+        )
+    settings = ", ".join(f"{key} = {value}" for key, value in chosen["variant"].items())
+    return f"model.safetensors has {settings} (replica {chosen['replica']}), the best on the sites' validation data"
 
 
 PER_MB = {"nominal_bits_busiest": 8e6, "bytes_busiest_node": 1e6}

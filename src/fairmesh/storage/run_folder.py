@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, in_a_line
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.storage.files import write_atomically
@@ -23,6 +24,7 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 EXPERIMENT = "experiment.toml"
+ABOUT = "fairmesh"  # the key of a model file's metadata
 JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
 
 
@@ -132,11 +134,31 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._write(SUMMARY, (as_json(summary, indent=2) + "\n").encode())
 
-    def write_model(self, name: str, state_dict: Mapping[str, Tensor], from_all: bool = False) -> None:
-        """Writes a model. With `from_all`, every process that calls this writes: it is the model of a site whose data
-        only that process has."""
-        tensors = {key: tensor.contiguous().clone() for key, tensor in state_dict.items()}
-        self._write(f"{name}.safetensors", save(tensors), from_all)
+    def write_model(
+        self, name: str, state_dict: Mapping[str, Tensor], about: Mapping[str, Any], from_all: bool = False
+    ) -> None:
+        """Writes a model, and what it is `about` into the file's metadata. With `from_all`, every process that calls
+        this writes: it is the model of a site whose data only that process has."""
+        self._write(f"{name}.safetensors", model_file(state_dict, about), from_all)
+
+
+def model_file(state_dict: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+    """Returns the content of a model's file. What it is about has one key, since safetensors writes keys in no fixed
+    order, and equal models must be equal files."""
+    tensors = {key: tensor.contiguous().clone() for key, tensor in state_dict.items()}
+    return save(tensors, {ABOUT: json.dumps(about, sort_keys=True, ensure_ascii=False)})
+
+
+def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns the tensors of a model's file, and what it says about itself; nothing, if an earlier version wrote it."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}") from None
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise BadInput(f"{path} cannot be read as a model: {in_a_line(error)}") from error
 
 
 def toml_of(settings: Mapping[str, Any]) -> bytes:

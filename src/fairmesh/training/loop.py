@@ -136,6 +136,7 @@ class Training:
             "keep_iterate": self.options.keep_iterate,
             **({"lying_neighbours": self.options.lying_neighbours} if self.options.lying_neighbours else {}),
             **({"best_by": self.options.best_by} if self.options.keep_best and self.options.best_by != "worst" else {}),
+            **({"best_smoothing": self.options.best_smoothing} if self.options.keep_best else {}),
         }
 
     def roles(self, state: TrainingState) -> dict[str, Role]:

@@ -82,14 +82,6 @@ class Meter:
         """Returns all nodes' numbers (replicas, n) from those of the hosted nodes."""
         return self._network.gather(values.to(self._network.own.device).unsqueeze(-1)).squeeze(-1).cpu()
 
-    def score_on_validation(self, rows: Tensor, best_by: str) -> Tensor:
-        """Returns the "worst" site's primary metric on validation data, or the "mean" of all, negated if lower is
-        better: (replicas,)."""
-        primary = self._problem.primary
-        higher, own = self._problem.higher_is_better(primary), primary in self._problem.metrics
-        value = spread(self.by_site(rows, "validation")[primary], higher, own)[best_by]
-        return value if higher else -value
-
     def weights(self, state: Any) -> Tensor | None:
         """Returns lambda by node (replicas, n): the network's average, or each node's own weight, scaled to sum to
         one."""

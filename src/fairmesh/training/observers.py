@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput, Diverged, Interrupted, nearest
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
+from fairmesh.training.best_round import RoundScores, replaces
 from fairmesh.training.loop import Best, Training, TrainingState
 from fairmesh.training.meter import Meter
 
@@ -265,20 +267,34 @@ class Measuring(Observer):
 
 
 class KeepBest(Observer):
-    """Keeps the network-average model of the best measured round by the validation metric."""
+    """Keeps the network-average model of the best measured round by validation data, as `best_round` says."""
 
     def __init__(self, meter: Meter):
         self._meter = meter
 
+    def start(self, run: ObservedRun) -> None:
+        self.run, self._newest, options = run, -1, run.training.options
+        if run.best is None:
+            return
+        self._scores = RoundScores(run.training.problem, options.best_by, options.best_smoothing)
+        for known in sorted({record["round"] for record in run.records}):  # if the run was resumed
+            if known % options.measure_every == 0:
+                self._scored([record for record in run.records if record["round"] == known])
+
+    def _scored(self, records: list[Record]) -> Tensor:
+        self._newest = records[0]["round"]
+        values = [record["validation"][self._scores.metric]["sites"] for record in records]
+        return self._scores.add(torch.tensor(values, dtype=torch.float64))
+
     def after_round(self, round: int, state: TrainingState) -> None:
         run, best = self.run, self.run.best
-        if not run.new_records or best is None or round % run.training.options.measure_every:
+        if not run.new_records or best is None or round % run.training.options.measure_every or round == self._newest:
             return
+        scores = self._scored(run.new_records)
+        better = replaces(scores, best.score)
         average = self._meter.mean(run.training.view.models(state.algorithm))
-        scores = self._meter.score_on_validation(average, run.training.options.best_by)
-        better = scores > best.score
         run.best = Best(
-            torch.where(better, scores, best.score),
+            torch.maximum(scores, best.score),
             torch.where(better, round, best.round),
             torch.where(better.to(average.device)[:, None], average, best.model),
         )

@@ -35,6 +35,9 @@ class Options:
             is done by default, also without validation data. Default: False.
         best_by: What makes a round the best: the metric at the "worst" site, or its "mean" over sites. With "last",
             only the last round counts, and nothing else is kept. Default: "worst".
+        best_smoothing: How much earlier measurements count when rounds are compared, in [0, 1): the one before by this
+            factor, the one before that by its square, ... So the best round is not merely the luckiest one. 0 compares
+            each measurement by itself. Default: 0.5.
         keep_iterate: Whether to keep an iterate drawn uniformly over time, the output of Theorem 2. Default: False.
         on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
         compare_weights: Whether to train once more with fixed weights, before the run, and to say afterwards at which
@@ -69,6 +72,7 @@ class Options:
     measure_phi: bool = False
     keep_best: bool = False
     best_by: Literal["worst", "mean", "last"] = "worst"
+    best_smoothing: float = 0.5
     keep_iterate: bool = False
     on_divergence: Literal["stop", "mark"] = "stop"
     compare_weights: bool = False
@@ -86,6 +90,8 @@ class Options:
             raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
         if self.keep_best and self.best_by == "last":
             raise BadInput('keep_best keeps another round than the last, but best_by = "last"; remove one of them')
+        if not 0 <= self.best_smoothing < 1:
+            raise BadInput(f"best_smoothing must lie in [0, 1), got {self.best_smoothing}; 0 does not smooth")
         if self.threads is not None and self.threads < 1:
             raise BadInput(f"threads must be >= 1, got {self.threads}")
         if self.lying_neighbours < 0:

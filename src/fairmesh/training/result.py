@@ -1,5 +1,6 @@
 """The result of a run: its records, its models, and a summary."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -10,12 +11,13 @@ from torch import Tensor
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, nearest
 from fairmesh.networks.roles import StateView
 from fairmesh.personalization.outcome import Personalized
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
+from fairmesh.training.best_round import RoundScores
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, has_subgroups, outcomes
@@ -51,6 +53,9 @@ class Result:
         fixed: The same run with fixed weights, with `compare_weights = True`. Default: None.
         personal: The sites' own models, one entry per replica that did not diverge, if the run has a personalization.
             Default: [].
+        chosen: The replica whose models `model.safetensors`, `model-best.safetensors`, ... are: the first one, or, of a
+            sweep, the first of the algorithm that is best on validation data. None if a sweep has no validation data.
+            Default: 0.
 
     Example:
         >>> import fairmesh as fm
@@ -74,6 +79,7 @@ class Result:
     seconds: float = 0.0
     fixed: "Result | None" = field(default=None, repr=False)
     personal: list[Personalized] = field(default_factory=list, repr=False)
+    chosen: int | None = 0
 
     def weights_verdict(self) -> WeightsVerdict:
         """Returns whether the weights helped, site by site.
@@ -106,22 +112,25 @@ class Result:
         values = self.values("worst")
         return sum(values) / len(values)
 
-    def row(self, which: Literal["last", "time-average", "iterate", "best"] = "last") -> Tensor:
+    def row(self, which: Literal["final", "last", "time-average", "iterate", "best"] = "final") -> Tensor:
         """Returns models averaged over the network, as rows (replicas, dim).
 
         Args:
-            which: "last" round; "time-average" over all rounds, the paper's theta_o; the "iterate" that `keep_iterate`
-                drew; or the "best" round that `keep_best` found.
+            which: "final", of the last round ("last" means the same); "time-average" over all rounds, the paper's
+                theta_o; the "iterate" that `keep_iterate` drew; or the "best" round that `keep_best` found.
 
         Raises:
             BadInput: The run did not keep it.
         """
         rows = {
+            "final": self._last.model,
             "last": self._last.model,
             "time-average": self.state.average_model,
             "iterate": self.state.iterate,
             "best": None if self.state.best is None else self.state.best.model,
         }
+        if which not in rows:
+            raise BadInput(f"there is no model {which!r}{nearest(which, rows)}")
         found = rows[which]
         if found is None:
             raise BadInput(f"the run did not keep {which!r}; train with keep_{which} = True")
@@ -157,7 +166,9 @@ class Result:
         """
         return outcomes(self, replica)
 
-    def state_dict(self, replica: int = 0, which: Literal["last", "time-average", "iterate", "best"] = "last"):
+    def state_dict(
+        self, replica: int = 0, which: Literal["final", "last", "time-average", "iterate", "best"] = "final"
+    ) -> dict[str, Tensor]:
         """Returns a model averaged over the network, as a state_dict of the user's module.
 
         Args:
@@ -177,7 +188,7 @@ def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
     return numbers
 
 
-def _variants(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
+def variants_of(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
     """Returns the distinct algorithms among the replicas: their differences by dotted name, and their replicas."""
     tables = [flat_table(to_table(replica.algorithm)) for replica in replicas]
     varying = [key for key in tables[0] if any(table.get(key) != tables[0][key] for table in tables)]
@@ -188,13 +199,89 @@ def _variants(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
     return list(variants.values())
 
 
+def chosen_replica(result: Result, best_by: str, smoothing: float) -> int | None:
+    """Returns the replica whose models a run gives to its user, as `Result.chosen` says. The algorithms of a sweep are
+    compared by the mean over their replicas of the scores that also choose the best round."""
+    variants = variants_of(result.replicas)
+    if len(variants) == 1:
+        return 0
+    if result.state.best is not None:
+        scores = result.state.best.score
+    elif "validation" in result.records[0]:
+        rule = RoundScores(result.problem, "worst" if best_by == "last" else best_by, smoothing)
+        scores = torch.full((len(result.replicas),), -torch.inf, dtype=torch.float64)
+        for known in sorted({record["round"] for record in result.records}):
+            of_round = [record for record in result.records if record["round"] == known]
+            values = [record["validation"][rule.metric]["sites"] for record in of_round]
+            scores = rule.add(torch.tensor(values, dtype=torch.float64))
+    else:
+        return None
+    scores = scores.cpu().clone()
+    scores[result.diverged] = -torch.inf
+    means = [float(scores[variant["replicas"]].mean()) for variant in variants]
+    best = max(range(len(means)), key=means.__getitem__)
+    return variants[best]["replicas"][0] if means[best] > -math.inf else None
+
+
+class ModelFile(NamedTuple):
+    """A model that a run writes."""
+
+    name: str  # of the file, without its ending
+    replica: int
+    which: str  # "final", "best", "time-average" or "iterate"
+
+
+_FILES = {"final": "model", "best": "model-best", "time-average": "model-time-average", "iterate": "model-iterate"}
+
+
+def model_files(result: Result) -> list[ModelFile]:
+    """Returns the models that a run writes. Files of the chosen replica have plain names, those of others end with the
+    number of the replica. In a sweep every replica has its number, also the chosen one."""
+    several = len(variants_of(result.replicas)) > 1
+    kept = {
+        "final": True,
+        "best": result.state.best is not None,
+        "time-average": True,
+        "iterate": result.state.iterate is not None,
+    }
+    files = []
+    for which, stem in ((which, stem) for which, stem in _FILES.items() if kept[which]):
+        if result.chosen is not None:
+            files.append(ModelFile(stem, result.chosen, which))
+        numbered = [r for r in range(len(result.replicas)) if several or r != result.chosen]
+        files += [ModelFile(f"{stem}-{r}", r, which) for r in numbered]
+    return files
+
+
+def about_model(result: Result, replica: int, which: str) -> dict[str, Any]:
+    """Returns what a model's file says about itself. It is the same wherever the same model was trained."""
+    best = result.state.best
+    rounds = {"final": result.rounds, "best": None if best is None else int(best.round[replica])}
+    at = rounds.get(which)
+    about = {"architecture": result.problem.flat_model.architecture, "which": which, "replica": replica}
+    return about if at is None else about | {"round": at}
+
+
+def _listed_models(result: Result, variants: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns one entry per model file: what it is, and of which replica, seed and algorithm."""
+    of_replica = {r: variant["changes"] for variant in variants for r in variant["replicas"]}
+    entries = []
+    for file in model_files(result):
+        replica = result.replicas[file.replica]
+        entry = {"file": f"{file.name}.safetensors", **about_model(result, file.replica, file.which)}
+        del entry["architecture"]
+        entry |= {"seed": replica.seed} | ({"split": replica.split} if result.problem.splits else {})
+        entries.append(entry | ({"variant": of_replica[file.replica]} if len(variants) > 1 else {}))
+    return entries
+
+
 def summary_of(result: Result) -> dict[str, Any]:
     """Returns the outcome of a run as one table.
 
     Its numbers are means over all replicas; `variants` has those of each algorithm of a sweep."""
     primary, final = result.problem.primary, result.final
     best = result.state.best
-    variants = _variants(result.replicas)
+    variants = variants_of(result.replicas)
     return {
         "algorithm": registered_name(result.replicas[0].algorithm),
         "metric": primary,
@@ -215,6 +302,8 @@ def summary_of(result: Result) -> dict[str, Any]:
         "bytes_total": max(record["bytes_total"] for record in final),
         "seconds": round(result.seconds, 3),
         **({} if best is None else {"best_round": best.round.tolist()}),
+        "chosen": result.chosen,
+        "models": _listed_models(result, variants),
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
         "final": final,

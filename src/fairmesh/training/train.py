@@ -58,7 +58,7 @@ from fairmesh.training.replicas import (
     sites_at,
     stacked,
 )
-from fairmesh.training.result import Averages, Result, summary_of
+from fairmesh.training.result import Averages, Result, about_model, chosen_replica, model_files, summary_of
 
 
 def train(
@@ -197,7 +197,8 @@ def train(
             one = _run(training, rounds, inside, settings, watching, stop, personalization, announce, portion.first)
             results.append(replace(one, state=on_host(one.state)))
             del training, one  # frees the device for the next portion
-    result = replace(merged(results, replicas), seconds=time.perf_counter() - started, fixed=fixed)
+    result = _chosen(merged(results, replicas), chosen)
+    result = replace(result, seconds=time.perf_counter() - started, fixed=fixed)
     if folder:
         folder.write_settings(settings)
         folder.replace_records(result.records)
@@ -350,18 +351,25 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
                 average_dual=None if state.average_dual is None else mean(state.average_dual),
                 iterate=None if state.iterate is None else mean(state.iterate),
             )
-    return Result(
-        training.problem,
-        training.replicas,
-        run.round,
-        run.records,
-        state,
-        run.diverged,
-        meter.judged_on,
-        averages,
-        run.stop_reason,
-        seconds,
+    return _chosen(
+        Result(
+            training.problem,
+            training.replicas,
+            run.round,
+            run.records,
+            state,
+            run.diverged,
+            meter.judged_on,
+            averages,
+            run.stop_reason,
+            seconds,
+        ),
+        training.options,
     )
+
+
+def _chosen(result: Result, options: Options) -> Result:
+    return replace(result, chosen=chosen_replica(result, options.best_by, options.best_smoothing))
 
 
 def _personal(
@@ -411,17 +419,13 @@ def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> d
 
 
 def _write_outcome(folder: RunFolder, result: Result) -> None:
-    for r in range(len(result.replicas)):
-        suffix = f"-{r}" if r else ""
-        folder.write_model(f"model{suffix}", result.state_dict(r))
-        folder.write_model(f"model-time-average{suffix}", result.state_dict(r, "time-average"))
-        if result.state.best is not None:
-            folder.write_model(f"model-best{suffix}", result.state_dict(r, "best"))
-        if result.state.iterate is not None:
-            folder.write_model(f"model-iterate{suffix}", result.state_dict(r, "iterate"))
+    for file in model_files(result):
+        about = about_model(result, file.replica, file.which)
+        folder.write_model(file.name, result.state_dict(file.replica, file.which), about)  # type: ignore[arg-type]
     for personal in result.personal:
         suffix = f"-{personal.replica}" if personal.replica else ""
         for site in personal.sites:
             if site.state_dicts:  # else another process has the site's data
-                folder.write_model(f"personal-{site.number}{suffix}", site.tensors(), from_all=True)
+                about = about_model(result, personal.replica, "personal") | {"site": site.name}
+                folder.write_model(f"personal-{site.number}{suffix}", site.tensors(), about, from_all=True)
     folder.write_summary(summary_of(result))

@@ -42,7 +42,7 @@ from fairmesh.storage.strict_json import as_json
 from fairmesh.training.loop import Best, TrainingState
 from fairmesh.training.meter import with_spread
 from fairmesh.training.replicas import Replica
-from fairmesh.training.result import Result, summary_of
+from fairmesh.training.result import Result, about_model, model_files, summary_of
 
 _BEST, _OF_BEST = (
     "best_model",
@@ -241,7 +241,8 @@ def write_personal(
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         into = RunFolder(partial, resume=False)
-        into.write_model("personal", site.tensors())
+        about = {"architecture": rounds.problem.flat_model.architecture, "which": "personal", "site": site.name}
+        into.write_model("personal", site.tensors(), about)
         into.write_summary({"method": found.method} | site.table())
         put_in_place(partial, folder)
 
@@ -322,7 +323,7 @@ def write_progress(membership: Membership, problem: Problem, records: Sequence[R
     result = Result(problem, [replica], last["round"], [last], state, judged_on=judged_on(problem))
     names = [member.name for member in membership.mesh.present]
     summary = summary_of(result) | {"sites": names, "planned_rounds": experiment.rounds}
-    del summary["seconds"]
+    del summary["seconds"], summary["models"]  # there are none yet
     replace_quickly(folder / SUMMARY, as_json(summary, indent=2).encode())
     if not (folder / EXPERIMENT).exists():
         replace_quickly(folder / EXPERIMENT, toml_of(settings_of(membership)))
@@ -341,10 +342,9 @@ def _write(result: Result, membership: Membership, more: dict[str, Any], folder:
     into = RunFolder(partial, resume=False)
     into.write_settings(settings_of(membership))
     into.replace_records(result.records)
-    into.write_model("model", result.state_dict())
-    into.write_model("model-time-average", result.state_dict(0, "time-average"))
-    if result.state.best is not None:
-        into.write_model("model-best", result.state_dict(0, "best"))
+    for file in model_files(result):
+        about = about_model(result, 0, file.which)
+        into.write_model(file.name, result.state_dict(0, file.which), about)  # type: ignore[arg-type]
     summary = summary_of(result)
     del summary["seconds"]
     into.write_summary(summary | {"sites": [member.name for member in membership.mesh.present]} | more)

@@ -38,6 +38,7 @@ from fairmesh.storage.checkpoint import read_stored, write_stored
 from fairmesh.storage.files import replace_quickly, write_atomically
 from fairmesh.storage.run_folder import METRICS, Record
 from fairmesh.storage.strict_json import as_json
+from fairmesh.training.best_round import RoundScores, replaces
 from fairmesh.training.meter import with_spread
 
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
@@ -53,6 +54,7 @@ class Schedule(NamedTuple):
     rounds: int
     every: int
     best_by: str
+    smoothing: float
     seed: int
     since: int = 0  # the first round that may be measured; rows before it are lost
 
@@ -112,6 +114,10 @@ class Measurements:
                 self._drop_after(start, before)
             self._on_disk = self._intact_models()
             self.records = []  # of the rounds that all sites have measured
+            self._scores: list[Tensor] = []  # how good each of them is by the rule
+            self._rule = (
+                None if schedule.best_by == "last" else RoundScores(problem, schedule.best_by, schedule.smoothing)
+            )
             self._refresh(all_again=True)
 
     def _read_table(self) -> int:
@@ -244,6 +250,10 @@ class Measurements:
             known += 1
         new = self._made(due[len(self.records) : known])
         self.records += new
+        if self._rule is not None:
+            metric = self._rule.metric
+            sites = [record.get("validation", record)[metric]["sites"] for record in new]
+            self._scores += [self._rule.add(torch.tensor([one])).squeeze(0) for one in sites]
         if not new and not all_again:
             return
         folder = self._state / PROGRESS
@@ -303,18 +313,13 @@ class Measurements:
             else judged_on(self._known_problem)
         )
 
-    def _score(self, record: Record) -> float:
-        """Returns how good a round is by the rule; larger is better."""
-        problem = self._known_problem
-        entries = record.get("validation", record)
-        value = entries[problem.primary][self._schedule.best_by]
-        value = value if problem.higher_is_better(problem.primary) else -value
-        return -math.inf if math.isnan(value) else value
-
     def _best(self, among: Callable[[int], bool]) -> int | None:
-        """Returns the best of the rounds that all have measured, the first one of equal ones."""
-        found = [record for record in self.records if among(record["round"])]
-        return max(found, key=self._score)["round"] if found else None
+        """Returns the best of the rounds that all have measured, the last one of equal ones. None if there is none."""
+        found, best = None, torch.tensor(-math.inf, dtype=torch.float64)
+        for record, score in zip(self.records, self._scores):
+            if among(record["round"]) and (found is None or bool(replaces(score, best))):
+                found, best = record["round"], torch.maximum(score, best)
+        return found
 
     def offer(self, done: int, model: Tensor) -> None:
         """Takes this node's model after a measured round. Keeps a copy if that round can be the best."""

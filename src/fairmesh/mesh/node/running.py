@@ -309,7 +309,14 @@ class _Node:
         membership, experiment = self._membership, self._membership.experiment
         options = experiment.options
         since = self._ledger.measured_since()
-        schedule = Schedule(experiment.rounds, options.measure_every, options.best_by, experiment.seeds[0], since)
+        schedule = Schedule(
+            experiment.rounds,
+            options.measure_every,
+            options.best_by,
+            options.best_smoothing,
+            experiment.seeds[0],
+            since,
+        )
         names = [member.name for member in membership.mesh.present]
         start = self._ledger.begun[-1].start
         progress = self._folder / PROGRESS

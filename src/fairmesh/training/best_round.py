@@ -1,0 +1,61 @@
+"""Which measured round is the best: one rule for simulations, clusters and runs between organisations.
+
+Small validation sets make every measurement noisy, and the best of many noisy numbers is often only the luckiest. So
+each site's metric is smoothed over the measurements before, the sites are compared after that, and of rounds that are
+equally good the last one counts. docs/models.md has the measurements behind this.
+"""
+
+import torch
+from torch import Tensor
+
+from fairmesh.problems.metrics import spread
+from fairmesh.problems.problem import Problem
+
+_SAME = 1e-12  # scores that differ by less are equal: their sums were only rounded differently
+
+
+class RoundScores:
+    """Scores measured rounds, one after another. A score never depends on later measurements.
+
+    Site i's metric x_i(t) at measurement t is smoothed to the mean of x_i(0), ..., x_i(t) with weights
+    smoothing^(t - s). Sites where the metric is not defined (NaN) are left out. A round that has no number at a site
+    that had one before is never the best: its model has diverged.
+
+    Args:
+        problem: Says which metric counts, and whether higher is better.
+        best_by: What is compared over sites, such as "worst" or "mean".
+        smoothing: How much each earlier measurement counts, in [0, 1); 0 for not at all.
+    """
+
+    def __init__(self, problem: Problem, best_by: str, smoothing: float):
+        self._metric, self._best_by, self._smoothing = problem.primary, best_by, smoothing
+        self._higher = problem.higher_is_better(self._metric)
+        self._sums = self._counts = torch.zeros((), dtype=torch.float64)
+
+    @property
+    def metric(self) -> str:
+        """The metric that counts."""
+        return self._metric
+
+    def add(self, values: Tensor) -> Tensor:
+        """Adds a measurement.
+
+        Args:
+            values: The metric of every replica at every site (replicas, sites), NaN where it is not defined.
+
+        Returns:
+            The scores of this round (replicas,); larger is better, and -inf if it cannot be the best.
+        """
+        values = values.double()
+        known = values.isfinite()
+        broken = values.isinf() | (~known & (self._counts > 0))  # NaN where there was a number before
+        self._sums = self._smoothing * self._sums + values.masked_fill(~known, 0.0)
+        self._counts = self._smoothing * self._counts + known.double()
+        score = spread(self._sums / self._counts, self._higher, skip_nan=True)[self._best_by]
+        score = score if self._higher else -score
+        return score.masked_fill(score.isnan() | broken.any(dim=-1), -torch.inf)
+
+
+def replaces(score: Tensor, best: Tensor) -> Tensor:
+    """Returns whether a round with this score replaces the best round so far. A later one replaces an equal one."""
+    return (score >= best - _SAME) & (score > -torch.inf)
