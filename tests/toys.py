@@ -172,7 +172,12 @@ ALGORITHMS = {
     ),
     "drfa": fm.DRFA(primal_step=0.1, dual_step=0.01, local_steps=3),
     "afl": fm.AFL(primal_step=0.2, dual_step=0.02),
+    "fedavg": fm.algorithms.FedAvg(0.1, local_steps=3, participation=0.5, beta1=0.0, beta2=0.0),
+    "fedprox": fm.algorithms.FedProx(0.3, proximal=0.5, local_steps=2, beta2=0.9),
+    "q-ffl": fm.algorithms.QFFL(0.2, q=2.0, local_steps=2, beta1=0.0, beta2=0.0),
+    "term": fm.algorithms.TERM(0.3, tilt=2.0, local_steps=2, beta2=0.9),
     "local": fm.Local(0.3),
+    "pooled": fm.algorithms.Pooled(0.3),
 }
 
 

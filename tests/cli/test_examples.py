@@ -68,3 +68,9 @@ def test_example_script_runs_in_seconds(name):
     done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "worst" in done.stdout
+
+
+@pytest.mark.slow
+def test_baselines_are_all_trained(capsys):
+    runpy.run_path(str(ROOT / "examples" / "baselines.py"))["main"](rounds=2, splits=1)
+    assert len(capsys.readouterr().out.splitlines()) == 12

@@ -769,6 +769,68 @@ def drfa(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
     return trace
 
 
+def by_server(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
+    """FedAvg, FedProx, q-FFL and TERM, and Pooled as FedAvg with one local step whose messages nobody sends: local
+    steps of the clients, a weighted mean of their mean gradients, and a step of the server."""
+    del topology
+    n, prior, trace = problem.n, problem.prior_of_sites.numpy(), Trace()
+    local_steps = getattr(algorithm, "local_steps", 1)
+    clients, scaled = workers(problem, seed, local_steps), algorithm.beta2 > 0
+    model, bits = clients[0].start, np.zeros(n)
+    dim, momentum, square = len(model), np.zeros(len(model)), np.zeros(len(model))
+    count = max(1, math.floor(getattr(algorithm, "participation", 1.0) * n + 0.5))
+    for t in range(rounds):
+        eta, chosen = step_size(algorithm.primal_step, t), range(n)
+        if count < n:
+            chances = uniforms(seed, "clients", t, SERVER, n)
+            chosen = sorted(sorted(range(n), key=lambda i: (chances[i], i))[:count])
+        near = np.full(dim, eta)
+        if scaled and t:
+            near = eta / local_steps / math.sqrt(dim) / (np.sqrt(square / (1 - algorithm.beta2**t)) + 1e-8)
+        elif scaled:
+            near = np.zeros(dim)
+        losses, means = {}, {}
+        for i in chosen:
+            prox = isinstance(algorithm, fm.algorithms.FedProx)
+            trace.bits_of_server += FLOAT * dim * (2 if scaled and (local_steps > 1 or prox) else 1)
+            local, total = model, np.zeros(dim)
+            for call in range(local_steps):
+                loss, gradient = clients[i].loss_and_gradient(local, t, call)
+                losses.setdefault(i, loss)
+                half, pull = local - near * gradient, algorithm.proximal if prox else 0.0
+                after = (half + near * pull * model) / (
+                    1 + near * pull
+                )  # argmin of mu/2 |x - w|^2 + |x - half|^2 / 2eta
+                # what the step went along: the gradient, and the pull where the step ends
+                total, local = total + gradient + pull * (after - model), after
+            means[i] = total / local_steps
+            bits[i] += FLOAT * dim
+        share, shorter = {i: prior[i] for i in chosen}, 1.0
+        if isinstance(algorithm, fm.algorithms.QFFL):
+            share = {i: prior[i] * losses[i] ** algorithm.q for i in chosen}
+            if not scaled:
+                extra = [prior[i] * losses[i] ** (algorithm.q - 1) * float(means[i] @ means[i]) for i in chosen]
+                shorter += eta * local_steps**2 * algorithm.q * sum(extra) / sum(share.values())
+        if isinstance(algorithm, fm.algorithms.TERM):
+            share = {i: prior[i] * math.exp(algorithm.tilt * losses[i]) for i in chosen}
+        weights = {i: share[i] / sum(share.values()) for i in chosen}
+        if isinstance(algorithm, fm.algorithms.QFFL | fm.algorithms.TERM):
+            bits += FLOAT * (1 if scaled or isinstance(algorithm, fm.algorithms.TERM) else 2)
+            trace.duals.append(np.array([[weights[i] for i in range(n)]]))
+        direction = sum(weights[i] * means[i] for i in chosen) / shorter
+        momentum = algorithm.beta1 * momentum + (1 - algorithm.beta1) * direction
+        steps = np.full(dim, eta * local_steps)
+        if scaled:
+            square = algorithm.beta2 * square + (1 - algorithm.beta2) * momentum**2
+            steps = eta / math.sqrt(dim) / (np.sqrt(square / (1 - algorithm.beta2 ** (t + 1))) + 1e-8)
+        model = model - steps * momentum
+        trace.models.append(model[None])
+    trace.bits_of_nodes = bits
+    if isinstance(algorithm, fm.algorithms.Pooled):
+        trace.bits_of_nodes, trace.bits_of_server = np.zeros(n), 0.0
+    return trace
+
+
 def drawn_by(weights: np.ndarray, uniform: float) -> int:
     """The entry into whose share of [0, 1) a uniform falls."""
     reached = 0.0
@@ -802,6 +864,11 @@ def afl(problem, topology, algorithm, rounds: int, seed: int = 0) -> Trace:
 REFERENCES: dict[type, Callable[..., Trace]] = {
     fm.ADGDA: ad_gda,
     fm.Local: local,
+    fm.algorithms.FedAvg: by_server,
+    fm.algorithms.FedProx: by_server,
+    fm.algorithms.QFFL: by_server,
+    fm.algorithms.TERM: by_server,
+    fm.algorithms.Pooled: by_server,
     fm.TrackedADGDA: tracked_ad_gda,
     fm.ChocoSGD: choco_sgd,
     fm.DSGD: dsgd,

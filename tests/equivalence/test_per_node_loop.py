@@ -224,6 +224,20 @@ def test_drfa_with_what_the_published_runs_did_is_its_loop(problem, options):
         assert stack.duals[-1].min() > 0.03  # 0.05 before beta2; without the floor some are zero
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fm.algorithms.FedAvg(0.3, local_steps=3, participation=0.4, beta2=0.9),
+        fm.algorithms.FedProx(0.1, proximal=1.0, local_steps=3, beta1=0.5, beta2=0.0),
+        fm.algorithms.QFFL(0.3, q=0.5, local_steps=1, beta2=0.9),
+        fm.algorithms.TERM(0.1, tilt=0.0, local_steps=2, beta1=0.0, beta2=0.0),
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_algorithm_with_a_server_is_its_loop_where_steps_are_scaled_and_where_they_are_not(problem, algorithm):
+    _compared(problem, fm.topologies.Star(), algorithm)
+
+
 def test_afl_is_its_loop_when_some_weights_reach_zero(problem):
     stack = _compared(problem, fm.topologies.Star(), fm.AFL(0.2, dual_step=0.5))
     assert (stack.duals[-1] == 0).any()

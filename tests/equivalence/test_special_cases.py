@@ -9,7 +9,7 @@ import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.networks.memory import MemoryNetwork
 from tests import toys
-from tests.equivalence.reference import Worker
+from tests.equivalence.reference import Worker, best_weights
 from tests.equivalence.stack import NoData, apart, on_the_stack
 from tests.examples import THOROUGH
 from tests.pairwise import some_quick
@@ -90,13 +90,22 @@ SGD_STEPS = {  # each algorithm at one node: how large its step is for a loss f,
     "dr-dsgd": (lambda a, t, f: 0.5 * np.exp(f / 2.0) / 2.0, 1),
     "drfa": (lambda a, t, f: 0.1, 3),
     "afl": (lambda a, t, f: 0.2, 1),
+    "fedavg": (lambda a, t, f: 0.1, 3),
 }
 
 
 def test_sgd_steps_are_known_for_every_algorithm():
-    """Those of Tracked AD-GDA and Local are Adam's (test_tracked.py, test_per_node_loop.py)."""
-    scaled = (fm.TrackedADGDA, fm.Local)
-    assert {*SGD_STEPS} == {name for name, a in toys.ALGORITHMS.items() if not isinstance(a, scaled)}
+    """Those of Tracked AD-GDA, Local and others are Adam's (test_tracked.py, test_per_node_loop.py); q-FFL's are
+    shortened by the norm of a round's gradients."""
+    others = (
+        fm.TrackedADGDA,
+        fm.Local,
+        fm.algorithms.FedProx,
+        fm.algorithms.QFFL,
+        fm.algorithms.TERM,
+        fm.algorithms.Pooled,
+    )
+    assert {*SGD_STEPS} == {name for name, a in toys.ALGORITHMS.items() if not isinstance(a, others)}
 
 
 @pytest.mark.parametrize("name", SGD_STEPS)
@@ -138,6 +147,72 @@ def test_changing_graph_that_never_changes_is_the_fixed_graph_without_copies(pro
     fixed = on_the_stack(problem, fm.Ring(), toys.ALGORITHMS[name], ROUNDS)
     schedule = on_the_stack(problem, fm.topologies.Changing((fm.Ring(), fm.Ring())), toys.ALGORITHMS[name], ROUNDS)
     assert apart(fixed, schedule) < 1e-12
+
+
+# Algorithms with a server ---------------------------------------------------------------------------------------------
+
+PLAIN = {"beta1": 0.0, "beta2": 0.0}
+SCALED = {"beta1": 0.9, "beta2": 0.9}
+
+
+def _same(problem, one, other) -> bool:
+    runs = [on_the_stack(problem, fm.topologies.Star(), algorithm, ROUNDS) for algorithm in (one, other)]
+    assert np.abs(runs[0].models[-1] - runs[0].models[0]).max() > 1e-2
+    return _models_apart(*runs) < 1e-10
+
+
+@pytest.mark.parametrize("steps", [PLAIN, SCALED], ids=["plain", "scaled"])
+def test_fedprox_qffl_and_term_have_fedavg_as_their_limit(problem, steps):
+    fedavg = fm.algorithms.FedAvg(0.1, local_steps=3, **steps)
+    assert _same(problem, fm.algorithms.FedProx(0.1, proximal=0.0, local_steps=3, **steps), fedavg)
+    assert _same(problem, fm.algorithms.QFFL(0.1, q=0.0, local_steps=3, **steps), fedavg)
+    assert _same(problem, fm.algorithms.TERM(0.1, tilt=0.0, local_steps=3, **steps), fedavg)
+    assert not _same(problem, fm.algorithms.FedProx(0.1, proximal=1.0, local_steps=3, **steps), fedavg)
+    assert not _same(problem, fm.algorithms.QFFL(0.1, q=1.0, local_steps=3, **steps), fedavg)
+    assert not _same(problem, fm.algorithms.TERM(0.1, tilt=1.0, local_steps=3, **steps), fedavg)
+
+
+def test_fedavg_with_one_local_step_of_all_clients_is_sgd_on_the_weighted_loss(problem):
+    """AFL whose weights stay at the prior takes these steps too, and so does one place that has all data."""
+    fedavg = fm.algorithms.FedAvg(0.2, local_steps=1, **PLAIN)
+    assert _same(problem, fm.AFL(0.2, dual_step=0.0), fedavg)
+    assert _same(problem, fm.algorithms.Pooled(0.2, **PLAIN), fedavg)
+    assert _same(problem, fm.algorithms.Pooled(0.2, **SCALED), fm.algorithms.FedAvg(0.2, local_steps=1, **SCALED))
+
+
+def test_fedavg_with_unscaled_steps_averages_the_clients_models(problem):
+    stack = on_the_stack(problem, fm.topologies.Star(), fm.algorithms.FedAvg(0.1, local_steps=4, **PLAIN), 1)
+    average = 0.0
+    for i, p in enumerate(problem.prior_of_sites.tolist()):
+        worker = Worker(problem, i, 0, 4)
+        model = worker.start
+        for call in range(4):
+            model = model - 0.1 * worker.loss_and_gradient(model, 0, call)[1]
+        average = average + p * model
+    assert np.abs(stack.models[0][0] - average).max() < 1e-12
+
+
+def test_pooled_on_full_batches_descends_the_mean_loss_over_all_rows():
+    problem = toys.problem(sampling=fm.Sampling(order="full"))
+    stack = on_the_stack(problem, fm.Ring(), fm.algorithms.Pooled(0.5, **PLAIN), 3)
+    rows = [torch.cat([getattr(site.train, what) for site in problem.sites]) for what in ("inputs", "targets")]
+    worker = Worker(toys.problem(1, sites=[fm.Site(tuple(rows))], sampling=fm.Sampling(order="full")), 0, 0, 1)
+    model = worker.start
+    for t in range(3):
+        model = model - 0.5 * worker.loss_and_gradient(model, t)[1]
+        assert np.abs(stack.models[t][0] - model).max() < 1e-12
+
+
+def test_term_has_the_worst_weights_under_kl_and_descends_as_dr_dsgd_does(problem):
+    """DR-DSGD on a complete graph solves the same maximum at the temperature 1 / t, but does not normalise its step."""
+    term = on_the_stack(problem, fm.Ring(), fm.algorithms.TERM(0.1, tilt=2.0, local_steps=1, **PLAIN), 1)
+    workers = [Worker(problem, i, 0, 1) for i in range(8)]
+    losses = np.array([worker.loss_and_gradient(worker.start, 0)[0] for worker in workers])
+    wanted = best_weights(fm.regularizers.KullbackLeibler(0.5), losses, problem.prior_of_sites.numpy())
+    assert np.abs(term.duals[0][0] - wanted).max() < 1e-10
+    mesh = on_the_stack(problem, fm.topologies.Complete(), fm.DRDSGD(0.1, temperature=0.5), 1)
+    one, other = term.models[0][0] - workers[0].start, mesh.models[0].mean(axis=0) - workers[0].start
+    assert float(one @ other) == pytest.approx(np.linalg.norm(one) * np.linalg.norm(other), rel=1e-10)
 
 
 # Consensus over a changing graph -------------------------------------------------------------------------------------

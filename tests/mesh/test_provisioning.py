@@ -205,7 +205,10 @@ def test_algorithms_without_a_server_may_be_deployed():
 
     trial = fm.Experiment(fm.data.Digits(), fm.Ring(), fm.DSGD(), rounds=3)
     for algorithm in ALGORITHMS.values():
-        if algorithm.needs_server:
+        if algorithm.needs_server and not algorithm.sends:
+            with refused("data of all sites in one place", registered_name(algorithm)):
+                refuse_undeployable(replace(trial, algorithm=algorithm))
+        elif algorithm.needs_server:
             with refused("server", registered_name(algorithm)):
                 refuse_undeployable(replace(trial, algorithm=algorithm))
         elif not algorithm.sends:

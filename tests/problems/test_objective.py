@@ -105,7 +105,9 @@ def test_validation_sets_judge_nodes_if_asked_to():
         oracle_of(toys.problem(objective=Objective("validation")))
 
 
-@pytest.mark.parametrize("name", ["ad-gda", "tracked", "tracked ascent", "tracked maximum", "afl", "drfa"])
+@pytest.mark.parametrize(
+    "name", ["ad-gda", "tracked", "tracked ascent", "tracked maximum", "afl", "drfa", "q-ffl", "term"]
+)
 def test_weights_remember_the_losses_they_saw_when_the_rows_rejoin(name):
     algorithm = toys.ALGORITHMS[name]
     if name == "tracked":

@@ -94,7 +94,7 @@ def test_compare_weights_needs_an_algorithm_that_has_weights():
         fm.train(toys.problem(), fm.Ring(), fm.ADGDA(), 5).weights_verdict()
 
 
-@pytest.mark.parametrize("name", ["ad-gda", "tracked", "drfa", "afl"])
+@pytest.mark.parametrize("name", ["ad-gda", "tracked", "drfa", "afl", "q-ffl", "term"])
 def test_fixed_weights_of_an_algorithm_stay_at_the_prior(name):
     problem = toys.problem()
     fixed = toys.ALGORITHMS[name].with_fixed_weights()

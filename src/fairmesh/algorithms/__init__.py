@@ -10,7 +10,12 @@ from fairmesh.algorithms.choco_sgd import ChocoSGD
 from fairmesh.algorithms.dr_dsgd import DRDSGD
 from fairmesh.algorithms.drfa import DRFA
 from fairmesh.algorithms.dsgd import DSGD
+from fairmesh.algorithms.fed_avg import FedAvg
+from fairmesh.algorithms.fed_prox import FedProx
 from fairmesh.algorithms.local import Local
+from fairmesh.algorithms.pooled import Pooled
+from fairmesh.algorithms.q_ffl import QFFL
+from fairmesh.algorithms.term import TERM
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.config.tables import register
 
@@ -24,7 +29,12 @@ register(
         "dr-dsgd": DRDSGD,
         "drfa": DRFA,
         "afl": AFL,
+        "fedavg": FedAvg,
+        "fedprox": FedProx,
+        "q-ffl": QFFL,
+        "term": TERM,
         "local": Local,
+        "pooled": Pooled,
     },
 )
 
@@ -34,9 +44,14 @@ __all__ = [
     "DRDSGD",
     "DRFA",
     "DSGD",
+    "QFFL",
+    "TERM",
     "Algorithm",
     "ChocoSGD",
+    "FedAvg",
+    "FedProx",
     "Local",
+    "Pooled",
     "Round",
     "TrackedADGDA",
 ]

@@ -248,6 +248,10 @@ class Round:
         """Returns sum_i weights[i] rows[i] at the server: (..., 1, dim). A node of weight zero sends nothing."""
         return self._counted(self._network.average(rows, weights))
 
+    def pooled(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Returns sum_i weights[i] rows[i], (..., 1, dim), where all data is in one place: nothing is sent."""
+        return self._network.average(rows, weights)[0]
+
     def report(self, values: Tensor, senders: Tensor) -> Tensor:
         """Returns one number per node (..., 1, n) at the server; it is sent where `senders` (..., nodes) is true."""
         return self._counted(self._network.report(values, senders))

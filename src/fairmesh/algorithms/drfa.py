@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
+from fairmesh.algorithms.server import by_position, check_participation, drawn_uniformly
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Duals, Models
@@ -75,8 +76,7 @@ class DRFA(Algorithm):
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
-        if not 0 < self.participation <= 1:
-            raise BadInput(f"participation must be a share in (0, 1], got {self.participation}")
+        check_participation(self.participation)
         if self.local_steps < 1:
             raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
         if not 0 <= self.floor < 1:
@@ -99,7 +99,7 @@ class DRFA(Algorithm):
             drawn = _drawn_by(duals, draws.uniforms(count))
         else:
             drawn = _drawn_once_by(duals, draws.uniforms(ctx.n), count)
-        shares = _by_position(drawn, order) / count  # (..., 1, n)
+        shares = by_position(drawn, order) / count  # (..., 1, n)
         snapshot_step = (ctx.server_draws("snapshot").uniforms(1) * self.local_steps).floor()  # (..., 1, 1)
         weights = ctx.hosted(shares)  # (..., nodes)
         models = ctx.broadcast(state.models, weights > 0)
@@ -111,8 +111,8 @@ class DRFA(Algorithm):
         model, snapshot = ctx.average(models, weights), ctx.average(snapshots, weights)
 
         probes = ctx.n if self.probed == "everyone" else count
-        chosen = _without_replacement(ctx.server_draws("probe").uniforms(ctx.n), probes)
-        probed = _by_position(chosen, order)  # (..., 1, n)
+        chosen = drawn_uniformly(ctx.server_draws("probe").uniforms(ctx.n), probes)
+        probed = by_position(chosen, order)  # (..., 1, n)
         asked = ctx.hosted(probed)
         at = ctx.broadcast(snapshot, asked > 0)
         values = (ctx.losses if self.ascends == "loss" else ctx.errors)(at, self.local_steps)
@@ -120,11 +120,6 @@ class DRFA(Algorithm):
         ascent = ctx.while_open(ctx.step_size(self.dual_step)) * self.local_steps
         duals = project_onto_simplex(state.duals + ascent * estimates).clamp(min=self.floor)
         return DRFAState(model, duals / duals.sum(dim=-1, keepdim=True))
-
-
-def _by_position(row: Tensor, order: Tensor) -> Tensor:
-    """Returns a row over nodes, given in the order of their identities, in the order of their positions."""
-    return torch.empty_like(row).index_copy_(-1, order, row)
 
 
 def _drawn_by(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -142,9 +137,3 @@ def _drawn_once_by(weights: Tensor, uniforms: Tensor, count: int) -> Tensor:
     Each entry has an exponential clock whose rate is its weight; those that ring first are drawn."""
     clocks = -uniforms.clamp(min=1e-12).log() / weights.clamp(min=1e-30)
     return torch.zeros_like(weights).scatter(-1, clocks.argsort(dim=-1, stable=True)[..., :count], 1.0)
-
-
-def _without_replacement(uniforms: Tensor, count: int) -> Tensor:
-    """Returns 1 at `count` entries drawn uniformly, and 0 elsewhere."""
-    chosen = uniforms.argsort(dim=-1, stable=True)[..., :count]
-    return torch.zeros_like(uniforms).scatter(-1, chosen, 1.0)

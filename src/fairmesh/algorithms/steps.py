@@ -18,6 +18,11 @@ def scaled_step(
     if squares is None:
         return None, step
     squares = torch.lerp(direction.square(), squares, beta2)
-    remembered = 1.0 - beta2 ** (ctx.index + 1).double()  # below 1 in the first rounds
+    return squares, coordinate_steps(squares, beta2, step, ctx.index + 1)
+
+
+def coordinate_steps(squares: Tensor, beta2: float, step: Tensor, rounds: Tensor) -> Tensor:
+    """Returns the step size of each coordinate, from mean squares over some rounds."""
+    remembered = 1.0 - beta2 ** rounds.double()  # below 1 in the first rounds
     step = step / squares.shape[-1] ** 0.5
-    return squares, step / (squares / remembered.to(squares.dtype)).sqrt_().add_(_TINY)
+    return step / (squares / remembered.to(squares.dtype)).sqrt_().add_(_TINY)

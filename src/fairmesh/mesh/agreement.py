@@ -109,6 +109,11 @@ def version_in(greeting: Mapping[str, Any]) -> str:
 
 def refuse_undeployable(experiment: Experiment) -> None:
     """Refuses what sites without a server cannot run. A deployment is one run of one algorithm."""
+    if experiment.algorithm.needs_server and not experiment.algorithm.sends:
+        raise BadInput(
+            f"{registered_name(experiment.algorithm)} trains on the data of all sites in one place, and between "
+            "organisations data stays where it is; use ad-gda or tracked-ad-gda"
+        )
     if experiment.algorithm.needs_server:
         raise BadInput(
             f"{registered_name(experiment.algorithm)} needs a server that all sites trust with their models; "

@@ -95,7 +95,10 @@ class Mixing:
         """Raises BadInput if the graph is disconnected or if some nodes never agree under W."""
         links = _without_zeros(self.matrix > 1e-12)
         if scipy.sparse.csgraph.connected_components(links, directed=False)[0] > 1:
-            raise BadInput(f"the graph is disconnected: {_pieces_in_words(links)}; add edges between them")
+            raise BadInput(
+                f"the graph is disconnected: {_pieces_in_words(links)}; add edges between them; to train every "
+                'site alone, keep any connected graph and use the algorithm "local"'
+            )
         # An eigenvalue of -1 means two halves with links only across, that is, no way to return in an odd number of
         # hops; then, and only then, nodes at even and at odd times fall apart. No eigenvalue need be found.
         even_and_odd = scipy.sparse.block_array([[None, links], [links, None]])

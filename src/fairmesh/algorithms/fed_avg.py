@@ -1,0 +1,87 @@
+"""FedAvg: federated averaging, with a server.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round
+from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
+from fairmesh.algorithms.server import (
+    ServerState,
+    check_participation,
+    check_server_settings,
+    local_gradients,
+    participants,
+    server_start,
+    server_step,
+)
+from fairmesh.networks.base import Network
+from fairmesh.problems.oracle import Oracle
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """FedAvg: clients take local steps from the server's model, and the server averages them; not robust.
+
+    Minimises sum_i p_i f_i(x). In a round every client that takes part does
+
+        x_i <- x,   then `local_steps` times, each on a batch of its own:   x_i <- x_i - eta grad f_i(x_i)
+
+    and the server sets x to the average of the x_i, weighted by p_i. This is `beta1 = beta2 = 0`.
+
+    By default the steps are scaled as in Adam, so that they need no tuning. Clients send their mean gradient along the
+    local steps. The server averages it, takes the momentum (`beta1`) and divides each coordinate by the root of its
+    mean squares (`beta2`). Local steps use the same division, which the server sends with the model.
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule by rounds: the length of a round's step in the Euclidean norm; if
+            `beta2 = 0`, the learning rate of the local steps. Default: Polynomial(0.7, power=3.0), which falls to 0 at
+            the end of the run.
+        local_steps: Local steps per round, >= 1. Default: 5.
+        participation: The share of the clients that take part in a round, in (0, 1], drawn uniformly; at least one
+            does. Default: 1.0.
+        beta1: Memory of the server's momentum, in [0, 1), as in Adam; 0 for no momentum. Default: 0.9.
+        beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
+            Default: 0.99.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> algorithm = fm.algorithms.FedAvg(local_steps=2)
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), algorithm, rounds=20)
+        >>> fm.run(experiment).worst > 0.5
+        True
+
+    References:
+        McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from
+        Decentralized Data, AISTATS 2017. Scaled steps: Reddi et al.: Adaptive Federated Optimization, ICLR 2021;
+        Karimireddy et al.: Breaking the Centralized Barrier for Cross-Device Federated Learning, NeurIPS 2021.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
+    local_steps: int = field(default=5, metadata=STRUCTURAL)
+    participation: float = field(default=1.0, metadata=STRUCTURAL)
+    beta1: float = field(default=0.9, metadata=EXACT)
+    beta2: float = field(default=0.99, metadata=STRUCTURAL)
+
+    needs_server: ClassVar[bool] = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+        check_server_settings(self.local_steps, self.beta1, self.beta2)
+        check_participation(self.participation)
+
+    def oracle_calls(self) -> int:
+        return self.local_steps
+
+    def init(self, oracle: Oracle, network: Network) -> ServerState:
+        return server_start(oracle, self.beta2)
+
+    def step(self, state: ServerState, ctx: Round) -> ServerState:
+        weights = participants(self.participation, ctx)
+        steps = self.primal_step, self.local_steps, self.beta2
+        _, gradients = local_gradients(state, ctx, ctx.hosted(weights) > 0, *steps)
+        direction = ctx.average(gradients, ctx.hosted(weights))
+        return server_step(state, ctx, direction, self.primal_step, self.beta1, self.beta2, self.local_steps)
