@@ -6,6 +6,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.compressors    what a node sends instead of its full model
     fm.data           datasets, files of your own, and how samples are dealt to sites
     fm.errors         the errors that fairmesh raises on purpose
+    fm.metrics        how good a model is at a site and over sites: accuracy, AUROC, calibration, ...
     fm.models         models that experiment files can name
     fm.observers      what happens around the rounds: early stopping, a CSV file, and the base class of your own
     fm.personalization  how sites get models of their own after the common training
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import algorithms as algorithms
     from fairmesh import data as data
     from fairmesh import errors as errors
+    from fairmesh import metrics as metrics
     from fairmesh import personalization as personalization
     from fairmesh import regularizers as regularizers
     from fairmesh import report as report
@@ -45,11 +47,12 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.data.site import Site
     from fairmesh.errors import BadInput, CheckpointError, Diverged, FairmeshError, Interrupted
     from fairmesh.experiment import Experiment, load_experiment, run
+    from fairmesh.metrics.base import Metric
     from fairmesh.networks import roles as roles
     from fairmesh.personalization.personalize import personalize
     from fairmesh.problems import models as models
     from fairmesh.problems.objective import Objective
-    from fairmesh.problems.problem import Metric, Problem, Sampling
+    from fairmesh.problems.problem import Problem, Sampling
     from fairmesh.regularizers.members import ChiSquare
     from fairmesh.report.plots import plot
     from fairmesh.topology.graphs import Ring
@@ -95,6 +98,7 @@ __all__ = [
     "errors",
     "leave_one_site_out",
     "load_experiment",
+    "metrics",
     "models",
     "observers",
     "personalization",
@@ -116,6 +120,7 @@ _NAMESPACES = {  # name -> module
     "compressors": "compression.compressors",
     "data": "data",
     "errors": "errors",
+    "metrics": "metrics",
     "models": "problems.models",
     "observers": "training.observers",
     "personalization": "personalization",
@@ -148,8 +153,8 @@ _HOMES = {  # name -> module that defines it
     "Experiment": "experiment",
     "load_experiment": "experiment",
     "run": "experiment",
+    "Metric": "metrics.base",
     "Objective": "problems.objective",
-    "Metric": "problems.problem",
     "Problem": "problems.problem",
     "Sampling": "problems.problem",
     "personalize": "personalization.personalize",

@@ -20,11 +20,12 @@ from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
+from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization import Personalization
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.problem import Metric, Problem, Sampling, with_splits
+from fairmesh.problems.problem import Problem, Sampling, with_splits
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
 from fairmesh.training.observers import Observer
@@ -74,7 +75,9 @@ class Experiment:
         weight_decay: Multiple of the model that is added to each gradient, >= 0. Default: 0.0.
         clip_norm: Largest Euclidean norm of each node's gradient, > 0; None for no clipping. Default: None.
         augment: (batch of inputs, draw) -> batch of inputs, as in `Problem`. Default: None.
-        metrics: Additional metrics by name, as in `Problem`. Default: {}.
+        metrics: Further metrics, as in `Problem`: a list of built-in ones, `metrics = ["auroc", "brier"]`, or a table
+            with names of your own. There a function is written as "file.py:name", or as a table with `function` and
+            `higher_is_better`. Default: {}.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`; None for only the common model. Default: None.
@@ -113,7 +116,9 @@ class Experiment:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     augment: Callable[[Tensor, Callable[..., Tensor]], Tensor] | None = None
-    metrics: Mapping[str, Metric | Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
+    metrics: tuple[NamedMetric, ...] | Mapping[str, NamedMetric | Metric | Callable[[Tensor, Tensor], Any]] = field(
+        default_factory=dict
+    )
     objective: Objective = field(default_factory=Objective)
     personalization: Personalization | None = None
     contract: Contract | None = None
@@ -133,6 +138,7 @@ class Experiment:
             compared = self.algorithm.with_fixed_weights() is not None
             object.__setattr__(self, "options", replace(self.options, compare_weights=compared))
             object.__setattr__(self, "objective", completed(self.objective))
+        chosen_metrics(self.metrics)  # refuses a name that is listed twice
         object.__setattr__(self, "seeds", tuple(self.seeds))
         if not self.seeds:
             raise BadInput("seeds must name at least one seed")

@@ -128,12 +128,6 @@ def test_problem_refuses_targets_of_another_shape():
     problem_refused("site 2", "targets", "(1,)", sites=with_bad_site((INPUTS, LABELS[:, None])))
 
 
-@pytest.mark.parametrize("missing", [0, 2])
-def test_problem_refuses_a_test_set_that_only_some_sites_have(missing):
-    made = [fm.Site(GOOD, test=None if i == missing else GOOD) for i in range(4)]
-    problem_refused(f"site {missing}", "test", sites=made)
-
-
 def test_problem_takes_a_shared_test_set_for_sites_without_one():
     made = [fm.Site(GOOD, test=None if i == 2 else GOOD) for i in range(4)]
     assert fm.Problem(model=small_model, sites=made, test=GOOD).n == 4

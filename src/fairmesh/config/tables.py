@@ -214,9 +214,7 @@ def _from_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in kinds:
         return None
     reasons = []
-    for kind in kinds:
-        if kind is type(None):
-            continue
+    for kind in _likely(kinds, value):
         try:
             return from_table(kind, value, where)
         except BadInput as error:
@@ -226,6 +224,27 @@ def _from_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             if hasattr(kind, "shorthand"):  # it reads plain numbers too, so the number itself was refused
                 raise
     raise reasons[0]
+
+
+def _likely(kinds: tuple[Any, ...], value: Any) -> list[Any]:
+    """Returns the kinds that a value can mean, the likeliest first, so that an error is about that one. A table with a
+    name means a member of a role, and one without means another dataclass. A string with a colon is the path of a
+    function."""
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
+    if isinstance(value, Mapping):
+        kinds = tuple(kind for kind in kinds if get_origin(kind) not in (tuple, list, Sequence)) or kinds
+        named = [kind for kind in kinds if _has_role(kind)]
+        plain = [kind for kind in kinds if dataclasses.is_dataclass(kind) and kind not in named]
+        if named and plain:
+            return named if "name" in value else plain
+    if isinstance(value, str):
+        functions = [kind for kind in kinds if get_origin(kind) is Callable]
+        if functions and ":" in value:
+            return functions
+        named = [kind for kind in kinds if _has_role(kind)]
+        if named and str not in kinds and not any(value in get_args(k) for k in kinds if get_origin(k) is Literal):
+            return named
+    return list(kinds)
 
 
 def _has_role(kind: Any) -> bool:
@@ -248,9 +267,8 @@ def _member_from(role: type, value: Any, where: str) -> Any:
     if name is None:
         raise BadInput(f"{where}: the table has no name; known: {', '.join(sorted(known))}")
     if not isinstance(name, str) or name not in known:
-        raise BadInput(
-            f"{where}: unknown {role.__name__.lower()} {name!r}{_hint(NAMES.get(str(name)), str(name), known)}"
-        )
+        noun = getattr(role, "noun", role.__name__.lower())
+        raise BadInput(f"{where}: unknown {noun} {name!r}{_hint(NAMES.get(str(name)), str(name), known)}")
     fields = {key: item for key, item in table.items() if key != "name"}
     if name == IMPORT and (known[IMPORT] is role or _names_class_with_fields(role, fields, where)):
         return _imported_member(role, fields, where)

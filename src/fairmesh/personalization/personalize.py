@@ -174,7 +174,7 @@ class _Site:
 
     def __init__(self, problem: Problem, number: int, rows: dict[str, Tensor], method: Personalization):
         self._problem, self._number, self._rows, self._method = problem, number, rows, method
-        self._labels = problem.classes is not None
+        self._labels = problem.task == "classes"
 
     def outcome(
         self,
@@ -250,7 +250,7 @@ def _kept(problem: Problem, i: int, row: Tensor) -> PersonalSite:
         str(site.name),
         {COMMON: 1.0},
         {COMMON: problem.flat_model.state_dict(row)},
-        problem.classes is not None,
+        problem.task == "classes",
         0,
         False,
         {},

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fairmesh.errors import BadInput
+from fairmesh.metrics.base import predicted_labels
 from fairmesh.numerics import random_streams
 from fairmesh.problems.flat_model import FlatModel
 
@@ -41,6 +42,12 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return -outputs.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).mean()
 
 
+def reads_logits(loss: Loss) -> bool:
+    """Returns whether a loss reads each output as the logit of a yes-or-no label."""
+    known = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
+    return loss is nn.functional.binary_cross_entropy_with_logits or isinstance(loss, known)
+
+
 def batch_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
     """Returns a function (row, inputs, targets, key) -> loss in training mode."""
 
@@ -56,7 +63,8 @@ def batch_error(model: FlatModel, augment: Augmentation | None) -> Callable[...,
     """Returns a function (row, inputs, targets, key, ...) -> share of misclassified samples, in training mode."""
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, *weights: Tensor) -> Tensor:
-        wrong = (model(row, _augmented(augment, inputs, key), key).argmax(dim=-1) != targets).to(row.dtype)
+        labels = predicted_labels(model(row, _augmented(augment, inputs, key), key))
+        wrong = (labels != targets.reshape(labels.shape)).to(row.dtype)
         return (wrong * weights[0]).sum() if weights else wrong.mean()
 
     return function
@@ -114,7 +122,8 @@ def evaluation_error(model: FlatModel) -> Callable[..., Tensor]:
     """Returns a function (row, inputs, targets, weights) -> weighted share of errors in evaluation mode."""
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return ((model(row, inputs).argmax(dim=-1) != targets).to(row.dtype) * weights).sum()
+        labels = predicted_labels(model(row, inputs))
+        return ((labels != targets.reshape(labels.shape)).to(row.dtype) * weights).sum()
 
     return function
 

@@ -1,23 +1,35 @@
-"""Accuracy, loss and the user's metrics of many models on every site's held-out data."""
+"""Accuracy, loss and the chosen metrics of many models on every site's held-out data."""
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, in_a_line
+from fairmesh.metrics.base import predicted_labels
 from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.problem import Problem
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 
 
+class Trouble(NamedTuple):
+    """Why a metric has no value at a site."""
+
+    metric: str
+    site: int
+    text: str
+    raised: bool  # by the metric's own code
+
+
 class Evaluator:
     """Judges rows by the different sets of a split, all in one pass; sites that share a set share the work. The data
-    stays at `home` and visits the device in chunks."""
+    stays at `home` and visits the device in chunks.
+
+    A metric has no value at a site without such a set, or where it raises, or where the model predicts NaN; `troubles`
+    says why, for the last evaluation."""
 
     def __init__(
         self,
@@ -26,9 +38,10 @@ class Evaluator:
         device: torch.device | str,
         dtype: torch.dtype,
         home: torch.device | str | None = None,
-        failed: Callable[[str, BadInput], None] | None = None,  # told of a metric that raises, which is NaN then
+        failed: Callable[[str, BadInput], None] | None = None,  # told of a metric without a value
     ):
-        self._failed = failed
+        self._failed, self._split = failed, split
+        self.troubles: list[Trouble] = []
         sets, of_site = problem.held_out(split)
         self._problem, self._dtype, self._device = problem, dtype, torch.device(device)
         self._of_site = torch.tensor(of_site, dtype=torch.int64)
@@ -41,7 +54,8 @@ class Evaluator:
             self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes))
 
     def __bool__(self) -> bool:
-        return bool(self._sizes)
+        """Returns whether some site has such a set, here or in another process."""
+        return len(self._of_site) > 0
 
     @property
     def names(self) -> list[str]:
@@ -51,7 +65,8 @@ class Evaluator:
     def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
         """Returns each metric of rows (replicas, dim) at every site: (replicas, sites), float64 on the CPU.
 
-        It is NaN at sites that another process holds."""
+        It is NaN at sites that another process holds, and at those without such a set."""
+        self.troubles = []
         per_set = self._on_sets(rows, 0, len(self._sizes))
         there = (self._of_site < 0).expand(len(rows), -1)
         return {name: values[:, self._of_site].masked_fill(there, torch.nan) for name, values in per_set.items()}
@@ -60,8 +75,8 @@ class Evaluator:
         """Returns each metric of every hosted node's own row on its own site's data: (replicas, nodes).
 
         `models` is (replicas, nodes, dim), and `placements` (replicas, nodes) is the site that each node holds."""
-        which = self._of_site[placements.cpu()]
-        result = {name: torch.zeros(models.shape[:2], dtype=torch.float64) for name in self.names}
+        which, self.troubles = self._of_site[placements.cpu()], []
+        result = {name: torch.full(models.shape[:2], torch.nan, dtype=torch.float64) for name in self.names}
         for k in range(len(self._sizes)):
             here = which == k
             if bool(here.any()):
@@ -73,10 +88,13 @@ class Evaluator:
     def _on_sets(self, rows: Tensor, first: int, last: int) -> dict[str, Tensor]:
         """Returns each metric of rows (k, dim) on the sets from `first` to `last` - 1: (k, sets)."""
         problem, sizes = self._problem, self._sizes[first:last]
+        if not sizes:  # the sites of this process have no such set: one column, which no site reads
+            return {name: torch.full((len(rows), 1), torch.nan, dtype=torch.float64) for name in self.names}
         begin, count = sum(self._sizes[:first]), sum(sizes)
         chunk = max(1, _FLOATS_AT_ONCE // (len(rows) * max(1, self._inputs[0].numel())))
         losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64)
-        hits = torch.zeros_like(losses)
+        hits, unpredicted = torch.zeros_like(losses), torch.zeros_like(losses, dtype=torch.bool)
+        own = problem.metrics_by_name
         kept: list[Tensor] = []
         for start in range(begin, begin + count, chunk):
             here = slice(start, min(start + chunk, begin + count))
@@ -84,32 +102,59 @@ class Evaluator:
             targets = self._targets[here].to(self._device)
             owner = self._set_of_sample[here] - first
             outputs = vmap(self._model, in_dims=(0, None))(rows, inputs)
-            each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs)
-            losses.index_add_(1, owner, each.double().cpu())  # on the host: a GPU adds in no fixed order
+            each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs).double().cpu()
+            losses.index_add_(1, owner, each)  # on the host: a GPU adds in no fixed order
+            if bool(each.isnan().any()):
+                unpredicted |= self._without_loss(each, outputs, owner, start, first, len(sizes))
             if problem.classes:
-                hits.index_add_(1, owner, (outputs.argmax(dim=-1) == targets).double().cpu())
-            if problem.metrics:
+                labels = vmap(predicted_labels)(outputs)
+                hits.index_add_(1, owner, (labels == targets.reshape(len(inputs))).double().cpu())
+            if own:
                 kept.append(outputs.cpu())
         lengths = torch.tensor(sizes, dtype=torch.float64)
         found = {"loss": losses / lengths}
         if problem.classes:
-            found["accuracy"] = hits / lengths
-        if problem.metrics:
+            found["accuracy"] = (hits / lengths).masked_fill(unpredicted, torch.nan)
+        if own:
             pieces = torch.cat(kept, dim=1).split(sizes, dim=1)
             truths = self._targets[begin : begin + count].cpu().split(sizes)
-            for name, metric in problem.metrics.items():
-                scores = [[self._score(name, metric, o, t) for o in outputs] for outputs, t in zip(pieces, truths)]
-                found[name] = torch.tensor(scores, dtype=torch.float64).T
+            for name, metric in own.items():
+                found[name] = torch.full_like(losses, torch.nan)
+                for k, (outputs, targets) in enumerate(zip(pieces, truths)):
+                    for r in (~unpredicted[:, k]).nonzero().flatten().tolist():
+                        found[name][r, k] = self._score(name, metric, outputs[r], targets, first + k)
         return {name: found[name] for name in self.names}
 
-    def _score(self, name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor) -> float:
+    def _without_loss(self, each: Tensor, outputs: Tensor, owner: Tensor, start: int, first: int, sets: int) -> Tensor:
+        """Names the first sample of each set whose loss is NaN. Returns at which sets (rows, sets) the model itself
+        predicts NaN."""
+        silent = outputs.isnan().flatten(2).any(dim=-1).cpu() if outputs.ndim > 2 else outputs.isnan().cpu()
+        unpredicted = torch.zeros(len(each), sets, dtype=torch.bool)
+        for k in owner[each.isnan().any(dim=0)].unique().tolist():
+            mine = owner == k
+            sample = start + int((each.isnan().any(dim=0) & mine).nonzero()[0]) - sum(self._sizes[: first + k])
+            unpredicted[:, k] = (silent & mine).any(dim=1)
+            if bool(unpredicted[:, k].any()):
+                text = f"the model predicts NaN for {self._split} sample {sample}, so no metric is defined there"
+            else:
+                text = f"the loss of {self._split} sample {sample} is NaN, so the loss is not defined there"
+            self._note("loss", first + k, text, raised=False)
+        return unpredicted
+
+    def _score(self, name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor, k: int):
         try:
             return _score(name, metric, outputs, targets)
         except BadInput as error:
-            if self._failed is None:
-                raise
-            self._failed(name, error)
+            self._note(name, k, str(error), raised=True)
             return torch.nan
+
+    def _note(self, metric: str, k: int, text: str, raised: bool) -> None:
+        """Remembers why a metric has no value on set k."""
+        site = int((self._of_site == k).nonzero()[0])
+        if not any(one.metric == metric and one.site == site for one in self.troubles):
+            self.troubles.append(Trouble(metric, site, text, raised))
+        if self._failed is not None:
+            self._failed(metric, BadInput(text))
 
 
 class SplitEvaluator:
@@ -135,6 +180,11 @@ class SplitEvaluator:
 
     def __bool__(self) -> bool:
         return all(map(bool, self._of_split.values()))
+
+    @property
+    def troubles(self) -> list[Trouble]:
+        """Why metrics have no value, in the last evaluation."""
+        return [one for evaluator in self._of_split.values() for one in evaluator.troubles]
 
     def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
         """Returns each metric of rows (replicas, dim) at every site: (replicas, sites)."""
@@ -165,15 +215,21 @@ class SplitEvaluator:
 def measured_names(problem: Problem) -> list[str]:
     """Returns the metrics in the order they are shown."""
     built_in = ["accuracy", "loss"] if problem.classes else ["loss"]
-    return list(dict.fromkeys([*problem.metrics, *built_in]))
+    return list(dict.fromkeys([*problem.metrics_by_name, *built_in]))
 
 
 def measured(problem: Problem, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Returns each metric of a model, given its outputs for a whole set of samples."""
+    """Returns each metric of a model, given its outputs for a whole set of samples. It is NaN where it fails."""
     found = {"loss": float(per_sample(problem.loss, outputs, targets).double().mean())}
+    if bool(outputs.isnan().any()):
+        return dict.fromkeys(measured_names(problem), torch.nan)
     if problem.classes:
-        found["accuracy"] = float((outputs.argmax(dim=-1) == targets).double().mean())
-    found |= {name: _score(name, metric, outputs, targets) for name, metric in problem.metrics.items()}
+        found["accuracy"] = float((predicted_labels(outputs) == targets.reshape(len(outputs))).double().mean())
+    for name, metric in problem.metrics_by_name.items():
+        try:
+            found[name] = _score(name, metric, outputs, targets)
+        except BadInput:
+            found[name] = torch.nan
     return {name: found[name] for name in measured_names(problem)}
 
 
@@ -183,32 +239,20 @@ def _score(name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, 
     except Exception as error:  # a user's function may raise anything
         raise BadInput(
             f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
-            f"{type(error).__name__}: {error}"
+            f"{in_a_line(error)}"
         ) from error
 
 
-def spread(values: Tensor, higher_is_better: bool, skip_nan: bool = False) -> dict[str, Tensor]:
-    """Returns worst, mean, best and the gap between best and worst over the last axis. With `skip_nan` it leaves out
-    NaN: a user's metric may be undefined at some sites, such as an AUC where all targets are equal."""
-    absent = values.isnan() if skip_nan else torch.zeros_like(values, dtype=torch.bool)
-    low = values.masked_fill(absent, torch.inf).amin(dim=-1)
-    high = values.masked_fill(absent, -torch.inf).amax(dim=-1)
-    nowhere = absent.all(dim=-1)
-    worst, best = (low, high) if higher_is_better else (high, low)
-    worst, best = (t.masked_fill(nowhere, torch.nan) for t in (worst, best))
-    return {"worst": worst, "mean": _exact_mean(values, absent), "best": best, "gap": (best - worst).abs()}
-
-
-def _exact_mean(values: Tensor, absent: Tensor) -> Tensor:
-    """Returns the mean over the last axis, NaN where all is absent. The sum is exact until it is rounded, so that sites
-    with other CPUs report the same number."""
-    rows, out = values.reshape(-1, values.shape[-1]).tolist(), absent.reshape(-1, values.shape[-1]).tolist()
-    kept = [[value for value, gone in zip(row, left) if not gone] for row, left in zip(rows, out)]
-    means = [(math.fsum if max(map(abs, row)) < 1e300 else sum)(row) / len(row) if row else math.nan for row in kept]
-    return torch.tensor(means, dtype=values.dtype, device=values.device).reshape(values.shape[:-1])
-
-
-def group_means(values: Tensor, groups: Sequence[str], skip_nan: bool = False) -> dict[str, Tensor]:
-    """Returns the mean over the sites of each group, leaving out sites without a number."""
-    members = {g: [i for i, name in enumerate(groups) if name == g] for g in dict.fromkeys(groups)}
-    return {g: spread(values[..., sites], True, skip_nan)["mean"] for g, sites in members.items()}
+def support(problem: Problem, split: Literal["test", "validation", "train"]) -> dict[int, dict[str, Any]]:
+    """Returns how many samples judge each site whose data is here, and of which classes: {"n": 40, "classes": [30, 10]}
+    by the number of the site. Of several labels per sample it counts those that are 1."""
+    sets, of_site = problem.held_out(split)
+    found: list[dict[str, Any]] = []
+    for samples in sets:
+        entry: dict[str, Any] = {"n": len(samples)}
+        if problem.classes:
+            entry["classes"] = torch.bincount(samples.targets.reshape(-1).long(), minlength=problem.classes).tolist()
+        elif problem.task == "multi-label":
+            entry["classes"] = (samples.targets > 0.5).sum(dim=0).tolist()
+        found.append(entry)
+    return {i: found[k] for i, k in enumerate(of_site) if k >= 0}

@@ -198,6 +198,12 @@ class Oracle:
                 of_split, which_set = split.held_out("validation")
                 if not which_set:
                     raise BadInput('objective.judged_on = "validation" needs validation sets; give each Site one')
+                for i, site in enumerate(split.sites):
+                    if site.validation is None:
+                        raise BadInput(
+                            f"site {i} ({site.name}) has no validation set; with objective.judged_on = "
+                            '"validation" every site needs one'
+                        )
                 of_site += [len(sets) + max(k, 0) for k in which_set]  # one that is elsewhere judges no node here
                 sets += of_split
             lengths = torch.tensor([len(samples) for samples in sets])

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from fairmesh.config.tables import checked
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
+from fairmesh.metrics.base import Metric, NamedMetric, Task, chosen_metrics, task_of
 from fairmesh.problems.flat_model import FlatModel
-from fairmesh.problems.losses import Augmentation, Loss, as_floats, check_loss
+from fairmesh.problems.losses import Augmentation, Loss, as_floats, check_loss, reads_logits
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.subgroups import numbered, own_names
 
@@ -27,31 +28,6 @@ _RESERVED = {
     "round", "replica", "seed", "loss", "lambda", "phi", "validation", "own_models", "consensus_models",
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A measure of a model on a site's whole test set.
-
-    A plain function given as a metric counts as one where higher is better.
-
-    Args:
-        function: Maps (outputs, targets) of a whole test set to a number. NaN means that it is not defined there.
-        higher_is_better: Whether a larger number is better, so which site is the worst. Default: True.
-
-    Example:
-        >>> import torch
-        >>> import fairmesh as fm
-        >>> error = fm.Metric(lambda outputs, targets: (outputs - targets).abs().mean(), higher_is_better=False)
-        >>> float(error(torch.ones(3), torch.zeros(3)))
-        1.0
-    """
-
-    function: Callable[[Tensor, Tensor], Any]
-    higher_is_better: bool = True
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
-        return self.function(outputs, targets)
 
 
 @checked
@@ -106,8 +82,9 @@ class Problem:
         clip_norm: Largest Euclidean norm of each node's gradient, > 0; None for no clipping. Default: None.
         augment: (batch of inputs, draw) -> batch of inputs, where draw(*shape) returns uniforms in [0, 1). Default:
             None.
-        metrics: Additional metrics by name: (outputs, targets) of a whole test set -> number, higher is better.
-            Accuracy, if targets are labels, and loss are always measured. Default: {}.
+        metrics: Further metrics: a list of built-in ones, such as ["auroc", fm.metrics.Sensitivity(threshold=0.3)]; or
+            a table of names, to built-in ones, `fm.Metric`, or functions (outputs, targets) of a whole test set ->
+            number, higher is better. Accuracy, if targets are labels, and loss are always measured. Default: {}.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
         splits: The same problem with other splits of the data into training and test rows. Every replica is trained on
             every split, all in one batch. `fm.train` makes it from a list of problems. Default: ().
@@ -135,7 +112,9 @@ class Problem:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     augment: Augmentation | None = None
-    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
+    metrics: Mapping[str, str | Callable[[Tensor, Tensor], Any]] | Sequence[str | NamedMetric] = field(
+        default_factory=dict
+    )
     objective: Objective = field(default_factory=Objective)
     splits: Sequence["Problem"] = ()
 
@@ -151,7 +130,8 @@ class Problem:
         object.__setattr__(self, "sites", sites)
         if isinstance(self.model, nn.Module):  # a copy: training the module later must not change where runs start
             object.__setattr__(self, "model", copy.deepcopy(self.model).cpu())
-        for name in self.metrics:
+        object.__setattr__(self, "metrics", chosen_metrics(self.metrics))
+        for name in self.metrics_by_name:
             if name in _RESERVED:
                 raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
         if not self.here:
@@ -178,7 +158,7 @@ class Problem:
             ("number of sites", self.n, other.n),
             ("shape of inputs", self.sites[0].train.inputs.shape[1:], other.sites[0].train.inputs.shape[1:]),
             ("number of parameters", self.flat_model.dim, other.flat_model.dim),
-            ("metrics", list(self.metrics), list(other.metrics)),
+            ("metrics", list(self.metrics_by_name), list(other.metrics_by_name)),
             ("sampling", self.sampling, other.sampling),
         ):
             if mine != theirs:
@@ -213,16 +193,19 @@ class Problem:
     def _read(self, i: int, site: Site) -> Site:
         """Returns the site with a name, a group, and every set as Samples; a set that sites share is read once."""
         name = site.name or f"node {i}"
-        sets = {"train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")}
+        sets: dict[str, Samples | None] = {"train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")}
         if site.reserved is not None:
             sets["reserved"] = Samples.of(site.reserved, f"reserved rows of site {i} ({name})")
         for split, shared in (("test", self.test), ("validation", self.validation)):
             source = getattr(site, split)
             source = shared if source is None else source
-            if source is not None:
+            if source is not None and _is_empty(source):  # a site without test data is trained and not measured
+                sets[split] = None
+            elif source is not None:
                 known = self._sets.get(id(source))
-                sets[split] = known[1] if known else Samples.of(source, f"{split} set of site {i} ({name})")
-                self._sets[id(source)] = source, sets[split]  # keeps the source alive, so that its id is not reused
+                read = known[1] if known else Samples.of(source, f"{split} set of site {i} ({name})")
+                sets[split] = read
+                self._sets[id(source)] = source, read  # keeps the source alive, so that its id is not reused
         return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, **sets)
 
     @cached_property
@@ -325,16 +308,29 @@ class Problem:
         """Returns the model that every node of a replica starts from, as a row (dim,) in float64."""
         return self.flat_model.row_of(self._module(seed)).double()
 
+    @property
+    def metrics_by_name(self) -> dict[str, Callable[[Tensor, Tensor], Any]]:
+        """The further metrics, as objects that can be called."""
+        return cast(dict[str, Callable[[Tensor, Tensor], Any]], self.metrics)
+
+    @cached_property
+    def task(self) -> Task:
+        """What the problem predicts: "classes", "binary" (two classes by one output), "multi-label", "masks" or
+        "numbers"."""
+        outputs, samples = self._outputs_of_probe(), self.sites[self.here[0]].train
+        if not isinstance(outputs, Tensor):
+            raise BadInput(f"the model must return one tensor, got a {type(outputs).__name__}")
+        logits = reads_logits(self.loss) and all(
+            bool(((t == 0) | (t == 1)).all()) for t in (self.sites[i].train.targets for i in self.here)
+        )
+        return task_of(outputs, samples.targets[: len(outputs)], logits)
+
     @cached_property
     def classes(self) -> int | None:
         """The number of classes that the model distinguishes, or None if targets are not labels."""
-        targets = self.sites[0].train.targets  # its form is the same at all sites
-        if targets.is_floating_point() or targets.ndim != 1:
-            return None
-        outputs = self._outputs_of_probe()
-        if not isinstance(outputs, Tensor):
-            raise BadInput(f"the model must return one tensor, got a {type(outputs).__name__}")
-        return outputs.shape[-1] if outputs.ndim >= 2 else None
+        if self.task == "binary":
+            return 2
+        return self._outputs_of_probe().shape[-1] if self.task == "classes" else None
 
     def _outputs_of_probe(self) -> Tensor:
         model = self.flat_model.to(torch.device("cpu"), torch.float32)
@@ -346,38 +342,41 @@ class Problem:
     @property
     def primary(self) -> str:
         """The metric that sites are compared by: "accuracy" if targets are labels, else "loss"."""
-        return "accuracy" if self.classes or "accuracy" in self.metrics else "loss"
+        return "accuracy" if self.classes or "accuracy" in self.metrics_by_name else "loss"
 
     def higher_is_better(self, metric: str) -> bool:
         """Returns whether a larger value of a metric is better."""
-        chosen = self.metrics.get(metric)
-        return chosen.higher_is_better if isinstance(chosen, Metric) else BUILT_IN_METRICS.get(metric, True)
+        chosen = self.metrics_by_name.get(metric)
+        known = isinstance(chosen, Metric | NamedMetric)
+        return chosen.higher_is_better if known else BUILT_IN_METRICS.get(metric, True)
+
+    def is_share(self, metric: str) -> bool:
+        """Returns whether a metric is a share, which tables show in per cent."""
+        chosen = self.metrics_by_name.get(metric)
+        return chosen.is_share if isinstance(chosen, NamedMetric) else metric == "accuracy"
 
     def held_out(self, split: Literal["test", "validation", "train"]) -> tuple[list[Samples], list[int]]:
         """Returns the distinct sets of a split that are here, and the index of the one that judges each site.
 
-        The index is -1 if another process holds the set."""
+        The index is -1 if another process holds the set, or if the site has none. There are no indices if no site has
+        one."""
         found: dict[int, int] = {}
         sets: list[Samples] = []
         of_site = []
         for i, site in enumerate(self.sites):
             samples = getattr(site, split)
-            if (samples is None) != (getattr(self.sites[0], split) is None):
-                without, others = (i, "others have") if samples is None else (0, f"site {i} has")
-                raise BadInput(
-                    f"site {without} ({self.sites[without].name}) has no {split} set though {others}; "
-                    "give each one, or a shared one"
-                )
-            if samples is None:
-                continue
-            if not samples.here:
+            if samples is None or not samples.here:
                 of_site.append(-1)
                 continue
             if id(samples) not in found:
                 found[id(samples)] = len(sets)
-                sets.append(self._checked(samples, f"{split} set of site {i}"))
+                sets.append(self._checked(samples, f"{split} set of site {i} ({site.name})"))
             of_site.append(found[id(samples)])
-        return sets, of_site
+        return sets, of_site if any(self.has(i, split) for i in range(self.n)) else []
+
+    def has(self, i: int, split: Literal["test", "validation", "train"]) -> bool:
+        """Returns whether site i has a set of a split, here or in another process."""
+        return getattr(self.sites[i], split) is not None
 
     def _checked(self, samples: Samples, what: str) -> Samples:
         first = self.sites[0].train
@@ -391,9 +390,11 @@ class Problem:
         if self.classes is not None and samples.here:
             lowest, highest = int(samples.targets.min()), int(samples.targets.max())
             if lowest < 0 or highest >= self.classes:
+                shown = "one output" if self.task == "binary" else f"{self.classes} classes"
                 raise BadInput(
-                    f"{what}: labels run from {lowest} to {highest}, but the model has {self.classes} classes: "
+                    f"{what}: labels run from {lowest} to {highest}, but the model has {shown}: "
                     f"labels must lie in 0..{self.classes - 1}"
+                    + ("; to predict numbers, give targets as floats" if self.task == "binary" else "")
                 )
         return samples
 
@@ -422,6 +423,9 @@ class Problem:
         )
         batch = as_floats(inputs, torch.float32), as_floats(targets, torch.float32)
         check_loss(model, self.initial_row(0).float(), self.loss, self.augment, batch)
+        for name, metric in self.metrics_by_name.items():
+            if isinstance(metric, NamedMetric):
+                metric.check(name, self.task, self.classes)
 
     def digests_here(self) -> dict[int, str]:
         """Returns a fingerprint of the training data of every site that is here, in all splits."""
@@ -443,6 +447,14 @@ class Problem:
         if self.objective.identity() is not None:
             hasher.update(f"{self.objective.identity()}".encode())
         return hasher.hexdigest()[:16]
+
+
+def _is_empty(source: Any) -> bool:
+    """Returns whether a set of samples has none."""
+    try:
+        return len(source[0] if isinstance(source, tuple | list) else source) == 0
+    except (TypeError, IndexError):  # then reading it says what is wrong
+        return False
 
 
 def _fingerprint(samples: Samples) -> str:

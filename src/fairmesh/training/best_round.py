@@ -8,7 +8,7 @@ equally good the last one counts. docs/models.md has the measurements behind thi
 import torch
 from torch import Tensor
 
-from fairmesh.problems.metrics import spread
+from fairmesh.metrics.over_sites import spread
 from fairmesh.problems.problem import Problem
 
 _SAME = 1e-12  # scores that differ by less are equal: their sums were only rounded differently
@@ -51,7 +51,7 @@ class RoundScores:
         broken = values.isinf() | (~known & (self._counts > 0))  # NaN where there was a number before
         self._sums = self._smoothing * self._sums + values.masked_fill(~known, 0.0)
         self._counts = self._smoothing * self._counts + known.double()
-        score = spread(self._sums / self._counts, self._higher, skip_nan=True)[self._best_by]
+        score = spread(self._sums / self._counts, self._higher)[self._best_by]
         score = score if self._higher else -score
         return score.masked_fill(score.isnan() | broken.any(dim=-1), -torch.inf)
 

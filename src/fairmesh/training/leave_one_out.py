@@ -110,7 +110,7 @@ def leave_one_site_out(
     without = [_without(problem, k) for k in range(problem.n)]
     options = {"compare_weights": False, "measure_every": rounds} | options  # only the last models are looked at
     result = train(with_splits(without, same_sites=False), topology, algorithm, rounds, seeds=seeds, **options)
-    judged_on = "test" if problem.held_out("test")[0] else "train"
+    judged_on = "test" if problem.held_out("test")[1] else "train"
     evaluator = Evaluator(problem, judged_on, "cpu", torch.float32)
     at_every_site = evaluator.of_sites(result.row().cpu().float())
     of_site = [[r for r, one in enumerate(result.replicas) if one.split == k] for k in range(problem.n)]

@@ -1,14 +1,17 @@
 """Measures a state: every site's metrics and their spread, the disagreement of nodes, and the traffic."""
 
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fairmesh.errors import BadInput
+from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.roles import StateView
-from fairmesh.problems.metrics import SplitEvaluator, group_means, spread
+from fairmesh.problems.metrics import SplitEvaluator, Trouble, support
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import worst_case
@@ -35,7 +38,10 @@ class Meter:
         own_models: bool = False,
         regularizer: Regularizer | None = None,  # if Phi is to be measured
         alpha_of_sum: bool = False,  # its alpha is n times the paper's
+        announce: Callable[[str], None] | None = None,  # told once why a metric has no value; None for a warning
     ):
+        self._announce, self._noted = announce, set[str]()
+        self.notes: list[str] = []  # what a reader of the numbers must know
         self._problem, self._network, self._view, self._at_server = problem, network, view, at_server
         self._node_of_site = placements.cpu().argsort(dim=-1)
         self._sites_here = placements.cpu()[:, network.hosted.cpu()]  # (replicas, nodes)
@@ -49,7 +55,7 @@ class Meter:
         self._own_models, self._regularizer, self._alpha_of_sum = own_models, regularizer, alpha_of_sum
 
     @property
-    def judged_on(self) -> str:
+    def judged_on(self) -> Literal["test", "train"]:
         return "test" if self._test else "train"
 
     def by_site(self, rows: Tensor, split: str) -> dict[str, Tensor]:
@@ -57,9 +63,46 @@ class Meter:
         evaluator = {"test": self._test or self._train, "validation": self._validation, "train": self._train}[split]
         if not evaluator:
             return {}
-        with self._network.process_group.fail_together():  # a user's metric may fail at one process
+        with self._network.process_group.fail_together():
             found = evaluator.of_sites(rows)
+        self._explain(evaluator.troubles, split if evaluator is not self._train else "train")  # type: ignore[arg-type]
         return found if self._network.process_group.world_size == 1 else self._from_holders(found)
+
+    def _explain(self, troubles: Sequence[Trouble], split: Literal["test", "validation", "train"]) -> None:
+        """Says once why a metric has no value at a site. Refuses a metric that fails at every site."""
+        every = self._network.process_group.all_gather_json([list(one) for one in troubles])
+        by_metric: dict[str, dict[int, Trouble]] = {}
+        for one in (Trouble(*fields) for of_process in every for fields in of_process):
+            by_metric.setdefault(one.metric, {}).setdefault(one.site, one)
+        measured = [i for i in range(self._problem.n) if self._problem.has(i, split)]
+        for metric, at in by_metric.items():
+            first = at[min(at)]
+            with self._network.process_group.fail_together():
+                if all(i in at and at[i].raised for i in measured):
+                    raise BadInput(f"{first.text} (at every site)" if len(measured) > 1 else first.text)
+            if metric not in self._noted:
+                self._noted.add(metric)
+                others = f", and {len(at) - 1} other sites" if len(at) > 1 else ""
+                self.note(
+                    f"{metric} is not defined at {self._problem.sites[first.site].name}{others}: {first.text}; the "
+                    "sites that remain keep their numbers"
+                )
+
+    def note(self, text: str) -> None:
+        """Keeps what a reader of the numbers must know, and says it."""
+        self.notes.append(text)
+        if self._announce is not None:
+            self._announce(text)
+        elif self._network.process_group.is_leader:
+            warnings.warn(text, UserWarning, stacklevel=2)
+
+    def support(self) -> list[dict[str, Any] | None]:
+        """Returns how many samples judge each site, and of which classes; None for a site that is not measured. Of
+        several splits, it is for the first."""
+        mine = support(self._problem.of_split(0), "test" if self._test else "train")
+        every = self._network.process_group.all_gather_json(sorted(mine.items()))
+        known = {i: entry for of_process in every for i, entry in of_process}
+        return [known.get(i) for i in range(self._problem.n)]
 
     def _from_holders(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns each metric at every site, from the first process that has the site's data."""
@@ -103,7 +146,9 @@ class Meter:
             with_spread(columns, self.by_site(average, "validation"), self._problem, "validation")
         if self._own_models and self._network.n > 1:
             with self._network.process_group.fail_together():
-                own = (self._test or self._train).of_own_models(models, self._sites_here)  # type: ignore[union-attr]
+                judge = self._test or self._train
+                own = judge.of_own_models(models, self._sites_here)  # type: ignore[union-attr]
+            self._explain(judge.troubles, self.judged_on)  # type: ignore[union-attr]
             own = {k: self._of_nodes(v).gather(-1, self._node_of_site) for k, v in own.items()}
             with_spread(columns, own, self._problem, "own_models")
         nodes, node_bytes = self._of_nodes(sent.node_bits), self._of_nodes(sent.node_bytes)
@@ -141,10 +186,10 @@ def with_spread(columns: list[Record], values: dict[str, Tensor], problem: Probl
     """Adds each metric's values by site and by group, and their worst, mean, best and gap, to each replica's record."""
     names = [str(site.group) for site in problem.sites]
     for metric, by_site in values.items():
-        higher, own = problem.higher_is_better(metric), metric in problem.metrics
-        numbers = spread(by_site, higher, own)
-        groups = group_means(by_site, names, own)
-        over_groups = spread(torch.stack(list(groups.values()), dim=-1), higher, own)
+        higher = problem.higher_is_better(metric)
+        numbers = spread(by_site, higher)
+        groups = group_means(by_site, names)
+        over_groups = spread(torch.stack(list(groups.values()), dim=-1), higher)
         for r, column in enumerate(columns):
             entry: Record = {name: float(value[r]) for name, value in numbers.items()}
             entry["sites"] = by_site[r].tolist()

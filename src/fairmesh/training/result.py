@@ -12,8 +12,10 @@ from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput, nearest
+from fairmesh.metrics.over_sites import over_sites
 from fairmesh.networks.roles import StateView
 from fairmesh.personalization.outcome import Personalized
+from fairmesh.problems.metrics import measured_names
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
@@ -56,6 +58,9 @@ class Result:
         chosen: The replica whose models `model.safetensors`, `model-best.safetensors`, ... are: the first one, or, of a
             sweep, the first of the algorithm that is best on validation data. None if a sweep has no validation data.
             Default: 0.
+        support: How many samples judge each site, and of which classes, as {"n": 40, "classes": [30, 10]}; None for a
+            site that is not measured. Default: [].
+        notes: What a reader of the numbers must know, such as where a metric is not defined. Default: [].
 
     Example:
         >>> import fairmesh as fm
@@ -80,6 +85,8 @@ class Result:
     fixed: "Result | None" = field(default=None, repr=False)
     personal: list[Personalized] = field(default_factory=list, repr=False)
     chosen: int | None = 0
+    support: list[dict[str, Any] | None] = field(default_factory=list, repr=False)
+    notes: list[str] = field(default_factory=list, repr=False)
 
     def weights_verdict(self) -> WeightsVerdict:
         """Returns whether the weights helped, site by site.
@@ -176,6 +183,19 @@ class Result:
             which: As in `row`.
         """
         return self.problem.flat_model.state_dict(self.row(which)[replica])
+
+
+def metric_tables(problem: Problem, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Returns, for each metric, its direction, whether it is a share, and what its values say about all sites, as the
+    mean over some records. Of sites without a value it is the largest number."""
+    found = {}
+    for name in measured_names(problem):
+        higher = problem.higher_is_better(name)
+        tables = [over_sites(record[name]["sites"], higher) for record in records]
+        numbers = {key: sum(table[key] for table in tables) / len(tables) for key in tables[0]}
+        counts = {"defined": min(t["defined"] for t in tables), "undefined": max(t["undefined"] for t in tables)}
+        found[name] = {"higher_is_better": higher, "share": problem.is_share(name)} | numbers | counts
+    return found
 
 
 def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
@@ -290,7 +310,12 @@ def summary_of(result: Result) -> dict[str, Any]:
         **_numbers(final, primary),
         "rounds": result.rounds,
         "replicas": len(result.replicas),
-        "variants": [v | _numbers([final[r] for r in v["replicas"]], primary) for v in variants],
+        "variants": [
+            v
+            | _numbers([final[r] for r in v["replicas"]], primary)
+            | {"metrics": metric_tables(result.problem, [final[r] for r in v["replicas"]])}
+            for v in variants
+        ],
         "diverged": result.diverged,
         **({} if result.fixed is None else {"weights": result.weights_verdict().as_json()}),
         **({"subgroups": [vars(one) for one in result.subgroups()]} if has_subgroups(result) else {}),
@@ -306,6 +331,9 @@ def summary_of(result: Result) -> dict[str, Any]:
         "models": _listed_models(result, variants),
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
+        **({"support": result.support} if result.support else {}),
+        "metrics": metric_tables(result.problem, final),
+        "notes": result.notes,
         "final": final,
         **({"personal": [one.table() for one in result.personal]} if result.personal else {}),
     }

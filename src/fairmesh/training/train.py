@@ -244,7 +244,7 @@ def _checked(
             raise BadInput(f"algorithm must be an Algorithm such as fm.ADGDA(), or a list of them, got {one!r}")
     algorithms = [with_run_length(from_table(Algorithm, one, "algorithm"), rounds) for one in algorithms]
     replicas = replicas_of(algorithms, seeds, placements, problem.n, len(problem.every_split))
-    if chosen.keep_best and not problem.held_out("validation")[0]:
+    if chosen.keep_best and not problem.held_out("validation")[1]:
         raise BadInput("keep_best needs validation sets; give each Site, or the Problem, one")
     if chosen.measure_phi and any(a.robust_regularizer() is None for a in algorithms):
         raise BadInput("measure_phi needs an algorithm with a regularizer, such as ad-gda")
@@ -273,7 +273,7 @@ def _run(
     """Trains one batch of replicas to the end, or from its checkpoint."""
     options, process_group = training.options, training.network.process_group
     started, initial = time.perf_counter(), training.initial()
-    meter = _meter(training)
+    meter = _meter(training, announce)
     run, checkpointing = ObservedRun(training, rounds, initial, first_replica=first_replica), None
     if folder:
         checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), training.identity())
@@ -320,7 +320,7 @@ def _run(
     return result
 
 
-def _meter(training: Training) -> Meter:
+def _meter(training: Training, announce: Callable[[str], None] | None) -> Meter:
     regularizers = [replica.algorithm.robust_regularizer() for replica in training.replicas]
     phi = training.options.measure_phi
     return Meter(
@@ -336,6 +336,7 @@ def _meter(training: Training) -> Meter:
         own_models=training.options.own_models,
         regularizer=stacked(regularizers, torch.float64, torch.device("cpu")) if phi else None,  # type: ignore[arg-type]
         alpha_of_sum=training.algorithm.alpha_of_sum,
+        announce=announce,
     )
 
 
@@ -363,6 +364,8 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
             averages,
             run.stop_reason,
             seconds,
+            support=meter.support(),
+            notes=list(meter.notes),
         ),
         training.options,
     )
