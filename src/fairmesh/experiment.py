@@ -23,7 +23,8 @@ from fairmesh.errors import BadInput
 from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization import Personalization
-from fairmesh.problems.models import Logistic, Model
+from fairmesh.problems.losses import loss_in_spreads
+from fairmesh.problems.models import Logistic, Model, build_in_units
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem, Sampling, with_splits
 from fairmesh.topology.graphs import Ring, Topology
@@ -186,11 +187,19 @@ class Experiment:
             sites = self.sites(self.known_data())
             sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
         shape, needed = shape_of(sites)
-        outputs = outputs or needed
+        model: Callable[[], nn.Module] = partial(self.model.build, shape, outputs or needed)
+        loss = _LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        table = next((site.table for site in sites if site.table is not None), None)
+        target = None if table is None or table.preprocessing is None else table.preprocessing.target
+        if target is not None and target.kind == "number":
+            loss = squared_error if self.loss == "cross-entropy" else loss  # which needs classes
+            if (target.center, target.scale) != (0.0, 1.0):
+                model = partial(build_in_units, self.model, shape, target.center, target.scale)
+                loss = partial(loss_in_spreads, loss, target.scale)
         return Problem(
-            model=partial(self.model.build, shape, outputs),
+            model=model,
             sites=sites,
-            loss=_LOSSES[self.loss] if isinstance(self.loss, str) else self.loss,
+            loss=loss,
             sampling=self.sampling,
             prior=self.prior,
             weight_decay=self.weight_decay,
@@ -209,7 +218,9 @@ def shape_of(sites: Sequence[Site]) -> tuple[torch.Size, int]:
     shape, targets = every[0].inputs.shape[1:], every[0].targets
     if targets.is_floating_point():
         return shape, max(1, targets.shape[1:].numel())
-    return shape, 1 + max(int(samples.targets.max()) for samples in every if samples.here)
+    labels = 1 + max(int(samples.targets.max()) for samples in every if samples.here)
+    known = [site.table.preprocessing for site in sites if site.table is not None]
+    return shape, max([labels, *(len(one.classes) for one in known if one is not None)])
 
 
 def run(

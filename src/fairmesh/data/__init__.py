@@ -28,9 +28,11 @@ from fairmesh.data.partitions import (
     Quantity,
     Shards,
 )
+from fairmesh.data.preprocessing import FittedColumn, FittedTarget, Preprocessing
 from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.tables import read_table
 
 __all__ = [
     "CIFAR10",
@@ -48,6 +50,8 @@ __all__ = [
     "Even",
     "FashionMNIST",
     "Fewer",
+    "FittedColumn",
+    "FittedTarget",
     "HeldOut",
     "ImageFolder",
     "ImportedData",
@@ -56,10 +60,12 @@ __all__ = [
     "OneClass",
     "Partition",
     "Pool",
+    "Preprocessing",
     "Quantity",
     "Samples",
     "Shards",
     "Site",
     "Table",
+    "read_table",
     "reserve",
 ]

@@ -18,14 +18,18 @@ from torch import Tensor
 
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.data.datasets.base import Data
-from fairmesh.data.datasets.own import ImageFolder, Table
+from fairmesh.data.datasets.own import ImageFolder
+from fairmesh.data.datasets.table import Table
 from fairmesh.data.partitions import Even
+from fairmesh.data.preprocessing import ColumnPlan, Plan
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.tables import Kind, category_text, encoded, missing_in, number_in, parsed, whole_number_text
+from fairmesh.data.tables import rows_in_words as _rows
 from fairmesh.errors import BadInput, nearest
 
-_MISSING = ("", "na", "n/a", "nan", "null", "none")  # how tables write a missing value, in any case of letters
-_SHOWN, _TOLD = 3, 5  # rows of one complaint, and complaints
+_TOLD = 5  # complaints
+_MEAN = "mean"  # of a column's fill: by what all sites have
 _IDENTIFIERS = 10  # rows from which consecutive numbers are taken for identifiers
 _WIDER = 0.25  # of the range that was seen, on either side
 
@@ -38,12 +42,15 @@ class Column:
     Args:
         name: The column's name in the header. Where samples have no names, such as in arrays, columns are matched by
             position.
-        type: "number", "whole" for whole numbers, or "label". Inputs are numbers. Default: "number".
+        type: "number", "whole" for whole numbers, "yes-no", "date" (2026-11-30) or "category"; of the target "number",
+            "whole" or "label". Default: "number".
         unit: The unit, in words, for people. Default: "".
         min: The smallest plausible value; None for no limit. Default: None.
         max: The largest plausible value; None for no limit. Default: None.
-        classes: Of a label, the allowed classes, in the order of their numbers. Default: ().
-        fill: The value that stands for a missing one; None if no value may be missing. Default: None.
+        classes: Of a label, the allowed classes, in the order of their numbers; of a category, the allowed ones.
+            Default: ().
+        fill: The value that stands for a missing one; "mean" for the mean over all sites or, of a category, an input of
+            its own; None if no value may be missing. Default: None.
         center: What is subtracted from every value before the model sees it. Default: 0.0.
         scale: What every value is divided by after that, > 0. Default: 1.0.
 
@@ -54,25 +61,28 @@ class Column:
     """
 
     name: str
-    type: Literal["number", "whole", "label"] = "number"
+    type: Literal["number", "whole", "label", "yes-no", "date", "category"] = "number"
     unit: str = ""
     min: float | None = None
     max: float | None = None
     classes: tuple[str, ...] = ()
-    fill: float | None = None
+    fill: float | str | None = None
     center: float = 0.0
     scale: float = 1.0
 
     def __post_init__(self):
-        numbers = [value for value in (self.min, self.max, self.fill, self.center, self.scale) if value is not None]
-        if not all(map(math.isfinite, numbers)):
+        given = (self.min, self.max, self.fill, self.center, self.scale)
+        if not all(math.isfinite(value) for value in given if value is not None and not isinstance(value, str)):
             raise BadInput(f"column {self.name!r}: min, max, fill, center and scale must be finite")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise BadInput(f"column {self.name!r}: min = {self.min:g} is larger than max = {self.max:g}")
         if self.scale <= 0:
             raise BadInput(f"column {self.name!r}: scale must be > 0, got {self.scale:g}")
-        if (self.type == "label") != bool(self.classes):
-            raise BadInput(f'column {self.name!r}: type = "label" and classes belong together')
+        if (self.type in ("label", "category")) != bool(self.classes):
+            raise BadInput(f'column {self.name!r}: classes belong to type = "label" or "category", which need them')
+        if isinstance(self.fill, str) and self.fill not in (_MEAN, *self.classes):
+            words = "one of its classes or" if self.classes else "a number or"
+            raise BadInput(f'column {self.name!r}: fill is {words} "{_MEAN}", got {self.fill!r}')
         if len(set(self.classes)) < len(self.classes):
             raise BadInput(f"column {self.name!r}: classes lists {_twice(self.classes)!r} twice")
 
@@ -86,10 +96,31 @@ class Column:
             return f"at least {self.min:g}{unit}" if self.max is None else f"at most {self.max:g}{unit}"
         return f"{self.min:g} to {self.max:g}{unit}"
 
+    @property
+    def kind(self) -> Kind:
+        """What the column has, as a table names it."""
+        return {"whole": "number", "label": "category"}.get(self.type, self.type)  # type: ignore[return-value]
+
+    def plan(self, standardize: bool) -> ColumnPlan:
+        """Returns how the column is treated where a table has it.
+
+        Args:
+            standardize: Whether numbers without center and scale are scaled by what all sites have.
+        """
+        fill = None if self.fill == _MEAN else self.fill
+        form = {"name": self.name, "kind": self.kind, "fill": fill, "required": self.fill is None}
+        if self.type == "category":
+            return ColumnPlan(**form, categories=self.classes)
+        by_sites = standardize and (self.center, self.scale) == (0.0, 1.0)
+        return ColumnPlan(**form) if by_sites else ColumnPlan(**form, center=self.center, scale=self.scale)
+
     def read(self, values: np.ndarray, where: str) -> tuple[np.ndarray, list[str]]:
-        """Returns the values as the model sees them, and what is wrong with them, in sentences."""
+        """Returns the numbers or labels of a column, NaN for missing numbers, and what is wrong with them, in
+        sentences."""
         where = f"{where}, column {self.name!r}"
-        numbers, missing = _parsed(values)
+        if self.type in ("yes-no", "date", "category"):
+            return self._read_texts(values, where)
+        numbers, missing = parsed(values)
         wrong = []
         if missing.any() and self.fill is None:
             wrong.append(
@@ -97,7 +128,7 @@ class Column:
                 "the rows out"
             )
         if self.type == "label":
-            texts = np.array([_text(value) for value in values])
+            texts = np.array([whole_number_text(value) for value in values])
             unknown = ~missing & ~np.isin(texts, self.classes)
             if unknown.any():
                 wrong.append(
@@ -111,8 +142,34 @@ class Column:
                 f"{where}, {_rows(odd)}: {str(values[odd][0])!r}, but the contract says a number; write numbers, with "
                 "a point for decimals and no unit"
             )
-        numbers[missing] = math.nan if self.fill is None else self.fill
-        return (numbers - self.center) / self.scale, wrong + self._implausible(numbers, where)
+        return numbers, wrong + self._implausible(numbers, where)
+
+    def _read_texts(self, values: np.ndarray, where: str) -> tuple[np.ndarray, list[str]]:
+        missing, wrong = missing_in(values.tolist()), []
+        if missing.any() and self.fill is None:
+            wrong.append(
+                f"{where}, {_rows(missing)}: no value, but the contract allows no missing values; fill them, or leave "
+                "the rows out"
+            )
+        if self.type != "category":
+            try:
+                encoded(values, self.kind, self.name, where)
+            except BadInput as error:
+                wrong.append(str(error))
+            return values, wrong
+        texts = [category_text(value) for value in values.tolist()]
+        unknown = ~missing & ~np.isin(texts, self.classes)
+        if unknown.any():
+            wrong.append(
+                f"{where}, {_rows(unknown)}: {texts[int(unknown.argmax())]!r}, but the contract's categories are "
+                f"{list(self.classes)}; write them as the contract does"
+            )
+        return values, wrong
+
+    def scaled(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns numbers as the model sees them, where samples are arrays."""
+        filled = numbers if self.fill is None else np.where(np.isnan(numbers), self.fill, numbers)
+        return (filled - self.center) / self.scale
 
     def _implausible(self, numbers: np.ndarray, where: str) -> list[str]:
         """Returns what is wrong with the numbers that are there."""
@@ -197,6 +254,8 @@ class Contract:
         columns: The input columns, in the order in which the model sees them. Default: ().
         target: The column to predict; None for any. Default: None.
         inputs: The inputs if they are arrays, such as images; None for any. Default: None.
+        standardize: Whether columns of a table without center and scale are scaled to mean 0 and variance 1 over the
+            training rows of all sites. Between organisations, sites then tell each other sums. Default: False.
 
     Example:
         >>> import fairmesh as fm
@@ -210,6 +269,7 @@ class Contract:
     columns: tuple[Column, ...] = ()
     target: Column | None = None
     inputs: Arrays | None = None
+    standardize: bool = False
 
     def __post_init__(self):
         names = [column.name for column in self.columns]
@@ -219,7 +279,9 @@ class Contract:
             raise BadInput("inputs are columns of a table or arrays, not both")
         for column in self.columns:
             if column.type == "label":
-                raise BadInput(f"column {column.name!r} is an input, so it must be a number, not a label")
+                raise BadInput(f"column {column.name!r} is an input, so it is a number or a category, not a label")
+        if self.target is not None and self.target.type in ("yes-no", "date", "category"):
+            raise BadInput(f'target {self.target.name!r} is a "number", "whole" or a "label", not {self.target.type}')
         if self.target is not None and (self.target.name in names or self.target.fill is not None):
             raise BadInput(f"target {self.target.name!r} is not an input, and no target may be missing")
 
@@ -258,7 +320,7 @@ class Contract:
         if name == "table":
             if not self.columns:
                 raise BadInput("data is a table, but the experiment's contract has no columns; add them")
-            found = {"inputs": [column.name for column in self.columns], "standardize": False}
+            found = {"inputs": [column.name for column in self.columns], "standardize": self.standardize}
             if target is not None:
                 predict = "labels" if target.type == "label" else "numbers"
                 found |= {"target": target.name, "predict": predict, "classes": list(target.classes)}
@@ -273,11 +335,16 @@ class Contract:
         if isinstance(inner, Data):
             return replace(data, data=_Loaded(tuple(self._loaded(inner)))).sites()  # type: ignore[type-var]
         if isinstance(data, Table):
-            return data.sites_of(self._prepared(data.read(), data.file))
+            columns = self._prepared(data.read(), data.file)
+            data.input_names(columns)  # refuses settings that name a column which is not there
+            planned = tuple(column.plan(self.standardize) for column in self.columns)
+            scaled = data.predict == "numbers" and self.standardize
+            plan = Plan(planned, data.target, data.predict, data.classes, scaled, data.indicators)
+            return data.sites_of(columns, plan)
         return self.checked(data.sites())
 
     def _prepared(self, columns: Mapping[str, np.ndarray], file: str) -> dict[str, np.ndarray]:
-        """Returns the columns of a table, of which those in the contract are checked, filled and scaled."""
+        """Returns the columns of a table, of which those in the contract are checked."""
         done, wrong = dict(columns), []
         for column in (*self.columns, *filter(None, [self.target])):
             if column.name not in columns:
@@ -324,13 +391,26 @@ class Contract:
             if shape != (len(self.columns),):
                 names = ", ".join(column.name for column in self.columns)
                 _refuse([f"{where}: a sample has the shape {list(shape)}, but the contract has the columns {names}"])
+            self._refuse_unlike_arrays(where)
             read = [column.read(inputs[:, k].numpy(), where) for k, column in enumerate(self.columns)]
             wrong += [one for _, found in read for one in found]
             dtype = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
-            inputs = torch.from_numpy(np.stack([values for values, _ in read], axis=1)).to(dtype)
+            scaled = [column.scaled(values) for column, (values, _) in zip(self.columns, read)]
+            _refuse(wrong)
+            inputs = torch.from_numpy(np.stack(scaled, axis=1)).to(dtype)
         wrong += self._target_complaints(samples.targets, where)
         _refuse(wrong)
         return replace(samples, inputs=inputs)
+
+    def _refuse_unlike_arrays(self, where: str) -> None:
+        for column in self.columns:
+            if column.type not in ("number", "whole") or column.fill == _MEAN:
+                raise BadInput(
+                    f"{where}: column {column.name!r} of the contract has the type {column.type} and fill = "
+                    f"{column.fill!r}, which only tables can have, but these samples are arrays; give a table"
+                )
+        if self.standardize:
+            raise BadInput(f"{where}: the contract says standardize, which only tables can, but these are arrays")
 
     def _target_complaints(self, targets: Tensor, where: str) -> list[str]:
         target = self.target
@@ -381,40 +461,6 @@ def _refuse(wrong: Sequence[str]) -> None:
         raise BadInput(" | ".join(wrong[:_TOLD]) + more)
 
 
-def _rows(which: np.ndarray) -> str:
-    """Returns the rows of a mask in words, numbered from 1 as the rows below a header."""
-    found = (np.flatnonzero(which) + 1).tolist()
-    shown, more = ", ".join(map(str, found[:_SHOWN])), len(found) - _SHOWN
-    return f"row{'s' if len(found) > 1 else ''} {shown}" + (f" and {more} more" if more > 0 else "")
-
-
-def _parsed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the values as numbers, NaN where they are none, and which of them are missing."""
-    try:
-        numbers = np.array(values, np.float64)  # quick, but only if all values are numbers
-        return numbers, np.isnan(numbers)
-    except (TypeError, ValueError):
-        missing = np.array([_is_missing(value) for value in values])
-        return np.array([math.nan if gone else _number(value) for value, gone in zip(values, missing)]), missing
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or value != value or str(value).strip().lower() in _MISSING
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def _text(value: Any) -> str:
-    """Returns a label as a table's `classes` names it: whole numbers without leading zeros and blanks."""
-    text = str(value)
-    return str(int(text)) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else text
-
-
 # Writing a contract
 
 
@@ -462,7 +508,7 @@ def _of_table(table: Table, without: Sequence[str]) -> Draft:
 
 def _unusable(values: np.ndarray, name: str, file: str) -> Iterator[str]:
     """Yields why a column cannot be an input, and what to do."""
-    numbers, missing = _parsed(values)
+    numbers, missing = parsed(values)
     odd = ~missing & ~np.isfinite(numbers)
     leave_out = f"leave the column out: --without {shlex.quote(name)}"
     if missing.all():
@@ -479,7 +525,7 @@ def _unusable(values: np.ndarray, name: str, file: str) -> Iterator[str]:
 def _is_identifier(values: np.ndarray, name: str) -> bool:
     """Returns whether a column of numbers looks like an identifier: whole numbers, in every row another one, that are
     consecutive or have such a name."""
-    numbers, missing = _parsed(values)
+    numbers, missing = parsed(values)
     if len(numbers) < _IDENTIFIERS or missing.any() or (numbers != np.round(numbers)).any():
         return False
     if len(np.unique(numbers)) < len(numbers):
@@ -505,17 +551,19 @@ def _drafted_columns(
     if table.predict == "numbers":
         yield from _drafted_column(columns[table.target], table.target, table.file, scaled=False)
         return
-    classes = table.classes or tuple(dict.fromkeys(sorted(map(_text, columns[table.target]), key=_in_order)))
+    classes = table.classes or tuple(
+        dict.fromkeys(sorted(map(whole_number_text, columns[table.target]), key=_in_order))
+    )
     yield 'type = "label"'
     yield f"classes = {json.dumps(list(classes), ensure_ascii=False)}  # in the order of their numbers"
 
 
 def _in_order(text: str) -> tuple[bool, float, str]:
-    return (not math.isfinite(_number(text)), _number(text) if math.isfinite(_number(text)) else 0.0, text)
+    return (not math.isfinite(number_in(text)), number_in(text) if math.isfinite(number_in(text)) else 0.0, text)
 
 
 def _drafted_column(values: np.ndarray, name: str, file: str, scaled: bool) -> Iterator[str]:
-    numbers, missing = _parsed(values)
+    numbers, missing = parsed(values)
     odd = ~missing & ~np.isfinite(numbers)
     if odd.any() or missing.all():  # of the target; inputs have been checked
         found = f"{_rows(odd)}: {str(values[odd][0])!r} is not a number" if odd.any() else "no values"

@@ -21,6 +21,8 @@ class Site:
         name: The site's name in reports; None for "node 0", "node 1", ... Default: None.
         reserved: Samples that the common model is not trained on, by which the site's own model is chosen; `reserve`
             takes them from the training samples. None for none. Default: None.
+        table: Of samples from a table, its rows and the preprocessing that made the samples. `fm.data.Table` sets it.
+            Default: None.
 
     Example:
         >>> import torch
@@ -37,3 +39,4 @@ class Site:
     group: str | None = None
     name: str | None = None
     reserved: Any = None
+    table: Any = None

@@ -48,6 +48,11 @@ def reads_logits(loss: Loss) -> bool:
     return loss is nn.functional.binary_cross_entropy_with_logits or isinstance(loss, known)
 
 
+def loss_in_spreads(loss: Loss, spread: float, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Returns a loss of numbers that are measured in multiples of their spread."""
+    return loss(outputs / spread, targets / spread)
+
+
 def batch_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
     """Returns a function (row, inputs, targets, key) -> loss in training mode."""
 

@@ -54,6 +54,31 @@ class Logistic(Model):
         return nn.Sequential(nn.Flatten(), layer)
 
 
+class InUnits(nn.Module):
+    """A model of a number in multiples of its spread, whose outputs are in the number's own units.
+
+    Args:
+        model: The model.
+        center: The number where the model's scale begins.
+        scale: The unit of the model's scale.
+    """
+
+    def __init__(self, model: nn.Module, center: float, scale: float):
+        super().__init__()
+        self.model, self.center, self.scale = model, center, scale
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.model(inputs) * self.scale + self.center
+
+    def extra_repr(self) -> str:
+        return f"center={self.center!r}, scale={self.scale!r}"
+
+
+def build_in_units(model: Model, shape: torch.Size, center: float, scale: float) -> nn.Module:
+    """Returns a new module that predicts one number in its own units."""
+    return InUnits(model.build(shape, 1), center, scale)
+
+
 def _dense(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairmesh.config.tables import checked
+from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
@@ -217,6 +218,11 @@ class Problem:
         """The number of nodes."""
         return len(self.sites)
 
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How rows of a table became inputs, or None if the sites' data is not from a table."""
+        return next((site.table.preprocessing for site in self.sites if site.table is not None), None)
+
     @cached_property
     def here(self) -> list[int]:
         """The sites whose data this process holds: all of them in a simulation."""
@@ -241,7 +247,12 @@ class Problem:
             return samples.alone()
 
         splits = ("train", "test", "validation", "reserved")
-        held = [dataclasses.replace(s, **{w: kept(i, s, w) for w in splits}) for i, s in enumerate(self.sites)]
+        held = [
+            dataclasses.replace(
+                s, **{w: kept(i, s, w) for w in splits}, table=None if s.table is None else s.table.without_rows()
+            )
+            for i, s in enumerate(self.sites)
+        ]
         others = [other.keeping(sites) for other in self.splits]
         return dataclasses.replace(self, sites=held, test=None, validation=None, splits=others)
 
@@ -470,7 +481,8 @@ def _fingerprint(samples: Samples) -> str:
 def _named(function: Any) -> str:
     """Returns a function's name, or the text of a module: the same in every process."""
     if isinstance(function, functools.partial):
-        return f"{_named(function.func)} {function.args} {function.keywords}"
+        args = tuple(_named(one) if callable(one) else one for one in function.args)
+        return f"{_named(function.func)} {args} {function.keywords}"
     if isinstance(function, nn.Module):
         return repr(function)
     code = getattr(function, "__code__", None)

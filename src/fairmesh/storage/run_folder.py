@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
@@ -24,6 +25,7 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 EXPERIMENT = "experiment.toml"
+PREPROCESSING = "preprocessing.json"  # how rows of a table become inputs of the model
 ABOUT = "fairmesh"  # the key of a model file's metadata
 JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
 
@@ -133,6 +135,13 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._write(SUMMARY, (as_json(summary, indent=2) + "\n").encode())
+
+    def write_preprocessing(self, splits: Sequence[Preprocessing | None]) -> None:
+        """Writes how rows of a table become inputs of the models, for each split of the data."""
+        for k, one in enumerate(splits):
+            if one is not None:
+                name = PREPROCESSING if k == 0 else PREPROCESSING.replace(".json", f"-split-{k}.json")
+                self._write(name, one.to_json().encode())
 
     def write_model(
         self, name: str, state_dict: Mapping[str, Tensor], about: Mapping[str, Any], from_all: bool = False

@@ -173,6 +173,8 @@ def train(
     at_once = min(process_group.all_gather_json(at_once))
     if announce:
         announce(sentence)
+        if problem.preprocessing is not None:
+            announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
     if process_group.world_size > 1 and at_once < len(replicas):
         with process_group.fail_together():
             raise BadInput(
@@ -422,6 +424,7 @@ def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> d
 
 
 def _write_outcome(folder: RunFolder, result: Result) -> None:
+    folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
     for file in model_files(result):
         about = about_model(result, file.replica, file.which)
         folder.write_model(file.name, result.state_dict(file.replica, file.which), about)  # type: ignore[arg-type]

@@ -10,8 +10,9 @@ from fairmesh.data.datasets.base import (
 )
 from fairmesh.data.datasets.coos7 import COOS7
 from fairmesh.data.datasets.digits import Digits
-from fairmesh.data.datasets.own import ImageFolder, Npz, Table
+from fairmesh.data.datasets.own import ImageFolder, Npz
 from fairmesh.data.datasets.published import CIFAR10, MNIST, FashionMNIST
+from fairmesh.data.datasets.table import Table
 from fairmesh.data.partitions import Partition, Pool
 
 __all__ = [

@@ -124,9 +124,14 @@ class HeldOut(Data):
             held.setdefault(group, []).append(samples.take(out).parts())
         judges = {group: _joined(sets) for group, sets in held.items()}
         return [
-            replace(site, train=train, test=judges[group], validation=None)
+            replace(site, train=train, test=judges[group], validation=None, table=_changed(site))
             for site, train, group in zip(given, kept, groups)
         ]
+
+
+def _changed(site: Site) -> Any:
+    """Returns what is still known of a site's table after its samples have been changed."""
+    return None if site.table is None else site.table.without_rows()
 
 
 def _joined(sets: list[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -171,7 +176,12 @@ class Fewer(Data):
             if site.test is not None and id(site.test) not in judges:
                 judges[id(site.test)] = first(site.test, self.test, f"test set of site {i}")
         return [
-            replace(site, train=first(site.train, self.train, f"site {i}"), test=judges.get(id(site.test)))
+            replace(
+                site,
+                train=first(site.train, self.train, f"site {i}"),
+                test=judges.get(id(site.test)),
+                table=_changed(site),
+            )
             for i, site in enumerate(given)
         ]
 
@@ -223,7 +233,7 @@ class Corrupted(Data):
             else:
                 targets = self._drawn(i, len(targets), 1 + max(int(one.targets.max()) for one in samples))
             noisy = replace(samples[i], inputs=inputs, targets=targets)
-            made[i] = replace(made[i], train=noisy.parts(), group="corrupted")
+            made[i] = replace(made[i], train=noisy.parts(), group="corrupted", table=_changed(made[i]))
         return made
 
     def _drawn(self, i: int, count: int, below: int) -> Tensor:

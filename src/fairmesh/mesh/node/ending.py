@@ -342,6 +342,7 @@ def _write(result: Result, membership: Membership, more: dict[str, Any], folder:
     into = RunFolder(partial, resume=False)
     into.write_settings(settings_of(membership))
     into.replace_records(result.records)
+    into.write_preprocessing([result.problem.preprocessing])
     for file in model_files(result):
         about = about_model(result, 0, file.which)
         into.write_model(file.name, result.state_dict(0, file.which), about)  # type: ignore[arg-type]

@@ -1,0 +1,252 @@
+"""A table of a user's own: rows of a .csv or .parquet file."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.data.datasets.base import Data
+from fairmesh.data.datasets.own import check_split, split_by_site
+from fairmesh.data.partitions import BySite, Contrast, Instrument, Partition
+from fairmesh.data.preprocessing import ColumnPlan, Plan, SiteTable, fitted_sites, in_order
+from fairmesh.data.site import Site
+from fairmesh.data.tables import (
+    Kind,
+    category_text,
+    column_of,
+    encoded,
+    kind_of,
+    missing_in,
+    read_table,
+    refuse_many_categories,
+    rows_in_words,
+    whole_number_text,
+)
+from fairmesh.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Table(Data):
+    """Rows of a .csv file with a header, or of a .parquet file (`pip install 'fairmesh[parquet]'`).
+
+    Columns go by their names, so their order does not matter. Numbers, yes and no, dates (2026-11-30) and categories
+    are told apart by their values, unless `types` names them. Categories become one input each, and one for all others.
+    Missing values are filled, and marked by an input. What is needed for this, such as means and the names of
+    categories, is computed over the training rows of all sites and then frozen: `Preprocessing`.
+
+    Args:
+        file: The path of the file.
+        target: The column to predict.
+        site: The column that says where a row was taken; None if the partition does not need it. Default: None.
+        inputs: The columns to predict from; empty for all columns but `target`, `site`, `subgroup` and `exclude`.
+            Default: ().
+        predict: What the target is: "labels", numbered in order or as `classes` lists them, or "numbers". Default:
+            "labels".
+        standardize: Whether to scale each number to mean 0 and variance 1 over the training rows of all sites. Default:
+            True.
+        partition: How the rows are dealt to nodes. Default: BySite(), one node per site.
+        test_share: Share of each site's rows, drawn at random, that judges it, in (0, 1). Default: 0.2.
+        seed: Seed of the split into training and test rows, >= 0. Default: 0.
+        classes: The labels, in the order of their numbers; empty to number them in order. Default: ().
+        subgroup: The column that names the subgroup of each row, such as its scanner, for `objective.subgroups` and
+            `result.subgroups()`. It never leaves the site, and is an input only if `inputs` names it. None for no
+            subgroups. Default: None.
+        exclude: Columns that are not inputs, such as identifiers. Default: ().
+        types: What a column has, by its name: "number", "yes-no", "date" or "category". Others are found by their
+            values. Default: {}.
+        categories: The categories of a column, by its name; of others, those with at least 5 training rows at some
+            site. Default: {}.
+        missing: "impute" fills missing values: numbers by their mean over all sites, categories by an input of their
+            own. "refuse" allows none. Default: "impute".
+        fill: What stands for a missing value of a column, by its name, instead. Default: {}.
+        indicators: Whether an input marks missing values, if a site has at least 5 in a column. Default: True.
+        scale_target: Whether the model learns numbers to predict in multiples of their standard deviation over all
+            sites. Metrics and predictions are in the target's own units. Default: True.
+        validation_share: Share of each site's rows, from those that are not test rows, that `keep_best` chooses the
+            round by, in [0, 1 - test_share). Default: 0.0.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> data = fm.data.Table("patients.csv", target="outcome", site="hospital", types={"ward": "category"})
+        >>> data.predict
+        'labels'
+    """
+
+    file: str
+    target: str
+    site: str | None = None
+    inputs: tuple[str, ...] = ()
+    predict: Literal["labels", "numbers"] = "labels"
+    standardize: bool = True
+    partition: Partition = field(default_factory=BySite)
+    test_share: float = 0.2
+    seed: int = 0
+    classes: tuple[str, ...] = ()
+    subgroup: str | None = None
+    exclude: tuple[str, ...] = ()
+    types: Mapping[str, Kind] = field(default_factory=dict, hash=False)
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    missing: Literal["impute", "refuse"] = "impute"
+    fill: Mapping[str, float | str] = field(default_factory=dict, hash=False)
+    indicators: bool = True
+    scale_target: bool = True
+    validation_share: float = 0.0
+
+    def __post_init__(self):
+        check_split(self.test_share, self.seed)
+        if not 0 <= self.validation_share < 1 - self.test_share:
+            raise BadInput(
+                f"validation_share must lie in [0, 1 - test_share), got {self.validation_share} with test_share = "
+                f"{self.test_share}"
+            )
+        if self.site is None and isinstance(self.partition, BySite):
+            raise BadInput("name the site column, or give a partition that needs none, such as even")
+        if isinstance(self.partition, Contrast | Instrument):
+            raise BadInput(
+                f"partition {type(self.partition).__name__} changes images, and a table has none; use another, such as "
+                "by-site"
+            )
+        for name in self.exclude:
+            if name in self.inputs or name == self.target:
+                raise BadInput(
+                    f"exclude names {name!r}, which is {'the target' if name == self.target else 'an input'}"
+                )
+        for name in self.categories:
+            if self.types.get(name, "category") != "category":
+                raise BadInput(f"categories lists those of {name!r}, but types says that it is {self.types[name]}")
+
+    def sites(self) -> list[Site]:
+        return self.sites_of(self.read())
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Returns the columns of the file, by name."""
+        return read_table(self.file)
+
+    def input_names(self, columns: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """Returns which of the columns are inputs, in order."""
+        others = (self.target, self.site, self.subgroup, *self.exclude)
+        for name in (*filter(None, others), *self.inputs, *self.types, *self.categories, *self.fill):
+            column_of(columns, name, self.file)
+        names = self.inputs or tuple(name for name in columns if name not in others)
+        if not names:
+            raise BadInput(f"{self.file} has no column to predict from other than target, site and subgroup")
+        return names
+
+    def plan(self, columns: Mapping[str, np.ndarray]) -> Plan:
+        """Returns how the columns of the file are to be treated.
+
+        Raises:
+            BadInput: A column is missing, or has values that are not understood.
+        """
+        planned = tuple(self._column_plan(columns, name) for name in self.input_names(columns))
+        numbers = self.predict == "numbers"
+        return Plan(planned, self.target, self.predict, self.classes, numbers and self.scale_target, self.indicators)
+
+    def _column_plan(self, columns: Mapping[str, np.ndarray], name: str) -> ColumnPlan:
+        values = column_of(columns, name, self.file)
+        listed = self.categories.get(name)
+        kind = "category" if listed is not None else self.types.get(name) or kind_of(values, name, self.file)
+        fill, required = self.fill.get(name), self.missing == "refuse" and name not in self.fill
+        if kind == "category":
+            if listed is None:
+                refuse_many_categories(values, name, self.file)
+            fill = None if fill is None else category_text(fill)
+            return ColumnPlan(name, kind, fill, required, categories=listed and tuple(map(category_text, listed)))
+        if fill is not None and not isinstance(fill, int | float):
+            fill = float(encoded(np.array([fill]), kind, name, f"fill of {self.file}")[0])
+        center, scale = (None, None) if self.standardize else (0.0, 1.0)
+        return ColumnPlan(name, kind, None if fill is None else float(fill), required, center, scale)
+
+    def sites_of(self, columns: Mapping[str, np.ndarray], plan: Plan | None = None) -> list[Site]:
+        """Returns the sites if these are the columns of the file.
+
+        Args:
+            columns: The columns, by name.
+            plan: How they are treated; None for as the settings say. Default: None.
+        """
+        plan = plan or self.plan(columns)
+        read = {one.name: self._read(columns, one) for one in plan.columns}
+        if plan.predict == "numbers":
+            target = encoded(_known(columns, plan.target, self.file), "number", plan.target, self.file)
+            pooled = torch.from_numpy(target.astype(np.float32))
+        else:
+            target = _texts(_known(columns, plan.target, self.file))
+            pooled = torch.from_numpy(_numbered(target, plan.classes, f"{self.file}, column {plan.target!r}"))
+        where = _whole_numbers(_known(columns, self.site, self.file)) if self.site else None
+        subgroups = _texts(_known(columns, self.subgroup, self.file)) if self.subgroup else None
+        number = torch.arange(len(target)).unsqueeze(1)  # what is dealt to sites are the numbers of rows
+        pool = split_by_site((number, pooled), where, self.test_share, self.seed)
+        table = SiteTable(plan, read, target, None, subgroups, self.file)
+        judges: dict[int, np.ndarray] = {}  # sites that share a test set still do
+        return fitted_sites([self._site(i, site, table, judges) for i, site in enumerate(self.partition.sites(pool))])
+
+    def _read(self, columns: Mapping[str, np.ndarray], plan: ColumnPlan) -> np.ndarray:
+        values = column_of(columns, plan.name, self.file)
+        if plan.required and (gone := missing_in(values.tolist())).any():
+            raise BadInput(
+                f"{self.file}: {rows_in_words(gone)} of column {plan.name!r} "
+                f'{"are" if gone.sum() > 1 else "is"} empty ({str(values[gone][0])!r}), and missing = "refuse"; fill '
+                "it, leave the row out, or impute"
+            )
+        return encoded(values, plan.kind, plan.name, self.file)
+
+    def _site(self, i: int, site: Site, table: SiteTable, judges: dict[int, np.ndarray]) -> Site:
+        """Returns a site whose samples are known by the numbers of their rows."""
+        train = _rows(site.train)
+        rows = {"train": train, "test": judges.setdefault(id(site.test), _rows(site.test))}
+        if self.validation_share:
+            count = max(1, round(self.validation_share / (1 - self.test_share) * len(train)))
+            if count >= len(train):
+                raise BadInput(
+                    f"site {site.name!r} has {len(train)} rows that are not for testing: too few to train and to "
+                    "validate; give more, or leave it out"
+                )
+            chosen = np.zeros(len(train), bool)
+            chosen[np.random.default_rng((self.seed, i)).permutation(len(train))[:count]] = True
+            rows |= {"train": train[~chosen], "validation": train[chosen]}
+        return replace(site, table=replace(table, rows=rows))
+
+
+def _rows(samples: tuple[Tensor, Tensor]) -> np.ndarray:
+    return samples[0].squeeze(1).numpy()
+
+
+def _known(columns: Mapping[str, np.ndarray], name: str, file: str) -> np.ndarray:
+    """Returns a column's values; refuses missing ones."""
+    column = column_of(columns, name, file)
+    missing = [i for i, value in enumerate(column.tolist()) if _is_unnamed(value)]
+    if missing:
+        raise BadInput(f"{file}: row {missing[0] + 1} of column {name!r} is empty; fill it, or leave the row out")
+    return column
+
+
+def _is_unnamed(value: Any) -> bool:
+    """Returns whether a label or a name is missing. Words such as "none" are names."""
+    return value is None or value != value or str(value).strip() == ""
+
+
+def _texts(column: np.ndarray) -> np.ndarray:
+    return np.array([whole_number_text(value) for value in column.tolist()])
+
+
+def _whole_numbers(column: np.ndarray) -> np.ndarray:
+    """Returns names; whole numbers written as text become numbers, so that 10 comes after 9."""
+    text = column.astype(str)
+    return text.astype(np.int64) if all(re.fullmatch(r"\s*-?\d{1,18}\s*", value) for value in text) else text
+
+
+def _numbered(labels: np.ndarray, classes: tuple[str, ...], where: str) -> np.ndarray:
+    """Returns the number of each label: its place among `classes` or, if none are given, among all labels."""
+    known = classes or in_order(set(labels.tolist()))
+    unknown = ~np.isin(labels, known)
+    if unknown.any():
+        raise BadInput(
+            f"{where}, {rows_in_words(unknown)}: the label {str(labels[unknown][0])!r}, which is not among classes = "
+            f"{list(classes)}; correct it, or add it to classes"
+        )
+    place = {name: k for k, name in enumerate(known)}
+    return np.array([place[label] for label in labels.tolist()], np.int64)

@@ -1,0 +1,606 @@
+"""How the rows of a table become the inputs of a model: one object, fitted once over all sites and then frozen.
+
+It is fitted from sums that each site computes over its own training rows. Simulations and nodes between organisations
+compute it from the same sums in exact arithmetic, so that it is the same to the last bit.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairmesh.data.site import Site
+from fairmesh.data.tables import KINDS, Kind, column_of, encoded, rows_in_words, whole_number_text
+from fairmesh.errors import BadInput
+
+FEWEST = 5  # rows of a site behind anything that it says about them
+_FORMAT = 1
+_HOW = (
+    "Inputs are float32, in the order of `inputs`. For each of `columns`, in order: if kind is number, yes-no or date, "
+    "read the value x as a number (yes and true are 1, no and false 0; a date is its number of days since 1970-01-01), "
+    "put `fill` for a missing one, and give (x - center) / scale; then, if `indicator`, give 1 if it was missing, else "
+    "0. If kind is category, put `fill` for a missing value if there is one; give 1 or 0 for each of `categories`, "
+    "then 1 if the value is none of them; then, if `indicator`, give 1 if it was missing (and 0 for all others). "
+    "A missing value without `fill` or `indicator` counts as none of the categories, or is an error if `required`. If "
+    "the target is a label, output k belongs to classes[k]; if it is a number, the output is in its own units."
+)
+
+
+# The plan: what is decided before any row is looked at
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """How one input column is to be treated.
+
+    Args:
+        name: The column's name.
+        kind: What it has.
+        fill: The constant that stands for a missing value; None for the mean of the known ones or, of categories, an
+            input of its own. Default: None.
+        required: Whether no value may be missing. Default: False.
+        center: What is subtracted from a number; None for the mean over all sites' training rows. Default: None.
+        scale: What it is divided by after that; None for their standard deviation. Default: None.
+        categories: The categories; None for those that the sites have. Default: None.
+    """
+
+    name: str
+    kind: Kind = "number"
+    fill: float | str | None = None
+    required: bool = False
+    center: float | None = None
+    scale: float | None = None
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether nothing about the sites' rows is needed to prepare this column."""
+        known = self.categories is not None if self.kind == "category" else None not in (self.center, self.scale)
+        return known and (self.required or self.fill is not None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How all columns of a table are to be treated.
+
+    Args:
+        columns: The input columns, in order.
+        target: The name of the column to predict.
+        predict: Whether it has labels or numbers. Default: "labels".
+        classes: The labels, in the order of their numbers; empty for those that the sites have. Default: ().
+        scale_target: Whether the model learns numbers in multiples of their standard deviation over all sites.
+            Default: False.
+        indicators: Whether missing values get an input that says so. Default: True.
+    """
+
+    columns: tuple[ColumnPlan, ...]
+    target: str
+    predict: Literal["labels", "numbers"] = "labels"
+    classes: tuple[str, ...] = ()
+    scale_target: bool = False
+    indicators: bool = True
+
+    @property
+    def fixed(self) -> bool:
+        """Whether nothing about the sites' rows is needed."""
+        known = bool(self.classes) if self.predict == "labels" else not self.scale_target
+        return known and all(column.fixed for column in self.columns)
+
+
+# Sums: what a site computes over its training rows, and tells the others
+
+
+class Sums(NamedTuple):
+    """What a site tells about one column of its training rows."""
+
+    known: int = 0  # rows with a value; 0 if too few to tell anything
+    missing: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # the sum of squared deviations from this mean
+    names: tuple[str, ...] = ()  # categories or labels that it has
+
+
+@dataclass(frozen=True)
+class TableSums:
+    """What a site tells about its table: the plan, and sums over its training rows.
+
+    A column with fewer than 5 known values at the site, and a category in fewer than 5 rows, is left out. So is a value
+    in fewer than 5 rows where there are at most two different ones. Fewer than 5 missing values count as none.
+    """
+
+    plan: Plan
+    columns: tuple[Sums, ...]
+    target: Sums
+
+    def withheld(self) -> "TableSums":
+        """Returns the same without any number, for a site that tells nothing about its values."""
+        return replace(self, columns=tuple(Sums() for _ in self.columns), target=Sums(names=self.target.names))
+
+    def to_table(self) -> dict[str, Any]:
+        """Returns it as a JSON table."""
+        table = {"plan": asdict(self.plan), "columns": self.columns, "target": self.target}
+        return json.loads(json.dumps(table))
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> "TableSums":
+        """Reads what `to_table` returns.
+
+        Raises:
+            BadInput: It has another form.
+        """
+        try:
+            plan = dict(table["plan"])
+            plan["columns"] = tuple(_column_plan(one) for one in plan["columns"])
+            plan["classes"] = tuple(map(str, plan["classes"]))
+            return TableSums(
+                Plan(**plan),
+                tuple(_sums(one) for one in table["columns"]),
+                _sums(table["target"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"sums of a table cannot be read: {error}") from error
+
+
+def _column_plan(table: Mapping[str, Any]) -> ColumnPlan:
+    made = ColumnPlan(**table)
+    if made.kind not in KINDS:
+        raise ValueError(f"kind {made.kind!r}")
+    return made if made.categories is None else replace(made, categories=tuple(made.categories))
+
+
+def _sums(row: Sequence[Any]) -> Sums:
+    known, missing, mean, squares, names = row
+    if min(known, missing, squares) < 0 or not (math.isfinite(mean) and math.isfinite(squares)):
+        raise ValueError("a number that is negative or not finite")
+    return Sums(int(known), int(missing), float(mean), float(squares), tuple(map(str, names)))
+
+
+def _sums_of_numbers(numbers: np.ndarray) -> Sums:
+    gone = np.isnan(numbers)
+    known, missing = numbers[~gone], int(gone.sum())
+    if missing < FEWEST:
+        missing = 0
+    values, counts = np.unique(known, return_counts=True)
+    if len(values) <= 2:
+        known = known[np.isin(known, values[counts >= FEWEST])]
+    if len(known) < FEWEST:
+        return Sums(missing=missing)
+    mean = math.fsum(known.tolist()) / len(known)  # exact sums do not depend on the order of the rows
+    squares = math.fsum(np.square(known - mean).tolist())
+    return Sums(len(numbers) - missing, missing, mean, squares * (len(numbers) - missing) / len(known))
+
+
+def _sums_of_categories(texts: np.ndarray) -> Sums:
+    known = np.array([text for text in texts.tolist() if text is not None], str)
+    missing = len(texts) - len(known)
+    names, counts = np.unique(known, return_counts=True) if len(known) else (np.array([], str), np.array([], int))
+    told = tuple(names[counts >= FEWEST].tolist())
+    return Sums(missing=missing if missing >= FEWEST else 0, names=told)
+
+
+def table_sums(
+    plan: Plan, columns: Mapping[str, np.ndarray], target: np.ndarray, labels: Sequence[str] = ()
+) -> TableSums:
+    """Returns what a site tells about its training rows.
+
+    Args:
+        plan: The plan.
+        columns: The values of the input columns in the training rows, as `encoded` returns them.
+        target: The targets of the training rows, if they are numbers.
+        labels: The labels that the site has in all its rows, if targets are labels. Default: ().
+    """
+    found = []
+    for column in plan.columns:
+        values = columns[column.name]
+        read = _sums_of_categories if column.kind == "category" else _sums_of_numbers
+        found.append(Sums() if column.fixed else read(values))
+    told = Sums(names=() if plan.classes else tuple(labels))
+    if plan.predict == "numbers" and plan.scale_target:
+        told = _sums_of_numbers(np.asarray(target, np.float64))
+    return TableSums(plan, tuple(found), told)
+
+
+class Misfit(BadInput):
+    """The tables of the sites do not fit together. `sites` are those to ask."""
+
+    def __init__(self, sites: Sequence[str], reason: str):
+        super().__init__(reason)
+        self.sites, self.reason = list(sites), reason
+
+
+# The fitted object
+
+
+@dataclass(frozen=True)
+class FittedColumn:
+    """How one column becomes inputs.
+
+    Args:
+        name: The column's name.
+        kind: What it has.
+        fill: What stands for a missing value; None for nothing. Default: None.
+        required: Whether no value may be missing. Default: False.
+        center: What is subtracted from a number. Default: 0.0.
+        scale: What it is divided by after that. Default: 1.0.
+        categories: The categories, each of which is an input. Default: ().
+        indicator: Whether there is an input that says whether the value was missing. Default: False.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.data.FittedColumn("ward", "category", categories=("north", "south"), indicator=True).inputs
+        ('ward = north', 'ward = south', 'ward = other', 'ward missing')
+    """
+
+    name: str
+    kind: Kind
+    fill: float | str | None = None
+    required: bool = False
+    center: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] = ()
+    indicator: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of its inputs."""
+        own = [self.name]
+        if self.kind == "category":
+            own = [*(f"{self.name} = {one}" for one in self.categories), f"{self.name} = other"]
+        return (*own, f"{self.name} missing") if self.indicator else tuple(own)
+
+    def transform(self, values: np.ndarray, where: str) -> np.ndarray:
+        """Returns the inputs (rows, inputs) in float64, from values as `encoded` returns them."""
+        of_categories = self.kind == "category"
+        missing = np.array([value is None for value in values], bool) if of_categories else np.isnan(values)
+        if self.required and missing.any():
+            raise BadInput(
+                f"{where}, column {self.name!r}, {rows_in_words(missing)}: no value, but none may be missing; fill "
+                "them, or leave the rows out"
+            )
+        if of_categories:
+            filled = np.where(missing, self.fill, values) if self.fill is not None else values
+            known = np.zeros((len(values), len(self.categories)), bool)
+            for k, one in enumerate(self.categories):
+                known[:, k] = filled == one
+            marked = missing if self.indicator and self.fill is None else np.zeros_like(missing)
+            other = ~known.any(1) & ~marked
+            parts = [known, other[:, None]]
+        else:
+            numbers = np.where(missing, self.fill, values) if self.fill is not None else values
+            parts = [((numbers.astype(np.float64) - self.center) / self.scale)[:, None]]
+        if self.indicator:
+            parts.append(missing[:, None])
+        return np.concatenate([np.asarray(part, np.float64) for part in parts], axis=1)
+
+
+@dataclass(frozen=True)
+class FittedTarget:
+    """What a model predicts.
+
+    Args:
+        name: The column's name.
+        kind: "label" or "number". Default: "label".
+        classes: The labels, in the order of the model's outputs. Default: ().
+        center: Of numbers, where the model's scale begins: their mean over all sites. Default: 0.0.
+        scale: Of numbers, the unit of the model's scale: their standard deviation. Default: 1.0.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> fm.data.FittedTarget("days", "number", center=40.0, scale=12.0).scale
+        12.0
+    """
+
+    name: str
+    kind: Literal["label", "number"] = "label"
+    classes: tuple[str, ...] = ()
+    center: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How the rows of a table become inputs of a model, fitted over the training rows of all sites and frozen.
+
+    A run's folder has it as `preprocessing.json`, which describes itself: it can be applied without fairmesh.
+
+    Args:
+        columns: The columns, in the order of their inputs.
+        target: What is predicted.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> age = fm.data.FittedColumn("age", "number", fill=50.0, center=50.0, scale=10.0, indicator=True)
+        >>> ward = fm.data.FittedColumn("ward", "category", categories=("north", "south"))
+        >>> made = fm.data.Preprocessing((age, ward), fm.data.FittedTarget("ill", classes=("no", "yes")))
+        >>> made.inputs
+        ('age', 'age missing', 'ward = north', 'ward = south', 'ward = other')
+        >>> made.transform({"ward": ["south", "east"], "age": [60, ""]}).tolist()
+        [[1.0, 0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0, 1.0]]
+        >>> fm.data.Preprocessing.from_json(made.to_json()) == made
+        True
+    """
+
+    columns: tuple[FittedColumn, ...]
+    target: FittedTarget
+
+    @staticmethod
+    def fitted(sums: Mapping[str, TableSums]) -> "Preprocessing":
+        """Returns the preprocessing that follows from what the sites tell about their tables.
+
+        Args:
+            sums: What each site tells, by its name. The first one's order of columns is that of the inputs.
+
+        Raises:
+            Misfit: The tables do not have the same columns, kinds or settings.
+        """
+        plan = _common_plan({site: one.plan for site, one in sums.items()})
+        by_name = [{c.name: s for c, s in zip(one.plan.columns, one.columns)} for one in sums.values()]
+        columns = [
+            _fitted_column(column, [found[column.name] for found in by_name], plan.indicators)
+            for column in plan.columns
+        ]
+        return Preprocessing(tuple(columns), _fitted_target(plan, [one.target for one in sums.values()]))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the model's inputs, in order."""
+        return tuple(name for column in self.columns for name in column.inputs)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels, in the order of the model's outputs; empty if it predicts a number."""
+        return self.target.classes
+
+    def transform(self, columns: Mapping[str, Any], where: str = "the table") -> np.ndarray:
+        """Returns the inputs (rows, inputs) in float32 that the model sees.
+
+        Args:
+            columns: The columns by name, with values as a file has them. Other columns than those needed are ignored.
+            where: What the table is, for error messages. Default: "the table".
+
+        Raises:
+            BadInput: A column is missing, or a value cannot be read; the message names column and row.
+        """
+        read = {
+            one.name: encoded(column_of(columns, one.name, where), one.kind, one.name, where) for one in self.columns
+        }
+        return self.transform_encoded(read, where)
+
+    def transform_encoded(self, columns: Mapping[str, np.ndarray], where: str = "the table") -> np.ndarray:
+        """Returns the inputs (rows, inputs) in float32, from columns as `encoded` returns them."""
+        parts = [column.transform(columns[column.name], where) for column in self.columns]
+        return np.concatenate(parts, axis=1).astype(np.float32)
+
+    def labels(self, values: Any, where: str = "the table") -> np.ndarray:
+        """Returns the number of each label among `classes`.
+
+        Args:
+            values: The labels.
+            where: What the table is, for error messages. Default: "the table".
+
+        Raises:
+            BadInput: A label is not among the classes.
+        """
+        place = {name: k for k, name in enumerate(self.classes)}
+        texts = [whole_number_text(value) for value in np.asarray(values).tolist()]
+        unknown = np.array([text not in place for text in texts], bool)
+        if unknown.any():
+            raise BadInput(
+                f"{where}, column {self.target.name!r}, {rows_in_words(unknown)}: the label "
+                f"{texts[int(unknown.argmax())]!r} is not among classes = {list(self.classes)}; correct it, or list it "
+                "in classes"
+            )
+        return np.array([place[text] for text in texts], np.int64)
+
+    def to_json(self) -> str:
+        """Returns it as JSON text, which describes itself."""
+        table = {"format": _FORMAT, "how": _HOW, "inputs": self.inputs, **asdict(self)}
+        return json.dumps(table, indent=1, ensure_ascii=False) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> "Preprocessing":
+        """Reads what `to_json` returns.
+
+        Raises:
+            BadInput: The text has another form.
+        """
+        try:
+            table = json.loads(text)
+            if table["format"] != _FORMAT:
+                raise BadInput(f"preprocessing of format {table['format']}, but this version reads {_FORMAT}")
+            columns = tuple(FittedColumn(**one | {"categories": tuple(one["categories"])}) for one in table["columns"])
+            target = FittedTarget(**table["target"] | {"classes": tuple(table["target"]["classes"])})
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput(f"this is not a preprocessing.json: {error}") from error
+        return Preprocessing(columns, target)
+
+    def in_words(self) -> list[str]:
+        """Returns what it does, in sentences."""
+        said = [f"{len(self.columns)} columns become {len(self.inputs)} inputs"]
+        numbers = [c for c in self.columns if c.kind != "category"]
+        scaled = [c for c in numbers if (c.center, c.scale) != (0.0, 1.0)]
+        for some, how in (
+            (scaled, "scaled by one mean and spread for all sites"),
+            ([c for c in numbers if c not in scaled], "used as they are"),
+        ):
+            if some:
+                said.append(f"numbers, {how}: {_listed([_with_kind(c) for c in some])}")
+        categories = [f"{c.name} ({_listed(c.categories) or 'none'})" for c in self.columns if c.kind == "category"]
+        if categories:
+            said.append(f"categories, one input each and one for all others: {_listed(categories)}")
+        missing = [c for c in self.columns if c.indicator]
+        if missing:
+            filled = [c.name if c.fill is None else f"{c.name} ({_shown(c.fill)})" for c in missing]
+            said.append(f"missing values are filled and marked by an input: {_listed(filled)}")
+        target = self.target
+        if target.kind == "label":
+            said.append(f"{target.name} has the classes {_listed(target.classes)}")
+        elif target.scale != 1.0:
+            said.append(
+                f"{target.name} is a number; the loss is measured in multiples of its spread, {target.scale:.3g}"
+            )
+        return said
+
+
+def _with_kind(column: FittedColumn) -> str:
+    return column.name if column.kind == "number" else f"{column.name} ({column.kind})"
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _listed(names: Sequence[str], at_most: int = 8) -> str:
+    more = len(names) - at_most
+    return ", ".join(names[:at_most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _common_plan(plans: Mapping[str, Plan]) -> Plan:
+    """Returns the plan of all sites, which may differ in the order of columns. Refuses others, and names the sites."""
+    (first, plan), *others = plans.items()
+    for site, other in others:
+        columns, theirs = ({column.name: column for column in one.columns} for one in (plan, other))
+        for name in [*columns, *theirs]:
+            if name not in columns or name not in theirs:
+                lacking, having = (site, first) if name in columns else (first, site)
+                raise Misfit(
+                    [site], f"{lacking} has no column {name!r}, but {having} has; add or rename it, or leave it out at "
+                    f'all sites: exclude = ["{name}"]'
+                )  # fmt: skip
+            if columns[name].kind != theirs[name].kind:
+                raise Misfit(
+                    [site], f"column {name!r} has the kind {columns[name].kind} at {first}, but {theirs[name].kind} at "
+                    f"{site}; write it in the same way, or name its kind at all sites in types"
+                )  # fmt: skip
+            if columns[name] != theirs[name]:
+                raise Misfit([site], f"column {name!r} has other settings at {site} than at {first}; give it the same")
+        for what in ("target", "predict", "classes", "scale_target", "indicators"):
+            mine, their = getattr(plan, what), getattr(other, what)
+            if mine != their:
+                raise Misfit(
+                    [site], f"{what} is {json.dumps(mine)} at {first}, but {json.dumps(their)} at {site}; give all "
+                    "tables the same settings"
+                )  # fmt: skip
+    return plan
+
+
+def _moments(sums: Sequence[Sums]) -> tuple[float, float]:
+    """Returns mean and standard deviation over all sites, from exact sums; (0, 1) if nothing is known. The deviation of
+    a constant is 1, since numbers are divided by it."""
+    told = [one for one in sums if one.known]
+    count = sum(one.known for one in told)
+    if not count:
+        return 0.0, 1.0
+    mean = sum((one.known * Fraction(one.mean) for one in told), Fraction()) / count
+    squares = sum((Fraction(one.squares) + one.known * (Fraction(one.mean) - mean) ** 2 for one in told), Fraction())
+    spread = math.sqrt(squares / count)
+    return float(mean), spread if spread > 1e-12 * abs(float(mean)) else 1.0
+
+
+def _fitted_column(column: ColumnPlan, sums: Sequence[Sums], indicators: bool) -> FittedColumn:
+    any_missing = not column.fixed and any(one.missing for one in sums)
+    indicator = indicators and any_missing and not column.required
+    form = {"name": column.name, "kind": column.kind, "required": column.required, "indicator": indicator}
+    if column.kind == "category":
+        found = column.categories
+        if found is None:
+            found = tuple(sorted({name for one in sums for name in one.names}))
+        return FittedColumn(**form, fill=column.fill, categories=found)
+    mean, spread = _moments(sums)
+    return FittedColumn(
+        **form,
+        fill=None if column.required else mean if column.fill is None else column.fill,
+        center=mean if column.center is None else column.center,
+        scale=spread if column.scale is None else column.scale,
+    )
+
+
+def _fitted_target(plan: Plan, sums: Sequence[Sums]) -> FittedTarget:
+    if plan.predict == "labels":
+        return FittedTarget(plan.target, "label", plan.classes or in_order({n for one in sums for n in one.names}))
+    center, scale = _moments(sums) if plan.scale_target else (0.0, 1.0)
+    return FittedTarget(plan.target, "number", (), center, scale)
+
+
+def in_order(labels: Sequence[str] | set[str]) -> tuple[str, ...]:
+    """Returns labels in the order of their numbers: by size if all are whole numbers, else by name."""
+    texts = {whole_number_text(label) for label in labels}
+    whole = all(text.lstrip("-").isdigit() for text in texts)
+    return tuple(sorted(texts, key=int) if whole else sorted(texts))
+
+
+# The rows of a site
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTable:
+    """The table of a site: its rows, and the preprocessing that made its samples of them.
+
+    Args:
+        plan: How its columns are treated.
+        columns: The input columns of all rows of the file, as `encoded` returns them.
+        target: The target of each row: a label as text, or a number.
+        rows: The rows of each set of samples ("train", "test", "validation"); None if the samples were changed since,
+            so that they cannot be made again.
+        subgroups: The subgroup of each row; None for none. Default: None.
+        file: The name of the file, for error messages. Default: "".
+        preprocessing: What made the samples. Default: None.
+    """
+
+    plan: Plan
+    columns: Mapping[str, np.ndarray]
+    target: np.ndarray
+    rows: Mapping[str, np.ndarray] | None
+    subgroups: np.ndarray | None = None
+    file: str = ""
+    preprocessing: Preprocessing | None = field(default=None)
+
+    def without_rows(self) -> "SiteTable":
+        """Returns only the plan and the preprocessing, for a site whose samples have been changed."""
+        return replace(self, columns={}, target=np.array([]), rows=None, subgroups=None)
+
+    def sums(self) -> TableSums:
+        """Returns what the site tells about its training rows."""
+        if self.rows is None:
+            raise BadInput("the samples of this site were changed after they were read, so their table is not known")
+        train = self.rows["train"]
+        labels = []
+        if self.plan.predict == "labels":
+            labels = sorted({whole_number_text(self.target[i]) for rows in self.rows.values() for i in rows.tolist()})
+        return table_sums(self.plan, {name: v[train] for name, v in self.columns.items()}, self.target[train], labels)
+
+    def samples(self, rows: np.ndarray, preprocessing: Preprocessing) -> tuple[Any, ...]:
+        """Returns some rows as inputs and targets, with the names of the subgroups if there are any."""
+        inputs = preprocessing.transform_encoded({name: v[rows] for name, v in self.columns.items()}, self.file)
+        if self.plan.predict == "labels":
+            targets = preprocessing.labels(self.target[rows], self.file)
+        else:
+            targets = self.target[rows].astype(np.float32)
+        pair: tuple[Tensor, Tensor] = torch.from_numpy(inputs), torch.from_numpy(targets)
+        return pair if self.subgroups is None else (*pair, self.subgroups[rows].tolist())
+
+
+def fitted_sites(sites: Sequence[Site]) -> list[Site]:
+    """Returns sites of tables with their samples made by one preprocessing, fitted over all of them."""
+    made = Preprocessing.fitted({site.name or f"site {i}": site.table.sums() for i, site in enumerate(sites)})
+    done: dict[int, Any] = {}  # sites that share a set share its samples
+    return [refitted(site, made, done) for site in sites]
+
+
+def refitted(site: Site, preprocessing: Preprocessing, done: dict[int, Any] | None = None) -> Site:
+    """Returns a site of a table with its samples made by this preprocessing."""
+    table: SiteTable = site.table
+    done = {} if done is None else done
+    for rows in (table.rows or {}).values():
+        if id(rows) not in done:
+            done[id(rows)] = table.samples(rows, preprocessing)
+    parts = {part: done[id(rows)] for part, rows in (table.rows or {}).items()}
+    return replace(site, table=replace(table, preprocessing=preprocessing), **parts)

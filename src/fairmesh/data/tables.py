@@ -1,0 +1,273 @@
+"""Tables of a user's own: reading a file, and the values of a column as numbers or categories."""
+
+import csv
+import datetime
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from fairmesh.errors import BadInput, in_a_line, nearest, optional
+
+Kind = Literal["number", "yes-no", "date", "category"]
+KINDS: tuple[str, ...] = get_args(Kind)
+MISSING_WORDS = ("", "na", "n/a", "nan", "null", "none")  # how tables write a missing value, in any case of letters
+YES_WORDS, NO_WORDS = ("yes", "y", "true", "t", "1", "1.0"), ("no", "n", "false", "f", "0", "0.0")
+CATEGORIES_AT_MOST = 100  # of a column; with more, it is a text or an identifier
+_FEW_TEXTS = 20  # different texts that a column may have although almost every row has another one
+_SHOWN = 3  # rows of one complaint
+_EPOCH = datetime.date(1970, 1, 1).toordinal()
+_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
+_OTHER_DATE = re.compile(r"\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{4}[./]\d{1,2}[./]\d{1,2}")
+_WITH_COMMA = re.compile(
+    r"[-+]?\d+(,\d+)+(\.\d+)?|[-+]?\d+(\.\d{3})*,\d+|[-+]?\d{1,3}([ '\u00a0\u202f]\d{3})+([.,]\d+)?"
+)
+_WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,;:-][^\d.,;:]*)")
+
+
+def read_table(path: str | Path) -> dict[str, np.ndarray]:
+    """Returns the columns of a .csv or .parquet file, by name, as the file has them.
+
+    Args:
+        path: The path of the file.
+
+    Raises:
+        BadInput: The file cannot be read as a table; the message says why and what to do.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import fairmesh as fm
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "rows.csv")
+        ...     _ = path.write_text("age,ward\\n50,north\\n,south\\n")
+        ...     fm.data.read_table(path)["age"].tolist()
+        ['50', '']
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".parquet":
+        return _parquet(path)
+    if path.suffix.lower() != ".csv":
+        raise BadInput(f"{path}: a table is a .csv or a .parquet file")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            header, *rows = [row for row in csv.reader(lines) if row] or [[]]
+    except UnicodeDecodeError as error:
+        raise BadInput(f"cannot read {path}: it is not UTF-8 text ({error.reason}); save it as CSV in UTF-8") from error
+    except (OSError, csv.Error) as error:
+        raise BadInput(f"cannot read {path}: {in_a_line(error)}") from error
+    if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
+        what = "semicolons" if ";" in header[0] else "tabs"
+        raise BadInput(f"{path}: its values are separated by {what}; save it with commas, and a point for decimals")
+    if not rows:
+        raise BadInput(f"{path} needs a header and rows below it")
+    names = [name.strip() for name in header]
+    for k, name in enumerate(names):
+        if not name:
+            raise BadInput(f"{path}: column {k + 1} has no name in the header; give it one")
+        if name in names[:k]:
+            raise BadInput(f"{path}: two columns are called {name!r}; rename one")
+    for i, row in enumerate(rows):
+        if len(row) != len(header):
+            raise BadInput(
+                f"{path}: row {i + 1} has {len(row)} values, but the header names {len(header)} columns; put a value "
+                "with a comma in it, such as a decimal comma, in quotes, or write a point"
+            )
+    return {name: np.array(values) for name, values in zip(names, zip(*rows))}
+
+
+def _parquet(path: Path) -> dict[str, np.ndarray]:
+    with optional("parquet"):
+        from pyarrow import ArrowException, parquet
+    try:
+        table = parquet.read_table(path)
+    except (ArrowException, OSError) as error:
+        raise BadInput(f"cannot read {path}: {in_a_line(error)}") from error
+    if not table.num_rows:
+        raise BadInput(f"{path} has no rows")
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def column_of(columns: Mapping[str, Any], name: str, where: str) -> np.ndarray:
+    """Returns one column. Refuses one that is missing, with the nearest name."""
+    if name not in columns:
+        shown = ", ".join(list(columns)[:20]) + (", ..." if len(columns) > 20 else "")
+        raise BadInput(f"{where} has no column {name!r}{nearest(name, columns)}; it has {shown}")
+    return np.asarray(columns[name])
+
+
+def rows_in_words(which: np.ndarray) -> str:
+    """Returns the rows of a mask in words, numbered from 1 as the rows below a header."""
+    found = (np.flatnonzero(which) + 1).tolist()
+    shown, more = ", ".join(map(str, found[:_SHOWN])), len(found) - _SHOWN
+    return f"row{'s' if len(found) > 1 else ''} {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+# Single values
+
+
+def is_missing(value: Any) -> bool:
+    """Returns whether a value of a table is missing."""
+    return value is None or value != value or str(value).strip().lower() in MISSING_WORDS
+
+
+def number_in(value: Any) -> float:
+    """Returns a value as a number, NaN if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def parsed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values as numbers, NaN where they are none, and which of them are missing."""
+    try:
+        numbers = np.array(values, np.float64)  # quick, but only if all values are numbers
+        return numbers, np.isnan(numbers)
+    except (TypeError, ValueError):
+        missing = missing_in(values)
+        return np.array([math.nan if gone else number_in(value) for value, gone in zip(values, missing)]), missing
+
+
+def missing_in(values: Iterable[Any]) -> np.ndarray:
+    """Returns which of the values are missing."""
+    return np.array([is_missing(value) for value in values], bool)
+
+
+def category_text(value: Any) -> str:
+    """Returns a category as it is compared: without blanks around it, and a whole number without decimals."""
+    if isinstance(value, float | np.floating) and value == round(value) and abs(value) < 1e15:
+        return str(int(value))
+    return str(value).strip()
+
+
+def whole_number_text(value: Any) -> str:
+    """Returns a label as a table's `classes` names it: whole numbers without leading zeros and blanks."""
+    text = str(value)
+    return str(int(text)) if re.fullmatch(r"\s*-?\d{1,18}\s*", text) else text
+
+
+def _day(value: Any) -> float:
+    """Returns a date as the number of days since 1970-01-01, NaN if it is none."""
+    text = str(value).strip()
+    if not _ISO_DATE.fullmatch(text):
+        return math.nan
+    try:
+        return float(datetime.date.fromisoformat(text[:10]).toordinal() - _EPOCH)
+    except ValueError:
+        return math.nan
+
+
+def _yes(value: Any) -> float:
+    text = str(value).strip().lower()
+    return 1.0 if text in YES_WORDS else 0.0 if text in NO_WORDS else math.nan
+
+
+# Columns
+
+
+def kind_of(values: np.ndarray, name: str, where: str) -> Kind:
+    """Returns what a column has: numbers, yes and no, dates (2026-11-30) or categories.
+
+    Raises:
+        BadInput: It has some numbers and some texts, or numbers in a form that is not understood.
+    """
+    if values.dtype.kind in "fiub":
+        return "number"
+    known = [value for value in values.tolist() if not is_missing(value)]
+    if not known:
+        return "number"
+    distinct = list(dict.fromkeys(map(str, known)))
+    numeric = [not math.isnan(number_in(value)) for value in distinct]
+    if all(numeric):
+        return "number"
+    if not any(numeric):
+        if all(not math.isnan(_yes(value)) for value in distinct):
+            return "yes-no"
+        if all(not math.isnan(_day(value)) for value in distinct):
+            return "date"
+    _refuse_odd_numbers(values, name, where, distinct)
+    if any(numeric):
+        counts = Counter(not math.isnan(number_in(value)) for value in known)
+        odd = counts[False] <= counts[True]
+        row, value = next(
+            (i, v) for i, v in enumerate(values.tolist()) if not is_missing(v) and math.isnan(number_in(v)) == odd
+        )
+        some = f"{counts[odd is False]:,} other values are {'numbers' if odd else 'texts'}"
+        raise BadInput(
+            f"{where}: row {row + 1} of column {name!r} is {str(value)!r}, but {some}; correct it or leave it empty, "
+            f'or say types = {{ "{name}" = "category" }} if the column has categories, or leave it out: '
+            f'exclude = ["{name}"]'
+        )
+    return "category"
+
+
+def _refuse_odd_numbers(values: np.ndarray, name: str, where: str, distinct: Sequence[str]) -> None:
+    """Refuses a column of texts that were meant as numbers or dates."""
+    texts = [text.strip() for text in distinct]
+    for form, what, remedy in (
+        (_WITH_COMMA, "a number with a comma or with separated thousands", "write a point for decimals and no others"),
+        (_OTHER_DATE, "a date", "write dates as 2026-11-30"),
+    ):
+        meant = [form.fullmatch(text) is not None for text in texts]
+        rest = (text for text, one in zip(texts, meant) if not one)
+        if any(meant) and all(not math.isnan(number_in(text)) for text in rest):
+            raise BadInput(_at_first(values, name, where, distinct[meant.index(True)], f"looks like {what}; {remedy}"))
+    units = [_WITH_UNIT.fullmatch(text) for text in texts]
+    if len(texts) > _SHOWN and all(units) and len({unit[1].strip() for unit in units if unit}) == 1:
+        raise BadInput(_at_first(values, name, where, distinct[0], "is a number with a unit; write numbers only"))
+
+
+def _at_first(values: np.ndarray, name: str, where: str, text: str, said: str) -> str:
+    row = next(i for i, value in enumerate(values.tolist()) if str(value) == text)
+    return f'{where}: row {row + 1} of column {name!r} is {text!r}, which {said}, or leave it out: exclude = ["{name}"]'
+
+
+def refuse_many_categories(values: np.ndarray, name: str, where: str) -> None:
+    """Refuses a column of categories that has too many, or another one in almost every row."""
+    known = [category_text(value) for value in values.tolist() if not is_missing(value)]
+    distinct = len(set(known))
+    advice = f'leave it out: exclude = ["{name}"]'
+    if distinct > max(_FEW_TEXTS, len(known) / 2):
+        raise BadInput(
+            f"{where}: column {name!r} has {distinct:,} different texts in {len(known):,} rows, as an identifier or a "
+            f"remark has; {advice}"
+        )
+    if distinct > CATEGORIES_AT_MOST:
+        raise BadInput(
+            f"{where}: column {name!r} has {distinct:,} categories, more than {CATEGORIES_AT_MOST}; join rare ones, or "
+            f"{advice}"
+        )
+
+
+def encoded(values: Any, kind: Kind, name: str, where: str) -> np.ndarray:
+    """Returns a column as float64 with NaN for missing values, or, of categories, as texts with None for them.
+
+    Raises:
+        BadInput: A value does not fit the kind; the message names the first row.
+    """
+    values = np.asarray(values)
+    if kind == "category":
+        return np.array([None if is_missing(v) else category_text(v) for v in values.tolist()], object)
+    if kind == "number":
+        numbers, missing = parsed(values)
+    else:
+        read = _day if kind == "date" else _yes
+        missing = missing_in(values.tolist())
+        numbers = np.array([math.nan if gone else read(v) for v, gone in zip(values.tolist(), missing)])
+    odd = ~missing & ~np.isfinite(numbers)
+    if odd.any():
+        row = int(odd.argmax())
+        meant = {
+            "number": "a finite number; write a point for decimals, no other separators and no unit",
+            "yes-no": "yes or no, true or false, 1 or 0",
+            "date": "a date such as 2026-11-30",
+        }[kind]
+        raise BadInput(
+            f"{where}: row {row + 1} of column {name!r} is {str(values[row])!r}, not {meant}; correct it or leave it "
+            "empty"
+        )
+    return numbers
