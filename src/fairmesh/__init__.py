@@ -6,6 +6,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.compressors    what a node sends instead of its full model
     fm.data           datasets, files of your own, and how samples are dealt to sites
     fm.errors         the errors that fairmesh raises on purpose
+    fm.evidence       intervals, and verdicts on two models
     fm.metrics        how good a model is at a site and over sites: accuracy, AUROC, calibration, ...
     fm.models         models that experiment files can name
     fm.observers      what happens around the rounds: early stopping, a CSV file, and the base class of your own
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import algorithms as algorithms
     from fairmesh import data as data
     from fairmesh import errors as errors
+    from fairmesh import evidence as evidence
     from fairmesh import metrics as metrics
     from fairmesh import personalization as personalization
     from fairmesh import regularizers as regularizers
@@ -96,6 +98,7 @@ __all__ = [
     "compressors",
     "data",
     "errors",
+    "evidence",
     "leave_one_site_out",
     "load_experiment",
     "metrics",
@@ -120,6 +123,7 @@ _NAMESPACES = {  # name -> module
     "compressors": "compression.compressors",
     "data": "data",
     "errors": "errors",
+    "evidence": "evidence",
     "metrics": "metrics",
     "models": "problems.models",
     "observers": "training.observers",

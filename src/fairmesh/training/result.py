@@ -1,8 +1,9 @@
 """The result of a run: its records, its models, and a summary."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,6 +13,9 @@ from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput, nearest
+from fairmesh.evidence.intervals import LEVEL
+from fairmesh.evidence.outcomes import Outcomes, judged
+from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import over_sites
 from fairmesh.networks.roles import StateView
 from fairmesh.personalization.outcome import Personalized
@@ -87,6 +91,62 @@ class Result:
     chosen: int | None = 0
     support: list[dict[str, Any] | None] = field(default_factory=list, repr=False)
     notes: list[str] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def _outcomes(self) -> dict[Any, Outcomes]:
+        return {}
+
+    def outcomes(
+        self, variant: int = 0, which: Literal["last", "best"] = "last", own_models: bool | None = None
+    ) -> Outcomes:
+        """Returns what the models answered on every site's test rows: right or wrong, and the loss, row by row.
+
+        Args:
+            variant: Which algorithm of a sweep, from 0. Default: 0.
+            which: The model of the "last" round, or of the "best" one that `keep_best` found. Default: "last".
+            own_models: Whether every site is judged by its node's own model; None to do so if nodes send nothing, as in
+                `Local`. Default: None.
+
+        Raises:
+            BadInput: All replicas diverged, or the run did not keep this model.
+        """
+        replicas = variants_of(self.replicas)[variant]["replicas"]
+        alone = not self.replicas[replicas[0]].algorithm.sends if own_models is None else own_models
+        key = (variant, which, alone)
+        if key not in self._outcomes:
+            self._outcomes[key] = self._judged([r for r in replicas if r not in self.diverged], which, alone)
+        return self._outcomes[key]
+
+    def _judged(self, replicas: list[int], which: Literal["last", "best"], own_models: bool) -> Outcomes:
+        if not replicas:
+            raise BadInput("all replicas diverged, so there is nothing to judge; use smaller steps")
+        if own_models:
+            nodes = torch.tensor([self.replicas[r].placement for r in replicas]).argsort(dim=-1)
+            models = StateView(self.state.algorithm).models(self.state.algorithm)[replicas]
+            rows = models.gather(1, nodes.to(models.device).unsqueeze(-1).expand(-1, -1, models.shape[-1]))
+        else:
+            rows = self.row(which)[replicas]
+        splits = [self.replicas[r].split for r in replicas]
+        by_split = {k: rows[[one == k for one in splits]] for k in sorted(set(splits))}
+        return judged(self.problem, by_split, on=self.judged_on, own_models=own_models)
+
+    def evidence(
+        self,
+        metric: str | None = None,
+        level: float = LEVEL,
+        against: "Mapping[str, Result | Outcomes] | None" = None,
+        variant: int = 0,
+    ) -> dict[str, Any]:
+        """Returns the intervals of every site, of the worst site and of the mean, as summary.json has them.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+            level: The level of the intervals. Default: 0.95.
+            against: Other runs by name, such as {"local": ...}; every site is compared with each. Default: None.
+            variant: Which algorithm of a sweep, from 0. Default: 0.
+        """
+        others = {name: one.outcomes() if isinstance(one, Result) else one for name, one in (against or {}).items()}
+        return evidence_table(self.outcomes(variant), metric, level, others)
 
     def weights_verdict(self) -> WeightsVerdict:
         """Returns whether the weights helped, site by site.

@@ -1,0 +1,35 @@
+"""How sure results are: intervals, what models answered on the test rows, and verdicts on two models."""
+
+from fairmesh.evidence.intervals import (
+    LEVEL,
+    Number,
+    Share,
+    Worst,
+    mean,
+    paired,
+    paired_counts,
+    resampled,
+    share,
+    total,
+)
+from fairmesh.evidence.outcomes import Outcomes
+from fairmesh.evidence.verdicts import Comparison, Difference, evidence_table, versus, versus_counts
+
+__all__ = [
+    "LEVEL",
+    "Comparison",
+    "Difference",
+    "Number",
+    "Outcomes",
+    "Share",
+    "Worst",
+    "evidence_table",
+    "mean",
+    "paired",
+    "paired_counts",
+    "resampled",
+    "share",
+    "total",
+    "versus",
+    "versus_counts",
+]

@@ -1,0 +1,570 @@
+"""Intervals: for one site, for the worst of several, for their mean, and for paired differences.
+
+Scores are arrays (seeds, rows), one per split of the data: what each seed's model scored at each test row. An interval
+covers the choice of the test rows; with several seeds it also covers the seeds, with several splits also the splits.
+docs/evidence.md has the measured coverage.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from scipy.special import betaincinv, ndtri, stdtrit
+
+LEVEL = 0.95
+RESAMPLES = 2000
+_RESAMPLES_OF_FUNCTIONS = 400  # a metric that is a Python function is called this often per site, seed and split
+_ROWS_TO_RESAMPLE = 2000  # beyond that, Student's t covers a mean as well as the bootstrap does
+_NEAR = 0.05  # a site may be the worst unless its lower bound with this tail lies above the bound of the worst
+
+Scores = Sequence[np.ndarray]  # one array (seeds, rows) per split
+
+
+class Estimate(ABC):
+    """A number that was estimated from test rows: its value, the rows behind it, and its interval."""
+
+    value: float
+    rows: int
+
+    @abstractmethod
+    def bound(self, tail: float, upper: bool) -> float:
+        """Returns the bound that the truth lies beyond with probability `tail`; NaN if it is not known."""
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Returns the interval that covers the truth with probability `level`.
+
+        Args:
+            level: The probability, in (0, 1). Default: 0.95.
+        """
+        tail = (1.0 - level) / 2
+        return self.bound(tail, upper=False), self.bound(tail, upper=True)
+
+
+@dataclass(frozen=True)
+class Share(Estimate):
+    """A share, such as that of right answers, or another metric in [0, 1].
+
+    Its interval is Wilson's, and its one-sided bounds are Jeffreys'. Both use the number of independent rows that would
+    have the same variance.
+
+    Args:
+        value: The share.
+        rows: How many test rows there are.
+        effective: The number of independent rows with the same variance; None for `rows`. Default: None.
+        freedom: The degrees of freedom of that variance; None for infinitely many. Default: None.
+
+    Example:
+        >>> from fairmesh.evidence import Share
+        >>> low, high = Share(1.0, rows=20).interval()
+        >>> round(low, 3), high
+        (0.839, 1.0)
+    """
+
+    value: float
+    rows: int
+    effective: float | None = None
+    freedom: float | None = None
+
+    def _effective(self, tail: float) -> float:
+        """Returns the effective number of rows, fewer if their variance is itself uncertain."""
+        rows = float(self.rows if self.effective is None else self.effective)
+        return rows * (float(ndtri(tail)) / quantile(tail, self.freedom)) ** 2
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        tail = (1.0 - level) / 2
+        n, z = self._effective(tail), float(ndtri(1.0 - tail))
+        if math.isnan(self.value) or n <= 0:
+            return math.nan, math.nan
+        centre = (self.value + z * z / (2 * n)) / (1 + z * z / n)
+        half = z * math.sqrt(self.value * (1 - self.value) / n + (z / (2 * n)) ** 2) / (1 + z * z / n)
+        return (0.0 if self.value == 0 else max(0.0, centre - half)), (
+            1.0 if self.value == 1 else min(1.0, centre + half)
+        )
+
+    def bound(self, tail: float, upper: bool) -> float:
+        n = self._effective(tail)
+        if math.isnan(self.value) or n <= 0:
+            return math.nan
+        if self.value == float(upper):
+            return self.value
+        right = self.value * n
+        return float(betaincinv(right + 0.5, n - right + 0.5, 1.0 - tail if upper else tail))
+
+
+@dataclass(frozen=True, eq=False)
+class Number(Estimate):
+    """A number without bounds, such as a mean loss.
+
+    Args:
+        value: The number.
+        rows: How many test rows there are.
+        error: Its standard error; NaN if that is not known, as for one row.
+        freedom: The degrees of freedom of the error; None for infinitely many. Default: None.
+        pivots: Sorted bootstrap values of (resampled - value) / error; None for Student's t. Default: None.
+        centre: What the interval is around; None for the value. Default: None.
+        limits: The lowest and the highest possible value; None for no limits. Default: None.
+
+    Example:
+        >>> from fairmesh.evidence import Number
+        >>> low, high = Number(2.0, rows=100, error=0.1).interval()
+        >>> round(low, 2), round(high, 2)
+        (1.8, 2.2)
+    """
+
+    value: float
+    rows: int
+    error: float
+    freedom: float | None = None
+    pivots: np.ndarray | None = field(default=None, repr=False)
+    centre: float | None = None
+    limits: tuple[float, float] | None = None
+
+    def bound(self, tail: float, upper: bool) -> float:
+        centre = self.value if self.centre is None else self.centre
+        if math.isnan(centre) or math.isnan(self.error):
+            return math.nan
+        away = quantile(1.0 - tail, self.freedom)
+        if self.pivots is not None:  # the error varies with the resampled rows, hence the opposite tail
+            found = float(np.quantile(self.pivots, tail if upper else 1.0 - tail))
+            wider = away / float(ndtri(1.0 - tail)) if self.freedom is not None else 1.0
+            away = max(0.0, (-found if upper else found)) * wider
+        moved = centre + away * self.error if upper else centre - away * self.error
+        return moved if self.limits is None else min(max(moved, self.limits[0]), self.limits[1])
+
+
+@dataclass(frozen=True)
+class Combined(Estimate):
+    """A sum of estimates, each times a factor. Its bounds follow from theirs (the MOVER method of Zou and Donner), so
+    they are as lopsided as theirs.
+
+    Args:
+        parts: The estimates.
+        factors: The factor of each.
+        correlation: The correlation of two parts; others are independent. Default: 0.0.
+    """
+
+    parts: tuple[Estimate, ...]
+    factors: tuple[float, ...]
+    correlation: float = 0.0
+
+    @property
+    def value(self) -> float:  # type: ignore[override]
+        """The sum."""
+        return sum(factor * part.value for factor, part in zip(self.factors, self.parts))
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        """How many test rows there are in all."""
+        return sum(part.rows for part in self.parts)
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        ends = [part.interval(level) for part in self.parts]
+        return self._moved([low for low, _ in ends], [high for _, high in ends])
+
+    def bound(self, tail: float, upper: bool) -> float:
+        low = [part.bound(tail, upper=False) for part in self.parts]
+        high = [part.bound(tail, upper=True) for part in self.parts]
+        return self._moved(low, high)[int(upper)]
+
+    def _moved(self, low: list[float], high: list[float]) -> tuple[float, float]:
+        down, up = [], []
+        for part, factor, below, above in zip(self.parts, self.factors, low, high):
+            ends = factor * (below - part.value), factor * (above - part.value)
+            down.append(min(ends))
+            up.append(max(ends))
+        return self.value - self._length(down), self.value + self._length(up)
+
+    def _length(self, moves: list[float]) -> float:
+        together = 2 * self.correlation * moves[0] * moves[1] if self.correlation else 0.0
+        signs = math.copysign(1.0, self.factors[0]) * math.copysign(1.0, self.factors[-1])
+        return math.sqrt(max(0.0, sum(move * move for move in moves) + signs * together))
+
+
+@dataclass(frozen=True)
+class Worst(Estimate):
+    """The worst of several sites.
+
+    The lowest of many estimates is too low, since chance helps to choose it. Its bound on the side of the better values
+    is that of k sites at once, of which k may be the worst by chance; the other bound is the lowest of all.
+
+    Args:
+        parts: The estimates of the sites.
+        higher_is_better: Whether the worst is the lowest. Default: True.
+
+    Example:
+        >>> from fairmesh.evidence import Share, Worst
+        >>> sites = [Share(share, rows=20) for share in (0.7, 0.75, 0.8)]
+        >>> low, high = Worst(tuple(sites)).interval()
+        >>> round(low, 2), round(high, 2)  # of the first alone: 0.48 to 0.85
+        (0.48, 0.87)
+    """
+
+    parts: tuple[Estimate, ...]
+    higher_is_better: bool = True
+
+    @property
+    def _known(self) -> list[int]:
+        return [i for i, part in enumerate(self.parts) if not math.isnan(part.value)]
+
+    @property
+    def which(self) -> int | None:
+        """The number of the worst site; None if no site has a value."""
+        sign = 1.0 if self.higher_is_better else -1.0
+        return min(self._known, key=lambda i: sign * self.parts[i].value, default=None)
+
+    @property
+    def value(self) -> float:  # type: ignore[override]
+        """The value at the worst site; NaN if no site has one."""
+        return math.nan if self.which is None else self.parts[self.which].value
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        """How many test rows the worst site has."""
+        return 0 if self.which is None else self.parts[self.which].rows
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        parts = [self.parts[i] for i in self._known]
+        if not parts:
+            return math.nan, math.nan
+        extreme = min if self.higher_is_better else max
+        own = _defined((part.interval(level) for part in parts), not self.higher_is_better)
+        far = extreme(own) if own else math.nan
+        near = self._near_bound((1.0 - level) / 2)
+        return (far, near) if self.higher_is_better else (near, far)
+
+    def bound(self, tail: float, upper: bool) -> float:
+        if upper == self.higher_is_better:
+            return self._near_bound(tail)
+        return self.interval(1.0 - 2 * tail)[int(upper)]
+
+    def _near_bound(self, tail: float) -> float:
+        """Returns the bound on the side of the better values. With k candidates the other side is hardly ever missed,
+        so both tails are spent here."""
+        parts, sign = [self.parts[i] for i in self._known], 1.0 if self.higher_is_better else -1.0
+        upper = self.higher_is_better
+        others = [sign * part.bound(_NEAR, not upper) for part in parts]
+        found = math.nan
+        for k in range(1, len(parts) + 1):
+            each = 1.0 - (1.0 - (tail if k == 1 else 2 * tail)) ** (1.0 / k)
+            bounds = [b for part in parts if not math.isnan(b := sign * part.bound(each, upper))]
+            found = min(bounds, default=math.nan)
+            if sum(not other > found for other in others) <= k:
+                break
+        return sign * found
+
+
+def _defined(intervals: Any, upper: bool) -> list[float]:
+    return [pair[int(upper)] for pair in intervals if not math.isnan(pair[int(upper)])]
+
+
+def quantile(probability: float, freedom: float | None) -> float:
+    """Returns a quantile of Student's t; of the normal distribution if `freedom` is None.
+
+    Args:
+        probability: The probability of a lower value.
+        freedom: The degrees of freedom.
+    """
+    return float(ndtri(probability) if freedom is None else stdtrit(freedom, probability))
+
+
+def share(scores: Scores, overlap: float = 0.0) -> Share:
+    """Returns the estimate of a share.
+
+    Args:
+        scores: 1 where the answer is right and 0 where it is wrong: one array (seeds, rows) per split.
+        overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+
+    Example:
+        >>> import numpy as np
+        >>> from fairmesh.evidence import share
+        >>> low, high = share([np.array([[1, 1, 1, 0, 1, 1, 1, 1, 1, 1]])]).interval()
+        >>> round(low, 2), round(high, 2)
+        (0.6, 0.98)
+    """
+    arrays = _arrays(scores)
+    if not arrays:
+        return Share(math.nan, 0)
+    of_rows = [float(a.mean(axis=0).var()) / a.shape[1] for a in arrays]
+    value, variance, freedom = spread([a.mean(axis=1) for a in arrays], of_rows, _interactions(arrays), overlap)
+    return _as_share(value, variance, freedom, arrays)
+
+
+def _as_share(value: float, variance: float, freedom: float | None, arrays: Sequence[np.ndarray]) -> Share:
+    rows, most = _rows(arrays), sum(a.size for a in arrays)
+    if not 0.0 <= value <= 1.0:
+        return Share(math.nan, rows)
+    spread_of_one = value * (1 - value)
+    effective = float(rows) if spread_of_one == 0 else min(most, spread_of_one / variance if variance > 0 else most)
+    return Share(value, rows, effective, freedom if spread_of_one else None)
+
+
+def mean(scores: Scores, overlap: float = 0.0) -> Number:
+    """Returns the estimate of a mean over rows, such as a loss, by a studentised bootstrap.
+
+    Args:
+        scores: The number at each row: one array (seeds, rows) per split.
+        overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+
+    Example:
+        >>> import numpy as np
+        >>> from fairmesh.evidence import mean
+        >>> losses = np.random.default_rng(0).exponential(size=(1, 50))
+        >>> low, high = mean([losses]).interval()
+        >>> bool(low < losses.mean() < high)
+        True
+    """
+    arrays = _arrays(scores)
+    if not arrays:
+        return Number(math.nan, 0, math.nan)
+    by_row = [a.mean(axis=0) for a in arrays]
+    variances = [float(a.var(ddof=1)) / len(a) if len(a) > 1 else math.nan for a in by_row]
+    value, variance, freedom = spread([a.mean(axis=1) for a in arrays], variances, _interactions(arrays), overlap)
+    rows = _rows(arrays)
+    pivots = _pivots(by_row)
+    if pivots is None and freedom is None:
+        freedom = max(1.0, sum(len(a) - 1 for a in by_row))
+    return Number(value, rows, math.sqrt(variance) if variance >= 0 else math.nan, freedom, pivots)
+
+
+def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True) -> Number:
+    """Returns the estimate of the difference a - b of two models that answered the same test rows.
+
+    For shares it is the interval of Agresti and Min with one more row: half of it is right only by `a`, and half only
+    by `b`. So two models that agree at all rows have an interval, too. Other numbers take a studentised bootstrap.
+
+    Args:
+        a: The scores of the one: one array (seeds, rows) per split.
+        b: The scores of the other at the same rows.
+        overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+        shares: Whether scores are right (1) or wrong (0). Default: True.
+
+    Example:
+        >>> import numpy as np
+        >>> from fairmesh.evidence import paired
+        >>> one, other = np.ones((1, 100)), np.repeat([[0.0, 1.0]], [10, 90], axis=1)
+        >>> found = paired([one], [other])
+        >>> found.value, [round(end, 2) for end in found.interval()]
+        (0.1, [0.04, 0.16])
+    """
+    differences = [_difference(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
+    if not shares:
+        return mean(differences, overlap)
+    return total([differences], overlap, added=[(-1.0, 1.0)])
+
+
+def total(
+    groups: Sequence[Scores],
+    overlap: float = 0.0,
+    added: Sequence[tuple[float, float] | None] = (),
+    weight: float = 0.5,
+) -> Number:
+    """Returns the estimate of a sum of means over groups of rows, such as the mean over sites of their differences.
+
+    Args:
+        groups: The scores at the rows of each group: one array (seeds, rows) per split. Groups have no row in common.
+        overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+        added: The lowest and highest score of a row in each group. A row of each is added, so that rows that happen to
+            be equal have a variance. Empty to add none. Default: ().
+        weight: The weight of such a row. Default: 0.5.
+
+    Example:
+        >>> import numpy as np
+        >>> from fairmesh.evidence import total
+        >>> sites = [np.array([[1.0, 0.0, 1.0, 1.0]]), np.array([[1.0, 1.0, 1.0, 1.0]])]
+        >>> total([[site / 2] for site in sites], added=[(0.0, 0.5)] * 2).value  # the mean of two sites
+        0.875
+    """
+    every = [_arrays(group) for group in groups]
+    if not every or not all(every):
+        return Number(math.nan, 0, math.nan)
+    ends = list(added) or [None] * len(every)
+    splits = len(every[0])
+    points, of_rows, interactions = [], [], []
+    centre = 0.0
+    for k in range(splits):
+        here = [group[k] for group in every]
+        points.append(np.sum([one.mean(axis=1) for one in here], axis=0))
+        interactions.append(sum(_interactions(here)))
+        moments = [_moments(one.mean(axis=0), end, weight) for one, end in zip(here, ends)]
+        centre += sum(mean for mean, _ in moments) / splits
+        of_rows.append(sum(variance for _, variance in moments))
+    value, variance, freedom = spread(points, of_rows, interactions, overlap)
+    known = [end for end in ends if end is not None]
+    limits = (sum(low for low, _ in known), sum(high for _, high in known)) if known else None
+    error = math.sqrt(variance) if variance >= 0 else math.nan
+    return Number(value, sum(map(_rows, every)), error, freedom, centre=centre, limits=limits)
+
+
+def _moments(by_row: np.ndarray, added: tuple[float, float] | None, weight: float) -> tuple[float, float]:
+    """Returns the mean of the rows and its variance, with the added rows."""
+    if added is None:
+        return float(by_row.mean()), float(by_row.var(ddof=1)) / len(by_row) if len(by_row) > 1 else math.nan
+    count = len(by_row) + 2 * weight
+    centre = (float(by_row.sum()) + weight * sum(added)) / count
+    squares = float(np.square(by_row).sum()) + weight * (added[0] ** 2 + added[1] ** 2)
+    return centre, max(0.0, squares / count - centre**2) / count
+
+
+def paired_counts(rows: int, only_a: int, only_b: int) -> Number:
+    """Returns the estimate of a difference of shares from counts alone.
+
+    Args:
+        rows: How many test rows there are.
+        only_a: How many of them only the first model answers right.
+        only_b: How many of them only the second model answers right.
+
+    Example:
+        >>> from fairmesh.evidence import paired_counts
+        >>> paired_counts(100, only_a=10, only_b=0).value
+        0.1
+    """
+    if rows < 1 or only_a < 0 or only_b < 0 or only_a + only_b > rows:
+        raise ValueError(f"{only_a} + {only_b} of {rows} rows are no counts of a comparison")
+    difference = np.repeat([1.0, -1.0, 0.0], [only_a, only_b, rows - only_a - only_b])[None]
+    return paired([difference], [np.zeros_like(difference)])
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns a - b by seed; the mean over seeds first, where they have different numbers of them."""
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"{a.shape[1]} and {b.shape[1]} rows are not the same rows")
+    return a - b if len(a) == len(b) else a.mean(axis=0, keepdims=True) - b.mean(axis=0, keepdims=True)
+
+
+def resampled(
+    metric: Callable[[int, int, np.ndarray], float],
+    rows: Sequence[int],
+    seeds: Sequence[int],
+    overlap: float = 0.0,
+    bounded: bool = False,
+    resamples: int = _RESAMPLES_OF_FUNCTIONS,
+) -> Estimate:
+    """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error.
+
+    Args:
+        metric: (split, seed, numbers of rows) -> the metric of these rows, which may repeat; NaN if it is not defined.
+        rows: The number of test rows in each split.
+        seeds: The number of seeds in each split.
+        overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+        bounded: Whether the metric lies in [0, 1]; its interval is then that of a share with the same variance.
+            Default: False.
+        resamples: How often rows are drawn again. Default: 400.
+
+    Example:
+        >>> import numpy as np
+        >>> from fairmesh.evidence import resampled
+        >>> values = np.random.default_rng(0).normal(size=50)
+        >>> found = resampled(lambda split, seed, rows: float(np.median(values[rows])), [50], [1])
+        >>> low, high = found.interval()
+        >>> low < found.value < high
+        True
+    """
+    points, variances = [], []
+    for k, (count, repeats) in enumerate(zip(rows, seeds)):
+        everything = np.arange(count)
+        points.append(np.array([metric(k, s, everything) for s in range(repeats)]))
+        chosen = np.random.default_rng(count).integers(0, count, size=(resamples, count))
+        drawn = np.array([np.mean([metric(k, s, here) for s in range(repeats)]) for here in chosen])
+        drawn = drawn[np.isfinite(drawn)]  # a resample may hold one class only
+        enough = len(drawn) >= max(2, resamples // 10)
+        variances.append(float(drawn.var(ddof=1)) if enough else math.nan)
+    value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap)
+    empty = [np.zeros((s, n)) for s, n in zip(seeds, rows)]
+    if bounded:
+        return _as_share(value, variance, freedom, empty)
+    if freedom is None:
+        freedom = max(1.0, sum(rows) - len(rows))
+    return Number(value, _rows(empty), math.sqrt(variance) if variance >= 0 else math.nan, freedom)
+
+
+def spread(
+    points: Sequence[np.ndarray],
+    of_rows: Sequence[float],
+    interactions: Sequence[float],
+    overlap: float = 0.0,
+) -> tuple[float, float, float | None]:
+    """Returns a mean over splits and seeds, its variance and the degrees of freedom of that, None for many.
+
+    Splits have test rows in common, so their means are correlated. The variance due to rows counts this exactly. What
+    splits differ by beyond their rows counts as in the corrected resampled t-test (Nadeau and Bengio, 2003).
+
+    Args:
+        points: For each split, the value of every seed.
+        of_rows: For each split, the variance of its mean over seeds, due to the choice of its test rows.
+        interactions: For each split, how much of the variance between its seeds is due to the choice of test rows.
+        overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+    """
+    splits, means = len(points), np.array([one.mean() for one in points])
+    value, rows = float(means.mean()), float(np.mean(of_rows))
+    parts: list[tuple[float, float | None]] = [(rows * (1.0 / splits + (1.0 - 1.0 / splits) * overlap), None)]
+    between, freedom = 0.0, sum(len(one) - 1 for one in points)
+    if freedom:
+        of_seeds = [
+            max(0.0, float(one.var(ddof=1)) - extra) for one, extra in zip(points, interactions) if len(one) > 1
+        ]
+        between = float(np.mean(of_seeds))
+        parts.append((between * float(np.mean([1.0 / len(one) for one in points])) / splits, float(freedom)))
+    if splits > 1:
+        explained = (1.0 - overlap) * rows + between * float(np.mean([1.0 / len(one) for one in points]))
+        beyond = max(0.0, float(means.var(ddof=1)) - explained)
+        trained_apart = overlap / (1.0 - overlap) if overlap < 1.0 else 0.0
+        parts.append((beyond * (1.0 / splits + trained_apart), splits - 1.0))
+    total = sum(variance for variance, _ in parts)
+    uncertain = sum(variance * variance / df for variance, df in parts if df is not None)
+    return value, total, total * total / uncertain if uncertain > 0 else None
+
+
+def _arrays(scores: Scores) -> list[np.ndarray]:
+    found = [np.atleast_2d(np.asarray(one, dtype=np.float64)) for one in scores]
+    return [one for one in found if one.size]
+
+
+def _rows(arrays: Sequence[np.ndarray]) -> int:
+    """Returns the number of test rows of a split; the mean, rounded, where splits differ."""
+    return round(sum(one.shape[1] for one in arrays) / len(arrays))
+
+
+def _interactions(arrays: Sequence[np.ndarray]) -> list[float]:
+    """Returns, for each split, the variance between seeds that is due to the choice of rows."""
+    found = []
+    for one in arrays:
+        seeds, rows = one.shape
+        if seeds < 2 or rows < 2:
+            found.append(0.0)
+            continue
+        rest = one - one.mean(axis=0) - one.mean(axis=1, keepdims=True) + one.mean()
+        found.append(float(np.square(rest).sum()) / ((seeds - 1) * (rows - 1)) / rows)
+    return found
+
+
+@lru_cache(maxsize=4)
+def _table(rows: int) -> np.ndarray:
+    """Returns how often each row is drawn, in every resample: (resamples, rows). Each is drawn a Poisson number of
+    times, independently of the others, so that one table serves all sites."""
+    return np.random.default_rng(rows).poisson(1.0, size=(RESAMPLES, rows)).astype(np.float32)
+
+
+def _pivots(by_row: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Returns the sorted bootstrap distribution of (mean - value) / error; None if there are too few or many rows."""
+    if min(map(len, by_row)) < 5 or max(map(len, by_row)) > _ROWS_TO_RESAMPLE:
+        return None
+    above, below = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
+    for k, one in enumerate(by_row):
+        centred = one - one.mean()
+        scale = float(np.abs(centred).max())
+        if not 0 < scale < math.inf:
+            continue
+        centred = (centred / scale).astype(np.float32)
+        table = _table(max(64, 1 << (len(one) - 1).bit_length()))[:, : len(one)]
+        sums = table @ np.stack([np.ones_like(centred), centred, np.square(centred)], axis=1)
+        drawn, total, squares = np.roll(sums.astype(np.float64), k * RESAMPLES // len(by_row), axis=0).T
+        drawn = np.maximum(drawn, 2.0)
+        means = total / drawn
+        above += means * scale
+        below += np.maximum(squares / drawn - means * means, 0.0) / (drawn - 1.0) * scale**2
+    usable = below > 0
+    return np.sort(above[usable] / np.sqrt(below[usable])) if int(usable.sum()) > RESAMPLES // 2 else None

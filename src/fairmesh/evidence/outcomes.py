@@ -1,0 +1,437 @@
+"""What models answered on every site's test rows, kept with a run so that two runs can be compared row by row."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.func import vmap
+
+from fairmesh.data.samples import Samples
+from fairmesh.errors import BadInput
+from fairmesh.evidence.intervals import Combined, Estimate, Number, Share, Worst, mean, resampled, share, total
+from fairmesh.metrics.base import predicted_labels
+from fairmesh.problems.losses import as_floats, per_sample
+from fairmesh.problems.problem import Problem
+
+_FORMAT = 1
+_FLOATS_AT_ONCE = 1 << 22  # of inputs and outputs times models
+_OUTPUTS_UP_TO = 1 << 22  # floats of outputs that are kept with a run; losses and right or wrong always are
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What the models of several seeds answered on one set of test rows.
+
+    Args:
+        digest: A fingerprint of the rows. Two models are compared row by row only where it is equal.
+        losses: The loss at every row (seeds, rows), float32.
+        right: Whether each row's class is right (seeds, rows), uint8; None if targets are no classes. Default: None.
+        outputs: The models' outputs (seeds, rows, ...); None if there are too many to keep. Default: None.
+        targets: The rows' targets (rows, ...), kept with the outputs. Default: None.
+    """
+
+    digest: str
+    losses: Tensor
+    right: Tensor | None = None
+    outputs: Tensor | None = None
+    targets: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.losses.shape[1]
+
+    def without_outputs(self) -> "Answers":
+        """Returns the same without outputs and targets."""
+        return replace(self, outputs=None, targets=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What the models of one algorithm answered on the test rows of every site, for all seeds and splits.
+
+    Args:
+        sites: The names of the sites.
+        metric: The metric that sites are judged by.
+        higher_is_better: Whether a larger value of it is better.
+        answers: Every set of test rows that was answered. Sites that share a set, and the model, share its answers.
+        of_sites: For each split, the number of each site's set in `answers`; -1 for a site that was not measured.
+        overlaps: For each site, the share of its test rows that a split has in common with another.
+        judged_on: "test", or "train" if there are no test rows. Default: "test".
+        functions: Metrics beyond accuracy and loss, as functions (outputs, targets) -> number. They are not stored.
+            Default: {}.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20)
+        >>> outcomes = fm.run(experiment).outcomes()
+        >>> low, high = outcomes.estimates()[0].interval()
+        >>> outcomes.metric, low < outcomes.estimates()[0].value < high
+        ('accuracy', True)
+    """
+
+    sites: tuple[str, ...]
+    metric: str
+    higher_is_better: bool
+    answers: tuple[Answers, ...]
+    of_sites: tuple[tuple[int, ...], ...]
+    overlaps: tuple[float, ...]
+    judged_on: str = "test"
+    functions: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict, repr=False)
+
+    @property
+    def covers(self) -> str:
+        """What the intervals cover: "samples", "samples and seeds", "samples and splits", or all three."""
+        seeds = any(answer.losses.shape[0] > 1 for answer in self.answers)
+        parts = ["samples", *(["seeds"] if seeds else []), *(["splits"] if len(self.of_sites) > 1 else [])]
+        return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+    def at(self, site: int) -> list[Answers]:
+        """Returns the answers at a site, one entry per split; none if it was not measured in all of them.
+
+        Args:
+            site: The number of the site.
+        """
+        numbers = [of_split[site] for of_split in self.of_sites]
+        return [] if -1 in numbers else [self.answers[k] for k in numbers]
+
+    def rows(self, site: int) -> int:
+        """Returns how many test rows a site has; 0 if it was not measured.
+
+        Args:
+            site: The number of the site.
+        """
+        here = self.at(site)
+        return round(sum(map(len, here)) / len(here)) if here else 0
+
+    def scores(self, site: int, metric: str | None = None) -> list[np.ndarray] | None:
+        """Returns a number for each row whose mean is the metric: one array (seeds, rows) per split. None for a metric
+        that is no mean over rows.
+
+        Args:
+            site: The number of the site.
+            metric: "accuracy" or "loss"; None for the primary metric. Default: None.
+        """
+        metric = metric or self.metric
+        here = self.at(site)
+        if metric in self.functions or metric not in ("accuracy", "loss"):
+            return None
+        if metric == "loss":
+            return [one.losses.double().numpy() for one in here]
+        if any(one.right is None for one in here):
+            raise BadInput("accuracy needs class labels, which these outcomes do not have")
+        return [one.right.double().numpy() for one in here if one.right is not None]
+
+    def estimates(self, metric: str | None = None) -> list[Estimate]:
+        """Returns the estimate of the metric at every site; its value is NaN where it is not measured or not defined.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        found: dict[tuple[int, ...], Estimate] = {}
+        chosen = []
+        for i in range(len(self.sites)):
+            key = tuple(of_split[i] for of_split in self.of_sites)
+            if key not in found:
+                found[key] = self._estimate(i, metric or self.metric)
+            chosen.append(found[key])
+        return chosen
+
+    def _estimate(self, site: int, metric: str) -> Estimate:
+        here, scores = self.at(site), self.scores(site, metric)
+        if not here:
+            return Share(math.nan, 0)
+        if scores is None:
+            function = self.function(metric)
+
+            def judged(split: int, seed: int, rows: np.ndarray) -> float:
+                return value_of(function, here[split], seed, rows)
+
+            return resampled(judged, [len(one) for one in here], [len(one.losses) for one in here], self.overlaps[site])
+        return (share if metric == "accuracy" else mean)(scores, self.overlaps[site])
+
+    def function(self, metric: str) -> Callable[[Tensor, Tensor], Any]:
+        """Returns the function of a metric that is no mean over rows.
+
+        Args:
+            metric: The metric.
+
+        Raises:
+            BadInput: It is not known.
+        """
+        if metric not in self.functions:
+            known = ", ".join(["loss", "accuracy", *self.functions])
+            raise BadInput(f"these outcomes have no metric {metric!r}; they have {known}")
+        return self.functions[metric]
+
+    def worst(self, metric: str | None = None, higher_is_better: bool | None = None) -> Worst:
+        """Returns the estimate of the worst site.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+            higher_is_better: Whether a larger value is better; None for what is known. Default: None.
+        """
+        higher = self.higher(metric) if higher_is_better is None else higher_is_better
+        distinct = {id(one): one for one in self.estimates(metric)}  # sites that share rows and model are one
+        return Worst(tuple(distinct.values()), higher)
+
+    def higher(self, metric: str | None = None) -> bool:
+        """Returns whether a larger value of the metric is better.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        return self.higher_is_better if metric in (None, self.metric) else metric != "loss"
+
+    def mean(self, metric: str | None = None) -> Estimate:
+        """Returns the estimate of the mean over sites. The sites are taken as they are: the interval does not cover the
+        choice of the sites.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        metric = metric or self.metric
+        known = [i for i in range(len(self.sites)) if self.at(i)]
+        if metric in self.functions or metric not in ("accuracy", "loss"):
+            return independent_mean(self.estimates(metric))
+        scores = {i: self.scores(i, metric) or [] for i in known}
+        bounds = (0.0, 1.0) if metric == "accuracy" else None
+        return mean_over_sites(scores, {i: self.rows_key(i) for i in known}, self.overlaps, bounds, weight=2.0)
+
+    def rows_key(self, site: int) -> tuple[str, ...]:
+        """Returns the fingerprints of a site's test rows, one per split; none if it was not measured.
+
+        Args:
+            site: The number of the site.
+        """
+        return tuple(one.digest for one in self.at(site))
+
+
+def value_of(
+    function: Callable[[Tensor, Tensor], Any], answers: Answers, seed: int, rows: np.ndarray | None = None
+) -> float:
+    """Returns a metric of one seed's answers; NaN if outputs were not kept or the metric is not defined there.
+
+    Args:
+        function: (outputs, targets) -> the metric.
+        answers: The answers.
+        seed: Which seed's.
+        rows: The numbers of the rows, which may repeat; None for all. Default: None.
+    """
+    if answers.outputs is None or answers.targets is None:
+        return math.nan
+    outputs, targets = answers.outputs[seed], answers.targets
+    if rows is not None:
+        chosen = torch.from_numpy(rows)
+        outputs, targets = outputs[chosen], targets[chosen]
+    try:
+        return float(function(outputs, targets))
+    except Exception:  # a user's function may raise anything where it is not defined, such as for one class
+        return math.nan
+
+
+def independent_mean(parts: Sequence[Estimate]) -> Estimate:
+    """Returns the mean of the estimates that have a value.
+
+    Args:
+        parts: The estimates, as if independent.
+    """
+    known = tuple(part for part in parts if not math.isnan(part.value))
+    return Combined(known, (1.0 / len(known),) * len(known)) if known else Share(math.nan, 0)
+
+
+def mean_over_sites(
+    scores: Mapping[int, Sequence[np.ndarray]],
+    keys: Mapping[int, tuple[str, ...]],
+    overlaps: Sequence[float],
+    bounds: tuple[float, float] | None,
+    weight: float,
+) -> Number:
+    """Returns the mean over sites of the means over their rows. Rows that sites share are counted as one draw.
+
+    Args:
+        scores: The scores at each site: one array (seeds, rows) per split.
+        keys: Which sites have the same rows.
+        overlaps: The share of its test rows that a split has in common with another, for each site.
+        bounds: The lowest and highest score of a row, as in `total`; None for none.
+        weight: The weight of a row that is added at each bound.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i in scores:
+        groups.setdefault(keys[i], []).append(i)
+    summed = [
+        [np.sum([scores[i][k] for i in members], axis=0) / len(scores) for k in range(len(key))]
+        for key, members in groups.items()
+    ]
+    if not summed:
+        return Number(math.nan, 0, math.nan)
+    parts = [len(members) / len(scores) for members in groups.values()]
+    added = [] if bounds is None else [(bounds[0] * part, bounds[1] * part) for part in parts]
+    return total(summed, float(np.mean([overlaps[i] for i in scores])), added, weight)
+
+
+def judged(
+    problem: Problem,
+    rows: Mapping[int, Tensor],
+    *,
+    on: str = "test",
+    own_models: bool = False,
+    functions: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
+) -> Outcomes:
+    """Returns what models answer on the test rows of every site.
+
+    Args:
+        problem: The problem, with all its splits.
+        rows: For each split, the models as rows: (seeds, dim), or (seeds, sites, dim) with `own_models`.
+        on: "test", "validation" or "train". Default: "test".
+        own_models: Whether every site is judged by a model of its own. Default: False.
+        functions: Metrics beyond accuracy and loss; None for the problem's own. Default: None.
+    """
+    answers: list[Answers] = []
+    of_sites = []
+    digests: dict[int, str] = {}
+    for split, models in rows.items():
+        of_split = problem.of_split(split)
+        sets, which = of_split.held_out(on)  # type: ignore[arg-type]
+        numbers = []
+        if own_models:
+            for i, k in enumerate(which):
+                numbers.append(len(answers) if k >= 0 else -1)
+                if k >= 0:
+                    answers.append(_answers(of_split, sets[k], models[:, i], digests))
+        else:
+            first = len(answers)
+            answers += [_answers(of_split, samples, models, digests) for samples in sets]
+            numbers = [first + k if k >= 0 else -1 for k in which]
+        of_sites.append(tuple(numbers or [-1] * problem.n))
+    kept, room = [], _OUTPUTS_UP_TO
+    for one in answers:
+        room -= 0 if one.outputs is None else one.outputs.numel()
+        kept.append(one if room >= 0 else one.without_outputs())
+    return Outcomes(
+        tuple(str(site.name) for site in problem.sites),
+        problem.primary,
+        problem.higher_is_better(problem.primary),
+        tuple(kept),
+        tuple(of_sites),
+        tuple(_overlap(problem, i, list(rows), on) for i in range(problem.n)),
+        on,
+        dict(problem.metrics_by_name) if functions is None else functions,
+    )
+
+
+@torch.no_grad()
+def _answers(problem: Problem, samples: Samples, models: Tensor, digests: dict[int, str]) -> Answers:
+    """Returns what models (seeds, dim) answer on a set."""
+    model = problem.flat_model.to(models.device, models.dtype)
+    targets = as_floats(samples.targets, models.dtype)
+    chunk = max(1, _FLOATS_AT_ONCE // (len(models) * max(1, samples.inputs[0].numel())))
+    losses, outputs = [], []
+    for start in range(0, len(samples), chunk):
+        here = slice(start, start + chunk)
+        out = vmap(model, in_dims=(0, None))(models, as_floats(samples.inputs[here].to(models.device), models.dtype))
+        truth = targets[here].to(models.device)
+        losses.append(vmap(lambda o, t=truth: per_sample(problem.loss, o, t))(out).cpu().float())
+        outputs.append(out.cpu().float())
+    every = torch.cat(outputs, dim=1)
+    right = None
+    if problem.classes:
+        right = (vmap(predicted_labels)(every) == samples.targets.reshape(len(samples))).to(torch.uint8)
+    if id(samples) not in digests:
+        digests[id(samples)] = digest_of(samples)
+    return Answers(digests[id(samples)], torch.cat(losses, dim=1), right, every, samples.targets)
+
+
+def digest_of(samples: Samples) -> str:
+    """Returns a fingerprint of a set of rows, in their order.
+
+    Args:
+        samples: The rows.
+    """
+    hasher = hashlib.sha256()
+    for tensor in (samples.inputs, samples.targets):
+        hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()[:16]
+
+
+def _overlap(problem: Problem, site: int, splits: Sequence[int], on: str) -> float:
+    """Returns the share of a site's test rows that two splits have in common, on average over pairs of splits."""
+    sets = []
+    for split in splits:
+        samples, which = problem.of_split(split).held_out(on)  # type: ignore[arg-type]
+        if len(splits) < 2 or not which or which[site] < 0:
+            return 0.0
+        sets.append(set(_row_hashes(samples[which[site]]).tolist()))
+    pairs = [(a, b) for k, a in enumerate(sets) for b in sets[:k]]
+    return float(np.mean([len(a & b) / min(len(a), len(b)) for a, b in pairs]))
+
+
+def _row_hashes(samples: Samples) -> np.ndarray:
+    """Returns a number for each row that is equal for equal rows."""
+    words = np.stack([samples.inputs.reshape(len(samples), -1).double().numpy().view(np.uint64)], axis=0)[0]
+    factors = np.random.default_rng(0).integers(1, 1 << 63, size=words.shape[1], dtype=np.uint64) | np.uint64(1)
+    return (words * factors).sum(axis=1, dtype=np.uint64)
+
+
+def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
+    """Returns outcomes as the content of a safetensors file.
+
+    Args:
+        outcomes: The outcomes by name, such as that of the model ("final") and the number of the sweep's variant.
+    """
+    tensors, tables = {}, {}
+    for name, one in outcomes.items():
+        for k, answers in enumerate(one.answers):
+            for what in ("losses", "right", "outputs", "targets"):
+                if (tensor := getattr(answers, what)) is not None:
+                    tensors[f"{name}/{k}/{what}"] = tensor.contiguous().clone()
+        tables[name] = {
+            "sites": one.sites,
+            "metric": one.metric,
+            "higher_is_better": one.higher_is_better,
+            "digests": [answers.digest for answers in one.answers],
+            "of_sites": one.of_sites,
+            "overlaps": one.overlaps,
+            "judged_on": one.judged_on,
+        }
+    return save(tensors, {"format": str(_FORMAT), "outcomes": json.dumps(tables)})
+
+
+def read_outcomes(path: str | os.PathLike) -> dict[str, Outcomes]:
+    """Returns the outcomes in a file.
+
+    Args:
+        path: The path of the file.
+
+    Raises:
+        BadInput: The file does not exist or is no file of outcomes.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            if about.get("format") != str(_FORMAT):
+                raise BadInput(f"{path} has outcomes of another version of fairmesh; run the experiment again")
+            names = set(file.keys())
+            found = {}
+            for name, table in json.loads(about["outcomes"]).items():
+                answers = []
+                for k, digest in enumerate(table.pop("digests")):
+                    keys = {what: f"{name}/{k}/{what}" for what in ("losses", "right", "outputs", "targets")}
+                    parts = {what: file.get_tensor(key) for what, key in keys.items() if key in names}
+                    answers.append(Answers(digest, **parts))
+                table["of_sites"] = tuple(map(tuple, table["of_sites"]))
+                table |= {key: tuple(table[key]) for key in ("sites", "overlaps")}
+                found[name] = Outcomes(answers=tuple(answers), **table)
+            return found
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist") from None
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path}: {error}") from error

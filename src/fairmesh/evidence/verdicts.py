@@ -1,0 +1,330 @@
+"""Which of two models is better, site by site, and how sure that is."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fairmesh.errors import BadInput
+from fairmesh.evidence.intervals import (
+    LEVEL,
+    Combined,
+    Estimate,
+    Worst,
+    paired,
+    paired_counts,
+    resampled,
+)
+from fairmesh.evidence.outcomes import Answers, Outcomes, independent_mean, mean_over_sites, value_of
+
+Verdict = Literal["better", "worse", "unclear"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference between two models, and what follows from it.
+
+    Args:
+        difference: The metric of the one minus that of the other; NaN if it is not defined.
+        interval: Its interval.
+        verdict: "better", "worse", or "unclear" if the interval contains 0 or is not known.
+        paired: Whether both answered the same test rows. If not, the interval is wider. Default: True.
+
+    Example:
+        >>> from fairmesh.evidence import versus_counts
+        >>> found = versus_counts(200, only_a=30, only_b=6)
+        >>> found.verdict, found.sentence("alone")
+        ('better', 'better than alone by 6 to 18 points')
+    """
+
+    difference: float
+    interval: tuple[float, float]
+    verdict: Verdict
+    paired: bool = True
+
+    def table(self) -> dict[str, Any]:
+        """Returns the difference as it is written to JSON."""
+        return {"difference": self.difference, "interval": list(self.interval), "verdict": self.verdict}
+
+    def sentence(self, other: str, metric: str = "accuracy") -> str:
+        """Returns the verdict in words.
+
+        Args:
+            other: What was compared with, such as "alone".
+            metric: The metric. Default: "accuracy".
+        """
+        low, high = self.interval
+        if math.isnan(self.difference) or math.isnan(low) or math.isnan(high):
+            return f"compared with {other}: not measured"
+        if self.verdict == "unclear":
+            return (
+                f"no clear difference from {other} ({_signed(low, metric)} to {_signed(high, metric)}{_unit(metric)})"
+            )
+        small, large = sorted((abs(low), abs(high)))
+        word = f"{self.verdict} than {other}"
+        return f"{word} by {_plain(small, metric)} to {_plain(large, metric)}{_unit(metric)}"
+
+
+def _in_points(metric: str) -> bool:
+    return metric not in ("loss", "mae", "rmse", "r2")
+
+
+def _unit(metric: str) -> str:
+    return " points" if _in_points(metric) else f" in {metric}"
+
+
+def _plain(value: float, metric: str) -> str:
+    if not _in_points(metric):
+        return f"{value:.2g}"
+    points = 100 * value
+    return f"{points:.0f}" if points >= 0.95 or points == 0 else f"{points:.1g}"
+
+
+def _signed(value: float, metric: str) -> str:
+    return ("+" if value > 0 else "−" if value < 0 else "") + _plain(abs(value), metric)
+
+
+def difference_of(estimate: Estimate, higher_is_better: bool, level: float = LEVEL, paired: bool = True) -> Difference:
+    """Returns the verdict that follows from the estimate of a difference.
+
+    Args:
+        estimate: The estimate.
+        higher_is_better: Whether a larger metric is better.
+        level: The level of the interval. Default: 0.95.
+        paired: Whether both models answered the same rows. Default: True.
+    """
+    low, high = estimate.interval(level)
+    verdict: Verdict = "unclear"
+    if low > 0 or high < 0:
+        verdict = "better" if (low > 0) == higher_is_better else "worse"
+    return Difference(estimate.value, (low, high), verdict, paired)
+
+
+def versus_counts(rows: int, only_a: int, only_b: int, level: float = LEVEL) -> Difference:
+    """Returns how two models differ in their share of right answers, from counts alone.
+
+    Args:
+        rows: How many test rows there are.
+        only_a: How many of them only the first model answers right.
+        only_b: How many of them only the second model answers right.
+        level: The level of the interval. Default: 0.95.
+
+    Example:
+        >>> from fairmesh.evidence import versus_counts
+        >>> versus_counts(20, only_a=0, only_b=0).verdict
+        'unclear'
+    """
+    return difference_of(paired_counts(rows, only_a, only_b), True, level)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two models differ at every site, at the worst site and on average.
+
+    Args:
+        metric: The metric.
+        sites: The names of the sites.
+        at_sites: The difference at each site.
+        worst: The difference of the two models' worst sites, which may be different sites.
+        mean: The difference of the means over sites.
+        level: The level of the intervals. Default: 0.95.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> from fairmesh.evidence import versus
+        >>> data = fm.data.Digits(nodes=4)
+        >>> short, long = (fm.run(fm.Experiment(data, algorithm=fm.DSGD(), rounds=k)).outcomes() for k in (1, 60))
+        >>> versus(long, short).mean.verdict
+        'better'
+    """
+
+    metric: str
+    sites: tuple[str, ...]
+    at_sites: tuple[Difference, ...]
+    worst: Difference
+    mean: Difference
+    level: float = LEVEL
+
+    @property
+    def paired(self) -> bool:
+        """Whether both models answered the same test rows at every site."""
+        return all(one.paired for one in self.at_sites)
+
+    def count(self, verdict: Verdict) -> int:
+        """Returns at how many sites the verdict is this."""
+        return sum(one.verdict == verdict for one in self.at_sites)
+
+    def table(self) -> dict[str, Any]:
+        """Returns the comparison as it is written to JSON."""
+        return {
+            "metric": self.metric,
+            "level": self.level,
+            "paired": self.paired,
+            "worst": self.worst.table(),
+            "mean": self.mean.table(),
+            "sites": {name: one.table() for name, one in zip(self.sites, self.at_sites)},
+        }
+
+    def sentences(self, other: str) -> list[str]:
+        """Returns one sentence per site.
+
+        Args:
+            other: What was compared with, such as "alone".
+        """
+        return [f"{name}: {one.sentence(other, self.metric)}" for name, one in zip(self.sites, self.at_sites)]
+
+    def sentence(self, other: str) -> str:
+        """Returns one sentence for all sites.
+
+        Args:
+            other: What was compared with, such as "alone".
+        """
+        n = len(self.at_sites)
+        counts = f"{self.count('better')} of {n} sites are better than {other}, {self.count('worse')} worse"
+        return (
+            f"{counts}, {self.count('unclear')} without a clear difference; the worst site: "
+            f"{self.worst.sentence(other, self.metric)}; the mean over sites: {self.mean.sentence(other, self.metric)}"
+        )
+
+
+def versus(a: Outcomes, b: Outcomes, metric: str | None = None, level: float = LEVEL) -> Comparison:
+    """Compares two models at the same sites.
+
+    Where both answered the same test rows, they are compared row by row, and the interval is much narrower than those
+    of the two models suggest. Elsewhere it follows from the two intervals.
+
+    Args:
+        a: What the one answered.
+        b: What the other answered.
+        metric: The metric; None for the primary one of `a`. Default: None.
+        level: The level of the intervals. Default: 0.95.
+
+    Raises:
+        BadInput: They have different sites.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> outcomes = fm.run(fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.DSGD(), rounds=5)).outcomes()
+        >>> fm.evidence.versus(outcomes, outcomes).count("unclear")
+        4
+    """
+    metric = metric or a.metric
+    if a.sites != b.sites:
+        raise BadInput(f"only models of the same sites can be compared; they have {list(a.sites)} and {list(b.sites)}")
+    higher, of_a, of_b = a.higher(metric), a.estimates(metric), b.estimates(metric)
+    same = [bool(a.at(i)) and a.rows_key(i) == b.rows_key(i) for i in range(len(a.sites))]
+    at_sites = []
+    for i, (one, other) in enumerate(zip(of_a, of_b)):
+        found = _paired(a, b, i, metric) if same[i] else Combined((one, other), (1.0, -1.0))
+        at_sites.append(difference_of(found, higher, level, same[i]))
+    return Comparison(
+        metric,
+        a.sites,
+        tuple(at_sites),
+        difference_of(_of_worst(a, b, metric, of_a, of_b), higher, level, all(same)),
+        difference_of(_of_means(a, b, metric, same), higher, level, all(same)),
+        level,
+    )
+
+
+def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
+    mine, theirs = a.scores(site, metric), b.scores(site, metric)
+    if mine is not None and theirs is not None:
+        return paired(mine, theirs, a.overlaps[site], shares=metric == "accuracy")
+    here, there = a.at(site), b.at(site)
+    function = a.function(metric)
+
+    def judged(split: int, seed: int, rows: np.ndarray) -> float:
+        return _mean_value(function, here[split], rows) - _mean_value(function, there[split], rows)
+
+    return resampled(judged, [len(one) for one in here], [1] * len(here), a.overlaps[site])
+
+
+def _mean_value(function: Any, answers: Answers, rows: np.ndarray) -> float:
+    return float(np.mean([value_of(function, answers, seed, rows) for seed in range(len(answers.losses))]))
+
+
+def _of_means(a: Outcomes, b: Outcomes, metric: str, same: Sequence[bool]) -> Estimate:
+    known = [i for i in range(len(a.sites)) if same[i]]
+    scores = {i: (a.scores(i, metric), b.scores(i, metric)) for i in known}
+    measured = [i for i in range(len(a.sites)) if a.at(i) or b.at(i)]
+    if known == measured and all(x is not None and y is not None for x, y in scores.values()):
+        differences = {i: [_by_seed(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()}
+        bounds = (-1.0, 1.0) if metric == "accuracy" else None
+        return mean_over_sites(differences, {i: a.rows_key(i) for i in known}, a.overlaps, bounds, weight=0.5)
+    if known == measured:
+        return independent_mean([_paired(a, b, i, metric) for i in known])
+    return Combined((a.mean(metric), b.mean(metric)), (1.0, -1.0))
+
+
+def _by_seed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a - b if len(a) == len(b) else a.mean(axis=0, keepdims=True) - b.mean(axis=0, keepdims=True)
+
+
+def _of_worst(a: Outcomes, b: Outcomes, metric: str, of_a: Sequence[Estimate], of_b: Sequence[Estimate]) -> Estimate:
+    """Returns the difference of the two worst sites. If they are the same site, its rows correlate."""
+    higher = a.higher(metric)
+    one, other = a.worst(metric), b.worst(metric, higher)
+    i, k = Worst(tuple(of_a), higher).which, Worst(tuple(of_b), higher).which
+    correlation = 0.0
+    if i is not None and k is not None and a.rows_key(i) and a.rows_key(i) == b.rows_key(k):
+        mine, theirs = a.scores(i, metric), b.scores(k, metric)
+        if mine is not None and theirs is not None:
+            correlation = float(np.mean([_correlation(x.mean(axis=0), y.mean(axis=0)) for x, y in zip(mine, theirs)]))
+    return Combined((one, other), (1.0, -1.0), max(0.0, correlation))
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    spread = float(x.std() * y.std())
+    return float(((x - x.mean()) * (y - y.mean())).mean()) / spread if spread > 0 else 0.0
+
+
+def evidence_table(
+    outcomes: Outcomes,
+    metric: str | None = None,
+    level: float = LEVEL,
+    against: Mapping[str, Outcomes] | None = None,
+) -> dict[str, Any]:
+    """Returns the intervals of every site, of the worst and of the mean, as a run writes them to its summary.
+
+    Args:
+        outcomes: What the models answered.
+        metric: The metric; None for the primary one. Default: None.
+        level: The level of the intervals. Default: 0.95.
+        against: Other models by name, such as {"local": ...}; every site is compared with each. Default: None.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> from fairmesh.evidence import evidence_table
+        >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.DSGD(), rounds=5))
+        >>> found = evidence_table(result.outcomes())
+        >>> sorted(found), sorted(found["sites"][0])
+        (['covers', 'level', 'mean', 'metric', 'sites', 'worst'], ['interval', 'n', 'name', 'value', 'versus'])
+    """
+    metric, others = metric or outcomes.metric, against or {}
+    compared = {name: versus(outcomes, other, metric, level) for name, other in others.items()}
+    estimates, worst = outcomes.estimates(metric), outcomes.worst(metric)
+    which = Worst(tuple(estimates), outcomes.higher(metric)).which
+
+    def row(estimate: Estimate, differences: Mapping[str, Difference]) -> dict[str, Any]:
+        return {
+            "value": estimate.value,
+            "interval": list(estimate.interval(level)),
+            "versus": {name: one.table() for name, one in differences.items()},
+        }
+
+    return {
+        "level": level,
+        "metric": metric,
+        "covers": outcomes.covers,
+        "worst": {"site": None if which is None else outcomes.sites[which]}
+        | row(worst, {name: one.worst for name, one in compared.items()}),
+        "mean": row(outcomes.mean(metric), {name: one.mean for name, one in compared.items()}),
+        "sites": [
+            {"name": name, "n": outcomes.rows(i)}
+            | row(estimates[i], {other: one.at_sites[i] for other, one in compared.items()})
+            for i, name in enumerate(outcomes.sites)
+        ],
+    }

@@ -1,0 +1,199 @@
+"""Intervals: how often they cover the truth, and what they do at the edges."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from fairmesh.evidence import Number, Share, Worst, mean, paired, paired_counts, resampled, share, total
+
+SIZES = (20, 50, 500)
+
+
+def covered(draws, truth, level=0.95) -> float:
+    """Returns the share of estimates whose interval contains the truth."""
+    ends = [one.interval(level) for one in draws]
+    return float(np.mean([low <= truth <= high for low, high in ends]))
+
+
+def shares_of(rng, rows: int, truth: float, times: int):
+    return [Share(right / rows, rows) for right in rng.binomial(rows, truth, size=times)]
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_share_covers_the_truth_on_average_over_accuracies(rows):
+    rng = np.random.default_rng(rows)
+    truths = rng.uniform(0.6, 0.98, size=1000)
+    rates = [covered(shares_of(rng, rows, truth, 1), truth) for truth in truths]
+    assert 0.93 <= np.mean(rates) <= 0.97
+
+
+def worst_of(rng, rows: int, truths: list[float], times: int):
+    for right in rng.binomial(rows, truths, size=(times, len(truths))):
+        yield Worst(tuple(Share(count / rows, rows) for count in right.tolist()))
+
+
+WORST = {
+    "equal 0.7": ([0.7] * 10, (0.93, 0.97)),
+    "equal 0.8": ([0.8] * 10, (0.93, 0.97)),
+    "equal 0.9": ([0.9] * 10, (0.91, 0.97)),
+    "equal 0.95": ([0.95] * 10, (0.93, 0.985)),
+    "one is clearly worse": ([0.5] + [0.95] * 9, (0.93, 0.97)),
+    "one is worse": ([0.7] + [0.9] * 9, (0.93, 0.99)),
+    "all differ": (list(np.linspace(0.7, 0.95, 10)), (0.93, 0.99)),
+}
+
+
+@pytest.mark.parametrize("rows", [pytest.param(n, marks=[] if n == 50 else pytest.mark.slow) for n in SIZES])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[] if c in ("equal 0.8", "one is clearly worse") else pytest.mark.slow) for c in WORST],
+)
+def test_worst_of_ten_covers_the_truth(rows, case):
+    truths, (least, most) = WORST[case]
+    rate = covered(worst_of(np.random.default_rng(rows), rows, truths, 1000), min(truths))
+    assert least <= rate <= most, rate
+
+
+def test_worst_of_metrics_where_less_is_better_mirrors_it():
+    shares = [0.3, 0.25, 0.2]
+    low, high = Worst(tuple(Share(1 - one, 40) for one in shares)).interval()
+    found = Worst(tuple(Share(one, 40) for one in shares), higher_is_better=False)
+    assert found.which == 0
+    assert found.interval() == pytest.approx((1 - high, 1 - low))
+
+
+def answers(rng, rows: int, both: float, only_a: float, only_b: float):
+    kinds = rng.choice(4, size=rows, p=[both, only_a, only_b, 1 - both - only_a - only_b])
+    return np.isin(kinds, (0, 1))[None].astype(float), np.isin(kinds, (0, 2))[None].astype(float)
+
+
+@pytest.mark.parametrize(
+    ("rows", "only_a", "only_b", "most"),
+    [
+        (20, 0.15, 0.1, 0.975),
+        (50, 0.15, 0.1, 0.97),
+        pytest.param(500, 0.15, 0.1, 0.97, marks=pytest.mark.slow),
+        pytest.param(20, 0.24, 0.14, 0.97, marks=pytest.mark.slow),
+        pytest.param(20, 0.05, 0.05, 1.0, marks=pytest.mark.slow),  # two rows in 20 tell the models apart
+        pytest.param(50, 0.05, 0.05, 0.985, marks=pytest.mark.slow),
+        pytest.param(500, 0.02, 0.02, 0.97, marks=pytest.mark.slow),
+    ],
+)
+def test_paired_difference_of_shares_covers_the_truth(rows, only_a, only_b, most):
+    rng = np.random.default_rng(rows)
+    pairs = [answers(rng, rows, 0.6, only_a, only_b) for _ in range(1000)]
+    rate = covered([paired([a], [b]) for a, b in pairs], only_a - only_b)
+    assert 0.93 <= rate <= most, rate
+
+
+@pytest.mark.parametrize("rows", [pytest.param(n, marks=[] if n == 20 else pytest.mark.slow) for n in SIZES])
+def test_mean_covers_the_truth_of_skewed_losses(rows):
+    rng = np.random.default_rng(rows)
+    draws = rng.exponential(size=(1000, 1, rows))
+    assert 0.93 <= covered([mean([one]) for one in draws], 1.0) <= 0.97
+
+
+def test_paired_intervals_are_narrower_than_those_of_two_models_suggest():
+    rng = np.random.default_rng(0)
+    a = (rng.uniform(size=(1, 200)) < 0.8).astype(float)
+    b = a.copy()
+    b[0, :6] = 1 - b[0, :6]
+    low, high = paired([a], [b]).interval()
+    alone = share([a]).interval()
+    assert high - low < 0.5 * (alone[1] - alone[0])
+
+
+def split_scores(rng, splits: int, seeds: int, rows: int, of_splits: float, of_seeds: float):
+    for _ in range(splits):
+        shift = rng.normal(0, of_splits)
+        rates = np.clip(0.8 + shift + rng.normal(0, of_seeds, size=(seeds, 1)), 0.02, 0.98)
+        yield (rng.uniform(size=(1, rows)) < rates).astype(float)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("splits", "seeds", "of_splits", "of_seeds"),
+    [(4, 1, 0.05, 0.0), (4, 1, 0.0, 0.0), (1, 4, 0.0, 0.05), (10, 2, 0.05, 0.03)],
+)
+def test_share_covers_seeds_and_splits(splits, seeds, of_splits, of_seeds):
+    rng = np.random.default_rng(splits)
+    draws = [share(list(split_scores(rng, splits, seeds, 100, of_splits, of_seeds))) for _ in range(1000)]
+    assert 0.91 <= covered(draws, 0.8) <= 0.985
+
+
+def test_more_spread_over_seeds_or_splits_widens_an_interval():
+    rng = np.random.default_rng(0)
+    rows = (rng.uniform(size=(1, 100)) < 0.8).astype(float)
+    apart = [
+        np.concatenate([rows[:, :0], np.repeat([[1.0, 0.0]], [k, 100 - k], axis=1)], axis=1) for k in (60, 80, 100)
+    ]
+    alike = [np.repeat([[1.0, 0.0]], [80, 20], axis=1)] * 3
+
+    def width(estimate):
+        low, high = estimate.interval()
+        return high - low
+
+    assert width(share(apart)) > 2 * width(share(alike))
+    assert width(share(alike, overlap=1.0)) == pytest.approx(width(share(alike[:1])), rel=0.02)
+    seeds = np.concatenate(apart)
+    assert width(share([seeds])) > 1.3 * width(share([alike[0]]))
+
+
+@pytest.mark.parametrize("right", [0, 20])
+def test_share_of_all_or_none_has_an_interval(right):
+    low, high = share([np.repeat([[1.0, 0.0]], [right, 20 - right], axis=1)]).interval()
+    assert high - low == pytest.approx(0.161, abs=0.001)
+    assert (low if right == 0 else high) == right / 20
+
+
+def test_paired_without_a_row_that_tells_the_models_apart_has_an_interval():
+    low, high = paired_counts(20, 0, 0).interval()
+    assert low == -high
+    assert 0.05 < high < 0.15
+
+
+def test_estimates_of_one_row_or_none_do_not_fail():
+    assert share([np.ones((1, 1))]).interval() == pytest.approx((0.2065, 1.0), abs=1e-3)
+    assert all(math.isnan(end) for end in mean([np.ones((1, 1))]).interval())
+    assert math.isnan(share([]).value)
+    assert all(math.isnan(end) for end in share([]).interval())
+    assert all(math.isnan(end) for end in Worst((Share(math.nan, 0),)).interval())
+    assert Worst((Share(math.nan, 0), Share(0.5, 10))).which == 1
+    low, high = paired_counts(1, 1, 0).interval()
+    assert -1 <= low < high <= 1
+    assert all(math.isnan(end) for end in total([]).interval())
+
+
+def test_worst_contains_its_value_and_reaches_below_every_site():
+    sites = tuple(Share(one, 30) for one in (0.8, 0.7, 0.75))
+    low, high = Worst(sites).interval()
+    assert low == min(site.interval()[0] for site in sites)
+    assert 0.7 < Share(0.7, 30).interval()[1] - 0.02 < high
+
+
+def test_resampled_covers_a_metric_of_all_rows_and_leaves_out_undefined_resamples():
+    rng = np.random.default_rng(0)
+    draws, truth = rng.normal(size=(100, 60)), 0.0
+    found = [resampled(lambda k, s, rows, x=x: float(np.median(x[rows])), [60], [1], resamples=100) for x in draws]
+    assert 0.88 <= covered(found, truth) <= 0.99
+    few = resampled(lambda k, s, rows: math.nan if len(rows) and rows[0] % 2 else 0.5, [10], [1], bounded=True)
+    assert few.interval()[1] > few.interval()[0]
+    nowhere = resampled(lambda k, s, rows: math.nan, [10], [1])
+    assert math.isnan(nowhere.interval()[0])
+
+
+def test_bootstrap_of_fifty_sites_is_quick():
+    rng = np.random.default_rng(0)
+    sites = [rng.exponential(size=(1, rows)) for rows in range(450, 500)]
+    mean([sites[0]])
+    started = time.process_time()
+    for site in sites:
+        mean([site]).interval()
+    assert time.process_time() - started < 1.0
+
+
+def test_number_follows_students_t():
+    low, high = Number(2.5, 4, 1.2909944 / 2, freedom=3).interval()
+    assert (high - low) / 2 == pytest.approx(3.1824463 * 1.2909944 / 2)
