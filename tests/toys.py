@@ -212,9 +212,10 @@ def problem(n: int = 8, **fields) -> fm.Problem:
 
 
 def on_stack(
-    problem: fm.Problem, topology: fm.topologies.Topology, *, seeds=(0,), dtype=torch.float64, calls=1, **network
-):
+    problem: fm.Problem, topology: fm.topologies.Topology, *, seeds=(0,), dtype=torch.float64, calls=1, trace=True,
+    **network,
+):  # fmt: skip
     """A memory network over a topology and the oracle of its nodes."""
     net = MemoryNetwork(topology.build(problem.n), dtype=dtype, **network)
-    oracle = Oracle(problem, net.hosted, net.identities, seeds=seeds, calls_per_round=calls, dtype=dtype)
+    oracle = Oracle(problem, net.hosted, net.identities, seeds=seeds, calls_per_round=calls, dtype=dtype, trace=trace)
     return net, oracle

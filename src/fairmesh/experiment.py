@@ -80,6 +80,7 @@ class Experiment:
             with names of your own. There a function is written as "file.py:name", or as a table with `function` and
             `higher_is_better`. Default: {}.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
+        models_at_once: How many models are evaluated at once, as in `Problem`. Default: "auto".
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`; None for only the common model. Default: None.
         contract: What the data of every site must look like, as in `fm.data.Contract`; None for no check. Default:
@@ -121,6 +122,7 @@ class Experiment:
         default_factory=dict
     )
     objective: Objective = field(default_factory=Objective)
+    models_at_once: int | Literal["auto", "all"] = "auto"
     personalization: Personalization | None = None
     contract: Contract | None = None
     observers: tuple[Observer, ...] = ()
@@ -207,6 +209,7 @@ class Experiment:
             augment=self.augment,
             metrics=self.metrics,
             objective=self.objective,
+            models_at_once=self.models_at_once,
         )
 
 

@@ -1,5 +1,8 @@
 """Models and losses that cannot be trained node by node are refused when the problem is made, with the reason."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -130,30 +133,22 @@ class Drawing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "draw",
+    ("draw", "whose"),
     [
-        lambda inputs: F.dropout(inputs, 0.5),
-        lambda inputs: inputs + torch.rand(FEATURES),
-        lambda inputs: inputs + torch.randn_like(inputs),
+        (lambda inputs: F.rrelu(inputs, training=True), "torch"),
+        (lambda inputs: inputs * random.random(), "Python"),
+        (lambda inputs: inputs * np.random.rand(), "numpy"),  # noqa: NPY002
     ],
-    ids=["F.dropout", "torch.rand", "torch.randn_like"],
+    ids=["F.rrelu", "random", "numpy"],
 )
-def test_model_that_draws_from_torchs_generator_is_refused(draw):
-    problem_refused("generator", "nn.Dropout", model=Drawing(draw), sites=SITES)
+def test_model_that_draws_what_no_stream_replaces_is_refused(draw, whose):
+    problem_refused("generator", whose, "torch.rand", model=Drawing(draw), sites=SITES)
 
 
-@pytest.mark.parametrize("layer", [nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)])
-def test_alpha_dropout_is_refused_by_layer_with_what_to_use(layer):
-    problem_refused(
-        f"layer 1 ({type(layer).__name__})",
-        "nn.Dropout",
-        model=model_with(layer),
-        sites=SITES,
-    )
-
-
-def test_alpha_dropout_that_is_switched_off_is_allowed():
-    assert fm.Problem(model=model_with(nn.AlphaDropout(0.2).eval()), sites=SITES).n == 2
+def test_model_with_a_generator_of_its_own_is_refused():
+    generator = torch.Generator()
+    model = Drawing(lambda inputs: inputs + torch.rand(FEATURES, generator=generator))
+    problem_refused("torch.rand", "generator=", model=model, sites=SITES)
 
 
 def test_augmentation_that_draws_from_torchs_generator_is_refused():
@@ -163,13 +158,6 @@ def test_augmentation_that_draws_from_torchs_generator_is_refused():
         sites=SITES,
         augment=lambda batch, draw: batch + torch.rand(FEATURES),
     )
-
-
-def test_dropout_layer_of_ones_own_kind_is_refused():
-    class Mine(nn.Dropout):
-        pass
-
-    problem_refused("generator", model=model_with(Mine(0.3)), sites=SITES)
 
 
 def test_loss_with_class_weights_is_refused_also_where_site_0_holds_one_class():

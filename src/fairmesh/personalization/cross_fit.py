@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from fairmesh.data.reserve import order_by_class
 from fairmesh.data.samples import Samples
@@ -17,6 +16,7 @@ from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.stacking import over_models
 
 _BETA1, _BETA2, _TINY = 0.9, 0.99, 1e-8  # of the scaled steps, as in Tracked AD-GDA
 _LOOKS = 20  # models along a path that are judged; early ones are closer together
@@ -80,7 +80,7 @@ class CrossFit:
     ):
         self.problem, self._folds, self._seed = problem, folds, seed
         self._device, self._dtype, self._trace, self._progress = device, dtype, trace, progress
-        self._model = problem.flat_model.to(device, dtype)
+        self._outputs = over_models(problem.flat_model.to(device, dtype), problem.at_once(device))
         pools = [_pool(problem, i) for i in sites]
         self.sizes = torch.tensor([len(pool) for pool, _ in pools])
         self.site_of_row = torch.repeat_interleave(torch.arange(len(sites)), self.sizes)
@@ -124,7 +124,7 @@ class CrossFit:
         found = None
         for table in self._held.split(width, dim=1):
             inputs = as_floats(self._inputs[table.clamp(min=0)].to(self._device), self._dtype)
-            outputs = vmap(self._model)(rows, inputs)[(table >= 0).to(self._device)].cpu()
+            outputs = self._outputs(rows, inputs)[(table >= 0).to(self._device)].cpu()
             found = torch.empty(len(self.targets), *outputs.shape[1:], dtype=outputs.dtype) if found is None else found
             found[table[table >= 0]] = outputs
         if found is None:

@@ -1,10 +1,11 @@
-"""A module as a flat row of parameters: any `nn.Module`, evaluated for many rows at once by vmap."""
+"""A module as a flat row of parameters: any `nn.Module`, evaluated for a row by vmap or by itself."""
 
 import copy
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
+from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
 
@@ -32,22 +34,38 @@ class _StreamDropout(nn.Module):
 
     key: Tensor
 
-    def __init__(self, probability: float, spatial: int, layer: int):
+    def __init__(self, p: float, spatial: int, layer: int):
         super().__init__()
-        self.probability, self.spatial, self.layer = probability, spatial, layer
+        self.p, self.spatial, self.layer = p, spatial, layer  # p as in torch's layers: some models read it
         self.uses = 0  # of this layer in the current pass; each call draws its own mask
+        self.again = False  # whether a part of the pass is computed again, to save memory
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training:
             return inputs
+        if self.again and self.uses > 1:  # which of its uses is this?
+            raise draw_computed_again()
+        use = 0 if self.again else self.uses
+        self.uses += not self.again
         shape = inputs.shape[: inputs.ndim - self.spatial]
         one = torch.zeros(1, dtype=torch.int64, device=self.key.device)
-        key = random_streams.keys(self.key, f"dropout {self.layer}", self.uses, one).squeeze(-1)
-        self.uses += 1
-        kept = random_streams.uniform(key, math.prod(shape), inputs.dtype) >= self.probability
+        key = random_streams.keys(self.key, f"dropout {self.layer}", use, one).squeeze(-1)
+        kept = random_streams.uniform(key, math.prod(shape), inputs.dtype) >= self.p
         mask = kept.reshape(*shape, *[1] * self.spatial)
-        return inputs * mask / (1.0 - self.probability or 1.0)
+        return inputs * mask / (1.0 - self.p or 1.0)
+
+
+class _Inside(nn.Module):
+    """Lets an action run while `functional_call` has put other parameters into a module: a gradient may compute parts
+    of the model again, and needs them too."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, action: Callable[[nn.Module], Any]) -> Any:
+        return action(self.module)
 
 
 class FlatModel:
@@ -67,6 +85,8 @@ class FlatModel:
         self._shapes = [p.shape for p in trainable.values()]
         self._sizes = [p.numel() for p in trainable.values()]
         self.dim = sum(self._sizes)
+        self._inside = _Inside(self._training)
+        self._holds_a_row = False  # whether the module's parameters are those of a row at the moment
         held = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
         self._fixed = {name: t.detach() for name, t in held.items() if name not in trainable}
 
@@ -107,14 +127,71 @@ class FlatModel:
     def __call__(self, row: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
         """Returns the outputs of the model with this row's parameters.
 
-        With a key, the model is in training mode and draws its dropout masks from the key."""
-        tensors = self._fixed | self.parameters_of(row)
+        With a key, the model is in training mode and draws its random numbers from the key. Without one, a model that
+        draws all the same draws the same numbers every time."""
         if key is None:
-            return functional_call(self._evaluation, tensors, (inputs,))
-        tensors |= dict.fromkeys(self._dropouts, key)
+            with TorchDraws(torch.zeros((), dtype=torch.int64, device=row.device)):
+                return functional_call(self._evaluation, self._fixed | self.parameters_of(row), (inputs,))
         for layer in self._dropouts.values():
-            layer.uses = 0
-        return functional_call(self._training, tensors, (inputs,))
+            layer.uses, layer.again = 0, False
+        with TorchDraws(key):
+            if self._holds_a_row:
+                return self._training(inputs)
+            tensors = self._fixed | self.parameters_of(row) | dict.fromkeys(self._dropouts, key)
+            return functional_call(self._training, tensors, (inputs,))
+
+    def with_gradient(
+        self, loss: Callable[..., Any], row: Tensor, batch: Sequence[Tensor], gradient: Tensor, has_aux: bool = False
+    ) -> Any:
+        """Computes a loss and its gradient by ordinary automatic differentiation.
+
+        Args:
+            loss: (row, inputs, targets, key, ...) -> a scalar, or with `has_aux` a scalar and more. It evaluates this
+                model in training mode.
+            row: The parameters (dim,).
+            batch: The other arguments of the loss.
+            gradient: Where the gradient is written (dim,).
+            has_aux: Whether the loss returns more than a scalar. Default: False.
+
+        Returns:
+            What the loss returns, detached.
+
+        Raises:
+            BadInput: The model changes its buffers.
+        """
+        leaves = {name: piece.detach().requires_grad_() for name, piece in self.parameters_of(row).items()}
+        keys = dict.fromkeys(self._dropouts, batch[2])
+        versions = {name: tensor._version for name, tensor in self._fixed.items() if name not in keys}
+
+        def act(module: nn.Module) -> Any:
+            with torch.enable_grad():
+                found = loss(row, *batch)
+                value = found[0] if has_aux else found
+            for layer in self._dropouts.values():
+                layer.again = True
+            torch.autograd.backward(value)  # not grad(), which checkpointing in its old form does not support
+            with torch.no_grad():
+                for target, leaf in zip(gradient.split(self._sizes), leaves.values()):
+                    target.zero_() if leaf.grad is None else target.copy_(leaf.grad.reshape(-1))
+            for name, buffer in module.named_buffers():
+                if name in versions and (buffer is not self._fixed[name] or buffer._version != versions[name]):
+                    raise BadInput(
+                        f"the model changes its buffer {name} in training mode, which all nodes would share; give the "
+                        "layer no running state, or call .eval() on it"
+                    )
+            return tuple(part.detach() for part in found) if has_aux else found.detach()
+
+        self._holds_a_row = True
+        try:
+            tensors = {f"module.{name}": tensor for name, tensor in (self._fixed | leaves | keys).items()}
+            return functional_call(self._inside, tensors, (act,))
+        finally:
+            self._holds_a_row = False
+
+    def switched_off(self) -> str | None:
+        """Returns the layers that draw only in training mode, in words, if the whole module is in evaluation mode."""
+        drawing = [type(layer).__name__ for layer in self._original.modules() if _drops(layer)]
+        return f"{', '.join(sorted(set(drawing)))}" if drawing and not self._original.training else None
 
     def fixed(self) -> list[Tensor]:
         """Returns frozen parameters and buffers, in the order of their names."""
@@ -144,13 +221,15 @@ def _refuse_unsuitable(module: nn.Module) -> None:
                     f"{where} keeps batch statistics, which nodes with different data cannot share; use nn.GroupNorm, "
                     "or call .eval() on a frozen pretrained layer"
                 )
-        if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout) and layer.p > 0 and layer.training:
-            raise BadInput(
-                f"{where} draws from torch's own generator; use nn.Dropout, which draws from fairmesh's streams"
-            )
     for name, tensor in module.named_parameters():
         if is_lazy(tensor):
             raise BadInput(f"parameter {name} is not initialised yet; run the lazy model once on a sample first")
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Returns whether a layer drops numbers in training mode, by the names that torch and others use."""
+    chances = (getattr(layer, name, 0.0) for name in ("p", "dropout", "drop_prob"))
+    return any(isinstance(chance, float) and 0.0 < chance <= 1.0 for chance in chances)
 
 
 def _replace_dropouts(module: nn.Module) -> dict[str, _StreamDropout]:

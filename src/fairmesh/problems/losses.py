@@ -1,14 +1,12 @@
-"""The loss of one row on one batch, as vmap runs it for all nodes, and the check of a user's loss."""
+"""The loss of one row on one batch, in training and in evaluation mode."""
 
 import itertools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
-from fairmesh.errors import BadInput
 from fairmesh.metrics.base import predicted_labels
 from fairmesh.numerics import random_streams
 from fairmesh.problems.flat_model import FlatModel
@@ -131,66 +129,3 @@ def evaluation_error(model: FlatModel) -> Callable[..., Tensor]:
         return ((labels != targets.reshape(labels.shape)).to(row.dtype) * weights).sum()
 
     return function
-
-
-def check_loss(
-    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tensor, Tensor]
-) -> None:
-    """Computes one gradient on a small batch, as training does.
-
-    Raises BadInput if the loss is not a scalar mean over samples, or if the model draws random numbers of its own."""
-    inputs, targets = batch
-    arguments = [t.unsqueeze(0) for t in (row, inputs, targets, torch.zeros((), dtype=torch.int64))]
-    function = batch_loss(model, loss, augment)
-    try:
-        with warnings.catch_warnings():  # targets (batch,) against outputs (batch, 1): torch only warns
-            warnings.filterwarnings("error", message="Using a target size")
-            value = vmap(function)(*arguments)
-        if value.ndim != 1:
-            raise BadInput(
-                f"the loss must return a scalar, the mean over the batch, got shape {tuple(value.shape[1:])}; "
-                "use reduction='mean'"
-            )
-        vmap(grad_and_value(function))(*arguments)
-        with torch.no_grad():
-            outputs = model(row, inputs)
-            whole, parts = loss(outputs, targets), per_sample(loss, outputs, targets)
-    except BadInput:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise _explained(error) from error
-    if not bool(torch.isfinite(whole)):
-        raise BadInput(f"the loss of the first samples of site 0 is {float(whole)} before training has begun")
-    for at in (outputs, *_drawn_like(outputs)):
-        try:
-            whole, parts = loss(at, targets), per_sample(loss, at, targets)
-        except Exception:
-            continue
-        if bool(torch.isfinite(whole)) and not torch.allclose(whole, parts.mean(), rtol=1e-3, atol=1e-6):
-            raise BadInput(
-                f"the loss of {len(inputs)} samples is {float(whole):.6g}, but the mean of their single losses is "
-                f"{float(parts.mean()):.6g}; every node is measured by the mean over its samples: use "
-                f"reduction='mean', no class weights, and targets {tuple(targets.shape)} that go with outputs "
-                f"{tuple(outputs.shape)}"
-            )
-
-
-def _drawn_like(outputs: Tensor) -> Iterator[Tensor]:
-    """Yields other outputs: at initial ones, which may all be zero, a loss with class weights can look like a mean."""
-    generator = torch.Generator().manual_seed(0)
-    if outputs.is_floating_point():
-        for _ in range(3):
-            yield outputs + torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype)
-
-
-def _explained(error: Exception) -> BadInput:
-    text = str(error).splitlines()[0] if str(error) else repr(error)
-    if "random" in text and "vmap" in text:
-        return BadInput(
-            "the model, loss or augmentation draws from torch's own generator, so runs could not be repeated; use "
-            "nn.Dropout layers and, in augment(batch, draw), uniforms from draw(*shape)"
-        )
-    return BadInput(
-        "model and loss cannot be run on a few samples of the first sites (under torch.vmap): "
-        f"{type(error).__name__}: {text}"
-    )

@@ -11,6 +11,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.metrics.base import predicted_labels
 from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.stacking import over_models
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 
@@ -46,7 +47,8 @@ class Evaluator:
         self._problem, self._dtype, self._device = problem, dtype, torch.device(device)
         self._of_site = torch.tensor(of_site, dtype=torch.int64)
         self._sizes = [len(samples) for samples in sets]
-        self._model = problem.flat_model.to(self._device, dtype)
+        model, at_once = problem.flat_model.to(self._device, dtype), problem.at_once(self._device)
+        self._outputs = over_models(model, at_once, in_dims=(0, None))
         if sets:
             home = home or device
             self._inputs = torch.cat([samples.inputs for samples in sets]).to(home)
@@ -101,7 +103,7 @@ class Evaluator:
             inputs = as_floats(self._inputs[here].to(self._device), self._dtype)
             targets = self._targets[here].to(self._device)
             owner = self._set_of_sample[here] - first
-            outputs = vmap(self._model, in_dims=(0, None))(rows, inputs)
+            outputs = self._outputs(rows, inputs)
             each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs).double().cpu()
             losses.index_add_(1, owner, each)  # on the host: a GPU adds in no fixed order
             if bool(each.isnan().any()):

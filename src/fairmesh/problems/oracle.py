@@ -4,13 +4,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
-from fairmesh.numerics.tracing import Traced
 from fairmesh.problems import convolutions
 from fairmesh.problems.losses import (
     as_floats,
@@ -24,6 +22,7 @@ from fairmesh.problems.losses import (
 )
 from fairmesh.problems.objective import LEARNABLE, held_out_last
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.stacking import gradients, over_models
 from fairmesh.problems.subgroups import Seen, seen_in
 
 AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
@@ -106,20 +105,17 @@ class Oracle:
         draw_shape = (len(self.seeds), len(hosted))
         self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
         self._shape = (*draw_shape, self.model.dim)
+        at_once, rows = problem.at_once(device), draw_shape[0] * draw_shape[1]
         loss = (weighted_loss if self._weighted else batch_loss)(self.model, problem.loss, problem.augment)
-        loss = convolutions.of_many(loss, draw_shape[0] * draw_shape[1], device)
-        self._values = vmap(loss)
-        self._errors = vmap(batch_error(self.model, problem.augment))
-        self._held_values = vmap(evaluation_loss(self.model, problem.loss))
-        self._held_errors = vmap(evaluation_error(self.model))
-        gradients = vmap(grad_and_value(loss))
-        self._gradients = Traced(gradients) if trace else gradients
+        self._values = over_models(convolutions.of_many(loss, at_once or rows, device), at_once)
+        self._errors = over_models(batch_error(self.model, problem.augment), at_once)
+        self._held_values = over_models(evaluation_loss(self.model, problem.loss), at_once)
+        self._held_errors = over_models(evaluation_error(self.model), at_once)
+        self._gradients = gradients(self.model, loss, at_once, rows, device, trace=trace)
         if self.subgroups:
-            each = convolutions.of_many(
-                losses_of_rows(self.model, problem.loss, problem.augment), draw_shape[0] * draw_shape[1], device
-            )
-            self._gradients_and_rows = vmap(grad_and_value(each, has_aux=True))
-            self._held_rows = vmap(evaluation_losses(self.model, problem.loss))
+            each = losses_of_rows(self.model, problem.loss, problem.augment)
+            self._gradients_and_rows = gradients(self.model, each, at_once, rows, device, has_aux=True)
+            self._held_rows = over_models(evaluation_losses(self.model, problem.loss), at_once)
 
     @staticmethod
     def _starts_of(problem: Problem, sizes: Tensor) -> Tensor:

@@ -19,12 +19,15 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.metrics.base import Metric, NamedMetric, Task, chosen_metrics, task_of
+from fairmesh.problems.checks import check_gradient, check_mean, why_not_stacked
 from fairmesh.problems.flat_model import FlatModel
-from fairmesh.problems.losses import Augmentation, Loss, as_floats, check_loss, reads_logits
+from fairmesh.problems.losses import Augmentation, Loss, as_floats, reads_logits
 from fairmesh.problems.objective import Objective
+from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
 
 BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
+_TARGETS_CHECKED = 32  # of each site, by which the loss is checked
 _RESERVED = {
     "round", "replica", "seed", "loss", "lambda", "phi", "validation", "own_models", "consensus_models",
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
@@ -69,8 +72,8 @@ class Problem:
 
     Args:
         model: A module, whose weights every run starts from, or a function without arguments that makes one, called
-            for each seed. Layers with batch statistics are refused; use `nn.GroupNorm`. Dropout draws from fairmesh's
-            random streams.
+            for each seed. Layers with batch statistics are refused; use `nn.GroupNorm`. Dropout and torch's other
+            random functions draw from fairmesh's random streams while the model runs.
         sites: One `Site` per node, or just its training samples.
         loss: (outputs, targets) -> scalar tensor, the mean over the samples. Default:
             torch.nn.functional.cross_entropy.
@@ -87,6 +90,10 @@ class Problem:
             a table of names, to built-in ones, `fm.Metric`, or functions (outputs, targets) of a whole test set ->
             number, higher is better. Accuracy, if targets are labels, and loss are always measured. Default: {}.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
+        models_at_once: How many models (nodes times replicas) are evaluated at once: "all" by vmap, a number k >= 1 to
+            bound the memory, 1 for one after another, which takes any module. "auto" is "all" or 1, by the kind of
+            model: 1 if vmap cannot evaluate it (LSTMs, checkpointing, branches on data) or, on a CPU, if its layers are
+            slower stacked (docs/performance.md). Results agree to rounding. Default: "auto".
         splits: The same problem with other splits of the data into training and test rows. Every replica is trained on
             every split, all in one batch. `fm.train` makes it from a list of problems. Default: ().
 
@@ -117,6 +124,7 @@ class Problem:
         default_factory=dict
     )
     objective: Objective = field(default_factory=Objective)
+    models_at_once: int | Literal["auto", "all"] = "auto"
     splits: Sequence["Problem"] = ()
 
     def __post_init__(self):
@@ -126,6 +134,9 @@ class Problem:
             raise BadInput(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise BadInput(f"clip_norm must be > 0, got {self.clip_norm}")
+        number = type(self.models_at_once) is int and self.models_at_once >= 1
+        if not number and self.models_at_once not in ("auto", "all"):
+            raise BadInput(f"models_at_once must be 'auto', 'all' or a whole number >= 1, got {self.models_at_once!r}")
         given = [site if isinstance(site, Site) else Site(site) for site in self.sites]
         sites = [self._read(i, site) for i, site in enumerate(given)]
         object.__setattr__(self, "sites", sites)
@@ -161,6 +172,7 @@ class Problem:
             ("number of parameters", self.flat_model.dim, other.flat_model.dim),
             ("metrics", list(self.metrics_by_name), list(other.metrics_by_name)),
             ("sampling", self.sampling, other.sampling),
+            ("models_at_once", self.models_at_once, other.models_at_once),
         ):
             if mine != theirs:
                 raise BadInput(
@@ -426,17 +438,74 @@ class Problem:
                 self._checked(site.reserved, f"reserved rows of site {i} ({site.name})")
         for split in ("test", "validation"):
             self.held_out(split)
-        some = [self.sites[i].train for i in self.here[:8]]  # of several sites: one alone may hold a single class
+        inputs, targets, more = self._few_samples()
+        row = self.initial_row(0).float()
+        check_gradient(model, row, self.loss, self.augment, (inputs, targets))
+        with torch.no_grad():
+            check_mean(self.loss, model(row, inputs), torch.cat([targets, more]))
+        self.at_once(torch.device("cpu"))  # refuses a model that cannot be evaluated in the way that is asked for
+        for name, metric in self.metrics_by_name.items():
+            if isinstance(metric, NamedMetric):
+                metric.check(name, self.task, self.classes)
+
+    def _few_samples(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns inputs and targets of two samples of each of several sites, since one site may hold a single class;
+        and targets of more samples, spread over these sites."""
+        some = [self.sites[i].train for i in self.here[:8]]
         two = torch.arange(2)
         inputs, targets = (
             torch.cat([getattr(samples, what)[two % len(samples)] for samples in some])
             for what in ("inputs", "targets")
         )
-        batch = as_floats(inputs, torch.float32), as_floats(targets, torch.float32)
-        check_loss(model, self.initial_row(0).float(), self.loss, self.augment, batch)
-        for name, metric in self.metrics_by_name.items():
-            if isinstance(metric, NamedMetric):
-                metric.check(name, self.task, self.classes)
+        spread = [torch.linspace(0, len(samples) - 1, min(len(samples), _TARGETS_CHECKED)).long() for samples in some]
+        more = torch.cat([samples.targets[rows] for samples, rows in zip(some, spread)])
+        return as_floats(inputs, torch.float32), as_floats(targets, torch.float32), as_floats(more, torch.float32)
+
+    def at_once(self, device: torch.device) -> AtOnce:
+        """Returns how many models are evaluated at once on a device; None for all."""
+        if isinstance(self.models_at_once, int):
+            if self.models_at_once > 1 and self._why_not_stacked is not None:
+                raise self._not_stackable()
+            return self.models_at_once
+        if self.models_at_once == "auto" and device.type == "cpu" and self._slower_stacked is not None:
+            return 1
+        if self._why_not_stacked is None:
+            return None
+        if self.models_at_once == "all":
+            raise self._not_stackable()
+        return 1
+
+    def _not_stackable(self) -> BadInput:
+        return BadInput(
+            f"models_at_once = {self.models_at_once!r}: torch.vmap cannot evaluate several of these models at once "
+            f"({self._why_not_stacked}); use 1 or 'auto'"
+        )
+
+    @cached_property
+    def _slower_stacked(self) -> str | None:
+        return slower_stacked(self._module(0))
+
+    @cached_property
+    def _why_not_stacked(self) -> str | None:
+        inputs, targets, _ = self._few_samples()
+        model = self.flat_model.to(torch.device("cpu"), torch.float32)
+        return why_not_stacked(model, self.initial_row(0).float(), self.loss, self.augment, (inputs, targets))
+
+    def note_on_stacking(self, device: torch.device) -> str | None:
+        """Returns why models are evaluated one after another on a device, unless that was asked for or they are not."""
+        if self.models_at_once != "auto" or self.at_once(device) is None:
+            return None
+        cause = self._slower_stacked if device.type == "cpu" else None
+        cause = cause or f"torch.vmap cannot evaluate several at once ({self._why_not_stacked})"
+        return f"models are evaluated one after another: {cause}"
+
+    def note_on_evaluation_mode(self) -> str | None:
+        """Returns which layers a module in evaluation mode trains without, or None."""
+        layers = self.flat_model.switched_off()
+        return layers and (
+            f"the model is in evaluation mode, as from_pretrained returns it, so {layers} will not drop anything; call "
+            "model.train() before fm.Problem(model, ...) to train with dropout"
+        )
 
     def digests_here(self) -> dict[int, str]:
         """Returns a fingerprint of the training data of every site that is here, in all splits."""
@@ -455,6 +524,8 @@ class Problem:
             hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
         described = (self._module(0), self.sampling, self.weight_decay, self.clip_norm)
         hasher.update(f"{described} {_named(self.loss)} {_named(self.augment)}".encode())
+        if self.models_at_once != "auto":  # "auto" depends on the model alone
+            hasher.update(f"{self.models_at_once} at once".encode())
         if self.objective.identity() is not None:
             hasher.update(f"{self.objective.identity()}".encode())
         return hasher.hexdigest()[:16]

@@ -103,8 +103,8 @@ def train(
         settings: The settings to write into `out`; None for those of the topology and the algorithm. Default: None.
         observers: Called after every round: `fm.observers.Observer` objects, or functions of the number of rounds done
             and the state. Default: ().
-        announce: Called with a sentence about the memory that the run takes, before the first round, and with one
-            about the personalization, after the last. Default: None.
+        announce: Called with sentences about the model and the memory that the run takes, before the first round, and
+            with one about the personalization, after the last. Default: None.
         handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Otherwise the
             process's signal handlers are left alone. Default: False.
         process_group: The processes that train together, if this is one of several, each with some of the nodes and
@@ -171,10 +171,14 @@ def train(
     if folder and folder.resuming:
         at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
     at_once = min(process_group.all_gather_json(at_once))
+    switched_off = problem.note_on_evaluation_mode()
     if announce:
-        announce(sentence)
+        for said in filter(None, (problem.note_on_stacking(kind["device"]), switched_off, sentence)):
+            announce(said)
         if problem.preprocessing is not None:
             announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
+    elif switched_off:
+        warnings.warn(switched_off, UserWarning, stacklevel=2)
     if process_group.world_size > 1 and at_once < len(replicas):
         with process_group.fail_together():
             raise BadInput(

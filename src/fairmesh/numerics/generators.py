@@ -1,0 +1,29 @@
+"""The random generators of the whole process: torch's, Python's and numpy's. fairmesh draws from none of them."""
+
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+
+class GeneratorStates(NamedTuple):
+    """The states of the process's generators at one moment."""
+
+    torch: Any
+    python: Any
+    numpy: Any
+
+    @staticmethod
+    def now() -> "GeneratorStates":
+        return GeneratorStates(torch.get_rng_state(), random.getstate(), np.random.get_state())  # noqa: NPY002
+
+    def moved(self) -> list[str]:
+        """Returns the names of the generators that were used since then."""
+        after = GeneratorStates.now()
+        found = {
+            "torch": not torch.equal(self.torch, after.torch),
+            "Python's random": self.python != after.python,
+            "numpy": any(np.any(a != b) for a, b in zip(self.numpy, after.numpy)),
+        }
+        return [name for name, used in found.items() if used]

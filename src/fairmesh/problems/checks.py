@@ -1,0 +1,114 @@
+"""Checks of model and loss on a few samples, before anything is trained."""
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from fairmesh.errors import BadInput, in_a_line
+from fairmesh.numerics.generators import GeneratorStates
+from fairmesh.problems.flat_model import FlatModel
+from fairmesh.problems.losses import Augmentation, Loss, batch_loss, per_sample
+from fairmesh.problems.stacking import refuse_moved
+
+_NUMBERS = 1 << 20  # of drawn outputs at most
+_SPREAD = 3.0  # standard deviation of drawn outputs around those of the model
+
+
+def check_gradient(
+    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tensor, Tensor]
+) -> None:
+    """Computes one gradient on a small batch. Raises BadInput if model and loss cannot be run, if the loss is not a
+    finite scalar, or if random numbers are drawn that are not the node's own."""
+    arguments = (*batch, torch.zeros((), dtype=torch.int64))
+    before = GeneratorStates.now()
+    try:
+        with warnings.catch_warnings():  # targets (batch,) against outputs (batch, 1): torch only warns
+            warnings.filterwarnings("error", message="Using a target size")
+            value = model.with_gradient(
+                _scalar(batch_loss(model, loss, augment)), row, arguments, torch.empty_like(row)
+            )
+    except BadInput:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise _failed(error) from error
+    refuse_moved(before)
+    if not bool(torch.isfinite(value)):
+        raise BadInput(f"the loss of the first samples of site 0 is {float(value)} before training has begun")
+
+
+def _scalar(function):
+    """Returns the same function, which refuses to return anything but a scalar."""
+
+    def checked(*arguments: Tensor) -> Tensor:
+        value = function(*arguments)
+        if not isinstance(value, Tensor):
+            raise BadInput(f"the loss must return a scalar tensor, got a {type(value).__name__}")
+        if value.ndim:
+            raise BadInput(
+                f"the loss must return a scalar, the mean over the batch, got shape {tuple(value.shape)}; use "
+                "reduction='mean'"
+            )
+        return value
+
+    return checked
+
+
+def why_not_stacked(
+    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tensor, Tensor]
+) -> str | None:
+    """Returns why vmap cannot evaluate several models at once, in a line, or None if it can."""
+    arguments = [t.unsqueeze(0) for t in (row, *batch, torch.zeros((), dtype=torch.int64))]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that an operation falls back to a loop
+            vmap(grad_and_value(batch_loss(model, loss, augment)))(*arguments)
+            vmap(model)(*arguments[:2])
+    except Exception as error:  # vmap may raise anything
+        return in_a_line(error)
+    return None
+
+
+def check_mean(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Raises BadInput if the loss of a batch is not the mean of the losses of its samples.
+
+    Args:
+        loss: The loss.
+        outputs: What the model gives for some of the samples.
+        targets: The targets of these samples and of more.
+    """
+    for at in (outputs, *_drawn_like(outputs, len(targets))):
+        wanted = targets[: len(at)]
+        try:
+            whole, parts = loss(at, wanted), per_sample(loss, at, wanted)
+        except Exception as error:
+            if at is outputs:
+                raise _failed(error) from error
+            continue  # a loss may not accept all outputs
+        if bool(torch.isfinite(whole)) and not torch.allclose(whole, parts.mean(), rtol=1e-3, atol=1e-6):
+            raise BadInput(
+                f"the loss of {len(at)} samples is {float(whole):.6g}, but the mean of their single losses is "
+                f"{float(parts.mean()):.6g}; every node is measured by the mean over its samples: use "
+                f"reduction='mean', no class weights, targets {tuple(wanted.shape)} that go with outputs "
+                f"{tuple(at.shape)}, and for padding or masks the mean of each sample's own mean"
+            )
+
+
+def _drawn_like(outputs: Tensor, samples: int) -> Iterator[Tensor]:
+    """Yields other outputs, for more samples: where initial outputs are about equal, any loss looks like a mean."""
+    if not outputs.is_floating_point():
+        return
+    generator = torch.Generator().manual_seed(0)
+    count = max(len(outputs), min(samples, _NUMBERS // max(1, outputs[0].numel())))
+    centre = outputs[torch.arange(count) % len(outputs)]
+    for _ in range(3):
+        noise = torch.randn(centre.shape, generator=generator, dtype=outputs.dtype)
+        yield centre + _SPREAD * noise
+        if outputs.ndim > 1:
+            yield torch.softmax(noise, dim=1)  # for a loss of probabilities
+
+
+def _failed(error: Exception) -> BadInput:
+    return BadInput(f"model and loss cannot be run on a few samples of the first sites: {in_a_line(error)}")

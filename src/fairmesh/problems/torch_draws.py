@@ -1,0 +1,312 @@
+"""torch's own random functions, drawing from a node's stream while its model runs.
+
+Dropout, stochastic depth, attention dropout and noise then depend on seed, round and node only. They do not depend on
+placement, device or how many models are evaluated at once."""
+
+import itertools
+import math
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
+
+from fairmesh.errors import BadInput
+from fairmesh.numerics import random_streams
+
+_SELU_FLOOR = -1.7580993408473766  # what alpha dropout puts in place of a dropped number: -scale * alpha of SELU
+
+
+class TorchDraws(TorchFunctionMode):
+    """Answers calls of torch's random functions with numbers from the stream of a key. The k-th draw of a pass has its
+    own numbers."""
+
+    def __init__(self, key: Tensor):
+        super().__init__()
+        self._key, self._draws = key, itertools.count()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        way = _WAYS.get(function)
+        if way is not None:
+            return way(self, function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    def uniforms(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """Returns uniform numbers in [0, 1) of a shape."""
+        if _within_checkpoint():
+            raise draw_computed_again()
+        one = torch.zeros(1, dtype=torch.int64, device=self._key.device)
+        key = random_streams.keys(self._key, "torch", next(self._draws), one).squeeze(-1)
+        drawn = random_streams.uniform(key, math.prod(shape), dtype if dtype.is_floating_point else torch.float32)
+        return drawn.reshape(tuple(shape)).to(device or drawn.device)
+
+    def normals(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """Returns standard normal numbers of a shape."""
+        centred = self.uniforms(shape, dtype, device) * 2.0 + (2.0**-24 - 1.0)  # in (-1, 1), never at its ends
+        return torch.erfinv(centred) * math.sqrt(2.0)
+
+
+def draw_computed_again() -> BadInput:
+    return BadInput(
+        "the model draws random numbers in a part that activation checkpointing computes again, where they would be "
+        "others; use nn.Dropout layers there, each once in a pass, or switch checkpointing off"
+    )
+
+
+def _within_checkpoint() -> bool:
+    """Returns whether torch's activation checkpointing runs this code. Gradients compute it again, without a mode."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+_Way = Callable[..., Any]  # (the draws, the function that was called, its arguments) -> its result
+_WAYS: dict[Any, _Way] = {}
+
+
+def _answers(*functions: Any) -> Callable[[_Way], _Way]:
+    def register(way: _Way) -> _Way:
+        _WAYS.update(dict.fromkeys(functions, way))
+        return way
+
+    return register
+
+
+def _refuse_own_source(function: Any, generator: Any = None, out: Any = None) -> None:
+    """Raises BadInput if a draw is asked for from a generator of the user's own, whose state would go from one node to
+    the next."""
+    if generator is not None or out is not None:
+        raise BadInput(
+            f"the model calls torch.{function.__name__} with {'generator' if out is None else 'out'}=..., so its "
+            "numbers cannot come from the node's stream; leave that argument out"
+        )
+
+
+def _shape(size: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
+
+
+def _like(tensor: Tensor, dtype: torch.dtype | None, device: Any) -> tuple[Any, torch.dtype, torch.device]:
+    return tensor.shape, dtype or tensor.dtype, torch.device(device) if device is not None else tensor.device
+
+
+@_answers(torch.rand, torch.randn)
+def _of_size(
+    draws: TorchDraws, function: Any, *sizes: Any, size: Any = None, dtype: torch.dtype | None = None,
+    device: Any = None, generator: Any = None, out: Any = None, requires_grad: bool = False, **form: Any,
+) -> Tensor:  # fmt: skip
+    _refuse_own_source(function, generator, out)
+    place = None if device is None else torch.device(device)
+    draw = draws.normals if function is torch.randn else draws.uniforms
+    found = draw(_shape(sizes if size is None else (size,)), dtype or torch.get_default_dtype(), place)
+    return found.requires_grad_() if requires_grad else found
+
+
+@_answers(torch.rand_like, torch.randn_like)
+def _of_likeness(
+    draws: TorchDraws, function: Any, input: Tensor, *, dtype: torch.dtype | None = None, device: Any = None,
+    generator: Any = None, **form: Any,
+) -> Tensor:  # fmt: skip
+    _refuse_own_source(function, generator)
+    return (draws.normals if function is torch.randn_like else draws.uniforms)(*_like(input, dtype, device))
+
+
+def _integers(draws: TorchDraws, low: int, high: int, shape: Sequence[int], dtype: torch.dtype, place: Any) -> Tensor:
+    drawn = draws.uniforms(shape, torch.float64, place)
+    return (low + (drawn * (high - low)).floor()).to(dtype)
+
+
+@_answers(torch.randint)
+def _randint(
+    draws: TorchDraws, function: Any, *bounds: Any, low: int = 0, high: int | None = None, size: Any = None,
+    dtype: torch.dtype = torch.int64, device: Any = None, generator: Any = None, out: Any = None, **form: Any,
+) -> Tensor:  # fmt: skip
+    _refuse_own_source(function, generator, out)
+    *numbers, shape = bounds if size is None else (*bounds, size)
+    low, high = (low, numbers[0]) if len(numbers) == 1 else numbers if numbers else (low, high)
+    return _integers(draws, low, high, shape, dtype, None if device is None else torch.device(device))  # type: ignore[arg-type]
+
+
+@_answers(torch.randint_like)
+def _randint_like(
+    draws: TorchDraws, function: Any, input: Tensor, *bounds: int, low: int = 0, high: int | None = None,
+    dtype: torch.dtype | None = None, device: Any = None, **form: Any,
+) -> Tensor:  # fmt: skip
+    low, high = (low, bounds[0]) if len(bounds) == 1 else bounds if bounds else (low, high)
+    shape, kind, place = _like(input, dtype, device)
+    return _integers(draws, low, high, shape, kind, place)  # type: ignore[arg-type]
+
+
+@_answers(torch.randperm)
+def _randperm(
+    draws: TorchDraws, function: Any, n: int, *, generator: Any = None, out: Any = None, dtype: Any = torch.int64,
+    device: Any = None, **form: Any,
+) -> Tensor:  # fmt: skip
+    _refuse_own_source(function, generator, out)
+    place = None if device is None else torch.device(device)
+    return draws.uniforms((n,), torch.float64, place).argsort(stable=True).to(dtype)
+
+
+@_answers(torch.bernoulli, Tensor.bernoulli)
+def _bernoulli(
+    draws: TorchDraws, function: Any, input: Tensor, p: Any = None, *, generator: Any = None, out: Any = None
+) -> Tensor:
+    _refuse_own_source(function, generator, out)
+    shape, dtype, place = _like(input, None, None)
+    return (draws.uniforms(shape, dtype, place) < (input if p is None else p)).to(dtype)
+
+
+@_answers(torch.normal)
+def _normal(
+    draws: TorchDraws, function: Any, mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, generator: Any = None,
+    out: Any = None, dtype: torch.dtype | None = None, device: Any = None, **form: Any,
+) -> Tensor:  # fmt: skip
+    _refuse_own_source(function, generator, out)
+    tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
+    if size is None:
+        size = torch.broadcast_shapes(*(t.shape for t in tensors))
+        dtype, device = tensors[0].dtype, tensors[0].device
+    place = None if device is None else torch.device(device)
+    return mean + std * draws.normals(tuple(size), dtype or torch.get_default_dtype(), place)
+
+
+def _filled(target: Tensor, values: Tensor) -> Tensor:
+    with torch.no_grad():
+        return target.copy_(values)
+
+
+@_answers(Tensor.uniform_)
+def _uniform_(draws: TorchDraws, function: Any, target: Tensor, low: float = 0.0, to: float = 1.0, **form: Any):
+    _refuse_own_source(function, form.get("generator"))
+    low = form.get("from", low)
+    return _filled(target, low + (to - low) * draws.uniforms(*_like(target, None, None)))
+
+
+@_answers(Tensor.normal_)
+def _normal_(draws: TorchDraws, function: Any, target: Tensor, mean: float = 0.0, std: float = 1.0, **form: Any):
+    _refuse_own_source(function, form.get("generator"))
+    return _filled(target, mean + std * draws.normals(*_like(target, None, None)))
+
+
+@_answers(Tensor.exponential_)
+def _exponential_(draws: TorchDraws, function: Any, target: Tensor, lambd: float = 1.0, **form: Any):
+    _refuse_own_source(function, form.get("generator"))
+    return _filled(target, -torch.log1p(-draws.uniforms(*_like(target, None, None))) / lambd)
+
+
+@_answers(Tensor.bernoulli_)
+def _bernoulli_(draws: TorchDraws, function: Any, target: Tensor, p: Any = 0.5, **form: Any):
+    _refuse_own_source(function, form.get("generator"))
+    return _filled(target, (draws.uniforms(*_like(target, None, None)) < p).to(target.dtype))
+
+
+@_answers(torch.empty, torch.empty_like, Tensor.new_empty)
+def _empty(draws: TorchDraws, function: Any, *arguments: Any, **form: Any) -> Tensor:
+    """Under vmap, an empty tensor has one row per model, so that it can be filled with what each model draws."""
+    made = function(*arguments, **form)
+    if not torch._C._functorch.is_functorch_wrapped_tensor(draws._key):  # type: ignore[attr-defined]
+        return made
+    return made.zero_() + (draws._key * 0).to(device=made.device, dtype=made.dtype)
+
+
+def _kept(draws: TorchDraws, inputs: Tensor, p: float, spatial: int) -> Tensor:
+    """Returns where dropout keeps its input: each number, or whole channels where there are spatial axes."""
+    shape = inputs.shape[: inputs.ndim - spatial]
+    return (draws.uniforms(shape, inputs.dtype, inputs.device) >= p).reshape(*shape, *[1] * spatial)
+
+
+def _replaced(inputs: Tensor, values: Tensor, inplace: bool) -> Tensor:
+    return inputs.copy_(values) if inplace else values
+
+
+def _dropped(draws: TorchDraws, inputs: Tensor, p: float, training: bool, inplace: bool, spatial: int = 0) -> Tensor:
+    if not training or p == 0:
+        return inputs
+    return _replaced(inputs, inputs * _kept(draws, inputs, p, spatial) / (1.0 - p or 1.0), inplace)
+
+
+@_answers(F.dropout)
+def _dropout(draws: TorchDraws, _: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
+    return _dropped(draws, input, p, training, inplace)
+
+
+@_answers(F.dropout1d)
+def _dropout1d(draws: TorchDraws, _: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
+    return _dropped(draws, input, p, training, inplace, 1)
+
+
+@_answers(F.dropout2d)
+def _dropout2d(draws: TorchDraws, _: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
+    return _dropped(draws, input, p, training, inplace, 2)
+
+
+@_answers(F.dropout3d)
+def _dropout3d(draws: TorchDraws, _: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
+    return _dropped(draws, input, p, training, inplace, 3)
+
+
+@_answers(torch.dropout, torch.dropout_)
+def _plain_dropout(draws: TorchDraws, function: Any, input: Tensor, p: float, train: bool) -> Tensor:
+    return _dropped(draws, input, p, train, function is torch.dropout_)
+
+
+@_answers(F.alpha_dropout, F.feature_alpha_dropout)
+def _alpha_dropout(
+    draws: TorchDraws, function: Any, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Tensor:
+    """Returns alpha dropout, which keeps mean and variance of what a SELU gives."""
+    if not training or p == 0:
+        return input
+    kept = _kept(draws, input, p, max(0, input.ndim - 2) if function is F.feature_alpha_dropout else 0)
+    if p == 1:
+        return _replaced(input, input * 0.0, inplace)
+    scale = ((1.0 - p) * (1.0 + p * _SELU_FLOOR**2)) ** -0.5
+    values = scale * (torch.where(kept, input, _SELU_FLOOR) - p * _SELU_FLOOR)
+    return _replaced(input, values, inplace)
+
+
+@_answers(F.scaled_dot_product_attention)
+def _attention(
+    draws: TorchDraws, function: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Returns attention as torch's documentation defines it, with its weights dropped by the node's stream."""
+    if dropout_p == 0:
+        return function(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            **({"enable_gqa": True} if enable_gqa else {}),
+        )
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return _dropped(draws, scores.softmax(dim=-1), dropout_p, True, False) @ value
+
+
+@_answers(F.multi_head_attention_forward, F.gumbel_softmax)
+def _of_parts(draws: TorchDraws, function: Any, *arguments: Any, **settings: Any) -> Any:
+    """Runs the body of a function of torch that calls others, so that these are answered too. torch would run it
+    without a mode."""
+    inside = function.__globals__ | dict.fromkeys(
+        ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False
+    )
+    body = types.FunctionType(function.__code__, inside, function.__name__, function.__defaults__, function.__closure__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    with draws:
+        return body(*arguments, **settings)

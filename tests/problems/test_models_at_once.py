@@ -1,0 +1,226 @@
+"""How many models are evaluated at once changes time and memory, not numbers; what vmap cannot take runs one by one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fairmesh as fm
+from fairmesh.problems.stacking import slower_stacked
+from tests import toys
+from tests.problems.test_problem_data import problem_refused
+from tests.refusals import missing_from, refused
+from tests.toys import CLASSES, FEATURES
+
+CPU = torch.device("cpu")
+
+
+def with_dropout() -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.layer, self.head = nn.Linear(FEATURES, 8), nn.Dropout(0.3), nn.Linear(8, CLASSES)
+
+        def forward(self, inputs):
+            return self.head(F.dropout(self.layer(self.first(inputs).tanh()), 0.2, self.training))
+
+    return Net()
+
+
+def problems(**fields: Any) -> list[fm.Problem]:
+    """The same problem, with all models at once, one by one, and in portions that do not divide them."""
+    return [toys.problem(4, models_at_once=k, **fields) for k in ("all", 1, 3)]
+
+
+@pytest.mark.parametrize("sampling", [fm.Sampling(5, batches_per_step=2), fm.Sampling(order="full")], ids=str)
+def test_losses_errors_and_gradients_agree_however_many_models_are_evaluated_at_once(sampling):
+    found = []
+    for problem in problems(model=with_dropout, sampling=sampling, augment=lambda batch, draw: batch + draw(1)):
+        _, oracle = toys.on_stack(problem, fm.Ring(), seeds=(0, 7), trace=False)
+        models = oracle.initial_models() + 0.1 * torch.arange(4).reshape(1, 4, 1)
+        now = torch.tensor(3)
+        losses, gradients = oracle.losses_and_gradients(models, now, 0)
+        found.append([losses, gradients, oracle.losses(models, now, 0), oracle.errors(models, now, 0)])
+    for others in found[1:]:
+        for one, other in zip(found[0], others):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("objective", [fm.Objective(judged_on="held-out"), fm.Objective(subgroups="within")], ids=str)
+def test_runs_agree_however_many_models_are_evaluated_at_once(objective):
+    sites = [
+        fm.Site((*site.train, [f"scanner {k % 2}" for k in range(len(site.train[0]))]), test=site.test)
+        for site in toys.sites(4)
+    ]
+    runs = []
+    for problem in problems(model=with_dropout, sites=sites, objective=objective):
+        settings = {
+            "seeds": (0, 5),
+            "placements": 2,
+            "dtype": "float64",
+            "measure_every": 4,
+            "own_models": True,
+            "trace": "no",
+        }
+        runs.append(fm.train(problem, fm.Ring(), fm.TrackedADGDA(0.05), 8, **settings))
+    for run in runs[1:]:
+        torch.testing.assert_close(run.row(), runs[0].row(), rtol=1e-10, atol=1e-12)
+        for a, b in zip(run.records, runs[0].records):
+            assert a["loss"]["sites"] == pytest.approx(b["loss"]["sites"], rel=1e-10)
+            assert a["bytes_total"] == b["bytes_total"]
+
+
+class Recurrent(nn.Module):
+    """Reads the features as a sequence of numbers."""
+
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, **settings: Any):
+        super().__init__()
+        self.cell = kind(1, 6, batch_first=True, **settings)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, inputs):
+        return self.head(self.cell(inputs.unsqueeze(-1))[0][:, -1])
+
+
+class Branching(nn.Module):
+    """Decides by the values of its inputs what to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.other = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs):
+        return self.head(inputs) if inputs.mean() > 0 else self.other(inputs)
+
+
+class Checkpointed(nn.Module):
+    """Computes its first layers again while gradients are computed."""
+
+    def __init__(self, drop: Any = None, reentrant: bool = False):
+        super().__init__()
+        self.body, self.drop = nn.Linear(FEATURES, 8), drop or nn.Identity()
+        self.head, self.saves, self.reentrant = nn.Linear(8, CLASSES), True, reentrant
+
+    def forward(self, inputs):
+        def body(inputs, unused=None):
+            return self.drop(self.body(inputs).tanh()).tanh()
+
+        saved = self.saves and torch.is_grad_enabled()
+        asks = torch.ones((), requires_grad=True)  # the old form computes gradients only if an argument asks for them
+        return self.head(checkpoint(body, inputs, asks, use_reentrant=self.reentrant) if saved else body(inputs))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Recurrent, lambda: Recurrent(nn.GRU), Branching, lambda: Checkpointed(nn.Dropout(0.3))],
+    ids=["LSTM", "GRU", "branch on data", "checkpointing"],
+)
+def test_model_that_vmap_cannot_take_trains_one_by_one_and_says_so(model):
+    problem, said = toys.problem(3, model=model), []
+    assert problem.at_once(CPU) == 1
+    result = fm.train(problem, fm.Ring(), fm.DSGD(0.2), 4, measure_every=1, announce=said.append)
+    assert missing_from(said[0], "one after another", "vmap") == []
+    assert result.records[-1]["loss"] != result.records[0]["loss"]
+    torch.manual_seed(5)
+    again = fm.train(problem, fm.Ring(), fm.DSGD(0.2), 4, measure_every=1)
+    assert torch.equal(again.row(), result.row())
+    for asked in ("all", 2):
+        with refused("models_at_once", asked, "vmap"):
+            toys.problem(3, model=model, models_at_once=asked)
+
+
+def gradients_of(module: nn.Module, **fields: Any) -> torch.Tensor:
+    problem = toys.problem(2, model=module, sampling=fm.Sampling(order="full"), **fields)
+    _, oracle = toys.on_stack(problem, fm.Ring(), trace=False)
+    return oracle.losses_and_gradients(oracle.initial_models() * 1.5, torch.tensor(0), 0)[1]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_gradients_are_those_of_the_same_model_without_checkpointing(reentrant):
+    module = Checkpointed(nn.Dropout(0.3), reentrant)
+    found = gradients_of(module)
+    module.saves = False
+    torch.testing.assert_close(found, gradients_of(module), rtol=1e-10, atol=1e-12)
+
+
+def test_checkpointing_with_draws_that_cannot_be_repeated_is_refused():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Dropout(0.3)
+
+        def forward(self, inputs):
+            return self.layer(self.layer(inputs))
+
+    for drop in (lambda inputs: F.dropout(inputs, 0.3), Twice()):
+        problem_refused("checkpointing", model=Checkpointed(drop), sites=toys.sites(2))
+
+
+def test_recurrent_dropout_which_torch_draws_inside_is_refused():
+    problem_refused("generator", model=Recurrent(num_layers=2, dropout=0.5), sites=toys.sites(2))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_model_that_changes_a_buffer_is_refused_by_its_name(in_place):
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(FEATURES, CLASSES)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, inputs):
+            if in_place:
+                self.seen += 1
+            else:
+                self.seen = self.seen + 1
+            return self.head(inputs)
+
+    problem_refused("buffer", "seen", model=Counting(), sites=toys.sites(2))
+
+
+def test_run_one_by_one_is_resumed_bit_for_bit_and_by_no_other_number_at_once(tmp_path):
+    def run(rounds: int, out: str, resume: bool = False, **fields: Any) -> fm.Result:
+        problem = toys.problem(3, model=with_dropout, **{"models_at_once": 1} | fields)
+        return fm.train(problem, fm.Ring(), fm.ADGDA(0.3), rounds, out=tmp_path / out, resume=resume, trace="no")
+
+    whole = run(6, "whole")
+    run(3, "stopped")
+    with refused("data and model", error=fm.CheckpointError):
+        run(6, "stopped", resume=True, models_at_once="all")
+    assert torch.equal(run(6, "stopped", resume=True).row(), whole.row())
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "some", True])
+def test_problem_refuses_other_numbers_at_once(wrong):
+    problem_refused("models_at_once", wrong, sites=toys.sites(2), models_at_once=wrong)
+
+
+def norm_net(width: int) -> nn.Module:
+    def block() -> list[nn.Module]:
+        return [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(8, width), nn.ReLU()]
+
+    return nn.Sequential(nn.Conv2d(3, width, 3), *(layer for _ in range(4) for layer in block()))
+
+
+def test_rule_for_one_by_one_depends_on_the_layers_alone():
+    assert missing_from(slower_stacked(norm_net(256)) or "", 4, 256) == []
+    transformer = nn.TransformerEncoder(nn.TransformerEncoderLayer(192, 4, batch_first=True), 4)
+    assert missing_from(slower_stacked(transformer) or "", 8, "normalization") == []
+    for stays in (norm_net(64), nn.Linear(2000, 2000), nn.Sequential(*(nn.LayerNorm(16) for _ in range(8)))):
+        assert slower_stacked(stays) is None
+    for name in ("Logistic", "PaperCNN"):
+        assert slower_stacked(getattr(fm.models, name)().build(torch.Size([3, 32, 32]), 10)) is None
+
+
+def test_module_in_evaluation_mode_trains_without_dropout_and_says_how_to_change_it():
+    module, said = nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.4), nn.Linear(8, CLASSES)).eval(), []
+    problem = toys.problem(2, model=module)
+    fm.train(problem, fm.Ring(), fm.DSGD(), 1, announce=said.append)
+    assert missing_from(said[0], "Dropout", "evaluation mode", "model.train()") == []
+    with pytest.warns(UserWarning, match="evaluation mode"):
+        fm.train(problem, fm.Ring(), fm.DSGD(), 1)
+    assert toys.problem(2, model=module.train()).note_on_evaluation_mode() is None
+    assert toys.problem(2, model=nn.Linear(FEATURES, CLASSES).eval()).note_on_evaluation_mode() is None
