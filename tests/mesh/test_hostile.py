@@ -13,7 +13,7 @@ import torch
 from fairmesh.compression.codes import Dense, Levels
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.members import Mesh
-from fairmesh.mesh.node import ledger, reduction, running
+from fairmesh.mesh.node import data_agreement, ledger, reduction
 from fairmesh.mesh.node.oversight import Oversight
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
@@ -142,9 +142,9 @@ def test_messages_that_would_break_the_run_are_refused_and_their_sender_is_named
 @pytest.mark.slow
 def test_member_that_declares_a_billion_classes_is_refused_before_anything_is_allocated(siege):
     def attack() -> None:
-        facts = running.facts
-        running.refuse_many_outputs = lambda said, experiment: None
-        running.facts = lambda site: facts(site) | {"outputs": 10**9}
+        facts = data_agreement.facts
+        data_agreement.refuse_many_outputs = lambda said, experiment: None
+        data_agreement.facts = lambda site: facts(site) | {"outputs": 10**9}
 
     siege.begin("delta", attack)
     siege.wait(lambda: all(set(siege.refusals(name)) == {"alpha", "gamma"} for name in siege.honest))

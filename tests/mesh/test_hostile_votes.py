@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairmesh.mesh.node import ledger, running
+from fairmesh.mesh.node import data_agreement, deciding, ledger
 from fairmesh.mesh.node.decisions import Claim
 from fairmesh.networks import remote
 from tests.mesh.scenarios import EXPERIMENT, NAMES, Run, played, waits_at
@@ -79,13 +79,13 @@ def a_lied_round(run: Run) -> None:
     flag = run.folder / "go"
 
     def liar() -> None:
-        claim = running._Node._claim
+        claim = deciding.Deciding._claim
 
         def lied(self) -> Claim:
             true = claim(self)
             return true._replace(begun=(true.begun[-1]._replace(done=0, oldest=0),))
 
-        running._Node._claim = lied  # type: ignore[method-assign]
+        deciding.Deciding._claim = lied  # type: ignore[method-assign]
 
     run.start("a", "b", "c")
     run.start("d", before=liar)
@@ -118,9 +118,10 @@ def away_meanwhile(run: Run) -> None:
     run.start("b", "c", "d", observe=waits_at(40, run.folder / "end"))
     run.vote("b", "c", "d", out=["a", "e"])
     run.until(lambda: all(run.events(name, "continuing") for name in "bcd"))
-    run.start("a", "e")
-    run.stops("a", "continue without a")
+    run.start("e")  # while no other site dials it
     run.stops("e", "continue without e")
+    run.start("a")
+    run.stops("a", "continue without a")
     for path, content in kept.items():
         assert path.read_bytes()[: len(content)] == content, path
     (run.folder / "end").touch()
@@ -161,12 +162,12 @@ def other_facts(run: Run) -> None:
     facts meanwhile."""
 
     def wrong_file() -> None:
-        facts = running.facts
+        facts = data_agreement.facts
 
         def wrong(site):
             return facts(site) | ({} if (run.folder / "mended").exists() else {"inputs": ["torch.float32", [3]]})
 
-        running.facts = wrong
+        data_agreement.facts = wrong
 
     run.start("a", "b", "c", "d")
     run.start("e", before=wrong_file, observe=waits_at(10, run.folder / "never"))
@@ -177,14 +178,14 @@ def other_facts(run: Run) -> None:
     (run.folder / "mended").touch()
 
     def tells_otherwise_later() -> None:
-        frozen = running._Node._agreed_facts
+        frozen = data_agreement.DataAgreement._agreed_facts
 
         def told(self):
             found = frozen(self)
-            self._bulletin.announce("facts", found["e"] | {"samples": 1, "inputs": ["torch.float32", [1]]})
+            self._node.bulletin.announce("facts", found["e"] | {"samples": 1, "inputs": ["torch.float32", [1]]})
             return found
 
-        running._Node._agreed_facts = told  # type: ignore[method-assign]
+        data_agreement.DataAgreement._agreed_facts = told  # type: ignore[method-assign]
 
     run.start("e", before=tells_otherwise_later, observe=waits_at(10, run.folder / "never"))
     time.sleep(3)  # some may have begun, and others may wait for facts that fit

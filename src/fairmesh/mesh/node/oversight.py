@@ -25,6 +25,7 @@ from fairmesh.networks.bounds import TOO_LARGE
 from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import TrainingState
 
+ACTIVITY = 200  # characters at most of what a node says that it does
 _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0

@@ -15,6 +15,7 @@ from fairmesh.storage.files import private_folder
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 _KEPT = "landmarks"  # their folder
+RESULT, PERSONAL = "result", "personal"  # the folders of the result, and of the site's own model
 FINISHED = "finished"  # a file that says that every site has its result
 PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
 START = "start.safetensors"  # the model that all sites started from

@@ -28,7 +28,7 @@ HOW_TO_RESTORE = (
     "To restore this site from its neighbours, run `fairmesh mesh restore` with its name here and at all other sites, "
     "then start this node again"
 )
-_TELL_EVERY_S = 60.0
+_FIRST_TELLING_S, _TELL_EVERY_S = 1.0, 60.0
 _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
 _ACK_S = 0.05
@@ -162,6 +162,7 @@ class Links:
             listener = Listener(self._credentials.for_listening(), self._largest, self._answer, self._turned_away)
             await listener.start(self._listen)
         tasks = [asyncio.create_task(self._dial(one, context)) for one in self._neighbours.values() if one.address]
+        tasks += [asyncio.create_task(self._tell(one, context)) for one in self._left.values() if one.address]
         tasks += [asyncio.create_task(work()) for work in (self._flush_log, self._send_acks, self._tell_again)]
         self._ready.set()
         await self._stopping.wait()
@@ -263,14 +264,16 @@ class Links:
             self._open[who] -= 1
 
     async def _tell(self, former: Neighbour, context: ssl.SSLContext) -> None:
-        """Dials a former neighbour that cannot dial this node, until it has been told that it is no longer in the
-        mesh."""
+        """Dials a former neighbour that cannot dial this node, to tell it that it is no longer in the mesh. Tells it
+        again from time to time, since it may have been started again."""
+        pause = _FIRST_TELLING_S
         while True:
+            told = False
             with suppress(CannotConnect, ConnectionLost, Refused, OSError):
                 async with dialled(former.address or "", former.name, context, self._largest) as connection:
-                    if await self._tell_why(connection):
-                        return
-            await asyncio.sleep(_TELL_EVERY_S)
+                    told = await self._tell_why(connection)
+            pause = _TELL_EVERY_S if told else min(2 * pause, _TELL_EVERY_S)
+            await asyncio.sleep(pause)
 
     async def _tell_why(self, connection: Connection) -> bool:
         """Gives a site that has left the certificate by which the others continue without it, and nothing else."""

@@ -1,0 +1,178 @@
+"""How sites agree on their data before the first round: that it fits together, who declares how much, and whether the
+data of some site looks different."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fairmesh.errors import BadInput
+from fairmesh.mesh.node.data_consent import unaccepted
+from fairmesh.mesh.node.membership import (
+    facts,
+    freeze_facts,
+    frozen_facts,
+    misfit,
+    refuse_many_outputs,
+    too_heavy,
+)
+from fairmesh.mesh.node.node import Node
+from fairmesh.mesh.node.oversight import ACTIVITY, Notices
+from fairmesh.mesh.node.site_statistics import WITHHELD, statistics, unusual
+from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.problems.problem import Problem
+
+_NOTICED_S = 2.0  # so that the others have heard what this site announced, before it stops because of it
+
+
+class DataAgreement:
+    """What a node says and hears about the sites' data. Announces this site's, unless the run has begun with it, and
+    refuses data that has changed since."""
+
+    def __init__(self, node: Node):
+        self._node = node
+        said = facts(node.own)
+        refuse_many_outputs(said, node.membership.experiment)
+        node.facts = self._frozen_facts(said)
+
+    def settle(self, mailroom: Mailroom) -> None:
+        """Waits until all sites have agreed on their data, unless they have done so before a restart."""
+        node = self._node
+        node = self._node
+        if node.facts is None:
+            with node.linked(mailroom, only_news=True):
+                node.oversight.activity = "connecting"
+                node.facts = self._agreed_facts()
+        self._announce_ready(node.facts)  # for a site that has not begun yet
+
+    def show(self, problem: Problem) -> None:
+        """Logs and shows the weight of every site before training, and the sites whose data looks different."""
+        self._show_prior(problem)
+        self._compare_sites()
+
+    def _frozen_facts(self, mine: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns what all sites said about their data when the run began. Before, returns None and announces this
+        site's data, which may still be corrected."""
+        node = self._node
+        frozen = frozen_facts(node.folder, node.membership.name, mine, node.digest)
+        if frozen is None:
+            said = statistics(node.own.train) if node.membership.site.announce_statistics else WITHHELD
+            for kind, body in (("statistics", said), ("facts", mine)):
+                if node.bulletin.of(node.membership.name, kind) != body:
+                    node.bulletin.announce(kind, body)
+        return frozen
+
+    def _agreed_facts(self) -> dict[str, Any]:
+        """Waits until all sites have announced data that fits together and have seen the same announcements. Then these
+        are recorded, and the run begins with them."""
+        node = self._node
+        bulletin, present = node.bulletin, [member.name for member in node.membership.mesh.present]
+        shown: list[str] = []
+        noticed = Notices()
+
+        def told(what: str, sites: list[str], reason: str) -> list[str]:
+            if reason not in shown:
+                shown.append(reason)
+                node.log("error", what, site=", ".join(sites), reason=reason)
+            node.oversight.activity = f"{what}; waiting for {', '.join(sites)}"[:ACTIVITY]
+            return sites
+
+        def missing() -> list[str]:
+            announced = bulletin.of_all("facts")
+            known = {name: announced[name] for name in present if name in announced}
+            unlike = misfit(known)
+            self._stop_if_alone(unlike, len(known), noticed)
+            if unlike is not None:
+                return told("the data of the sites does not fit together", *unlike)
+            compared = known.keys() & bulletin.of_all("statistics")
+            if len(compared) == len(present):
+                heavy = too_heavy(node.membership, known)
+                if heavy is not None:
+                    return told("a site would have most of the weight before training", *heavy)
+                if self._waits_for_consent(shown):
+                    return [node.membership.name]
+            node.oversight.activity = "connecting"
+            if len(compared) < len(present):
+                return [name for name in present if name not in compared]
+            mine, ready = self._announce_ready(known), bulletin.of_all("ready")
+            late = [name for name in present if ready.get(name) != mine]
+            if not late:
+                found.update(known)
+            return late
+
+        found: dict[str, Any] = {}
+        node.wait(lambda: not missing(), missing)
+        freeze_facts(node.folder, found, node.digest)
+        node.remember()
+        return found
+
+    def _waits_for_consent(self, shown: list[str]) -> bool:
+        """Returns whether some site's data looks different and this site begins only if a person here accepts that.
+        Says so once; `shown` has what was said already."""
+        node = self._node
+        site, oversight = node.membership.site, node.oversight
+        if site.on_unusual_data != "wait":
+            return False
+        oversight.unusual = self._unusual()
+        before, oversight.unaccepted = oversight.unaccepted, unaccepted(node.folder, oversight.unusual)
+        for name in oversight.unaccepted:
+            said = "; ".join(oversight.unusual[name])
+            if said not in shown:
+                shown.append(said)
+                how = f"if the data is right, accept it: fairmesh mesh accept {site.path.name} {name}"
+                what = "a site's data looks different, and this site waits until somebody here accepts it"
+                node.log("error", what, site=name, reason=f"{said}. Ask {name}; {how}")
+        for name in before:
+            if name not in oversight.unaccepted:
+                accepted = name in oversight.unusual
+                node.log("info", "accepted here" if accepted else "looks no longer different", site=name)
+        if oversight.unaccepted:
+            oversight.activity = f"waiting until somebody here accepts the data of {', '.join(oversight.unaccepted)}"[
+                :ACTIVITY
+            ]
+        return bool(oversight.unaccepted)
+
+    def _stop_if_alone(self, unlike: tuple[list[str], str] | None, known: int, noticed: Notices) -> None:
+        """Ends the node if the data of this site has another form than that of most sites. The others wait for it."""
+        node = self._node
+        sites, reason = unlike or ([], "")
+        if node.membership.name not in sites or known < len(node.membership.mesh.present) or 2 * len(sites) >= known:
+            noticed.since = time.monotonic()
+        elif noticed.seconds > _NOTICED_S:
+            raise BadInput(f"{reason}. Give this site's data that form, and start the node again; the others wait")
+
+    def _announce_ready(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Announces with which facts about the present sites this node begins."""
+        node = self._node
+        here = {member.name: known[member.name] for member in node.membership.mesh.present}
+        body = {"facts": hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()}
+        if node.bulletin.of(node.membership.name, "ready") != body:
+            node.bulletin.announce("ready", body)
+        return body
+
+    def _show_prior(self, problem: Problem) -> None:
+        """Logs and shows the weight of every site before training, and what it declared about its data. Sites that
+        declare many samples have much weight, so people should look at this."""
+        node = self._node
+        said, names = node.facts or {}, [member.name for member in node.membership.mesh.present]
+        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        node.log("info", "the sites' data is agreed", facts=digest, data_and_model=problem.digest())
+        node.oversight.prior = dict(zip(names, problem.prior_of_sites.tolist()))
+        shown = (f"{name} {node.oversight.prior[name]:.3g} ({said[name]['samples']} samples)" for name in names)
+        node.log("info", "prior", sites=", ".join(shown))
+
+    def _compare_sites(self) -> None:
+        """Names the sites whose inputs look different from those of the others, in the log and the status."""
+        node = self._node
+        node.oversight.unusual = self._unusual()
+        for site, reasons in node.oversight.unusual.items():
+            node.log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))
+
+    def _unusual(self) -> dict[str, list[str]]:
+        """Returns the present sites whose inputs look different, and how."""
+        node = self._node
+        contract, announced = node.membership.experiment.contract, node.bulletin.of_all("statistics")
+        present = [member.name for member in node.membership.mesh.present if member.name in announced]
+        columns = contract.columns if contract else ()
+        return unusual({name: announced[name] for name in present}, columns)

@@ -1,0 +1,242 @@
+"""A node's part in the decisions of the sites: to continue without some, to go back to a round, to restore a site, and
+to end because the numbers of one have diverged."""
+
+import time
+from dataclasses import replace
+
+from fairmesh.algorithms.schedules import with_run_length
+from fairmesh.errors import Diverged
+from fairmesh.mesh.node import divergence, leaving
+from fairmesh.mesh.node.data_agreement import DataAgreement
+from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
+from fairmesh.mesh.node.ledger import Removed, in_words
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.node import Node
+from fairmesh.mesh.node.oversight import ACTIVITY, Decide, Notices
+from fairmesh.mesh.node.rounds import Rounds, identity_of, restoring_step
+from fairmesh.mesh.node.store import PERSONAL, RESULT, Store, landmarks_in, put_aside
+from fairmesh.training.loop import TrainingState, what_to_lower
+
+_TELLING_S = 15.0  # wait until all sites know that the numbers of one have diverged
+
+
+class Deciding:
+    """A node's part in the decisions of all generations."""
+
+    def __init__(self, node: Node, data: DataAgreement):
+        self._node, self._data = node, data
+
+    def decide(self) -> None:
+        """Takes part in a decision of the sites until training continues: in the next generation or, if a vote is
+        taken back before all have committed to it, in this one."""
+        node = self._node
+        ledger, notices = node.ledger, Notices()
+        shown: list[str] = []
+        with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
+            node.oversight.deciding()
+            while True:
+                node.oversight.raise_if_stopped()
+                ledger.vote()
+                self._stop_if_removed()
+                moved = self._promise()
+                if ledger.pending:
+                    whom, why = self._unready()
+                    if not whom:
+                        break
+                else:
+                    whom, why = ledger.waits_for(), ""
+                    if whom is None:
+                        node.log("info", "the vote is off; continuing")
+                        return
+                notices = Notices() if moved else notices
+                if why and why not in shown:
+                    shown.append(why)
+                    node.log("error", "the sites cannot continue", reason=why)
+                if notices.due():
+                    node.log("warning", "waiting", sites=", ".join(whom), seconds=round(notices.seconds), reason=why)
+                node.oversight.activity = f"deciding; waiting for {', '.join(whom)}"[:ACTIVITY]
+                node.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom))
+                notices.pause()
+        self._begin()
+
+    def after_divergence(self, error: divergence.SiteDiverged) -> None:
+        """Tells all sites, and ends. Returns instead if a decision is due, because this site has voted: a member can
+        send numbers that grow until the models of the others explode, and a node that only ended then, at every start,
+        could not be heard by the others."""
+        node = self._node
+        membership, bulletin = node.membership, node.bulletin
+        mesh = membership.mesh
+        node.log("error", "diverged", reason=str(error))
+        if membership.name in divergence.unaware(bulletin, mesh):
+            bulletin.announce(divergence.KIND, error.body(mesh.generation))
+        if self._decision_is_due():
+            return
+        node.oversight.activity = "diverged; telling the others"
+        with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
+            until = time.monotonic() + _TELLING_S
+            while divergence.unaware(bulletin, mesh) and time.monotonic() < until and not node.oversight.stopping:
+                time.sleep(0.02)
+            time.sleep(0.5)  # for last announcements on their way
+        node.remember()  # so that the node says the same when it is started again
+        algorithm = with_run_length(membership.experiment.algorithm, membership.experiment.rounds)
+        advice = what_to_lower(algorithm, node.problem(membership).flat_model.dim)
+        kept = landmarks_in(node.folder, mesh.generation)
+        found = divergence.told(bulletin, mesh) or [error]
+        raise Diverged(divergence.in_words(found, advice, kept)) from error
+
+    def await_restoring(self) -> None:
+        """Waits, without a state, until all have voted to give this site one. Raises Decide then. Takes over what the
+        sites have decided before."""
+        node = self._node
+        ledger = node.ledger
+        while True:
+            node.membership = replace(node.membership, mesh=ledger.mesh)
+            with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
+                node.oversight.activity = "waiting for votes to restore this site"
+                ledger.vote()
+                node.wait(ledger.adopt, lambda: ledger.without_vote() or ["the others"])
+
+    def to_restore(self) -> list[int]:
+        """Returns the positions of the neighbours that have lost their state and get one from this generation's
+        start."""
+        node = self._node
+        lost = node.ledger.restored()
+        return [one.position for one in node.membership.neighbours if one.name in lost]
+
+    def _restore(self, done: int, membership: Membership) -> None:
+        """Writes the first checkpoint of a generation from what the neighbours know of this site."""
+        node = self._node
+        node.membership = membership
+        store = Store(node.folder, membership.mesh.generation, node.log)
+        if store.newest == done:
+            return
+        with node.opened(restoring_step(done)) as mailroom:
+            node.oversight.activity = "waiting for what the neighbours know of this site"
+            self._data.settle(mailroom)
+            problem = node.problem(membership)
+            start = node.start_of(problem, membership)
+            node.expect_messages(mailroom, problem, start)
+            with node.linked(mailroom):
+                Rounds(membership, problem, mailroom, store, node.oversight).restore(done, store, start)
+        node.log("warning", "this site's state was restored from its neighbours", round=done)
+
+    def _decision_is_due(self) -> bool:
+        """Waits until all have voted as this site has. Returns False if it has not voted, or takes its vote back."""
+        node = self._node
+        ledger = node.ledger
+        ledger.vote()
+        if ledger.without_vote() is None:
+            return False
+        with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
+            node.oversight.activity = "waiting for votes"
+            try:
+                node.wait(lambda: ledger.without_vote() is None, lambda: ledger.without_vote() or [])
+            except Decide:
+                return True
+        return False
+
+    def _stop_if_removed(self) -> None:
+        node = self._node
+        certificate = node.ledger.removed_by()
+        if certificate is not None:
+            voters = ", ".join(site for site, _ in certificate.ballot.votes)
+            raise Removed(
+                f"{voters} have all voted to continue without {node.membership.name}, so this node stops; nothing was "
+                "changed here. Ask them why, and for a new mesh to join"
+            )
+
+    def _promise(self) -> bool:
+        """Commits to a ballot or follows a certificate if it is time to. Returns whether it did."""
+        node = self._node
+        ledger = node.ledger
+        due = ledger.due()
+        if due is None:
+            return False
+        if isinstance(due, Certificate):
+            otherwise = ", ".join(ledger.voted_otherwise_since(due))
+            ledger.follow(due)
+            node.remember()
+            node.observe("followed", 0)
+            late = {"voted_otherwise_too_late": otherwise} if otherwise else {}
+            node.log("warning", "decided", decision=in_words(due.proposal), **late)
+            return True
+        claim = self._claim()
+        ledger.commit(Commit(due, claim))
+        node.remember()
+        done = claim.begun[-1].done if claim.begun else None
+        node.observe("committed", done or 0)
+        node.log("warning", "all have voted", decision=in_words(due.proposal), round=done)
+        return True
+
+    def _claim(self) -> Claim:
+        """Returns how far this node has come, in every generation whose state it keeps."""
+        node = self._node
+        begun, rounds = node.ledger.begun, node.rounds
+        if node.ledger.pending or not begun:  # it has not trained since it said so, or has lost its state
+            return Claim(tuple(begun), node.ledger.outputs())
+        last = begun[-1]
+        store = Store(node.folder, last.generation, node.log)
+        done = rounds.done if rounds else store.newest or last.start
+        here = Begun(last.generation, last.start, store.oldest(last.start), done)
+        return Claim((*begun[:-1], here), rounds.problem.classes or 0 if rounds else node.ledger.outputs())
+
+    def _unready(self) -> tuple[list[str], str]:
+        """Returns the sites without which the next generation cannot begin, and why if it is not their silence."""
+        node = self._node
+        missing, two_faced = node.ledger.unready()
+        if two_faced:
+            return two_faced, f"{', '.join(two_faced)} told different sites different things; vote them out as well"
+        if missing:
+            return missing, ""
+        try:
+            node.ledger.base()
+        except Lie as lie:
+            return list(lie.sites), f"{lie}; vote the one out that does not tell the truth"
+        return [], ""
+
+    def _begin(self) -> None:
+        """Begins the generation that was decided, from the round that all sites agree on. Whatever this node had stays
+        where it is, or is put aside."""
+        node = self._node
+        ledger = node.ledger
+        base, mesh = ledger.base(), ledger.mesh
+        before, after = node.in_generation(base.generation), replace(node.membership, mesh=mesh)
+        for written in (RESULT, PERSONAL):  # this node may have its result, but the others do not
+            put_aside(node.folder / written, before.mesh.generation)
+        node.observe("agreed", base.round)
+        if base.round and node.membership.name in ledger.restored():
+            self._restore(base.round, after)
+        elif base.round:
+            node.membership = before
+            self._save_without(base.round, before, after)
+        node.observe("saved without", base.round)
+        ledger.begin(base.round)
+        node.observe("begun", base.round)
+        node.membership = after
+        node.log("info", "continuing", without=", ".join(mesh.removed), round=base.round, sites=len(after.present))
+
+    def _save_without(self, agreed: int, before: Membership, after: Membership) -> None:
+        """Writes the first checkpoint of the next generation: the state after the agreed round, without those that have
+        left since. The kept checkpoints before that round are taken over in the same way, so that all can still go back
+        to them."""
+        node = self._node
+        gone = [name for name in after.mesh.removed if name not in before.mesh.removed]
+        changed = bool(gone or node.ledger.restored())
+        numbers = [before.present.index(before.mesh.position(name)) for name in gone]
+        slots = [before.present.index(p) for p in (before.position, *(one.position for one in before.neighbours))]
+        problem = node.problem(after)
+        identity = identity_of(after, problem)
+        into = Store(node.folder, after.mesh.generation, node.log)
+        with node.opened(0) as mailroom:
+            node.oversight.deciding()
+            mailroom.alone = True
+            store = Store(node.folder, before.mesh.generation, node.log)
+            rounds = Rounds(before, node.problem(before), mailroom, store, node.oversight)
+
+            def reduced(done: int) -> TrainingState:
+                state = rounds.state_at(done)
+                return leaving.without(state, numbers, slots, problem.prior_of_sites) if changed else state
+
+            for kept in [one for one in store.landmarks if one <= agreed]:
+                into.keep(reduced(kept), kept, identity)
+            into.save(reduced(agreed), agreed, identity, len(after.present))

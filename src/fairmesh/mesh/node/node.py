@@ -1,0 +1,162 @@
+"""What a node has, over all generations of the mesh, and what all its activities need: to open its journal, to connect
+to its neighbours, to wait for announcements, and the problem that it trains."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import fairmesh
+from fairmesh.mesh.agreement import version_in
+from fairmesh.mesh.known_keys import KnownKeys
+from fairmesh.mesh.members import Mesh
+from fairmesh.mesh.node import machine
+from fairmesh.mesh.node.ledger import Ledger
+from fairmesh.mesh.node.measurements import Measurements
+from fairmesh.mesh.node.membership import Membership, common_problem, outputs_allowed
+from fairmesh.mesh.node.oversight import Notices, Oversight
+from fairmesh.mesh.node.rounds import Rounds
+from fairmesh.mesh.node.start import Start
+from fairmesh.mesh.node.store import folder_of
+from fairmesh.mesh.node.watching import Log, Monitor
+from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.journal import Journal
+from fairmesh.mesh.wire.links import Links
+from fairmesh.mesh.wire.log_limiter import LogLimiter
+from fairmesh.mesh.wire.mailroom import Mailroom, Observe
+from fairmesh.mesh.wire.transport import FIRST_ROUND
+from fairmesh.problems.problem import Problem
+from fairmesh.storage.files import write_atomically
+
+
+class Node:
+    """The node of one site. `membership` is that of the current generation."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        alone: Problem,  # of this site
+        log: Log,
+        patience_s: float | None,
+        monitor: Monitor | None,
+        observe: Observe,
+    ):
+        (self.own,) = alone.sites
+        self.membership, self.log, self.observe = membership, log, observe
+        self.folder, self.limiter = membership.site.state, LogLimiter(log)
+        self.digest = alone.digests_here()[0]  # of this site's data
+        self.facts: dict[str, Any] | None = None  # about the data of all sites, once they have agreed on it
+        self.rounds: Rounds | None = None  # of this generation, once they begin
+        given = membership.credentials
+        self.keys = KnownKeys(self.folder, log)
+        names, trusted, outputs = membership.mesh.names, self.keys.refusal, outputs_allowed(membership.experiment)
+        self.bulletin = Bulletin(
+            membership.name, given.key, given.certificate, given.authority, names, trusted, outputs
+        )
+        self.bulletin.restored(self.folder / "bulletin.json")
+        self.machine = machine.machine(membership.experiment.options)
+        self.machines = machine.Machines(self.folder, self.machine)
+        log("info", "machine", **self.machine)
+        self._process = os.urandom(8).hex()  # tells this start of the node from others
+        self.ledger = Ledger(self.folder, Mesh.read(membership.site.mesh), membership.name, self.bulletin)
+        self.measurements = Measurements(self.folder, membership.name, self.bulletin, log)
+        self.oversight = Oversight(
+            membership, self.bulletin, self.ledger, self.keys, self.measurements, log, patience_s, monitor, observe
+        )
+        self.oversight.expect(alone)
+
+    def in_generation(self, generation: int) -> Membership:
+        """Returns the membership in an earlier or the current generation."""
+        return replace(self.membership, mesh=self.ledger.mesh_in(generation))
+
+    @contextmanager
+    def opened(self, first: int) -> Iterator[Mailroom]:
+        """Opens the mailroom over the journal of this generation."""
+        journal = Journal(folder_of(self.folder, self.membership.mesh.generation), self.log)
+        mailroom = Mailroom([one.position for one in self.membership.neighbours], journal, first, self.observe)
+        mailroom.other_machine = self.machines.difference(self.membership.mesh.generation, first)
+        self.oversight.oversee(self.membership, mailroom)
+        try:
+            yield mailroom
+        finally:
+            mailroom.close()
+            journal.close()
+
+    @contextmanager
+    def linked(self, mailroom: Mailroom, only_news: bool = False) -> Iterator[Links]:
+        """Connects to the neighbours; with `only_news` for announcements alone."""
+        membership = self.membership
+        links = Links(
+            membership.neighbours,
+            membership.credentials,
+            membership.site.listen,
+            mailroom,
+            self.bulletin,
+            lambda: membership.greeting() | {"only_news": only_news, "process": self._process},
+            lambda name, theirs: self._check_greeting(name, theirs) and not only_news,
+            self.log,
+            mailroom.largest,
+            self.observe,
+            membership.left,
+            self.keys.refusal,
+        )
+        links.start()
+        try:
+            yield links
+        finally:
+            links.stop()
+
+    def _check_greeting(self, name: str, theirs: Mapping[str, Any]) -> bool:
+        self.membership.refuse_unlike(name, theirs)
+        apart = self.membership.clock_apart(theirs, time.time())
+        if apart is not None:
+            self.limiter("warning", "clocks differ", name, f"by {round(apart / 60)} minutes")
+        version = version_in(theirs)
+        self.oversight.versions[name] = version
+        if version != fairmesh.__version__:
+            said = f"fairmesh {version} there, {fairmesh.__version__} here; they are compatible"
+            self.limiter("info", "versions differ", name, said)
+        same = theirs.get("generation") == self.membership.mesh.generation
+        return same and theirs.get("only_news") is not True  # it decides, or does not know the data of all sites yet
+
+    def problem(self, membership: Membership) -> Problem:
+        """Returns the problem of all sites. Its model is the one that all start from, once that is known."""
+        made = common_problem(membership, self.own, self.facts or {}, self.ledger.outputs())
+        if not Start.known(self.folder):
+            return made
+        return replace(made, model=self.start_of(made, membership).model())
+
+    def start_of(self, made: Problem, membership: Membership) -> Start:
+        """Returns the start of the run, given the problem with the model as this site makes it."""
+        own = made.initial_model(membership.experiment.seeds[0])
+
+        def other(position: int, there: str) -> None:
+            self.limiter("info", "a neighbour has another machine", membership.mesh.names[position], there)
+
+        return Start(self.folder, own, machine.in_words(self.machine), other)
+
+    def expect_messages(self, mailroom: Mailroom, problem: Problem, start: Start) -> None:
+        """Bounds the messages by the size of the model, and says which steps are rounds."""
+        mailroom.largest = start.largest() + _largest(problem.flat_model.dim, problem.n)
+        mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + self.membership.experiment.rounds)
+
+    def remember(self) -> None:
+        """Writes all announcements to disk, so that a restart knows them."""
+        write_atomically(self.folder / "bulletin.json", self.bulletin.saved())
+
+    def wait(self, until: Callable[[], bool], whom: Callable[[], list[str]]) -> None:
+        """Waits for announcements of other sites, and logs which sites are missing."""
+        notices = Notices()
+        while not until():
+            self.oversight.raise_if_stopped()
+            if notices.due():
+                self.log("warning", "waiting", sites=", ".join(whom()), seconds=round(notices.seconds))
+            self.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom()))
+            notices.pause()
+
+
+def _largest(dim: int, n: int) -> int:
+    """Returns a bound on the bytes of a message: several uncompressed parts, and the sums at the end."""
+    return (1 << 16) + 8 * (6 * dim + 16 * n)
