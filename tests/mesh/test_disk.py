@@ -9,7 +9,7 @@ import pytest
 from fairmesh.mesh.members import SiteFile
 from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.ledger import wish
-from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.membership import Membership, own_data
 from fairmesh.mesh.preflight import disk_checks
 from tests.mesh import fleet
 from tests.mesh.lives import Lives
@@ -33,6 +33,14 @@ def _mesh(folder, algorithm, topology="ring"):
     return fleet.provisioned(folder, folder / "experiment.toml", NAMES)
 
 
+def _own(folder):
+    return own_data(Membership.read(folder / "a" / "site.toml")).sites[0]
+
+
+def _needed(folder):
+    return disk_of(Membership.read(folder / "a" / "site.toml"), _own(folder))
+
+
 # Rows of the size of the model in a checkpoint: the model, its mean over time, the public copies of the node and of
 # each neighbour; and for Tracked AD-GDA the momentum, balance and mean squares, and the same copies of the trackers.
 @pytest.mark.parametrize(
@@ -48,7 +56,7 @@ def _mesh(folder, algorithm, topology="ring"):
 )
 def test_size_of_a_checkpoint_by_algorithm_and_neighbours(tmp_path, algorithm, topology, rows):
     _mesh(tmp_path, algorithm, topology)
-    needed = disk_of(Membership.read(tmp_path / "a" / "site.toml"))
+    needed = _needed(tmp_path)
     assert needed.model == 650 * 8
     assert rows <= needed.checkpoint / needed.model < rows + 0.1
 
@@ -56,12 +64,12 @@ def test_size_of_a_checkpoint_by_algorithm_and_neighbours(tmp_path, algorithm, t
 def test_check_says_what_the_run_needs_and_refuses_a_disk_that_is_too_small(tmp_path, monkeypatch):
     _mesh(tmp_path, "tracked-ad-gda")
     site = SiteFile.read(tmp_path / "a" / "site.toml")
-    (found,) = disk_checks(site)
+    (found,) = disk_checks(site, _own(tmp_path))
     assert found.ok
     assert missing_from(found.found, "at most", "checkpoint", str(site.state)) == []
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000))
-    (found,) = disk_checks(site)
+    (found,) = disk_checks(site, _own(tmp_path))
     assert not found.ok
     assert missing_from(found.found + found.advice, "MB are there", "state in site.toml") == []
 
@@ -70,7 +78,7 @@ def test_check_says_what_the_run_needs_and_refuses_a_disk_that_is_too_small(tmp_
 @pytest.mark.parametrize(("algorithm", "rows"), [("ad-gda", 5), ("tracked-ad-gda", 11)])
 def test_checkpoints_of_a_run_have_that_size_and_little_remains_at_its_end(tmp_path, algorithm, rows):
     _mesh(tmp_path, algorithm)
-    needed = disk_of(Membership.read(tmp_path / "a" / "site.toml"))
+    needed = _needed(tmp_path)
     lives = Lives(tmp_path, NAMES)
     ratios, sizes = [], []
 

@@ -6,6 +6,7 @@ import socket
 import ssl
 import stat
 import threading
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -376,6 +377,56 @@ def test_port_may_be_held_by_the_sites_own_node_and_by_nobody_else(sites, cli, h
     assert found["listening"]["ok"] == (holder == "alpha")
 
 
+def _serving(port: int, answer) -> socket.socket:
+    """A server that gives each connection to `answer`, in a thread, until it is closed."""
+    server = socket.create_server(("127.0.0.1", port))
+
+    def serve() -> None:
+        while True:
+            try:
+                plain = server.accept()[0]
+            except OSError:
+                return
+            with plain, suppress(OSError):
+                answer(plain)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server
+
+
+@pytest.mark.parametrize("forwarded", [False, True])
+def test_port_that_differs_from_the_address_must_lead_to_this_site(sites, cli, forwarded):
+    dialled = int(SiteFile.read(sites / "alpha" / "site.toml").listen.rpartition(":")[2])
+    (port,) = free_ports(1)
+    _edit(sites / "alpha" / "site.toml", str(dialled), str(port))
+
+    def forward(plain: socket.socket) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as onward:
+            onward.sendall(plain.recv(16))
+
+    with _serving(dialled, forward) if forwarded else nullcontext():
+        _, found = verdicts(cli, "alpha")
+    assert found["listening"]["ok"] == forwarded
+    if not forwarded:
+        assert missing_from(found["listening"]["found"], port, f"127.0.0.1:{dialled}", "gamma") == []
+        assert missing_from(found["listening"]["advice"], "listen", dialled) == []
+
+
+def test_check_names_the_site_that_answers_in_the_place_of_a_neighbour(sites, cli):
+    port = int(SiteFile.read(sites / "alpha" / "site.toml").listen.rpartition(":")[2])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sites / "beta" / "beta.pem", sites / "beta" / "beta.key")
+
+    def answer(plain: socket.socket) -> None:
+        with context.wrap_socket(plain, server_side=True) as secured:
+            secured.recv(1)
+
+    with _serving(port, answer):
+        _, found = verdicts(cli, "gamma")
+    assert missing_from(found["neighbour alpha"]["found"], port, "beta answers", "not alpha") == []
+    assert missing_from(found["neighbour alpha"]["advice"], "beta", "alpha", "mesh check") == []
+
+
 def _site_with(sites: Path, data: str) -> tuple[SiteFile, fm.Experiment, Mesh]:
     path = sites / "beta" / "site.toml"
     (sites / "beta" / "own.py").write_text(OWN)
@@ -403,6 +454,15 @@ def test_experiments_table_is_found_next_to_the_site_file_only(sites):
     experiment = replace(parts[1], data=table)
     with refused("cannot read", "beta/rows.csv"):
         own_site(parts[0], experiment, parts[2])
+
+
+def test_check_reads_the_sites_data_once(sites, cli):
+    _site_with(sites, 'data = "counted.py:site"')
+    counted = "def site():\n    with open('reads', 'a') as file:\n        file.write('x')"
+    (sites / "beta" / "counted.py").write_text(OWN.replace("def site():", counted))
+    _, found = verdicts(cli, "beta")
+    assert {"data", "disk"} <= found.keys() - wrong(found)
+    assert (sites / "reads").read_text() == "x"
 
 
 def test_trial_takes_the_experiments_data_at_the_sites_position(sites):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fairmesh.cli.main import main
+from fairmesh.cli.node import status
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh import agreement
 from fairmesh.mesh.members import MESH
@@ -143,7 +144,20 @@ def _no_folder(home: Path, founder: Path) -> None:
     file.write_text(file.read_text().replace('state = "state"', 'state = "/proc/no-such-disk/state"'))
 
 
+def _certificate_of_another(home: Path, founder: Path) -> None:
+    shutil.copy(home.parent / "alpha" / "alpha.pem", home / "gamma.pem")
+
+
+def _certificate_of_another_authority(home: Path, founder: Path) -> None:
+    shutil.copy(foreign(home.parent / "foreign", "gamma", founder) / "gamma.pem", home / "gamma.pem")
+
+
 STOPPING = {
+    "certificate of another site": (_certificate_of_another, ["the certificate is for 'alpha'", "put gamma.pem here"]),
+    "certificate of another authority": (
+        _certificate_of_another_authority,
+        ["signed by another authority", "founder", "NAME.csr"],
+    ),
     "path": (_wrong_path, ["elsewhere", "No such file", "founder"]),
     "key": (_key_of_another, ["gamma.pem", "does not belong to"]),
     "expired certificate": (_expired, ["gamma.pem", "expired on"]),
@@ -184,7 +198,7 @@ def test_second_node_of_a_site_is_refused_and_the_first_continues(sites):
 
 
 @pytest.mark.slow
-def test_clock_that_is_ahead_is_named_by_the_others_and_the_run_ends(sites):
+def test_clock_that_is_ahead_is_named_by_the_others_and_the_run_ends(sites, capsys):
     def ahead() -> None:
         now = time.time
         time.time = lambda: now() + 1000
@@ -192,8 +206,35 @@ def test_clock_that_is_ahead_is_named_by_the_others_and_the_run_ends(sites):
     for name in ("alpha", "beta"):
         sites.start(name)
     sites.start("gamma", prepare=ahead)
-    sites.until_said("alpha", "clocks differ", "gamma", "by 17 minutes")
-    sites.until_said("gamma", "clocks differ", "alpha")
+    sites.until_said("alpha", "clocks differ", "gamma", "17 minutes ahead")
+    sites.until_said("gamma", "clocks differ", "alpha", "behind")
+    sites.end()
+    assert missing_from(_status(sites, "alpha", capsys), "the clock of gamma is 17 minutes ahead") == []
+    assert missing_from(_status(sites, "gamma", capsys), "this site's clock differs", "set it") == []
+
+
+def _status(sites: Sites, name: str, capsys) -> str:
+    """Returns what `fairmesh status` says below its tables."""
+    status(sites.home(name) / fleet.SITE)
+    return capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_port_that_others_do_not_dial_is_named_by_the_check_and_by_the_node(sites, called):
+    address = sites.mesh.member("gamma").address or ""
+    port = fleet.free_ports(1)[0]
+    file = sites.home() / fleet.SITE
+    file.write_text(file.read_text().replace(address, f"127.0.0.1:{port}"))
+    for name in NAMES:
+        sites.start(name)
+    sites.until_said("gamma", "others dial another port", str(port), address)
+    sites.until_said("alpha", "cannot connect", "gamma")
+    code, out, _ = called("mesh", "check", str(file))
+    assert code == 1
+    assert any(not missing_from(line, "listening", "WRONG", port, address) for line in out.splitlines()), out
+    sites.stop("gamma")
+    file.write_text(file.read_text().replace(f"127.0.0.1:{port}", address))
+    sites.start("gamma")
     sites.end()
 
 

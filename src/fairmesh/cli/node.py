@@ -67,6 +67,7 @@ def status(
 
     For each site: its round, metric and lambda, whom it waits for, and when it reported. For each neighbour: the
     traffic."""
+    from fairmesh.mesh import clocks
     from fairmesh.mesh.members import SiteFile
     from fairmesh.mesh.node.watching import read_status
 
@@ -98,6 +99,8 @@ def status(
     if others:
         said = ", ".join(f"{version} at {name}" for name, version in others.items())
         say(f"versions of fairmesh differ, and are compatible: {seen['version']} here, {said}")
+    for sentence in clocks.advice(seen.get("clocks", {}), len(seen["edges"])):
+        say(sentence)
     for name, key in seen.get("keys", {}).items():
         if key["unconfirmed"]:
             say(

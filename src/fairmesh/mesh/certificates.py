@@ -216,7 +216,10 @@ def _wrong_issuer(held: x509.Certificate, issuer: x509.Certificate) -> str | Non
     except x509.ExtensionNotFound:
         return "the certificate, or the authority's, does not state its purpose; it was not made by `fairmesh mesh`"
     except (InvalidSignature, ValueError, TypeError):
-        return "the certificate was signed by another authority than this mesh's"
+        return (
+            "the certificate was signed by another authority than this mesh's; put the certificate and authority.pem "
+            "of this mesh's founder here: send the founder the request NAME.csr again if you have none"
+        )
     return None if set(_PURPOSES) <= set(purposes) else "the certificate is not valid for both ends of a connection"
 
 
@@ -228,7 +231,10 @@ def _wrong_name(held: x509.Certificate, name: str) -> str | None:
         return f"the certificate's names cannot be read: {error}"
     if names == {name} and complete:
         return None
-    return f"the certificate is for {', '.join(sorted(map(repr, names)))}, not for site {name!r}"
+    return (
+        f"the certificate is for {', '.join(sorted(map(repr, names)))}, not for site {name!r}; put {name}.pem here, "
+        f"which the founder made from {name}.csr, or correct name and certificate in site.toml"
+    )
 
 
 def _wrong_key(path: Path, held: x509.Certificate) -> list[str]:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import secrets
 import shutil
 import socket
 import ssl
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable, refuse_unlike
@@ -33,6 +35,7 @@ from fairmesh.storage.files import open_to_others, read_bytes
 T = TypeVar("T")
 
 _WAIT_S = 5.0
+_HERE_S = 2.0  # for a connection to this machine itself
 _STATUS, _STATUS_S = "status.json", 10.0  # written by a running node every second
 
 
@@ -69,10 +72,10 @@ def checks(path: Path) -> Iterator[Check]:
     if mesh:
         yield listen_check(site_file, mesh)
     if mesh and experiment:
-        data = data_check(site_file, experiment, mesh)
+        data, own = data_check(site_file, experiment, mesh)
         yield data
-        if data.ok:
-            yield from disk_checks(site_file)
+        if own is not None:
+            yield from disk_checks(site_file, own)
     if mesh:
         mine = greeting(site_file.name, experiment, mesh, handout.manifest.files) if handout and experiment else None
         yield from neighbour_checks(site_file, mesh, mine, partial(refuse_unlike, mine or {}), _connected(site_file))
@@ -182,12 +185,48 @@ def listen_check(site_file: SiteFile, mesh: Mesh) -> Check:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             opened.bind(family[4])
             opened.listen(1)
+            if dialled_by and address and not _leads_to(opened, port, address):
+                return _another_port(site_file, port, address, dialled_by)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and _is_own_node(site_file, host, port):
+            reached = host_and_port(address or site_file.listen, what)
+            if dialled_by and reached[1] != port and not _is_own_node(site_file, *reached):
+                return _another_port(site_file, port, address or "", dialled_by)
             return Check(what, True, f"this site's node listens on {site_file.listen}")
         taken = f"cannot listen on {site_file.listen}: {error.strerror or error}"
         return Check(what, False, taken, "free the port, or set another one as listen and as the mesh's address")
     return Check(what, True, f"{site_file.listen} is free; others dial {address or 'nothing'}")
+
+
+def _another_port(site_file: SiteFile, port: int, address: str, dialled_by: list[str]) -> Check:
+    dialled = host_and_port(address, "address")[1]
+    found = (
+        f"this site listens on port {port}, but {', '.join(dialled_by)} dial {address}, the address in "
+        f"{site_file.mesh.name}, and that does not lead here"
+    )
+    advice = (
+        f"set the port of listen in {site_file.path.name} to {dialled}; or, if a firewall forwards {dialled} to "
+        f"{port}, let {dialled_by[0]} try it with `fairmesh mesh check`"
+    )
+    return Check("listening", False, found, advice)
+
+
+def _leads_to(listening: socket.socket, port: int, address: str) -> bool:
+    """Returns whether a connection to the address arrives at a socket that listens on `port`. If the ports are equal,
+    this is taken for granted: many networks do not let a machine dial its own public address."""
+    host, dialled = host_and_port(address, "address")
+    if dialled == port:
+        return True
+    sign = secrets.token_bytes(16)
+    listening.settimeout(_HERE_S)
+    try:
+        with socket.create_connection((host, dialled), timeout=_HERE_S) as dialling:
+            dialling.sendall(sign)
+            with listening.accept()[0] as accepted:
+                accepted.settimeout(_HERE_S)
+                return accepted.recv(len(sign), socket.MSG_WAITALL) == sign
+    except OSError:
+        return False
 
 
 def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
@@ -207,28 +246,28 @@ def _is_own_node(site_file: SiteFile, host: str, port: int) -> bool:
     return shown == own
 
 
-def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> Check:
+def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> tuple[Check, Site | None]:
     """Checks that this site's data can be read, is as the contract says, fits the model and the loss, and is what the
-    run began with."""
+    run began with. Returns the data too, if so."""
     try:
         problem = own_problem(own_site(site_file, experiment, mesh), experiment)
         frozen_facts(site_file.state, site_file.name, facts(problem.sites[0]), problem.digests_here()[0])
     except Exception as error:  # a user's entry point may raise anything
-        return Check("data", False, _said(error), f"see data in {site_file.path.name}")
+        return Check("data", False, _said(error), f"see data in {site_file.path.name}"), None
     site = problem.sites[0]
     judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
     labels = site.train.targets
     one_class = not labels.is_floating_point() and len(labels.unique()) == 1
     judged += ", all of one class: is the label column right?" if one_class else ""
     checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
-    return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model{checked}")
+    return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model{checked}"), site
 
 
-def disk_checks(site_file: SiteFile) -> Iterator[Check]:
+def disk_checks(site_file: SiteFile, own: Site) -> Iterator[Check]:
     """Yields whether the run fits on the disk, with what this node has written already. Yields nothing if a file cannot
     be used; the checks of the files say so."""
     try:
-        needed = disk_of(Membership.read(site_file.path))
+        needed = disk_of(Membership.read(site_file.path), own)
     except BadInput:
         return
     folder = next(one for one in (site_file.state, *site_file.state.absolute().parents) if one.exists())

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fairmesh.errors import BadInput
+from fairmesh.mesh import clocks
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost, dialled
@@ -22,7 +23,6 @@ from fairmesh.mesh.wire.frames import (
 from fairmesh.mesh.wire.tls_stream import Credentials
 
 _WAIT_S = 5.0
-CLOCKS_APART_S = 300.0
 
 Compare = Callable[[str, Mapping[str, Any]], None]  # raises Refused for a neighbour's greeting that does not fit
 
@@ -85,24 +85,52 @@ def _dials_us(what: str, other: str, connected: Mapping[str, bool] | None) -> Ch
     return Check(what, False, "dials this site, but is not connected to its node", advice)
 
 
+def _context(site_file: SiteFile) -> ssl.SSLContext:
+    try:
+        files = (site_file.key, site_file.certificate, site_file.authority)
+        return Credentials(*(path.read_bytes() for path in files)).for_dialling()
+    except (OSError, BadInput) as error:
+        raise _Wrong(f"not tried: {error}", "fix the site's files first") from None
+
+
 def _asked(site_file: SiteFile, other: str, address: str, greeting: Mapping[str, Any] | None) -> _Answer:
     """Connects as the node does. Sends the greeting, if there is one, marked as a check, which changes nothing at the
     neighbour."""
     try:
-        files = (site_file.key, site_file.certificate, site_file.authority)
-        context = Credentials(*(path.read_bytes() for path in files)).for_dialling()
-    except (OSError, BadInput) as error:
-        raise _Wrong(f"not tried: {error}", "fix the site's files first") from None
-    try:
-        return asyncio.run(_exchange(address, other, context, greeting))
+        return asyncio.run(_exchange(address, other, _context(site_file), greeting))
     except CannotConnect as error:
+        there = _who_answers(site_file, address) if error.in_handshake else None
+        if there:
+            raise _Wrong(
+                f"{there} answers there, not {other}",
+                f"let both compare their ports with mesh.toml: `fairmesh mesh check` at {there} and at {other} does it",
+            ) from None
         if error.in_handshake:
             raise _Wrong(f"no handshake: {error}", _handshake_advice(other)) from None
-        raise _Wrong(str(error), f"is its node running, and may this machine open a connection to {address}?") from None
+        raise _Wrong(
+            str(error),
+            f"is its node running, and may this machine open a connection to {address}? `fairmesh mesh check` at "
+            f"{other} says whether it listens on that port",
+        ) from None
     except TimeoutError:
         raise _Wrong(f"no greeting within {_WAIT_S:.0f} s", f"see {other}'s log") from None
     except (ConnectionLost, Refused) as error:
         raise _Wrong(str(error), f"see {other}'s log") from None
+
+
+def _who_answers(site_file: SiteFile, address: str) -> str | None:
+    """Returns which site of this mesh answers at an address, or None."""
+    context = _context(site_file)
+    context.check_hostname = False  # the authority is checked; the name is what is asked
+
+    async def names() -> list[str]:
+        async with dialled(address, site_file.name, context, 0) as connection:
+            return connection.peer_names
+
+    try:
+        return ", ".join(asyncio.run(names())) or None
+    except CannotConnect:
+        return None
 
 
 async def _exchange(address: str, other: str, context: ssl.SSLContext, greeting: Mapping[str, Any] | None) -> _Answer:
@@ -136,12 +164,9 @@ def _compared(answer: _Answer, other: str, mesh: Mesh, compare: Compare) -> str:
             raise Refused(answer.refusal)
     except Refused as error:
         raise _Wrong(str(error), f"agree with {other} on which of the two is right") from None
-    clock = theirs.get("clock")
-    apart = clock - answer.at if isinstance(clock, int | float) and abs(clock) < 1e15 else 0.0
-    if abs(apart) > CLOCKS_APART_S:
-        raise _Wrong(
-            f"its clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this one", "set the clocks"
-        )
+    apart = clocks.seconds_ahead(theirs, answer.at)
+    if abs(apart) > clocks.APART_S:
+        raise _Wrong(f"its clock is {clocks.in_words(apart)}", "set the one that is wrong")
     if theirs.get("generation") != mesh.generation:
         found = f"generation {theirs.get('generation')} of the mesh there, {mesh.generation} here: a site has left"
         raise _Wrong(found, f"wait until this site's node has caught up, or get mesh.toml from {other}")

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairmesh.mesh.node.membership import Membership, common_problem, facts, own_data
+from fairmesh.data.site import Site
+from fairmesh.mesh.node.membership import Membership, common_problem, facts
 from fairmesh.mesh.node.rounds import Rounds, journal_allowed
 from fairmesh.networks.roles import Role, roles_of
 from fairmesh.storage.state_tree import flatten_state
@@ -26,9 +27,8 @@ class Disk(NamedTuple):
     at_the_end: int  # when every site has its result
 
 
-def disk_of(membership: Membership) -> Disk:
-    """Returns what the node of a site needs. Reads its data, and makes the state before the first round."""
-    (own,) = own_data(membership).sites
+def disk_of(membership: Membership, own: Site) -> Disk:
+    """Returns what the node of a site with this data needs. Makes the state before the first round."""
     said = facts(own)
     problem = common_problem(membership, own, {member.name: said for member in membership.mesh.present})
     state = Rounds.idle(membership, problem).state

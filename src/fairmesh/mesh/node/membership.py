@@ -21,7 +21,6 @@ from fairmesh.mesh.founding import neighbours_of
 from fairmesh.mesh.manifest import Manifest
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.ledger import still_in
-from fairmesh.mesh.probing import CLOCKS_APART_S
 from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.problems.problem import Problem
@@ -125,12 +124,6 @@ class Membership:
     def refuse_unlike(self, name: str, theirs: Mapping[str, Any]) -> None:
         """Refuses a neighbour with another experiment, and names the field that differs."""
         agreement.refuse_unlike(self._greeting, name, theirs)
-
-    def clock_apart(self, theirs: Mapping[str, Any], now: float) -> float | None:
-        """Returns by how many seconds a neighbour's clock differs, or None if that is negligible."""
-        clock = theirs.get("clock")
-        apart = float(clock) - now if isinstance(clock, int | float) and abs(clock) < 1e15 else 0.0
-        return apart if abs(apart) > CLOCKS_APART_S else None
 
 
 def own_data(membership: Membership) -> Problem:

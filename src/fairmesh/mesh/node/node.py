@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import fairmesh
+from fairmesh.mesh import clocks
 from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
@@ -110,9 +111,11 @@ class Node:
 
     def _check_greeting(self, name: str, theirs: Mapping[str, Any]) -> bool:
         self.membership.refuse_unlike(name, theirs)
-        apart = self.membership.clock_apart(theirs, time.time())
-        if apart is not None:
-            self.limiter("warning", "clocks differ", name, f"by {round(apart / 60)} minutes")
+        ahead = clocks.seconds_ahead(theirs, time.time())
+        self.oversight.clocks.pop(name, None)
+        if abs(ahead) > clocks.APART_S:
+            self.oversight.clocks[name] = ahead
+            self.limiter("warning", "clocks differ", name, f"its clock is {clocks.in_words(ahead)}")
         version = version_in(theirs)
         self.oversight.versions[name] = version
         if version != fairmesh.__version__:

@@ -107,6 +107,7 @@ class Oversight(Watcher):
         self._failed_metrics: set[str] = set()
         self._notices: dict[int, Notices] = {}  # by position
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
+        self.clocks: dict[str, float] = {}  # seconds ahead of this one, of neighbours whose clocks differ
         self._disk_notices: Notices | None = None  # while the journal is synced
         self._announced_at = self._next_warning = self._refusing_at = -1e9
 
@@ -374,6 +375,7 @@ class Oversight(Watcher):
             "site": membership.name,
             "version": fairmesh.__version__,
             "versions": dict(self.versions),
+            "clocks": dict(self.clocks),
             "round": self._round,
             "rounds": membership.experiment.rounds,
             "activity": "waiting for its disk" if disk and disk.seconds > _FIRST_NOTICE_S else self.activity,

@@ -15,6 +15,7 @@ import fairmesh
 from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.approval import approved_at
 from fairmesh.mesh.certificates import fingerprint
+from fairmesh.mesh.members import host_and_port
 from fairmesh.mesh.node import divergence
 from fairmesh.mesh.node.data_agreement import DataAgreement
 from fairmesh.mesh.node.deciding import Deciding
@@ -135,6 +136,10 @@ def _log_start(membership: Membership, log: Log) -> None:
     when = approved_at(membership.site)
     moment = "" if when is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
     log("info", "approved", manifest=manifest.digest(), since=moment, signed=manifest.date())
+    listen, address = membership.site.listen, mesh.member(membership.name).address
+    if listen and address and host_and_port(listen, "listen")[1] != host_and_port(address, "address")[1]:
+        what = "others dial another port than the one that this node listens on; a firewall must forward it"
+        log("warning", what, listen=listen, dialled=address)
 
 
 class _Life:
