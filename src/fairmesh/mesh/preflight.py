@@ -275,8 +275,8 @@ def disk_checks(site_file: SiteFile, own: Site) -> Iterator[Check]:
     free = shutil.disk_usage(folder).free + used
     said = (
         f"the run takes at most {_gigabytes(needed.at_most)} in {site_file.state} and leaves "
-        f"{_gigabytes(needed.at_the_end)} at most; a checkpoint has {_gigabytes(needed.checkpoint)}, the model "
-        f"{_gigabytes(needed.model)}"
+        f"{_gigabytes(needed.at_the_end)} at most; a checkpoint has at most {_gigabytes(needed.checkpoint)}, the "
+        f"model {_gigabytes(needed.model)}"
     )
     if free < needed.at_most:
         advice = f"free some space, or set state in {site_file.path.name} to a folder on another disk"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fairmesh.errors import CheckpointError
 from fairmesh.storage.files import write_atomically
+from fairmesh.storage.packing import packed, unpacked
 from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
 
 _SHORT_ROW = 4096  # bytes; shorter rows are not compared
@@ -84,16 +85,21 @@ def read_stored(path: Path, identity: Mapping[str, Any]) -> Stored:
     return Stored(tensors, int(metadata["round"]), more, metadata["fingerprint"])
 
 
-def save_checkpoint(path: Path, state: Any, round_index: int, identity: Mapping[str, Any]) -> None:
-    """Writes a whole state as one file. Rows that occur more than once are written once."""
+def save_checkpoint(
+    path: Path, state: Any, round_index: int, identity: Mapping[str, Any], compact: bool = False
+) -> None:
+    """Writes a whole state as one file. Rows that occur more than once are written once. A `compact` file takes less
+    space and more time; reading it gives the same bits."""
     tensors, repeated = _without_repeats(flatten_state(state))
-    write_stored(path, tensors, round_index, identity, repeated=repeated)
+    tensors, layout = packed(tensors) if compact else (tensors, {})
+    write_stored(path, tensors, round_index, identity, repeated=repeated, packed=layout)
 
 
 def load_checkpoint(path: Path, like: Any, identity: Mapping[str, Any]) -> tuple[Any, int]:
     """Returns the whole state in a file, and its round."""
     stored = read_stored(path, identity)
-    tensors = _with_repeats(stored.tensors, stored.more.get("repeated", {}))
+    tensors = unpacked(stored.tensors, stored.more.get("packed", {}))
+    tensors = _with_repeats(tensors, stored.more.get("repeated", {}))
     return unflatten_state(like, checked_like(like, tensors)), stored.round
 
 

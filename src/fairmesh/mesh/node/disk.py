@@ -22,7 +22,7 @@ class Disk(NamedTuple):
     """What a node needs, in bytes."""
 
     model: int
-    checkpoint: int
+    checkpoint: int  # at most
     at_most: int  # during the run, everything together
     at_the_end: int  # when every site has its result
 
@@ -39,8 +39,8 @@ def disk_of(membership: Membership, own: Site) -> Disk:
 
 
 def checkpoint_bytes(state: TrainingState) -> int:
-    """Returns the size of a checkpoint. A node's own public copy, which is also the first of those per neighbour, is
-    written once."""
+    """Returns a bound on the size of a checkpoint: rows are packed, and how much that saves depends on the numbers. A
+    node's own public copy, which is also the first of those per neighbour, is written once."""
     tensors, roles = flatten_state(state), roles_of(state)
     return sum(tensor.nbytes - _written_already(path, tensors, roles) for path, tensor in tensors.items())
 

@@ -33,7 +33,8 @@ from fairmesh.training.options import DTYPES, device_of
 from fairmesh.training.references import with_references
 from fairmesh.training.replicas import Replica
 
-_CHECKPOINT_S = 60.0  # at most this much work is repeated after a crash
+_CHECKPOINT_S = 60.0  # at most this much work is repeated after a crash, unless a checkpoint takes long:
+_CHECKPOINT_SHARE = 0.05  # of the time at most is spent on writing them
 _JOURNAL_OVER_STATE = 8  # the journal may grow to this many times the size of a model, or to:
 _SMALL_JOURNAL = 16 << 20  # bytes
 
@@ -314,7 +315,7 @@ class _Checkpointing(Observer):
         self._landmark_every = landmark_every(membership.experiment.rounds)
 
     def start(self, run: ObservedRun) -> None:
-        self.run, self._saved, self._saved_at = run, run.round, time.monotonic()
+        self.run, self._saved, self._saved_at, self._took_s = run, run.round, time.monotonic(), 0.0
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if round % self._landmark_every == 0 and round not in self._store.landmarks:
@@ -336,10 +337,12 @@ class _Checkpointing(Observer):
             return True
         models = self.run.training.view.models(state.algorithm)
         allowed = journal_allowed(models.nbytes)
-        late = every is None and time.monotonic() - self._saved_at > _CHECKPOINT_S
+        pause = max(_CHECKPOINT_S, self._took_s / _CHECKPOINT_SHARE)
+        late = every is None and time.monotonic() - self._saved_at > pause
         return late or self._mailroom.journal_bytes() > allowed
 
     def _save(self, done: int) -> None:
+        began = time.monotonic()
         self._watcher.reached("before checkpoint", done)
         self._measurements.store_models()
         oldest = self._store.save(self.run.state, done, self._identity, self._sites, self._pinned())
@@ -348,6 +351,7 @@ class _Checkpointing(Observer):
         self._mailroom.rotate(oldest + FIRST_ROUND if oldest else 0)
         self._watcher.reached("after rotation", done)
         self._saved, self._saved_at = done, time.monotonic()
+        self._took_s = self._saved_at - began
 
 
 class _SiteEnding(Observer):
