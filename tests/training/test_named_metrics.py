@@ -9,7 +9,10 @@ from torch.nn import functional as F
 
 import fairmesh as fm
 from fairmesh.config.tables import from_table, to_table
+from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.storage.strict_json import as_json
+from fairmesh.testing.hosts import InProcess, Post, Threads
+from fairmesh.testing.hosts import _results as results_of
 from fairmesh.training.result import summary_of
 from tests.refusals import missing_from, refused
 from tests.toys import problem, sites
@@ -117,6 +120,43 @@ def test_site_without_test_data_is_trained_and_not_measured(test):
     assert record["lambda"][2] > 0
     assert len(record["lambda"]) == 4
     assert result.support[2] is None
+
+
+class TwoNodesEach(Threads):
+    """Threads that train as the ranks of a cluster do."""
+
+    def nodes(self, n):
+        return range(2 * self.rank, 2 * self.rank + 2)
+
+    def network(self, cycle, *, device, dtype, count_bytes):
+        transport = InProcess(self.post, self.rank)
+        transport.process_group = self
+        return RemoteNetwork(cycle, self.nodes(4), transport, device=device, dtype=dtype)
+
+
+def test_hosts_agree_on_a_site_without_test_data_and_on_a_metric_that_fails_at_one():
+    def own(outputs, targets):
+        if len(targets) == 10:
+            raise ZeroDivisionError("no negatives")
+        return 0.7
+
+    given = one_class_at(4, 0)
+    given[2] = fm.Site(given[2].train, name="s2")
+    given[3] = fm.Site(given[3].train, name="s3")  # so the second host has no test data at all
+    made = fm.Problem(torch.nn.Linear(2, 2), given, metrics={"own": own, "auroc": "auroc"})
+    post = Post(2)
+
+    def hosted(rank):
+        with post.arrived:  # one computes at a time
+            return train(made, 2, process_group=TwoNodesEach(post, rank), announce=lambda text: None)
+
+    alone = train(made, 2, announce=lambda text: None)
+    for result in results_of(hosted, 2):
+        assert result.judged_on == "test"
+        assert result.support == alone.support
+        assert result.notes == alone.notes
+        for metric in ("accuracy", "own", "auroc"):
+            assert result.final[0][metric]["sites"] == pytest.approx(alone.final[0][metric]["sites"], nan_ok=True)
 
 
 def test_sites_without_any_test_data_are_judged_on_training_data():

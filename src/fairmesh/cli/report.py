@@ -32,6 +32,9 @@ def compare(
         print_json({"runs": {run.label: run.summary for run in runs}, "plot": str(path) if path else None})
         return
     show_rows(rows_of(runs))
+    for run in runs:
+        for note in run.notes():
+            say(f"{run.label}: {note}")
     if path:
         say(f"picture: {path}")
 

@@ -79,7 +79,15 @@ def run(
     from fairmesh.experiment import load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
-    from fairmesh.report.runs import Run, models_in_words, personal_table, rows_of, subgroup_table
+    from fairmesh.report.runs import (
+        Run,
+        metric_table,
+        metrics_by_site,
+        models_in_words,
+        personal_table,
+        rows_of,
+        subgroup_table,
+    )
     from fairmesh.training.observers import Watch
 
     if seeds is not None and seeds < 1:
@@ -110,10 +118,17 @@ def run(
         return
     show_rows(rows_of(summary.variants()))
     for variant in summary.variants():
+        of_variant = "" if variant is summary else f": {variant.label}"
+        if metrics := metric_table(variant):
+            show_table(metrics, f"All metrics over the sites{of_variant}")
+            show_table(metrics_by_site(variant), f"All metrics by site{of_variant}")
         if own := personal_table(variant):
-            show_table(own, f"The sites' own models{'' if variant is summary else f': {variant.label}'}")
+            show_table(own, f"The sites' own models{of_variant}")
     if subgroups := subgroup_table(summary):
         show_table(subgroups, "Subgroups inside the sites")
+    for note in summary.notes():
+        if note not in result.notes:  # those were said when they were found
+            say(note)
     if result.diverged:
         say(f"diverged replicas: {result.diverged}")
     if result.fixed is not None:

@@ -126,7 +126,6 @@ class AUROC(NamedMetric):
 
     needs: ClassVar = "scores"
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
-    is_share: ClassVar = True
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         read, columns = _read(outputs, targets), []
@@ -152,7 +151,6 @@ class AveragePrecision(NamedMetric):
 
     needs: ClassVar = "scores"
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
-    is_share: ClassVar = True
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         read, columns = _read(outputs, targets), []
@@ -250,7 +248,6 @@ class F1(NamedMetric):
 
     needs: ClassVar = "labels"
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
-    is_share: ClassVar = True
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         read = _read(outputs, targets)

@@ -7,6 +7,8 @@ from fairmesh.report.plots import bars, curves
 from fairmesh.report.runs import (
     Run,
     check_comparable,
+    metric_table,
+    metrics_by_site,
     personal_table,
     rows_of,
     site_table,
@@ -74,6 +76,9 @@ def page(
             '<p class="note">λ is how much each site counts; the dotted line is an equal share.</p>',
         ]
     for run in runs:
+        of_run = f": {html.escape(run.label)}" if len(runs) > 1 else ""
+        if metrics := metric_table(run):
+            parts += [f"<h2>All metrics{of_run}</h2>", _table(metrics), _table(metrics_by_site(run))]
         if own := personal_table(run):
             parts += [
                 f"<h2>The sites' own models{f': {html.escape(run.label)}' if len(runs) > 1 else ''}</h2>",

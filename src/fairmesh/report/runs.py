@@ -73,8 +73,18 @@ class Run:
 
     def by_site(self) -> list[float]:
         """Returns the final metric of every site, averaged over replicas."""
-        rows = [record[self.metric]["sites"] for record in self.summary["final"]]
-        return [sum(column) / len(rows) for column in zip(*rows)]
+        return self.sites_of(self.metric)
+
+    def sites_of(self, metric: str) -> list[float]:
+        """Returns the final value of any metric at every site, averaged over the replicas where it is defined."""
+        rows = [record[metric]["sites"] for record in self.summary["final"]]
+        defined = [[value for value in column if not math.isnan(value)] for column in zip(*rows)]
+        return [sum(column) / len(column) if column else math.nan for column in defined]
+
+    def is_measured(self, i: int) -> bool:
+        """Returns whether site i has data to be judged by; summaries of earlier versions do not say."""
+        support = self.summary.get("support")
+        return not isinstance(support, list) or isinstance(support[i], dict)
 
     def weights(self) -> list[float] | None:
         """Returns the final lambda of every site, averaged over replicas."""
@@ -82,8 +92,15 @@ class Run:
         return [sum(column) / len(rows) for column in zip(*rows)] if rows else None
 
     def notes(self) -> list[str]:
-        """Returns what a reader must know about the numbers of a run between organisations."""
-        s, found = self.summary, []
+        """Returns what a reader must know about the numbers."""
+        s, found = self.summary, list(self.summary.get("notes", []))
+        if s["judged_on"] == "train":
+            found.append(
+                "No site has test data, so every site is judged on its training data: these numbers are too good."
+            )
+        idle = [str(name) for i, name in enumerate(s["sites"]) if not self.is_measured(i)]
+        if idle:
+            found.append(f"Trained but not measured, for lack of {s['judged_on']} data: {', '.join(idle)}.")
         if "planned_rounds" in s:
             found.append(f"The run has {s['planned_rounds']} rounds; this is what all sites had measured so far.")
         if any(record.get("models") == "own" for record in self.records):
@@ -104,8 +121,17 @@ class Run:
         return self.summary[what] / PER_MB[what]
 
 
-def shown(value: float, metric: str) -> str:
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+def shown(value: float, metric: str, share: bool | None = None) -> str:
+    """Returns a value of a metric as tables show it: a share in per cent, and NaN as "not defined".
+
+    Args:
+        value: The value.
+        metric: The name of the metric.
+        share: Whether it is a share; None for accuracy only. Default: None.
+    """
+    if math.isnan(value):
+        return "not defined"
+    return f"{100 * value:.1f} %" if (metric == "accuracy" if share is None else share) else f"{value:.4g}"
 
 
 def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -146,16 +172,67 @@ def check_comparable(runs: Sequence[Run]) -> None:
 
 def worst_sites(runs: Sequence[Run]) -> set[int]:
     """Returns the sites that are worst in any of the runs."""
-    pick = min if runs[0].higher_is_better else max
-    return {i for run in runs for i, value in enumerate(run.by_site()) if value == pick(run.by_site())}
+    pick, found = min if runs[0].higher_is_better else max, set()
+    for values in (run.by_site() for run in runs):
+        worst = pick((value for value in values if not math.isnan(value)), default=math.nan)
+        found |= {i for i, value in enumerate(values) if value == worst}
+    return found
 
 
 def site_table(runs: Sequence[Run]) -> list[list[str]]:
     """Returns a header and one row per site: its name and each run's final metric."""
     header = ["site", *(run.label for run in runs)]
     columns = [run.by_site() for run in runs]
-    names = [str(name) for name in runs[0].summary["sites"]]
-    return [header, *([n, *(shown(c[i], runs[0].metric) for c in columns)] for i, n in enumerate(names))]
+    rows = []
+    for i, name in enumerate(runs[0].summary["sites"]):
+        cells = [_cell(run, i, values[i], run.metric) for run, values in zip(runs, columns)]
+        rows.append([str(name), *cells])
+    return [header, *rows]
+
+
+def _cell(run: Run, i: int, value: float, metric: str, share: bool | None = None) -> str:
+    return shown(value, metric, share) if run.is_measured(i) else "not measured"
+
+
+_OVER_SITES = {  # column -> key of the summary
+    "worst": "worst",
+    "worst 20 %": "worst_share",
+    "CVaR": "cvar",
+    "mean": "mean",
+    "best": "best",
+    "gap": "gap",
+    "std": "std",
+}
+
+
+def metric_table(run: Run) -> list[list[str]]:
+    """Returns a header and one row per metric: its direction, and what its values say about all sites. Nothing if only
+    loss and accuracy were measured."""
+    found = run.summary.get("metrics", {})
+    if not found.keys() - {"loss", "accuracy"}:
+        return []
+    rows = []
+    for name, table in found.items():
+        numbers = [shown(table[key], name, table["share"]) for key in _OVER_SITES.values()]
+        missing = str(table["undefined"]) if table["undefined"] else "-"
+        better = "more" if table["higher_is_better"] else "less"
+        rows.append([name, better, *numbers, shown(table["jain"], name, False), missing])
+    return [["metric", "better", *_OVER_SITES, "Jain", "sites without a value"], *rows]
+
+
+def metrics_by_site(run: Run) -> list[list[str]]:
+    """Returns a header and one row per site: the samples that judge it, and every metric. Nothing if only loss and
+    accuracy were measured."""
+    found, support = run.summary.get("metrics", {}), run.summary.get("support")
+    if not found.keys() - {"loss", "accuracy"}:
+        return []
+    columns = {name: run.sites_of(name) for name in found}
+    rows = []
+    for i, site in enumerate(run.summary["sites"]):
+        samples = str(support[i].get("n", "-")) if support and run.is_measured(i) else "-"
+        cells = [_cell(run, i, values[i], name, found[name]["share"]) for name, values in columns.items()]
+        rows.append([str(site), samples, *cells])
+    return [["site", "samples", *columns], *rows]
 
 
 def personal_table(run: Run) -> list[list[str]]:

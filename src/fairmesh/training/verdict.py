@@ -111,7 +111,7 @@ def verdict_of(result: "Result", fixed: "Result") -> WeightsVerdict:
         outcome = ("helped" if gain > 0 else "hurt") if sure else "no difference"
         sites.append(SiteVerdict(site.name or "", plain, robust, interval, weights[i], prior[i], outcome))
     heaviest = max(range(len(sites)), key=lambda i: sites[i].weight / sites[i].prior)
-    worst = min(range(len(sites)), key=lambda i: sign * sites[i].robust)
+    worst = min(range(len(sites)), key=lambda i: math.inf if math.isnan(sites[i].robust) else sign * sites[i].robust)
     raised, low = sites[heaviest], sites[worst]
     sizes = [0 if problem.sites[i].test is None else len(problem.sites[i].test) for i in (heaviest, worst)]
     errors = [_share_error(one.robust, n) for one, n in zip((raised, low), sizes) if n and by_share]

@@ -28,7 +28,7 @@ from fairmesh.storage.files import read_bytes, write_atomically
 
 _FACTS = "facts.json"  # about all sites' data, as the run began with them
 _DIGEST = "data.sha256"  # of this site's training data, likewise; it is not sent
-_FORM = ("inputs", "targets", "test", "validation")  # facts that must be the same everywhere
+_FORM = ("inputs", "targets")  # facts that must be the same everywhere
 _OF_ALL_SITES = ("measure_phi", "keep_iterate", "compare_weights")
 
 
@@ -231,9 +231,7 @@ def common_problem(
 
     def elsewhere(name: str) -> Site:
         count = int(known[name]["samples"])
-        sets = {
-            w: None if getattr(mine, w) is None else Samples.elsewhere(1, mine.train) for w in ("test", "validation")
-        }
+        sets = {w: Samples.elsewhere(1, mine.train) if known[name].get(w) else None for w in ("test", "validation")}
         return Site(Samples.elsewhere(count, mine.train), **sets, group=str(known[name]["group"]), name=name)
 
     sites = [mine if name == membership.name else elsewhere(name) for name in names]

@@ -1,5 +1,6 @@
 """Watches a node once per second while it trains: its status, whom it waits for, and whether it must stop."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -165,8 +166,10 @@ class Oversight(Watcher):
         self._round, self.activity = round, "training"
 
     def measured(self, values: dict[str, Any], weight: float | None) -> None:
-        self._metric, self._weight = values, weight
-        self._log("info", "measured", **values)
+        # A metric that is not defined here, or a site without test data, has no value.
+        self._metric = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._weight = weight
+        self._log("info", "measured", **self._metric)
 
     def metric_failed(self, name: str, error: BadInput) -> None:
         if name not in self._failed_metrics:

@@ -1,0 +1,53 @@
+"""A site without test data takes part in a run between organisations, and is not measured."""
+
+import json
+
+import pytest
+
+from tests.mesh import fleet
+from tests.mesh.lives import Lives
+
+NAMES = ["a", "b", "c"]
+EXPERIMENT = """
+rounds = 8
+data = { name = "import", path = "few.py:sites" }
+model = "logistic"
+algorithm = { name = "ad-gda", primal_step = 0.1, consensus_step = 0.5 }
+metrics = ["auroc"]
+[options]
+measure_every = 4
+"""
+FEW = """
+import torch
+import fairmesh as fm
+
+def drawn(seed):
+    labels = torch.arange(30) % 2
+    return torch.randn(30, 3, generator=torch.Generator().manual_seed(seed)) + labels[:, None], labels
+
+def sites():
+    return [fm.Site(drawn(k), test=drawn(k + 100) if k != 1 else None, name=f"s{k}") for k in range(3)]
+"""
+
+
+@pytest.mark.slow
+def test_site_without_test_data_is_trained_and_not_measured(tmp_path):
+    (tmp_path / "experiment.toml").write_text(EXPERIMENT)
+    (tmp_path / "few.py").write_text(FEW)
+    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    lives = Lives(tmp_path, list(NAMES))
+    lives.start_all()
+    try:
+        lives.finish(120)
+    finally:
+        lives.end()
+    results = [tmp_path / name / "state" / "result" for name in NAMES]
+    summaries = [json.loads((result / "summary.json").read_text()) for result in results]
+    assert all(one == summaries[0] for one in summaries)
+    (final,) = summaries[0]["final"]
+    assert summaries[0]["judged_on"] == "test"
+    for metric in ("accuracy", "auroc", "loss"):
+        assert final[metric]["sites"][1] is None
+        assert final[metric]["worst"] is not None
+    assert final["lambda"][1] > 0
+    assert summaries[0]["support"] == [{}, None, {}]
