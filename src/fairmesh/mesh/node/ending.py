@@ -112,7 +112,7 @@ def write_result(
         record |= {"consensus_duals": float(judged[-1] / n)}
     whole = _whole(state, means, training.dtype, weighed, best)
     records = [*(one for one in measurements.records if one["round"] < last), record]
-    measured = [{} if problem.has(i, rounds.judged_on) else None for i in range(n)]  # counts stay at their sites
+    measured = [{} if problem.has(i, judged_on(problem)) else None for i in range(n)]  # counts stay at their sites
     result = Result(problem, training.replicas, last, records, whole, [], rounds.judged_on, support=measured)
     chosen = {} if best is None else {"best_by": membership.experiment.options.best_by}
     chosen |= {} if best is None else {"best_chosen_on": measurements.chosen_on}
