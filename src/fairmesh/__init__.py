@@ -49,6 +49,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.data.site import Site
     from fairmesh.errors import BadInput, CheckpointError, Diverged, FairmeshError, Interrupted
     from fairmesh.experiment import Experiment, load_experiment, run
+    from fairmesh.inference.export import export
+    from fairmesh.inference.predict import Predictions, predict
+    from fairmesh.inference.trained import TrainedModel, load_model, load_weights
     from fairmesh.metrics.base import Metric
     from fairmesh.networks import roles as roles
     from fairmesh.personalization.personalize import personalize
@@ -84,6 +87,7 @@ __all__ = [
     "Metric",
     "Objective",
     "Options",
+    "Predictions",
     "Problem",
     "Quantize",
     "Result",
@@ -93,20 +97,25 @@ __all__ = [
     "Site",
     "TopK",
     "TrackedADGDA",
+    "TrainedModel",
     "__version__",
     "algorithms",
     "compressors",
     "data",
     "errors",
     "evidence",
+    "export",
     "leave_one_site_out",
     "load_experiment",
+    "load_model",
+    "load_weights",
     "metrics",
     "models",
     "observers",
     "personalization",
     "personalize",
     "plot",
+    "predict",
     "regularizers",
     "report",
     "roles",
@@ -158,6 +167,12 @@ _HOMES = {  # name -> module that defines it
     "load_experiment": "experiment",
     "run": "experiment",
     "Metric": "metrics.base",
+    "export": "inference.export",
+    "Predictions": "inference.predict",
+    "predict": "inference.predict",
+    "TrainedModel": "inference.trained",
+    "load_model": "inference.trained",
+    "load_weights": "inference.trained",
     "Objective": "problems.objective",
     "Problem": "problems.problem",
     "Sampling": "problems.problem",

@@ -55,6 +55,7 @@ _EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for
     "images": "image files need pillow",
     "parquet": "parquet tables need pyarrow",
     "coos7": "COOS7's HDF5 files need h5py",
+    "export": "ONNX files need onnx, onnxscript and onnxruntime",
     "mesh": "training between organisations needs cryptography and prometheus-client",
 }
 

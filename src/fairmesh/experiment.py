@@ -185,7 +185,9 @@ class Experiment:
         if sites is None and self.splits > 1:
             every = [replace(self, data=self.known_data().resplit(k), splits=1) for k in range(self.splits)]
             return with_splits([one.problem(outputs=outputs) for one in every])
+        names = () if self.contract is None else self.contract.classes
         if sites is None:
+            names = names or self.known_data().class_names()
             sites = self.sites(self.known_data())
             sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
         shape, needed = shape_of(sites)
@@ -210,6 +212,7 @@ class Experiment:
             metrics=self.metrics,
             objective=self.objective,
             models_at_once=self.models_at_once,
+            class_names=names,
         )
 
 

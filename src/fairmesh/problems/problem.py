@@ -94,6 +94,7 @@ class Problem:
             bound the memory, 1 for one after another, which takes any module. "auto" is "all" or 1, by the kind of
             model: 1 if vmap cannot evaluate it (LSTMs, checkpointing, branches on data) or, on a CPU, if its layers are
             slower stacked (docs/performance.md). Results agree to rounding. Default: "auto".
+        class_names: The names of the classes, in the order of their numbers; empty if they have none. Default: ().
         splits: The same problem with other splits of the data into training and test rows. Every replica is trained on
             every split, all in one batch. `fm.train` makes it from a list of problems. Default: ().
 
@@ -125,6 +126,7 @@ class Problem:
     )
     objective: Objective = field(default_factory=Objective)
     models_at_once: int | Literal["auto", "all"] = "auto"
+    class_names: Sequence[str] = ()
     splits: Sequence["Problem"] = ()
 
     def __post_init__(self):

@@ -140,8 +140,7 @@ class RunFolder:
         """Writes how rows of a table become inputs of the models, for each split of the data."""
         for k, one in enumerate(splits):
             if one is not None:
-                name = PREPROCESSING if k == 0 else PREPROCESSING.replace(".json", f"-split-{k}.json")
-                self._write(name, one.to_json().encode())
+                self._write(preprocessing_file(k), one.to_json().encode())
 
     def write_model(
         self, name: str, state_dict: Mapping[str, Tensor], about: Mapping[str, Any], from_all: bool = False
@@ -149,6 +148,11 @@ class RunFolder:
         """Writes a model, and what it is `about` into the file's metadata. With `from_all`, every process that calls
         this writes: it is the model of a site whose data only that process has."""
         self._write(f"{name}.safetensors", model_file(state_dict, about), from_all)
+
+
+def preprocessing_file(split: int) -> str:
+    """Returns the name of the file that says how rows of a table become inputs, in a split of the data."""
+    return PREPROCESSING if split == 0 else PREPROCESSING.replace(".json", f"-split-{split}.json")
 
 
 def model_file(state_dict: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:

@@ -1,5 +1,6 @@
 """The result of a run: its records, its models, and a summary."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -342,6 +343,35 @@ def about_model(result: Result, replica: int, which: str) -> dict[str, Any]:
     return about if at is None else about | {"round": at}
 
 
+def model_facts(problem: Problem) -> dict[str, Any]:
+    """Returns what is needed to build the model again and to use it: its inputs, and what its outputs mean."""
+    inputs, targets = problem.sites[0].train.inputs, problem.sites[0].train.targets
+    return {
+        "architecture": problem.flat_model.architecture,
+        "input_shape": list(inputs.shape[1:]),
+        "input_dtype": str(inputs.dtype).removeprefix("torch."),
+        "outputs": problem.classes or max(1, targets.shape[1:].numel()),
+        "output": _output(problem),
+        "classes": list(problem.class_names),
+    }
+
+
+def _output(problem: Problem) -> str:
+    """Returns what the model's outputs are, by the loss that it is trained with."""
+    loss: Any = problem.loss
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    name = getattr(loss, "__name__", type(loss).__name__)
+    if name in ("binary_cross_entropy_with_logits", "BCEWithLogitsLoss"):
+        return "logit"
+    if name in ("nll_loss", "NLLLoss"):
+        return "log-probabilities"
+    if problem.classes is None:
+        return "numbers"
+    own = getattr(loss, "__module__", "").startswith("fairmesh.")  # all of these take logits
+    return "logits" if own or name in ("cross_entropy", "CrossEntropyLoss") else "scores"
+
+
 def _listed_models(result: Result, variants: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns one entry per model file: what it is, and of which replica, seed and algorithm."""
     of_replica = {r: variant["changes"] for variant in variants for r in variant["replicas"]}
@@ -388,6 +418,7 @@ def summary_of(result: Result) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         **({} if best is None else {"best_round": best.round.tolist()}),
         "chosen": result.chosen,
+        "model": model_facts(result.problem),
         "models": _listed_models(result, variants),
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],

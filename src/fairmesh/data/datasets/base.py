@@ -30,6 +30,11 @@ class Data(ABC):
     def sites(self) -> list[Site]:
         """Returns one site per node, in the order of the nodes."""
 
+    def class_names(self) -> tuple[str, ...]:
+        """Returns the names of the classes, in the order of their numbers; nothing if they have none."""
+        inner = getattr(self, "data", None)
+        return inner.class_names() if isinstance(inner, Data) else ()
+
     def resplit(self, k: int) -> "Data":
         """Returns the same data with another split into rows for training and rows for testing.
 

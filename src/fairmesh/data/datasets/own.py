@@ -109,6 +109,9 @@ class ImageFolder(Data):
         )
         return self.partition.sites(split_by_site(samples, sites, self.test_share, self.seed))
 
+    def class_names(self) -> tuple[str, ...]:
+        return self.classes or _indexed([path.parent.name for path in _image_files(Path(self.folder))])[0]
+
 
 def _image_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
@@ -123,7 +126,7 @@ def _image_files(folder: Path) -> list[Path]:
 def _images(
     files: tuple[Path, ...], size: tuple[int, int] | None, stamped: tuple[int, ...], classes: tuple[str, ...]
 ) -> tuple[Pair, tuple[str, ...]]:
-    pictures = [_image(path, size) for path in files]
+    pictures = [read_image(path, size) for path in files]
     colour = any(picture.ndim == 3 for picture in pictures)
     first = pictures[0].shape[:2]
     for path, picture in zip(files, pictures):
@@ -138,7 +141,7 @@ def _images(
     return (torch.from_numpy(np.stack(planes)), torch.from_numpy(labels)), sites
 
 
-def _image(path: Path, size: tuple[int, int] | None) -> np.ndarray:
+def read_image(path: Path, size: tuple[int, int] | None) -> np.ndarray:
     """Returns the bytes of an image: (height, width) if it is grey, else (height, width, 3)."""
     with optional("images"):
         from PIL import Image, UnidentifiedImageError
@@ -187,7 +190,7 @@ class Npz(Data):
         check_split(self.test_share, self.seed)
 
     def sites(self) -> list[Site]:
-        arrays = _arrays(Path(self.file))
+        arrays = read_arrays(Path(self.file))
         if "x_test" not in arrays:
             return self.partition.sites(
                 split_by_site(self._pair(arrays, ""), arrays.get("site"), self.test_share, self.seed)
@@ -216,7 +219,7 @@ class Npz(Data):
         return inputs, targets if targets.is_floating_point() else targets.long()
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

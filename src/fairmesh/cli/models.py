@@ -1,0 +1,111 @@
+"""`fairmesh export` and `fairmesh predict`: trained models out and in use."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairmesh.cli.terminal import Json, print_json, say, show_table
+from fairmesh.errors import BadInput
+
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a finished run, or of a site between organisations.")]
+WhichOption = Annotated[str, typer.Option(help="final, best, time-average or iterate.")]
+SiteOption = Annotated[str | None, typer.Option(help="The site whose own model is wanted, by its name.")]
+ReplicaOption = Annotated[int | None, typer.Option(help="The replica, from 0; that of model.safetensors by default.")]
+_SHOWN = 10  # rows of predictions on a terminal
+
+
+def export(
+    run: RunArgument,
+    onnx: Annotated[bool, typer.Option("--onnx", help="For ONNX Runtime and others.")] = False,
+    torch_export: Annotated[bool, typer.Option("--torch-export", help="For torch.export.load.")] = False,
+    safetensors: Annotated[bool, typer.Option("--safetensors", help="The weights only.")] = False,
+    which: WhichOption = "final",
+    site: SiteOption = None,
+    replica: ReplicaOption = None,
+    out: Annotated[Path | None, typer.Option(help="The file; next to the run's models by default.")] = None,
+    json_: Json = False,
+) -> None:
+    """Write a run's model to a file that needs no fairmesh.
+
+    The file also does the preprocessing of tables, and describes inputs and classes. Its outputs are compared with
+    PyTorch's first; if they differ, no file is left."""
+    from fairmesh.inference.export import ENDINGS
+    from fairmesh.inference.export import export as export_model
+    from fairmesh.inference.trained import finished_run, load_model
+
+    chosen = [name for name, asked in zip(ENDINGS, (onnx, torch_export, safetensors)) if asked]
+    if len(chosen) != 1:
+        raise BadInput("say one format: --onnx, --torch-export or --safetensors")
+    model = load_model(run, _which(which), site=site, replica=replica)
+    stem = "-".join(["exported", *([] if which == "final" else [which]), *([] if site is None else [site])])
+    stem += "" if replica is None else f"-{replica}"
+    path = out or finished_run(run) / f"{stem.replace('/', '_')}{ENDINGS[chosen[0]]}"
+    about = export_model(model, path, chosen[0])  # type: ignore[arg-type]
+    if json_:
+        print_json({"file": str(path), "format": chosen[0]} | about)
+        return
+    say(
+        f"written: {path}; its outputs are those of PyTorch (largest difference {about['largest_difference']:.1g}). "
+        f"Give it {about['how']}"
+    )
+
+
+def predict(
+    run: RunArgument,
+    data: Annotated[Path, typer.Argument(help="A .csv, .parquet or .npz file, an image, or a folder of images.")],
+    which: WhichOption = "final",
+    site: SiteOption = None,
+    replica: ReplicaOption = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the predictions as .csv.")] = None,
+    json_: Json = False,
+) -> None:
+    """Apply a run's model to new data.
+
+    Applies the preprocessing that the model was trained with. Prints one prediction per row, and metrics if the target
+    is in the data."""
+    from fairmesh.inference.predict import predict as predict_rows
+    from fairmesh.inference.trained import load_model
+
+    found = predict_rows(load_model(run, _which(which), site=site, replica=replica), data)
+    table = found.table()
+    if out is not None:
+        try:
+            with open(out, "w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(table)
+        except OSError as error:
+            raise BadInput(f"cannot write {out}: {error.strerror or error}") from error
+    if json_:
+        rows = [dict(zip(table[0], line)) for line in table[1:]]
+        bad = [{"row": found.rows[k], "reason": reason} for k, reason in sorted(found.bad.items())]
+        print_json(
+            {"predictions": rows, "bad_rows": bad, "notes": list(found.notes), "metrics": dict(found.metrics)}
+            | ({} if out is None else {"file": str(out)})
+        )
+        return
+    for k, reason in sorted(found.bad.items()):
+        say(f"no prediction for row {found.rows[k]}: {reason}")
+    for note in found.notes:
+        say(note)
+    if out is None:
+        lines = table if not sys.stdout.isatty() else table[: 1 + _SHOWN]
+        show_table([[_shown(cell) for cell in line] for line in lines])
+        if len(lines) < len(table):
+            say(f"{len(table) - len(lines)} more rows; --out FILE writes all")
+    else:
+        say(f"written: {out}, {len(table) - 1} rows")
+    for name, value in found.metrics.items():
+        say(f"{name}: {value:.4g}")
+
+
+def _which(text: str) -> Any:
+    known = ("final", "best", "time-average", "iterate")
+    if text not in known:
+        raise BadInput(f"--which must be one of {', '.join(known)}, got {text!r}")
+    return text
+
+
+def _shown(cell: Any) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

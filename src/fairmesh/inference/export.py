@@ -1,0 +1,292 @@
+"""Writes a trained model to a file that needs no fairmesh, after its outputs were compared with PyTorch's."""
+
+import hashlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fairmesh
+from fairmesh.errors import BadInput, in_a_line, optional
+from fairmesh.inference.predictor import finished
+from fairmesh.inference.trained import TrainedModel, Which, load_model
+from fairmesh.numerics import random_streams
+from fairmesh.personalization.outcome import PersonalModel
+from fairmesh.storage.run_folder import ABOUT, model_file, read_model
+from fairmesh.training.result import Result
+
+Format = Literal["onnx", "torch-export", "safetensors"]
+ENDINGS: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
+EXTRA_FILE = f"{ABOUT}.json"  # in a file of torch.export
+_ROWS = (1, 17)  # sizes of the batches that outputs are compared on
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # the largest difference: rounding errors of float32
+_HOW = {
+    "table": "inputs (rows, columns), float64, in the order of input.columns: numbers as they are, yes and no as 1 and "
+    "0, a date as days since 1970-01-01, a category as its place in categories from 0 and -1 for any other; NaN for a "
+    "missing value",
+    "array": "inputs (rows, ...) as input.shape and input.dtype say, as the training data had them",
+}
+_OUTPUTS = {
+    "logits": "probabilities of output.classes",
+    "log-probabilities": "probabilities of output.classes",
+    "logit": "the probability that the target is 1",
+    "numbers": "numbers in the target's units",
+    "scores": "scores; the largest one is the class",
+}
+
+
+def export(
+    source: TrainedModel | Result | str | os.PathLike,
+    path: str | os.PathLike,
+    format: Format = "onnx",
+    *,
+    which: Which = "final",
+    site: str | None = None,
+    replica: int | None = None,
+) -> dict[str, Any]:
+    """Writes a trained model to a file.
+
+    Files of the formats "onnx" and "torch-export" hold the whole way from raw inputs to predictions: the preprocessing
+    of a table, the model, and probabilities of the classes. Their outputs are compared with those of PyTorch before the
+    file is left. A file of the format "safetensors" holds the weights. All have a description of inputs, classes and
+    preprocessing as JSON: in ONNX as the metadata "fairmesh", in a file of torch.export as the extra file
+    "fairmesh.json", in safetensors as the metadata "fairmesh".
+
+    Args:
+        source: The run's folder, a result, or a model.
+        path: The file to write.
+        format: "onnx", which needs `pip install 'fairmesh[export]'`, "torch-export" or "safetensors". Default: "onnx".
+        which: "final", the "best" round, the "time-average" or the "iterate"; not used if the source is a model.
+            Default: "final".
+        site: The site whose own model is wanted; None for the common model. Default: None.
+        replica: The number of the replica; None for the chosen one. Default: None.
+
+    Returns:
+        The description that the file has, and `largest_difference` of the outputs from PyTorch's.
+
+    Raises:
+        BadInput: There is no such model, it cannot be exported, or the file's outputs differ.
+
+    Example:
+        >>> import tempfile
+        >>> import fairmesh as fm
+        >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     about = fm.export(result, f"{folder}/digits.safetensors", "safetensors")
+        >>> about["input"]["shape"]
+        [8, 8]
+    """
+    if format not in ENDINGS:
+        raise BadInput(f"format must be one of {', '.join(ENDINGS)}, got {format!r}")
+    if isinstance(source, TrainedModel):
+        model = source
+    elif isinstance(source, Result):
+        model = TrainedModel.of(source, which, site=site, replica=replica)
+    else:
+        model = load_model(source, which, site=site, replica=replica)
+    path, about = Path(path), described(model)
+    partial = path.with_name(path.name + ".partial" + ENDINGS[format])
+    write, read = _FORMATS[format]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _quiet():
+            write(model, about, partial)
+            difference = _compared(model, read(model, partial), path)
+        os.replace(partial, path)
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return about | {"largest_difference": difference}
+
+
+def described(model: TrainedModel) -> dict[str, Any]:
+    """Returns the description of a model that its exported file has."""
+    table, digest = model.preprocessing, hashlib.sha256()
+    for name, tensor in sorted(model.module.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    if table is None:
+        taken = {"kind": "array", "shape": list(model.shape), "dtype": model.dtype}
+    else:
+        columns = [{"name": c.name, "kind": c.kind, "categories": list(c.categories)} for c in table.columns]
+        taken = {"kind": "table", "columns": columns}
+    mixture = {"mixture": model.module.weights} if isinstance(model.module, PersonalModel) else {}
+    return {
+        "fairmesh": fairmesh.__version__,
+        "model": dict(model.about) | mixture,
+        "weights_sha256": digest.hexdigest(),
+        "input": taken,
+        "output": {"kind": model.output, "classes": list(model.classes)},
+        "how": f"{_HOW[taken['kind']]}; outputs are {_OUTPUTS[model.output]}",
+        "preprocessing": None if table is None else json.loads(table.to_json()),
+    }
+
+
+# Comparing with PyTorch
+
+
+def drawn_inputs(model: TrainedModel, rows: int) -> Tensor:
+    """Returns inputs as the model's predictor takes them, drawn at random but always the same."""
+    key = random_streams.keys(torch.tensor([rows]), "inputs to compare an export by", 0, torch.tensor([0])).squeeze(-1)
+    if model.preprocessing is not None:
+        columns = model.preprocessing.columns
+        uniform = random_streams.uniform(key, rows * len(columns), torch.float64).reshape(rows, len(columns))
+        for k, column in enumerate(columns):
+            count = len(column.categories)
+            if column.kind == "category":
+                uniform[:, k] = (uniform[:, k] * (count + 1)).floor() - 1  # also one that is not known
+            else:
+                uniform[:, k] = column.center + column.scale * (6 * uniform[:, k] - 3)
+            if not column.required and rows > 1:
+                uniform[k % rows, k] = torch.nan
+        return uniform
+    size, dtype = rows * int(np.prod(model.shape)), getattr(torch, model.dtype)
+    uniform = random_streams.uniform(key, size, torch.float64).reshape(rows, *model.shape)
+    if dtype == torch.uint8:
+        return (uniform * 256).to(dtype)
+    return (4 * uniform - 2).to(dtype) if dtype.is_floating_point else (2 * uniform).to(dtype)
+
+
+def _expected(model: TrainedModel, inputs: Tensor) -> Tensor:
+    """Returns the predictions by PyTorch and fairmesh's own preprocessing."""
+    table = model.preprocessing
+    if table is not None:
+        columns: dict[str, np.ndarray] = {}
+        for k, column in enumerate(table.columns):
+            values = inputs[:, k].numpy()
+            if column.kind == "category":
+                names = [*column.categories, "a category that no site has"]  # at place -1
+                values = np.array([None if np.isnan(v) else names[int(v)] for v in values], object)
+            columns[column.name] = values
+        inputs = torch.from_numpy(table.transform_encoded(columns))
+    elif inputs.dtype == torch.uint8:
+        inputs = inputs.float() / 255.0
+    with torch.no_grad():
+        module = model.predictor.module
+        return finished(module(inputs.float() if inputs.is_floating_point() else inputs), model.output)
+
+
+def _compared(model: TrainedModel, run: Callable[[Tensor], Tensor], path: Path) -> float:
+    """Returns the largest difference between a file's outputs and PyTorch's. Refuses a file that differs."""
+    largest = 0.0
+    for rows in _ROWS:
+        inputs = drawn_inputs(model, rows)
+        wanted, found = _expected(model, inputs), run(inputs)
+        if wanted.shape != found.shape:
+            raise BadInput(
+                f"{path} was not written: for {rows} inputs it would return {tuple(found.shape)} numbers, but PyTorch "
+                f"returns {tuple(wanted.shape)}"
+            )
+        apart = (wanted - found).abs()
+        if not bool((apart <= _ABSOLUTE + _RELATIVE * wanted.abs()).all()):
+            raise BadInput(
+                f"{path} was not written: its outputs would differ from PyTorch's by up to {float(apart.max()):.3g}; "
+                "export to another format, and report this"
+            )
+        largest = max(largest, float(apart.max()))
+    return largest
+
+
+# Formats
+
+
+def _program(model: TrainedModel) -> tuple[Any, Any, Any]:
+    """Returns the predictor, an example of its inputs, and which of their sizes may differ."""
+    return model.predictor, (drawn_inputs(model, 3),), ({0: torch.export.Dim("rows")},)
+
+
+@contextmanager
+def _exporting(what: str) -> Iterator[None]:
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:  # torch's exporters raise whatever a module makes them raise
+        raise BadInput(
+            f"the model cannot be exported to {what}: {in_a_line(error)}; its forward may depend on values or on the "
+            "number of rows. Export its weights with --safetensors"
+        ) from error
+
+
+def _write_onnx(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
+    with optional("export"):
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    module, example, sizes = _program(model)
+    with _exporting("ONNX"):
+        program: Any = torch.onnx.export(
+            module, example, dynamo=True, dynamic_shapes=sizes, input_names=["inputs"], output_names=["predictions"],
+            verbose=False,
+        )  # fmt: skip
+        program.model.metadata_props[ABOUT] = json.dumps(about, ensure_ascii=False)
+        program.save(path)
+
+
+def _read_onnx(model: TrainedModel, path: Path) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda inputs: torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
+
+
+def _write_torch_export(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
+    module, example, sizes = _program(model)
+    with _exporting("torch.export"):
+        program = torch.export.export(module, example, dynamic_shapes=sizes)
+        torch.export.save(program, path, extra_files={EXTRA_FILE: json.dumps(about, ensure_ascii=False)})
+
+
+def _read_torch_export(model: TrainedModel, path: Path) -> Callable[[Tensor], Tensor]:
+    module = torch.export.load(path).module()
+
+    def run(inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return module(inputs)
+
+    return run
+
+
+def _write_safetensors(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
+    path.write_bytes(model_file(model.module.state_dict(), about))
+
+
+def _read_safetensors(model: TrainedModel, path: Path) -> Callable[[Tensor], Tensor]:
+    """Returns the model's own predictor with the weights of the file."""
+    module = model.predictor.module
+    state = {name: tensor.to(module.state_dict()[name].dtype) for name, tensor in read_model(path)[0].items()}
+
+    def run(inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.func.functional_call(model.predictor, {f"module.{k}": v for k, v in state.items()}, (inputs,))
+
+    return run
+
+
+_FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Callable[[Tensor], Tensor]]]] = {
+    "onnx": (_write_onnx, _read_onnx),
+    "torch-export": (_write_torch_export, _read_torch_export),
+    "safetensors": (_write_safetensors, _read_safetensors),
+}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch's exporters from printing warnings about themselves."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,283 @@
+"""A trained model with all that is needed to use it, from a run's folder or from a result."""
+
+import copy
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fairmesh.config.overrides import read_toml, resolved_files
+from fairmesh.config.tables import from_table
+from fairmesh.data.preprocessing import Preprocessing
+from fairmesh.errors import BadInput, nearest
+from fairmesh.inference.predictor import Output, Predictor
+from fairmesh.personalization.outcome import PersonalModel
+from fairmesh.problems.flat_model import architecture_of
+from fairmesh.problems.models import Model, build_in_units
+from fairmesh.storage.run_folder import (
+    EXPERIMENT,
+    METRICS,
+    SUMMARY,
+    preprocessing_file,
+    read_model,
+    read_records,
+    read_summary,
+)
+from fairmesh.training.result import Result, about_model, model_facts
+
+Which = Literal["final", "best", "time-average", "iterate"]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A trained model, with what its inputs and outputs mean.
+
+    Args:
+        module: The trained module, for evaluation.
+        shape: The shape of one input of the module.
+        dtype: The type of the numbers in the sites' data, such as "float32" or "uint8".
+        output: What the module returns: "logits", "log-probabilities", a "logit", "numbers", or "scores" of which
+            nothing is known.
+        classes: The names of the classes, in the order of the outputs; empty if they are not known. Default: ().
+        preprocessing: How rows of a table become inputs; None if inputs are arrays. Default: None.
+        about: What the model's file says: architecture, round, replica. Default: {}.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20))
+        >>> model = fm.TrainedModel.of(result)
+        >>> model.shape, model.output, model.about["round"]
+        ((8, 8), 'logits', 20)
+    """
+
+    module: nn.Module = field(repr=False)
+    shape: tuple[int, ...]
+    dtype: str
+    output: Output
+    classes: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def predictor(self) -> Predictor:
+        """The model from raw inputs to predictions, as one module."""
+        return Predictor(copy.deepcopy(self.module).cpu().float(), self.output, self.preprocessing)
+
+    @staticmethod
+    def of(
+        result: Result, which: Which = "final", *, site: str | None = None, replica: int | None = None
+    ) -> "TrainedModel":
+        """Returns a model of a result.
+
+        Args:
+            result: The result of `fm.train` or `fm.run`.
+            which: "final", the "best" round, the "time-average" or the "iterate". Default: "final".
+            site: The site whose own model is wanted, if the run has a personalization; None for the common model.
+                Default: None.
+            replica: The number of the replica; None for the chosen one, as `Result.chosen` says. Default: None.
+
+        Raises:
+            BadInput: The result has no such model.
+        """
+        replica = result.chosen if replica is None else replica
+        if replica is None:
+            raise BadInput("a sweep without validation data has no best settings; say which replica")
+        if not 0 <= replica < len(result.replicas):
+            raise BadInput(f"there is no replica {replica}; they are numbered from 0 to {len(result.replicas) - 1}")
+        _refuse_diverged(result.diverged, replica)
+        problem = result.problem.of_split(result.replicas[replica].split)
+        module: nn.Module = problem.flat_model.module(result.row(which)[replica])
+        about = about_model(result, replica, which)
+        if site is not None:
+            found = {own.name: own for one in result.personal if one.replica == replica for own in one.sites}
+            if site not in found:
+                raise BadInput(f"there is no own model of a site {site!r}{nearest(site, found)}")
+            module, about = found[site].module(module), about_model(result, replica, "personal") | {"site": site}
+        return _trained(module, model_facts(problem), problem.preprocessing, about)
+
+
+def _trained(
+    module: nn.Module, facts: Mapping[str, Any], preprocessing: Preprocessing | None, about: Mapping[str, Any]
+) -> TrainedModel:
+    classes = facts["classes"] or (() if preprocessing is None else preprocessing.classes)
+    shape, output = tuple(facts["input_shape"]), facts["output"]
+    return TrainedModel(module.eval(), shape, facts["input_dtype"], output, tuple(classes), preprocessing, dict(about))
+
+
+def _refuse_diverged(diverged: list[int], replica: int) -> None:
+    if replica in diverged:
+        raise BadInput(f"replica {replica} of the run has diverged, so its model is of no use; lower the step size")
+
+
+def load_model(
+    folder: str | os.PathLike, which: Which = "final", *, site: str | None = None, replica: int | None = None
+) -> TrainedModel:
+    """Reads a trained model from a run's folder, with all that is needed to use it.
+
+    Args:
+        folder: The run's folder; also the folder of a site or of its node's state, between organisations.
+        which: "final", the "best" round, the "time-average" or the "iterate". Default: "final".
+        site: The site whose own model is wanted, if the run has a personalization; None for the common model. Default:
+            None.
+        replica: The number of the replica, if the run has several; None for that of `model.safetensors`. Default:
+            None.
+
+    Raises:
+        BadInput: The run has not finished or has no such model, or its module cannot be built again.
+
+    Example:
+        >>> import tempfile
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = fm.run(experiment, out=folder)
+        ...     model = fm.load_model(folder)
+        >>> model.module
+        Sequential(
+          (0): Flatten(start_dim=1, end_dim=-1)
+          (1): Linear(in_features=64, out_features=10, bias=True)
+        )
+    """
+    path = finished_run(Path(folder))
+    summary = read_summary(path)
+    if "models" not in summary:
+        raise BadInput(f"{path / SUMMARY} was not written by this version of fairmesh; run the experiment again")
+    entry = _entry(summary, which, replica, path)
+    _refuse_diverged(summary["diverged"], entry["replica"])
+    stored = path / preprocessing_file(entry.get("split", 0))
+    preprocessing = Preprocessing.from_json(stored.read_text(encoding="utf-8")) if stored.exists() else None
+    module = _module(path, summary["model"], preprocessing)
+    if site is None:
+        file = path / entry["file"]
+        about = load_weights(file, module)
+    else:
+        file = _personal_file(path, summary, site, entry["replica"])
+        about = _checked_about(file, module)
+        module = PersonalModel.load(file, module)
+    return _trained(module, summary["model"], preprocessing, about)
+
+
+def finished_run(folder: Path) -> Path:
+    """Returns the folder of a finished run, given itself, a node's state folder or a site's folder. Refuses others, and
+    says what they are."""
+    base = folder.parent if folder.is_file() else folder
+    if not base.is_dir():
+        raise BadInput(f"there is no folder {folder}; give that of a finished run")
+    found = next((base / name for name in ("", "result", "state/result") if (base / name / SUMMARY).exists()), None)
+    if found is not None and "planned_rounds" not in read_summary(found):
+        return found
+    running = [base / name for name in ("progress", "state/progress") if (base / name).is_dir()]
+    if found is not None or running:
+        raise BadInput(f"the run of {folder} has not finished; its model is there when all sites have ended it")
+    if not (base / METRICS).exists() and not (base / EXPERIMENT).exists():
+        raise BadInput(f"{folder} is not the folder of a run: it has neither {SUMMARY} nor {METRICS}")
+    records = read_records(base, ragged=True)
+    at = f", its last measurement is of round {records[-1]['round']}" if records else ""
+    raise BadInput(
+        f"the run in {folder} has not finished{at}: it is still running, or it was interrupted or has diverged; wait, "
+        "or resume it with fairmesh run FILE --resume"
+    )
+
+
+def _entry(summary: Mapping[str, Any], which: str, replica: int | None, folder: Path) -> dict[str, Any]:
+    """Returns the entry of the model file in a summary."""
+    of_kind = [entry for entry in summary["models"] if entry["which"] == which]
+    if not of_kind:
+        kept = ", ".join(dict.fromkeys(entry["which"] for entry in summary["models"]))
+        remedy = "; it needs validation data and keep_best = true in [options]" if which == "best" else ""
+        raise BadInput(f"the run in {folder} has no model {which!r}, only: {kept}{remedy}")
+    if replica is not None:
+        found = [entry for entry in of_kind if entry["replica"] == replica]
+        if not found:
+            raise BadInput(f"the run in {folder} has no replica {replica}; it has {summary['replicas']}, from 0")
+        return found[0]
+    if summary["chosen"] != summary["chosen"]:  # null
+        variants = "; ".join(f"{e['replica']}: {e['variant']}" for e in of_kind)
+        raise BadInput(
+            f"the run in {folder} is a sweep without validation data, so that no settings are the best; choose one by "
+            f"the number of its replica ({variants})"
+        )
+    return next(entry for entry in of_kind if entry["replica"] == summary["chosen"])
+
+
+def _module(folder: Path, facts: Mapping[str, Any], preprocessing: Preprocessing | None) -> nn.Module:
+    """Returns a module of the trained architecture, from the run's settings."""
+    table = resolved_files(read_toml(folder / EXPERIMENT), folder)
+    if "model" not in table:
+        raise BadInput(
+            f"the model of the run in {folder} was given in Python, so its folder does not say how to build it; use "
+            "fm.export(result, ...) after training, or name the model in an experiment file"
+        )
+    model = from_table(Model, table["model"], "model")
+    shape = torch.Size(facts["input_shape"])
+    target = None if preprocessing is None or preprocessing.target.kind != "number" else preprocessing.target
+    if target is not None and (target.center, target.scale) != (0.0, 1.0):
+        return build_in_units(model, shape, target.center, target.scale)
+    return model.build(shape, facts["outputs"])
+
+
+def _checked_about(path: Path, module: nn.Module) -> dict[str, Any]:
+    """Returns what a model's file says about itself. Refuses one of another architecture."""
+    about, mine = read_model(path)[1], architecture_of(module)
+    if about.get("architecture", mine) != mine:
+        raise BadInput(
+            f"{path} holds weights of another architecture ({about['architecture']}) than this module ({mine}); build "
+            "the module as it was trained, or train it again"
+        )
+    return about
+
+
+def load_weights(path: str | os.PathLike, module: nn.Module) -> dict[str, Any]:
+    """Puts the weights of a model's file into a module.
+
+    Args:
+        path: The file, such as "runs/mine/model.safetensors".
+        module: A module of the trained architecture; it is changed.
+
+    Returns:
+        What the file says about itself: architecture, round, replica.
+
+    Raises:
+        BadInput: The file cannot be read, or its weights belong to another architecture.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20)
+        >>> module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = fm.run(experiment, out=folder)
+        ...     about = fm.load_weights(f"{folder}/model.safetensors", module)
+        >>> about["which"], about["round"]
+        ('final', 20)
+    """
+    path = Path(path)
+    about = _checked_about(path, module)
+    try:
+        module.load_state_dict(read_model(path)[0])
+    except RuntimeError as error:
+        raise BadInput(f"the weights in {path} do not fit this module: {' '.join(str(error).split())}") from error
+    return about
+
+
+def _personal_file(folder: Path, summary: Mapping[str, Any], site: str, replica: int) -> Path:
+    """Returns the file of a site's own model."""
+    of_node = folder.parent / "personal"
+    if "personal" not in summary and (of_node / "personal.safetensors").exists():
+        own = read_model(of_node / "personal.safetensors")[1].get("site", site)
+        if own != site:
+            raise BadInput(f"{of_node} has the own model of {own!r}, not of {site!r}; others are at their sites")
+        return of_node / "personal.safetensors"
+    sites = [one for own in summary.get("personal", []) if own["replica"] == replica for one in own["sites"]]
+    numbers = {one["name"]: one["number"] for one in sites}
+    if not numbers:
+        raise BadInput(f"the run in {folder} has no models of the sites' own; it needs a [personalization]")
+    if site not in numbers:
+        raise BadInput(f"there is no own model of a site {site!r} in {folder}{nearest(site, numbers)}")
+    return folder / f"personal-{numbers[site]}{f'-{replica}' if replica else ''}.safetensors"

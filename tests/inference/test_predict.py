@@ -1,0 +1,152 @@
+"""Predictions for new rows of a table, arrays and images: values, classes, bad rows, notes and metrics."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fairmesh as fm
+from fairmesh.cli.main import app
+from fairmesh.errors import BadInput
+from tests.inference.runs import table_run, write_table
+from tests.refusals import refused
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory):
+    return table_run(tmp_path_factory.mktemp("labels"), "outcome")
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    return table_run(tmp_path_factory.mktemp("numbers"), "pressure", rounds=150)
+
+
+def lines_of(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predict_applies_the_preprocessing_of_the_training(labels, tmp_path):
+    table = write_table(tmp_path / "new.csv", seed=3)
+    found = fm.predict(fm.load_model(labels), table)
+    truths = [row["outcome"] for row in lines_of(table)]
+    right = sum(a == b for a, b in zip(found.labels, truths)) / len(truths)
+    assert right > 0.8
+    assert found.metrics["accuracy"] == pytest.approx(right)
+    assert found.classes == ("ill", "well")
+    np.testing.assert_allclose(found.values.sum(1), 1.0, rtol=1e-5)
+
+
+def test_predict_does_not_need_the_target_and_ignores_the_order_of_columns(labels, tmp_path):
+    whole = write_table(tmp_path / "a.csv", rows=20)
+    other = write_table(tmp_path / "b.csv", rows=20, columns=["smokes", "ward", "age"])
+    model = fm.load_model(labels)
+    found = fm.predict(model, other)
+    np.testing.assert_array_equal(found.values, fm.predict(model, whole).values)
+    assert found.metrics == {}
+
+
+def test_predict_gives_numbers_in_the_targets_units(numbers, tmp_path):
+    table = write_table(tmp_path / "new.csv", seed=3)
+    found = fm.predict(fm.load_model(numbers), table)
+    truths = np.array([float(row["pressure"]) for row in lines_of(table)])
+    assert np.corrcoef(found.values[:, 0], truths)[0, 1] > 0.8
+    assert abs(found.values.mean() - truths.mean()) < 5
+    assert found.metrics["rmse"] < truths.std()
+    assert found.labels == []
+
+
+def columns(**changes):
+    return {"age": ["50", "60"], "ward": ["north", "south"], "smokes": ["yes", "no"]} | changes
+
+
+def test_bad_rows_have_no_prediction_and_are_named(labels):
+    found = fm.predict(fm.load_model(labels), columns(age=["old", "60"]))
+    assert list(found.bad) == [0]
+    assert "age" in found.bad[0]
+    assert "old" in found.bad[0]
+    assert found.labels[0] is None
+    assert found.labels[1] is not None
+    assert found.table()[1][1:] == ["", "", ""]
+
+
+def test_unknown_categories_are_told(labels):
+    (note,) = fm.predict(fm.load_model(labels), columns(ward=["attic", "south"])).notes
+    assert "ward" in note
+    assert "attic" in note
+
+
+def test_missing_column_and_table_of_bad_rows_are_refused(labels):
+    model = fm.load_model(labels)
+    given = columns()
+    del given["ward"]
+    with refused("ward"):
+        fm.predict(model, given)
+    with refused("age", "row 1"):
+        fm.predict(model, columns(age=["old", "young"]))
+
+
+def test_rows_without_a_target_are_left_out_of_metrics(labels):
+    found = fm.predict(fm.load_model(labels), columns(outcome=["ill", ""]))
+    assert found.metrics["accuracy"] in (0.0, 1.0)
+    assert any("outcome" in note for note in found.notes)
+
+
+def array_model(dtype="float32"):
+    return fm.TrainedModel(torch.nn.Flatten(), (3,), dtype, "logits", ("a", "b", "c"))
+
+
+def test_predict_of_arrays(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.eye(3), y=np.array([0, 1, 1]))
+    found = fm.predict(array_model(), tmp_path / "x.npz")
+    assert found.labels == ["a", "b", "c"]
+    assert found.metrics["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_arrays_of_another_shape_or_type_are_refused():
+    with refused("shape", "(4,)", "(3,)"):
+        fm.predict(array_model(), np.zeros((2, 4)))
+    with refused("uint8", "float32"):
+        fm.predict(array_model(), np.zeros((2, 3), np.uint8))
+
+
+def test_predict_of_images_takes_their_folders_as_classes(tmp_path):
+    from PIL import Image
+
+    for name, grey in (("dark", 10), ("light", 200)):
+        (tmp_path / name).mkdir()
+        Image.new("L", (4, 2), grey).save(tmp_path / name / "one.png")
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8, 2))
+    torch.nn.init.constant_(module[1].weight[0], -1.0)
+    torch.nn.init.constant_(module[1].weight[1], 1.0)
+    torch.nn.init.constant_(module[1].bias[0], 8.0)
+    torch.nn.init.constant_(module[1].bias[1], 0.0)
+    model = fm.TrainedModel(module, (2, 4), "uint8", "logits", ("dark", "light"))
+    found = fm.predict(model, tmp_path)
+    assert found.labels == ["dark", "light"]
+    assert list(found.rows) == ["dark/one.png", "light/one.png"]
+    assert found.metrics["accuracy"] == 1.0
+
+
+def test_command_writes_one_row_per_row_of_the_table(labels, tmp_path):
+    table, out = write_table(tmp_path / "new.csv", rows=12), tmp_path / "predictions.csv"
+    done = CliRunner().invoke(app, ["predict", str(labels), str(table), "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert len(lines_of(out)) == len(found["predictions"]) == 12
+    assert set(lines_of(out)[0]) == {"row", "prediction", "probability ill", "probability well"}
+    assert found["bad_rows"] == []
+    assert 0 <= found["metrics"]["accuracy"] <= 1
+
+
+def test_command_exports_next_to_the_run(labels):
+    done = CliRunner().invoke(app, ["export", str(labels), "--safetensors", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["file"] == str(labels / "exported.safetensors")
+    assert (labels / "exported.safetensors").exists()
+    for flags in ([], ["--onnx", "--safetensors"]):
+        assert isinstance(CliRunner().invoke(app, ["export", str(labels), *flags]).exception, BadInput)
