@@ -35,6 +35,12 @@ def test_score_is_the_worst_of_the_sites_smoothed_values():
     assert scores_of(values, smoothing=0.0) == pytest.approx([0.1, 0.6, 0.5])
 
 
+def test_score_can_be_the_mean_of_the_worst_sites():
+    values = [[0.1, 0.3, *[1.0] * 5]]  # a fifth of seven sites: the worst one, and 0.4 of the next
+    assert scores_of(values, best_by="cvar") == pytest.approx([(0.1 + 0.4 * 0.3) / 1.4])
+    assert scores_of(values, best_by="worst_share") == pytest.approx([0.2])
+
+
 def test_lucky_round_is_not_the_best_and_equal_rounds_go_to_the_last():
     lucky = [[0.1], [0.9], [0.2], [0.8], [0.8], [0.3]]
     assert (chosen(lucky, smoothing=0.0), chosen(lucky)) == (1, 4)

@@ -47,10 +47,11 @@ def export(
     if json_:
         print_json({"file": str(path), "format": chosen[0]} | about)
         return
-    say(
-        f"written: {path}; its outputs are those of PyTorch (largest difference {about['largest_difference']:.1g}). "
-        f"Give it {about['how']}"
-    )
+    say(f"written: {path}; its outputs are those of PyTorch (largest difference {about['largest_difference']:.1g})")
+    if safetensors:
+        say("it holds the weights; its metadata says how to prepare inputs and which classes the outputs belong to")
+    else:
+        say(f"it takes {about['how']}")
 
 
 def predict(
@@ -97,7 +98,7 @@ def predict(
     else:
         say(f"written: {out}, {len(table) - 1} rows")
     for name, value in found.metrics.items():
-        say(f"{name}: {value:.4g}")
+        say(f"{name}: {'not defined' if value != value else f'{value:.4g}'}")
 
 
 def _which(text: str) -> Any:

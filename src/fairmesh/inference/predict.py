@@ -16,6 +16,7 @@ from fairmesh.data.tables import column_of, encoded, is_missing, read_table
 from fairmesh.errors import BadInput
 from fairmesh.inference.predictor import finished
 from fairmesh.inference.trained import TrainedModel
+from fairmesh.metrics.base import chosen_metrics
 
 _BAD_AT_MOST = 1000  # rows that cannot be read; with more, the table is another one
 _AT_ONCE = 4096  # rows that the model sees together
@@ -140,7 +141,7 @@ def _outputs(model: TrainedModel, inputs: Tensor) -> Tensor:
 
 def _of_table(model: TrainedModel, table: Preprocessing, data: Any) -> Predictions:
     if isinstance(data, str | os.PathLike):
-        columns, where = read_table(data), str(data)
+        columns, where = read_table(Path(data)), str(data)
     elif isinstance(data, Mapping):
         columns, where = {name: np.asarray(values) for name, values in data.items()}, "the table"
     else:
@@ -261,8 +262,10 @@ def _read_images(model: TrainedModel, path: Path) -> tuple[Tensor, Any, list[str
 
 
 def _metrics(model: TrainedModel, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Returns metrics of what the module returns; NaN where one is not defined."""
     if model.output == "numbers":
-        apart = outputs.reshape(targets.shape).double() - targets.double()
-        return {"mae": float(apart.abs().mean()), "rmse": float(apart.square().mean().sqrt())}
-    found = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(dim=-1)
-    return {"accuracy": float((found.long() == targets.long()).double().mean())}
+        names, outputs, targets = ["mae", "rmse", "r2"], outputs.reshape(targets.shape).double(), targets.double()
+    else:
+        names, targets = ["accuracy", "balanced-accuracy"], targets.long()
+        names += [] if model.output == "scores" else ["auroc", "brier"]  # which need probabilities
+    return {name: float(metric(outputs, targets)) for name, metric in chosen_metrics(names).items()}

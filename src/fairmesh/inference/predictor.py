@@ -26,7 +26,7 @@ class TableInputs(nn.Module):
 
     def __init__(self, preprocessing: Preprocessing):
         super().__init__()
-        rows: list[dict[str, float]] = []
+        rows: list[dict[str, Any]] = []
         for k, column in enumerate(preprocessing.columns):
             fill = torch.nan if column.fill is None else float(_code(column, column.fill))
             shared = {"source": k, "fill": fill, "center": column.center, "scale": column.scale}
@@ -93,7 +93,8 @@ class Predictor(nn.Module):
 
     def __init__(self, module: nn.Module, output: Output, preprocessing: Preprocessing | None = None):
         super().__init__()
-        self.module, self.output = module, output
+        self.module = module
+        self.output: Output = output
         self.table = None if preprocessing is None else TableInputs(preprocessing)
         self.eval()
 

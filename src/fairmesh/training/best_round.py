@@ -8,7 +8,7 @@ equally good the last one counts. docs/models.md has the measurements behind thi
 import torch
 from torch import Tensor
 
-from fairmesh.metrics.over_sites import spread
+from fairmesh.metrics.over_sites import over_sites
 from fairmesh.problems.problem import Problem
 
 _SAME = 1e-12  # scores that differ by less are equal: their sums were only rounded differently
@@ -23,7 +23,7 @@ class RoundScores:
 
     Args:
         problem: Says which metric counts, and whether higher is better.
-        best_by: What is compared over sites, such as "worst" or "mean".
+        best_by: What is compared over sites, as `over_sites` names it: "worst", "cvar", "worst_share" or "mean".
         smoothing: How much each earlier measurement counts, in [0, 1); 0 for not at all.
     """
 
@@ -51,7 +51,8 @@ class RoundScores:
         broken = values.isinf() | (~known & (self._counts > 0))  # NaN where there was a number before
         self._sums = self._smoothing * self._sums + values.masked_fill(~known, 0.0)
         self._counts = self._smoothing * self._counts + known.double()
-        score = spread(self._sums / self._counts, self._higher)[self._best_by]
+        smooth = self._sums / self._counts
+        score = torch.tensor([over_sites(row, self._higher)[self._best_by] for row in smooth], dtype=torch.float64)
         score = score if self._higher else -score
         return score.masked_fill(score.isnan() | broken.any(dim=-1), -torch.inf)
 

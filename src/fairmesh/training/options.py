@@ -33,8 +33,9 @@ class Options:
         measure_phi: Whether to measure Phi(theta), the exact worst case over lambda. Default: False.
         keep_best: Whether to keep the model of the best measured round by validation data. Between organisations this
             is done by default, also without validation data. Default: False.
-        best_by: What makes a round the best: the metric at the "worst" site, or its "mean" over sites. With "last",
-            only the last round counts, and nothing else is kept. Default: "worst".
+        best_by: What makes a round the best: the metric at the "worst" site, its "mean" over sites, or a mean over the
+            worst fifth of the sites, "cvar" or "worst_share" as in `fm.metrics.over_sites`. With "last", only the last
+            round counts, and nothing else is kept. Default: "worst".
         best_smoothing: How much earlier measurements count when rounds are compared, in [0, 1): the one before by this
             factor, the one before that by its square, ... So the best round is not merely the luckiest one. 0 compares
             each measurement by itself. Default: 0.5.
@@ -71,7 +72,7 @@ class Options:
     own_models: bool = False
     measure_phi: bool = False
     keep_best: bool = False
-    best_by: Literal["worst", "mean", "last"] = "worst"
+    best_by: Literal["worst", "mean", "cvar", "worst_share", "last"] = "worst"
     best_smoothing: float = 0.5
     keep_iterate: bool = False
     on_divergence: Literal["stop", "mark"] = "stop"

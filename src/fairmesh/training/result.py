@@ -357,17 +357,17 @@ def model_facts(problem: Problem) -> dict[str, Any]:
 
 
 def _output(problem: Problem) -> str:
-    """Returns what the model's outputs are, by the loss that it is trained with."""
+    """Returns what the model's outputs are, by its task and the loss that it is trained with."""
+    if problem.task in ("binary", "multi-label"):
+        return "logit"
+    if problem.task != "classes":
+        return "numbers" if problem.task == "numbers" else "scores"
     loss: Any = problem.loss
     while isinstance(loss, functools.partial):
         loss = loss.func
     name = getattr(loss, "__name__", type(loss).__name__)
-    if name in ("binary_cross_entropy_with_logits", "BCEWithLogitsLoss"):
-        return "logit"
     if name in ("nll_loss", "NLLLoss"):
         return "log-probabilities"
-    if problem.classes is None:
-        return "numbers"
     own = getattr(loss, "__module__", "").startswith("fairmesh.")  # all of these take logits
     return "logits" if own or name in ("cross_entropy", "CrossEntropyLoss") else "scores"
 
