@@ -25,10 +25,10 @@ from fairmesh.problems.metrics import Evaluator
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling
 from fairmesh.regularizers.members import ChiSquare
-from fairmesh.report.html import page
 from fairmesh.report.plots import whiskers
 from fairmesh.report.runs import Run
 from fairmesh.report.style import save_figure
+from fairmesh.report.writing import write_report
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
 from fairmesh.training.observers import Watching
 from fairmesh.training.options import Options
@@ -299,9 +299,7 @@ def _write_report(outcome: Outcome, out: Path) -> Path:
         "mean over sites": [vars(outcome.estimate(name, "mean")) for name in outcome.runs],
     }
     save_figure(whiskers([run.label for run in runs], ends, "accuracy, %", scale=100), out / "methods.png")
-    path = out / "report.html"
-    path.write_text(page(runs, TITLE, outcome.sentence, rows=outcome.table(), note=NOTE), encoding="utf-8")
-    return path
+    return write_report(runs, out, TITLE, outcome.sentence, outcome.table(), NOTE).page
 
 
 TITLE = "Ten sites, six of them small and with another scanner"

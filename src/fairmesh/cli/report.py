@@ -1,13 +1,16 @@
 """`fairmesh report`, `compare` and `topology`: show runs and graphs as tables, pictures and pages."""
 
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fairmesh.cli.terminal import Json, draw, print_json, say, show_rows, show_table
+
+if TYPE_CHECKING:
+    from fairmesh.report.runs import Run
 
 
 def compare(
@@ -19,13 +22,9 @@ def compare(
 
     The plot shows worst-site accuracy against rounds and against traffic."""
     from fairmesh.report.plots import plot as plot_runs
-    from fairmesh.report.runs import Run, check_comparable, rows_of
+    from fairmesh.report.runs import check_comparable, rows_of
 
-    names = [folder.resolve().name for folder in folders]
-    clear = len(set(names)) == len(names)
-    loaded = [Run.from_folder(folder) for folder in folders]
-    loaded = loaded if clear else [replace(run, label=str(folder)) for run, folder in zip(loaded, folders)]
-    runs = [variant for run in loaded for variant in run.variants()]
+    runs = [variant for run in _loaded(folders) for variant in run.variants()]
     check_comparable(runs)
     path = draw(lambda path: plot_runs(runs, path), plot, Path("compare.png"))
     if json_:
@@ -40,29 +39,45 @@ def compare(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of a site or its node's state.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of sites or their nodes' states.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the report; that of the run by default, of several runs this one.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Write report.html into a run's folder.
+    """Write a report of a run, or of several side by side.
 
-    The page shows a table, curves, every site with its weight, and the settings. Of a node it shows the result or,
-    while it runs, the rounds so far; the node is not disturbed."""
-    from fairmesh.report.html import page
-    from fairmesh.report.runs import Run
-    from fairmesh.storage.files import open_to_others, private_files
-    from fairmesh.storage.run_folder import EXPERIMENT
+    The page, report.html, says what the run brought each site, with tables, curves, the network and where the model
+    comes from. report.json has the same as numbers, and model-card.md describes the model. Of a node it shows the
+    result or, while it runs, the rounds so far; the node is not disturbed."""
+    from fairmesh.report.writing import write_report
 
-    folder = _shown_of(folder)
-    finished = Run.from_folder(folder)
-    settings = folder / EXPERIMENT
-    text = settings.read_text(encoding="utf-8") if settings.exists() else ""
-    path = folder / "report.html"
-    with nullcontext() if open_to_others(folder) else private_files():
-        path.write_text(page(finished.variants(), f"Run {finished.label}", settings=text), encoding="utf-8")
+    found = [_shown_of(folder) for folder in folders]
+    runs = _loaded(found)
+    title = f"Run {runs[0].label}" if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.label for run in runs)}"
+    written = write_report(runs, out or (found[0] if len(found) == 1 else Path()), title)
     if json_:
-        print_json({"report": str(path)})
+        print_json(
+            {
+                "report": str(written.page),
+                "json": str(written.contents),
+                "model_card": written.card and str(written.card),
+            }
+        )
         return
-    print(f"written: {path}")
+    for path in written:
+        if path:
+            print(f"written: {path}")
+
+
+def _loaded(folders: Sequence[Path]) -> "list[Run]":
+    """Returns the runs of folders, labelled by their names or, if these repeat, by their paths."""
+    from fairmesh.report.runs import Run
+
+    names = [folder.resolve().name for folder in folders]
+    runs = [Run.from_folder(folder) for folder in folders]
+    clear = len(set(names)) == len(names)
+    return runs if clear else [replace(run, label=str(folder)) for run, folder in zip(runs, folders)]
 
 
 def _shown_of(folder: Path) -> Path:

@@ -511,6 +511,10 @@ class Problem:
 
     def digests_here(self) -> dict[int, str]:
         """Returns a fingerprint of the training data of every site that is here, in all splits."""
+        return dict(self._digests)
+
+    @cached_property
+    def _digests(self) -> dict[int, str]:
         found = {i: [_fingerprint(split.sites[i].train) for split in self.every_split] for i in self.here}
         return {i: " ".join(every) for i, every in found.items()}
 

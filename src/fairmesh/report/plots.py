@@ -1,12 +1,13 @@
 """Curves, bars and graphs, drawn by matplotlib."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.report.runs import Run
-from fairmesh.report.style import new_figure, save_figure
+from fairmesh.report.style import COLOURS, MARKERS, new_figure, plain, save_figure
 from fairmesh.topology.mixing import Mixing
 from fairmesh.training.result import Result
 
@@ -17,54 +18,152 @@ _AXES = {
 }
 
 
-_COLOURS = ("#9a3b3b", "#1f6f8b", "#7a8b1f", "#6b4c9a", "#c77c2b", "#3b3b3b", "#2b8a5f", "#a0527f")
+def _draw_curve(axis: Any, run: Run, k: int, what: str, against: str, label: str, **style: Any) -> None:
+    """Draws the mean over replicas as a line with its own colour and marker, and a band that spans the replicas."""
+    scale = run.unit().scale
+    x, mean, low, high = run.curve(what, against)
+    if against != "rounds" and not any(x):  # it sends nothing
+        return
+    colour, many = COLOURS[k % len(COLOURS)], max(1, len(x) // 8)
+    look = {"marker": MARKERS[k % len(MARKERS)], "ms": 4, "markevery": (k % many, many), "lw": 1.5} | style
+    axis.plot(x, [scale * v for v in mean], color=colour, label=plain(label), **look)
+    if len(run.alive) > 1 and "ls" not in style:
+        axis.fill_between(x, [scale * v for v in low], [scale * v for v in high], color=colour, alpha=0.18, lw=0)
+
+
+def _finish(axis: Any, run: Run, against: str) -> None:
+    axis.set_xlabel(_AXES[against])
+    axis.set_ylabel(plain(run.unit().label))
+    axis.grid(alpha=0.25)
 
 
 def curves(runs: Sequence[Run]) -> Any:
     """Draws worst site (solid) and mean (dashed) against rounds, bytes and nominal bits; a band spans the replicas."""
     figure, axes = new_figure(12, 3.4, columns=3)
-    metric = runs[0].metric
-    scale = 100 if metric == "accuracy" else 1
     for axis, against in zip(axes, _AXES):
         for k, run in enumerate(runs):
-            colour = _COLOURS[k % len(_COLOURS)]
-            x, mean, low, high = run.curve("worst", against)
-            if against != "rounds" and not any(x):  # it sends nothing
-                continue
-            axis.plot(x, [scale * v for v in mean], color=colour, label=f"{run.label}: worst site")
-            axis.fill_between(x, [scale * v for v in low], [scale * v for v in high], color=colour, alpha=0.15, lw=0)
-            x, mean, _, _ = run.curve("mean", against)
-            axis.plot(x, [scale * v for v in mean], color=colour, ls="--", lw=1, label=f"{run.label}: mean of sites")
-        axis.set_xlabel(_AXES[against])
-        axis.set_ylabel(f"{metric}, %" if metric == "accuracy" else metric)
-        axis.grid(alpha=0.25)
+            _draw_curve(axis, run, k, "worst", against, f"{run.label}: worst site")
+            _draw_curve(axis, run, k, "mean", against, f"{run.label}: mean of sites", ls="--", lw=1, marker="")
+        _finish(axis, runs[0], against)
     axes[0].legend(frameon=False, fontsize=8)
     return figure
 
 
-def bars(runs: Sequence[Run], values: str = "metric") -> Any:
-    """Draws every site's final metric, or its weight lambda, side by side."""
-    sites = [str(name) for name in runs[0].summary["sites"]]
-    shown = [(run, run.by_site() if values == "metric" else run.weights()) for run in runs]
-    shown = [(run, numbers) for run, numbers in shown if numbers]
-    figure, (axis,) = new_figure(max(6.0, min(14.0, 0.55 * len(sites) + 3)), 3.2)
-    metric = runs[0].metric
-    scale = 100 if values == "metric" and metric == "accuracy" else 1
-    width = 0.8 / max(1, len(shown))
-    for k, (run, numbers) in enumerate(shown):
-        at = [i + (k - (len(shown) - 1) / 2) * width for i in range(len(sites))]
-        colour = _COLOURS[[r.label for r in runs].index(run.label) % len(_COLOURS)]
-        axis.bar(at, [scale * v for v in numbers], width, color=colour, label=run.label)
-    step = max(1, len(sites) // 40)
-    axis.set_xticks(
-        range(0, len(sites), step), [s if len(s) < 24 else s[:22] + "…" for s in sites[::step]], rotation=35, ha="right"
+def curve(runs: Sequence[Run], what: str, against: str) -> Any:
+    """Draws "worst" or "mean" over sites of several runs against rounds or traffic, in one panel."""
+    figure, (axis,) = new_figure(4.8, 2.9 + 0.19 * (len(runs) if len(runs) > 1 else 0), font=10)
+    for k, run in enumerate(runs):
+        _draw_curve(axis, run, k, what, against, run.label)
+    _finish(axis, runs[0], against)
+    if len(runs) > 1:
+        figure.legend(frameon=False, fontsize=9, loc="outside upper left")
+    return figure
+
+
+def dots(
+    names: Sequence[str], series: Mapping[str, Mapping[str, Any]], axis_label: str, line: float | None = None
+) -> Any:
+    """Draws a row per site with a point for each series, and its interval where it is known.
+
+    Args:
+        names: The sites, from top to bottom.
+        series: By their label, {"values": one number per site, "intervals": [low, high] or None per site, "style": the
+            number of its colour and marker}.
+        axis_label: What is measured.
+        line: Where to draw a dotted line. Default: None.
+    """
+    figure, (axis,) = new_figure(
+        4.8, 0.9 + len(names) * (0.19 if len(names) > 24 else 0.27) + 0.19 * len(series), font=10
     )
-    if values == "metric":
-        axis.set_ylabel(f"{metric}, %" if metric == "accuracy" else metric)
-    else:
-        axis.axhline(1 / len(sites), color="0.5", lw=0.8, ls=":")
-        axis.set_ylabel("weight λ of the site")
-    axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0)
+    for k, (label, one) in enumerate(series.items()):
+        shift = 0.5 * (k / max(1, len(series) - 1) - 0.5) if len(series) > 1 else 0.0
+        style = one.get("style", k)
+        colour, marker = COLOURS[style % len(COLOURS)], MARKERS[style % len(MARKERS)]
+        rows = [
+            (value, i + shift, interval) for i, (value, interval) in enumerate(zip(one["values"], one["intervals"]))
+        ]
+        for value, at, interval in rows:
+            if interval and math.isfinite(value):
+                axis.plot(interval, [at, at], color=colour, lw=1.6, alpha=0.7, solid_capstyle="butt")
+        x, y = [value for value, _, _ in rows], [at for _, at, _ in rows]
+        filled = {"color": colour} if style == 0 else {"facecolors": "none", "edgecolors": colour}
+        axis.scatter(x, y, 26, marker=marker, label=plain(label), zorder=3, linewidths=1.4, **filled)
+    if line is not None:
+        axis.axvline(line, color="0.5", lw=1, ls=":")
+    axis.set_yticks(range(len(names)), [plain(name if len(name) < 28 else name[:26] + "…") for name in names])
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.set_xlabel(plain(axis_label))
+    axis.grid(alpha=0.25)
+    if len(series) > 1:
+        figure.legend(frameon=False, fontsize=9, loc="outside upper left", ncols=1 if len(series) > 4 else 2)
+    return figure
+
+
+def network(
+    names: Sequence[str], edges: Sequence[Sequence[int]], values: Sequence[float] | None, label: str, worst: int | None
+) -> Any:
+    """Draws who talks to whom, with the sites on a circle, darker for lower values, and a square for the worst site.
+
+    Args:
+        names: The sites.
+        edges: Pairs of their numbers.
+        values: What colours the sites; None for no colour.
+        label: What the values are.
+        worst: The number of the worst site. Default: None.
+    """
+    n, small = len(names), len(names) <= 60
+    figure, (axis,) = new_figure(4.8, 3.4 if n <= 24 else 4.6, font=10)
+    at = [(math.sin(2 * math.pi * i / n), math.cos(2 * math.pi * i / n)) for i in range(n)]
+    for i, j in edges:
+        axis.plot(*zip(at[i], at[j]), color="#808080", lw=0.9 if len(edges) < 300 else 0.2, zorder=1)
+    size = 170 if n <= 30 else 60 if small else 12
+    known = [i for i in range(n) if values is not None and math.isfinite(values[i])]
+    for marker, chosen in (("o", [i for i in known if i != worst]), ("s", [i for i in known if i == worst])):
+        if chosen and values is not None:
+            drawn = axis.scatter(
+                *zip(*(at[i] for i in chosen)), size * (1.6 if marker == "s" else 1), [values[i] for i in chosen],
+                marker=marker, cmap="cividis", vmin=min(values[i] for i in known), vmax=max(values[i] for i in known),
+                edgecolors="#808080", zorder=2,
+            )  # fmt: skip
+            if marker == "o":
+                figure.colorbar(drawn, ax=axis, shrink=0.7, label=plain(label))
+    rest = [at[i] for i in range(n) if i not in known]
+    if rest:
+        axis.scatter(*zip(*rest), size, facecolors="none", edgecolors="#808080", hatch=None, zorder=2)
+    for i, (x, y) in enumerate(at if small else []):
+        flat = n <= 24
+        side = "center" if flat and abs(x) < 0.2 else "left" if x > -1e-9 else "right"
+        away = 1.12 if not flat else 1.14 + 0.06 * abs(y)
+        text = names[i] if len(names[i]) < 18 else names[i][:16] + "…"
+        axis.annotate(
+            plain(text), (away * x, away * y), ha=side, va="center", fontsize=9 if flat else 6, rotation_mode="anchor",
+            rotation=0 if flat else math.degrees(math.atan2(y, x)) - (180 if x < -1e-9 else 0),
+        )  # fmt: skip
+    axis.set_aspect("equal")
+    axis.axis("off")
+    reach = 1.25 if n <= 24 else 1.6 if small else 1.05
+    axis.set_ylim(-reach, reach)
+    axis.set_xlim(-max(reach, 1.7 if small else 0), max(reach, 1.7 if small else 0))
+    return figure
+
+
+def reliability(bins: Sequence[Mapping[str, float]]) -> Any:
+    """Draws how often predictions were right against how probable the model said they were.
+
+    Args:
+        bins: For each range of probabilities {"confidence", "accuracy", "n"}, its mean probability, the share of its
+            predictions that were right, and their number.
+    """
+    figure, (axis, below) = new_figure(4.4, 4.6, rows=2, height_ratios=(3, 1), sharex=True)
+    axis.plot([0, 100], [0, 100], color="#808080", ls="--", lw=1, label="perfectly calibrated")
+    x, y = ([100 * one[key] for one in bins] for key in ("confidence", "accuracy"))
+    axis.plot(x, y, color=COLOURS[0], marker="o", ms=5, label="the model")
+    axis.set_ylabel("predictions that are right, %")
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=8)
+    below.bar(x, [one["n"] for one in bins], 4, color=COLOURS[0])
+    below.set_ylabel("samples")
+    below.set_xlabel("probability that the model gives its prediction, %")
     return figure
 
 
@@ -82,7 +181,7 @@ def whiskers(
     figure, (axis,) = new_figure(6.4, 0.6 * len(labels) + 1.0, font=10)
     rows = range(len(labels))
     for k, (name, numbers) in enumerate(kinds.items()):
-        colour, shift = _COLOURS[k % len(_COLOURS)], 0.22 * (k - (len(kinds) - 1) / 2)
+        colour, shift = COLOURS[k % len(COLOURS)], 0.22 * (k - (len(kinds) - 1) / 2)
         means, intervals = ([scale * number[key] for number in numbers] for key in ("mean", "interval"))
         at = [row + shift for row in rows]
         style: dict[str, Any] = {"ms": 5, "capsize": 3, "lw": 1.4, "color": colour, "label": name}
@@ -92,7 +191,7 @@ def whiskers(
             axis.annotate(
                 f"{x:.1f}", (x, y), textcoords="offset points", ha="center", fontsize=9, color=colour, **above
             )
-    axis.set_yticks(rows, labels)
+    axis.set_yticks(rows, [plain(label) for label in labels])
     axis.set_ylim(len(labels) - 0.4, -0.6)
     axis.set_xlabel(axis_label)
     axis.grid(axis="x", alpha=0.25)

@@ -1,14 +1,17 @@
-"""Finished runs as rows of tables."""
+"""Runs, finished or in progress, and their numbers as rows of tables."""
 
 import math
 import os
+import statistics
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.storage.run_folder import read_records, read_summary
+from fairmesh.report.units import Unit
+from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
 from fairmesh.training.result import Result, summary_of
 
 
@@ -19,11 +22,13 @@ class Run:
     label: str
     summary: dict[str, Any]
     records: list[dict[str, Any]]
+    folder: Path | None = None
 
     @staticmethod
     def from_folder(folder: str | os.PathLike) -> "Run":
         summary = read_summary(folder)
-        return Run(Path(folder).resolve().name, summary, read_records(folder, ragged="planned_rounds" in summary))
+        records = read_records(folder, ragged="planned_rounds" in summary)
+        return Run(Path(folder).resolve().name, summary, records, Path(folder))
 
     @staticmethod
     def from_result(result: Result, label: str | None = None) -> "Run":
@@ -42,10 +47,71 @@ class Run:
             records = [record for record in self.records if record["replica"] in mine]
             final = [record for record in self.summary["final"] if record["replica"] in mine]
             summary = self.summary | variant | {"replicas": len(mine), "final": final, "variants": [variant]}
+            summary["diverged"] = [r for r in self.summary["diverged"] if r in mine]
             if "personal" in summary:
                 summary["personal"] = [one for one in summary["personal"] if one["replica"] in mine]
-            runs.append(Run(f"{self.label}: {label}", summary, records))
+            runs.append(replace(self, label=f"{self.label}: {label}", summary=summary, records=records))
         return runs
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the experiment's settings, as far as the run's folder has them."""
+        text = self.settings_text()
+        return tomllib.loads(text) if text else {}
+
+    def settings_text(self) -> str:
+        path = self.folder / EXPERIMENT if self.folder else None
+        return path.read_text(encoding="utf-8") if path and path.exists() else ""
+
+    @property
+    def alive(self) -> list[dict[str, Any]]:
+        """Returns the last record of each replica that did not diverge."""
+        lost = set(self.summary["diverged"])
+        return [record for record in self.summary["final"] if record["replica"] not in lost]
+
+    @property
+    def metrics(self) -> list[str]:
+        """Returns the measured metrics, the primary one first."""
+        found = [
+            name for name, value in self.summary["final"][0].items() if isinstance(value, dict) and "sites" in value
+        ]
+        return [self.metric, *(name for name in found if name != self.metric)]
+
+    def over_sites(self, what: str, split: str = "test", metric: str | None = None) -> float:
+        """Returns a metric's worst, mean, best or gap over sites, averaged over the replicas that did not diverge.
+
+        Args:
+            what: "worst", "mean", "best" or "gap".
+            split: "test" for what the run is judged on, or "validation"; NaN if there is none.
+            metric: The metric; None for the primary one.
+        """
+        metric = metric or self.metric
+        tables = self.alive if split == "test" else [record.get(split, {}) for record in self.alive]
+        return mean_of([table[metric][what] for table in tables if metric in table])
+
+    def higher_of(self, metric: str) -> bool:
+        """Returns whether a larger value of a measured metric is better."""
+        if metric == self.metric:
+            return self.higher_is_better
+        if metric in self.summary.get("metrics", {}):
+            return self.summary["metrics"][metric]["higher_is_better"]
+        return not any(record[metric]["worst"] > record[metric]["best"] for record in self.alive)
+
+    def deviation(self, what: str) -> float:
+        """Returns the standard deviation over the replicas that did not diverge; 0 if there is only one."""
+        values = [record[self.metric][what] for record in self.alive]
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def spread_by(self) -> str:
+        """Returns what the replicas differ in, such as "5 splits"; nothing if there is only one."""
+        final = self.summary["final"]
+        if len(final) == 1:
+            return ""
+        parts = [(len({record.get(key, 0) for record in final}), f"{key}s") for key in ("split", "seed")]
+        told = [f"{number} {key}" for number, key in parts if number > 1]
+        covered = math.prod(number for number, _ in parts)
+        if covered == len(final):
+            return " and ".join(told)
+        return f"{len(final)} replicas" + (f" ({' and '.join(told)})" if told else "")
 
     @property
     def higher_is_better(self) -> bool:
@@ -56,11 +122,18 @@ class Run:
     def metric(self) -> str:
         return self.summary["metric"]
 
+    def unit(self, metric: str | None = None) -> Unit:
+        """Returns how values of a metric are shown; None for the primary one."""
+        metric = metric or self.metric
+        return Unit(metric, self.summary.get("metrics", {}).get(metric, {}).get("share", metric == "accuracy"))
+
     def curve(self, what: str, against: str) -> tuple[list[float], list[float], list[float], list[float]]:
-        """Returns x, and the mean, lowest and highest over replicas of worst, mean, ... at each measured round."""
+        """Returns x, and the mean, lowest and highest over replicas of worst, mean, ... at each measured round. A value
+        that is not defined, or not finite, is left out."""
         points: dict[int, list[dict]] = {}
         for record in self.records:
-            points.setdefault(record["round"], []).append(record)
+            if math.isfinite(record[self.metric][what]):
+                points.setdefault(record["round"], []).append(record)
         xs, means, lows, highs = [], [], [], []
         for round_index in sorted(points):
             here = points[round_index]
@@ -71,15 +144,11 @@ class Run:
             highs.append(max(values))
         return xs, means, lows, highs
 
-    def by_site(self) -> list[float]:
-        """Returns the final metric of every site, averaged over replicas."""
-        return self.sites_of(self.metric)
-
-    def sites_of(self, metric: str) -> list[float]:
-        """Returns the final value of any metric at every site, averaged over the replicas where it is defined."""
-        rows = [record[metric]["sites"] for record in self.summary["final"]]
-        defined = [[value for value in column if not math.isnan(value)] for column in zip(*rows)]
-        return [sum(column) / len(column) if column else math.nan for column in defined]
+    def by_site(self, metric: str | None = None) -> list[float]:
+        """Returns the final metric of every site, averaged over replicas that did not diverge and in which it is
+        defined; NaN if there is none."""
+        rows = [record[metric or self.metric]["sites"] for record in self.alive]
+        return [mean_of(column) for column in zip(*rows)] if rows else [math.nan] * len(self.summary["sites"])
 
     def is_measured(self, i: int) -> bool:
         """Returns whether site i has data to be judged by; summaries of earlier versions do not say."""
@@ -87,8 +156,8 @@ class Run:
         return not isinstance(support, list) or isinstance(support[i], dict)
 
     def weights(self) -> list[float] | None:
-        """Returns the final lambda of every site, averaged over replicas."""
-        rows = [record["lambda"] for record in self.summary["final"] if "lambda" in record]
+        """Returns the final lambda of every site, averaged over replicas that did not diverge."""
+        rows = [record["lambda"] for record in self.alive if "lambda" in record]
         return [sum(column) / len(rows) for column in zip(*rows)] if rows else None
 
     def notes(self) -> list[str]:
@@ -121,36 +190,37 @@ class Run:
         return self.summary[what] / PER_MB[what]
 
 
-def shown(value: float, metric: str, share: bool | None = None) -> str:
-    """Returns a value of a metric as tables show it: a share in per cent, and NaN as "not defined".
-
-    Args:
-        value: The value.
-        metric: The name of the metric.
-        share: Whether it is a share; None for accuracy only. Default: None.
-    """
-    if math.isnan(value):
-        return "not defined"
-    return f"{100 * value:.1f} %" if (metric == "accuracy" if share is None else share) else f"{value:.4g}"
+def mean_of(values: Sequence[float]) -> float:
+    """Returns the mean of the values that are defined; NaN if there is none."""
+    found = [value for value in values if not math.isnan(value)]
+    return sum(found) / len(found) if found else math.nan
 
 
 def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Returns one row per run, ready to be shown."""
+    """Returns one row per run, ready to be shown. Numbers leave out replicas that diverged."""
     rows = []
     for run in runs:
-        s, metric = run.summary, run.metric
-        spread = {
-            k: f" ± {shown(s[f'{k}_std'], metric).removesuffix(' %')}" if s["replicas"] > 1 else ""
-            for k in ("worst", "mean")
-        }
+        s, metric, unit = run.summary, run.metric, run.unit()
+        lost = len(s["diverged"])
+        if not run.alive:
+            numbers = dict.fromkeys((f"worst {metric}", "mean", "best", "gap"), "diverged")
+        else:
+            spread = {
+                k: f" ± {unit.shown(run.deviation(k)).removesuffix(' %')}" if len(run.alive) > 1 else ""
+                for k in ("worst", "mean")
+            }
+            some = f" ({lost} of {s['replicas']} diverged)" if lost else ""
+            numbers = {
+                f"worst {metric}": unit.shown(run.over_sites("worst")) + spread["worst"] + some,
+                "mean": unit.shown(run.over_sites("mean")) + spread["mean"],
+                "best": unit.shown(run.over_sites("best")),
+                "gap": unit.gap(run.over_sites("gap")),
+            }
         rows.append(
             {
                 "run": run.label,
                 "algorithm": s["algorithm"],
-                f"worst {metric}": shown(s["worst"], metric) + spread["worst"],
-                "mean": shown(s["mean"], metric) + spread["mean"],
-                "best": shown(s["best"], metric),
-                "gap": shown(s["gap"], metric).replace(" %", " points"),
+                **numbers,
                 "rounds": str(s["rounds"]),
                 "busiest node sent": f"{run.megabytes('bytes_busiest_node'):.3g} MB",
                 "nominal": f"{run.megabytes('nominal_bits_busiest'):.3g} MB",
@@ -181,17 +251,17 @@ def worst_sites(runs: Sequence[Run]) -> set[int]:
 
 def site_table(runs: Sequence[Run]) -> list[list[str]]:
     """Returns a header and one row per site: its name and each run's final metric."""
-    header = ["site", *(run.label for run in runs)]
+    unit, header = runs[0].unit(), ["site", *(run.label for run in runs)]
     columns = [run.by_site() for run in runs]
     rows = []
     for i, name in enumerate(runs[0].summary["sites"]):
-        cells = [_cell(run, i, values[i], run.metric) for run, values in zip(runs, columns)]
+        cells = [_cell(run, i, values[i], unit) for run, values in zip(runs, columns)]
         rows.append([str(name), *cells])
     return [header, *rows]
 
 
-def _cell(run: Run, i: int, value: float, metric: str, share: bool | None = None) -> str:
-    return shown(value, metric, share) if run.is_measured(i) else "not measured"
+def _cell(run: Run, i: int, value: float, unit: Unit) -> str:
+    return unit.shown(value) if run.is_measured(i) else "not measured"
 
 
 _OVER_SITES = {  # column -> key of the summary
@@ -213,10 +283,10 @@ def metric_table(run: Run) -> list[list[str]]:
         return []
     rows = []
     for name, table in found.items():
-        numbers = [shown(table[key], name, table["share"]) for key in _OVER_SITES.values()]
+        numbers = [run.unit(name).shown(table[key]) for key in _OVER_SITES.values()]
         missing = str(table["undefined"]) if table["undefined"] else "-"
         better = "more" if table["higher_is_better"] else "less"
-        rows.append([name, better, *numbers, shown(table["jain"], name, False), missing])
+        rows.append([name, better, *numbers, Unit("jain", share=False).shown(table["jain"]), missing])
     return [["metric", "better", *_OVER_SITES, "Jain", "sites without a value"], *rows]
 
 
@@ -226,11 +296,11 @@ def metrics_by_site(run: Run) -> list[list[str]]:
     found, support = run.summary.get("metrics", {}), run.summary.get("support")
     if not found.keys() - {"loss", "accuracy"}:
         return []
-    columns = {name: run.sites_of(name) for name in found}
+    columns = {name: run.by_site(name) for name in found}
     rows = []
     for i, site in enumerate(run.summary["sites"]):
         samples = str(support[i].get("n", "-")) if support and run.is_measured(i) else "-"
-        cells = [_cell(run, i, values[i], name, found[name]["share"]) for name, values in columns.items()]
+        cells = [_cell(run, i, values[i], run.unit(name)) for name, values in columns.items()]
         rows.append([str(site), samples, *cells])
     return [["site", "samples", *columns], *rows]
 
@@ -241,14 +311,14 @@ def personal_table(run: Run) -> list[list[str]]:
     found, metric = run.summary.get("personal"), run.metric
     if not found:
         return []
-    models, rows = ("common", "local", "personal"), []
+    unit, models, rows = run.unit(), ("common", "local", "personal"), []
     for k, first in enumerate(found[0]["sites"]):
         sites = [one["sites"][k] for one in found]
         values = [[(site["test"] or site["held_out"])[model][metric] for site in sites] for model in models]
         means = [sum(column) / len(column) for column in values]
         shares = {name: sum(site["weights"].get(name, 0.0) for site in sites) / len(sites) for name in first["weights"]}
         made_of = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items())
-        rows.append([first["name"], *("-" if math.isnan(mean) else shown(mean, metric) for mean in means), made_of])
+        rows.append([first["name"], *(unit.shown(mean) for mean in means), made_of])
     return [["site", "common model", "alone", "own model", "made of"], *rows]
 
 
@@ -263,7 +333,7 @@ def subgroup_table(run: Run) -> list[list[str]]:
             one["site"],
             one["subgroup"],
             str(one["rows"]),
-            shown(one["metrics"][metric], metric),
+            run.unit().shown(one["metrics"][metric]),
             "-" if one["weight"] is None else f"{one['weight']:.2f}",
         ]
         for one in found

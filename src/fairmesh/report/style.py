@@ -1,10 +1,18 @@
 """How pictures look, and the one place of the package that loads matplotlib."""
 
+import html
 import io
 import os
+import re
 from typing import Any
 
 from fairmesh.errors import BadInput, optional
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#7a7a7a", "#5d3a9b")
+"""Colours that people who are colour-blind can tell apart (after Okabe and Ito), readable on white and on black."""
+MARKERS = "osD^vP*X"  # so that pictures can be read in grey
+
+_FRAME = "#808080"  # lines that are visible on white and on black
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, font: float = 9, **grid: Any) -> Any:
@@ -23,6 +31,11 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, fon
     return figure, axes.ravel()
 
 
+def plain(text: object) -> str:
+    """Returns a text in which matplotlib finds no formula."""
+    return str(text).replace("$", r"\$")
+
+
 def save_figure(figure: Any, path: str | os.PathLike, dpi: int = 150) -> None:
     """Writes a figure; the ending of the path gives the format."""
     try:
@@ -31,13 +44,26 @@ def save_figure(figure: Any, path: str | os.PathLike, dpi: int = 150) -> None:
         raise BadInput(f"cannot write the picture {path}: {error}") from error
 
 
-def svg(figure: Any, salt: str) -> str:
-    """Returns a figure as an <svg> element. The salt keeps the ids of several figures on one page apart."""
+def svg(figure: Any, description: str) -> str:
+    """Returns a figure as an <svg> element for a page: its text is text, so that the page can set its colour and a
+    screen reader can read it, and its background is the page's.
+
+    Args:
+        figure: The figure.
+        description: What the picture shows, for readers who do not see it. It also keeps the ids of several figures
+            on one page apart.
+    """
     with optional("plot"):
         import matplotlib
 
+    for axis in figure.axes:
+        axis.tick_params(color=_FRAME)
+        for spine in axis.spines.values():
+            spine.set_color(_FRAME)
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    with matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.S)
+    text = re.sub(r'(<g) id="[^"]*"', r"\1", text)  # nothing refers to groups, and their ids repeat on the page
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)

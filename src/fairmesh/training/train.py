@@ -50,6 +50,7 @@ from fairmesh.training.portions import (
     portions,
     that_fit,
 )
+from fairmesh.training.provenance import provenance_of
 from fairmesh.training.references import with_references
 from fairmesh.training.replicas import (
     Placements,
@@ -208,7 +209,7 @@ def train(
     if folder:
         folder.write_settings(settings)
         folder.replace_records(result.records)
-        _write_outcome(folder, result)
+        _write_outcome(folder, result, provenance_of(problem, process_group))
         folder.close()
     return _warned(result, announce)
 
@@ -320,8 +321,9 @@ def _run(
         personal = _personal(training, result, personalization, stop, first_replica)
         result = replace(result, personal=personal, seconds=time.perf_counter() - started)
     if folder:
+        provenance = provenance_of(training.problem, process_group)
         with process_group.fail_together():
-            _write_outcome(folder, result)
+            _write_outcome(folder, result, provenance)
         folder.close()
     return result
 
@@ -427,7 +429,7 @@ def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> d
     return {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
 
 
-def _write_outcome(folder: RunFolder, result: Result) -> None:
+def _write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]) -> None:
     folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
     for file in model_files(result):
         about = about_model(result, file.replica, file.which)
@@ -438,4 +440,4 @@ def _write_outcome(folder: RunFolder, result: Result) -> None:
             if site.state_dicts:  # else another process has the site's data
                 about = about_model(result, personal.replica, "personal") | {"site": site.name}
                 folder.write_model(f"personal-{site.number}{suffix}", site.tensors(), about, from_all=True)
-    folder.write_summary(summary_of(result))
+    folder.write_summary(summary_of(result) | {"provenance": provenance})

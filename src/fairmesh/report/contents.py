@@ -1,0 +1,254 @@
+"""What a report says, as JSON: the page and the model card are two ways to show it."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from fairmesh.algorithms.base import Algorithm
+from fairmesh.config.registry import FAMILIES
+from fairmesh.config.tables import from_table
+from fairmesh.errors import BadInput
+from fairmesh.report.runs import Run, check_comparable, mean_of
+from fairmesh.report.sentences import hints, network_sentence, site_sentence
+from fairmesh.storage.strict_json import with_nan
+from fairmesh.topology.graphs import Topology
+from fairmesh.topology.mixing import union_of
+
+Json = dict[str, Any]
+
+
+def contents(runs: Sequence[Run], title: str) -> Json:
+    """Returns all that a report says of one run or several."""
+    return {
+        "title": title,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "fairmesh": version("fairmesh"),
+        "runs": [card(run) for run in runs],
+    }
+
+
+def card(run: Run) -> Json:
+    """Returns all that a report says of a run; of a sweep, all that it says of its best variant, and the ranking."""
+    variants, ranked_on = ranked(run)
+    chosen = variants[0]
+    summary = chosen.summary
+    found: Json = {
+        "label": run.label,
+        "folder": str(run.folder) if run.folder else None,
+        "algorithm": summary["algorithm"],
+        "changes": summary["variants"][0]["changes"] if len(variants) > 1 else {},
+        "metric": chosen.metric,
+        "metrics": {name: _metric(chosen, name) for name in chosen.metrics},
+        "higher_is_better": chosen.higher_is_better,
+        "judged_on": summary["judged_on"],
+        "rounds": summary["rounds"],
+        "planned_rounds": summary.get("planned_rounds"),
+        "replicas": summary["replicas"],
+        "spread_by": chosen.spread_by(),
+        "diverged": len(summary["diverged"]),
+        "over_sites": {what: chosen.over_sites(what) for what in ("worst", "mean", "best", "gap")},
+        "calibration": None,
+        "intervals": _intervals(chosen),
+        "sites": _sites(chosen),
+        "sweep": _sweep(variants, ranked_on) if len(variants) > 1 else None,
+        "graph": _graph(chosen),
+        "parameters": summary["parameters"],
+        "traffic": {name: summary[name] for name in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest")},
+        "left_out": _left_out(run),
+        "notes": chosen.notes(),
+        "provenance": summary.get("provenance"),
+        "files": _files(chosen),
+        "settings": run.settings_text(),
+    }
+    for site in found["sites"]:
+        site["sentence"] = site_sentence(site, found)
+    return found | {"sentence": network_sentence(found), "hints": hints(found)}
+
+
+def _metric(run: Run, name: str) -> Json:
+    """Returns how a metric is read, and what is said of all sites by it."""
+    numbers = {what: run.over_sites(what, metric=name) for what in ("worst", "mean", "best", "gap")}
+    more = run.summary.get("metrics", {}).get(name, {})  # measured without regard to replicas that diverged
+    keys = ("worst_share", "cvar", "std", "jain")
+    numbers |= {key: more[key] for key in keys if key in more and not run.summary["diverged"]}
+    return {"share": run.unit(name).share, "higher_is_better": run.higher_of(name)} | numbers
+
+
+def ranked(run: Run) -> tuple[list[Run], str]:
+    """Returns the variants of a run, the best first and those that diverged last, and what they are ranked on:
+    "validation", or else what they are judged on."""
+    variants = run.variants()
+    check_comparable(variants)
+    split = (
+        "validation"
+        if all(math.isfinite(one.over_sites("worst", "validation")) for one in variants if one.alive)
+        else "test"
+    )
+    sign = -1 if run.higher_is_better else 1
+
+    def key(variant: Run) -> tuple[bool, float]:
+        worst = variant.over_sites("worst", split)
+        return math.isnan(worst), sign * worst if math.isfinite(worst) else math.inf
+
+    return sorted(variants, key=key), split if split == "validation" else run.summary["judged_on"]
+
+
+def _sweep(variants: Sequence[Run], ranked_on: str) -> Json:
+    rows = [
+        {
+            "changes": one.summary["variants"][0]["changes"],
+            "validation_worst": one.over_sites("worst", "validation"),
+            **{what: one.over_sites(what) for what in ("worst", "mean", "gap")},
+            "replicas": one.summary["replicas"],
+            "diverged": len(one.summary["diverged"]),
+        }
+        for one in variants
+    ]
+    return {"ranked_on": ranked_on, "variants": rows}
+
+
+def _intervals(run: Run) -> Json:
+    """Returns the intervals of the worst site and of the mean over sites, where they are known."""
+    evidence = run.summary.get("evidence") or {}
+    return {"level": evidence.get("level", 0.95)} | {
+        what: evidence[what] for what in ("worst", "mean") if evidence.get(what)
+    }
+
+
+def _sites(run: Run) -> list[Json]:
+    """Returns what is known of each site, in the order of the sites."""
+    summary = run.summary
+    names = [str(name) for name in summary["sites"]]
+    evidence = {one["name"]: one for one in (summary.get("evidence") or {}).get("sites", [])}
+    data = _counted(run)
+    weights, compared = run.weights(), references(run)
+    values = {metric: run.by_site(metric) for metric in run.metrics}
+    found = []
+    for i, name in enumerate(names):
+        known = evidence.get(name, {})
+        n = known.get("n", data[i]["n"])
+        found.append(
+            {
+                "name": name,
+                "group": str(summary["groups"][i]),
+                "n": n,
+                "support": data[i].get("classes"),
+                "measured": n != 0 and not all(math.isnan(column[i]) for column in values.values()),
+                "metrics": {metric: column[i] for metric, column in values.items()},
+                "interval": known.get("interval"),
+                "weight": weights[i] if weights else None,
+                "references": {kind: column[i] for kind, column in compared.items()},
+                "versus": known.get("versus", {}),
+            }
+        )
+    return found
+
+
+def _counted(run: Run) -> list[Json]:
+    """Returns how many samples judge each site, and of which classes: {"n", "classes"}. Numbers that are not known are
+    None, and those of a site that is not measured 0."""
+    summary = run.summary
+    if "support" in summary:
+        return [one if isinstance(one, dict) else {"n": 0} for one in summary["support"]]
+    if "provenance" not in summary:
+        return [{"n": None}] * len(summary["sites"])
+    judged_on = summary["judged_on"]
+    return [
+        {"n": site[judged_on], "classes": site.get("classes", {}).get(judged_on)}
+        for site in summary["provenance"]["data"]["sites"]
+    ]
+
+
+def references(run: Run) -> dict[str, list[float]]:
+    """Returns the primary metric at every site, for each model that the run is compared with."""
+    names = [str(name) for name in run.summary["sites"]]
+    if "weights" in run.summary:
+        fixed = run.summary["weights"]["sites"]
+        return {"average": [fixed[name]["fixed"] for name in names]}
+    return {}
+
+
+def _graph(run: Run) -> Json | None:
+    """Returns who talks to whom, by the numbers of the sites; None if it is not known. It does not import the code of a
+    topology of the user's own."""
+    settings, n = run.settings(), len(run.summary["sites"])
+    table = settings.get("topology", {})
+    kind = FAMILIES[Algorithm].get(run.summary["algorithm"])
+    if kind is not None and getattr(kind, "needs_server", False):
+        return {"name": "server", "edges": [], "placed": False}
+    if table.get("name", "import") == "import":
+        return None
+    try:
+        mixing = union_of(from_table(Topology, table, "topology").build(n))
+    except BadInput:  # sites have left, or it was written by another version
+        return None
+    rows, columns = mixing.matrix.nonzero()
+    edges = sorted({(int(min(i, j)), int(max(i, j))) for i, j in zip(rows, columns) if i != j})
+    return {
+        "name": table["name"],
+        "edges": [list(edge) for edge in edges],
+        "spectral_gap": mixing.gap,
+        "placed": settings.get("placements") is not None,  # then node i does not have the data of site i
+    }
+
+
+def _left_out(run: Run) -> Json | None:
+    """Returns the metrics of models that were trained without each site, averaged over seeds, by site."""
+    path = run.folder / LEFT_OUT if run.folder else None
+    if path is None or not path.exists():
+        return None
+    told = with_nan(json.loads(path.read_text(encoding="utf-8")))
+    means = {name: [mean_of(column) for column in zip(*rows)] for name, rows in told["values"].items()}
+    sites = [str(name) for name in told["sites"]]
+    return {
+        "judged_on": told["judged_on"],
+        "sites": [{"name": name, "metrics": {m: means[m][i] for m in means}} for i, name in enumerate(sites)],
+    }
+
+
+def _files(run: Run) -> list[Json]:
+    """Returns the files with models of the run and their digests."""
+    if run.folder is None:
+        return []
+    return [
+        {
+            "name": path.name,
+            "holds": held,
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(run.folder.glob("*.safetensors"))
+        if (held := _held(path.stem, run))
+    ]
+
+
+_HELD = {
+    "model": "the model of the last round",
+    "model-time-average": "the average of the models of all rounds",
+    "model-best": "the model of the best round",
+    "model-iterate": "the model of a round drawn at random",
+}
+
+
+def _held(stem: str, run: Run) -> str:
+    """Returns what a file with a model holds; nothing for files of other variants of a sweep, and checkpoints."""
+    found = re.fullmatch(r"(model(?:-[a-z]+)*|personal-\d+)(?:-(\d+))?", stem)
+    if not found:
+        return ""
+    kind, replica = found[1], int(found[2] or 0)
+    record = next((one for one in run.summary["final"] if one["replica"] == replica), None)
+    if record is None:
+        return ""
+    several = f", seed {record['seed']}" + (f", split {record['split']}" if "split" in record else "")
+    several = several if len(run.summary["final"]) > 1 else ""
+    if kind.startswith("personal-"):
+        return f"the own model of {run.summary['sites'][int(kind.removeprefix('personal-'))]}{several}"
+    return _HELD[kind] + several if kind in _HELD else ""
+
+
+LEFT_OUT = "leave_one_out.json"

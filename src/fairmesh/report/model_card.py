@@ -1,0 +1,159 @@
+"""The model card: what a model is, on what data it was judged, and where it comes from, as Markdown.
+
+Parts that only people can write are blanks between comments. A card that is written again keeps them."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fairmesh.report.sentences import REFERENCES, unit_of
+
+Json = Mapping[str, Any]
+
+_BLANKS = {
+    "intended-use": "What is the model for, and who may use it?",
+    "not-for": "What must it not be used for?",
+    "people": "Who is responsible for it, and whom can users ask?",
+    "data": "Whose data is it, when and how was it collected, and under which consent or licence?",
+    "limitations": "Which limits are known that the numbers below do not show?",
+}
+_TO_FILL_IN = "**[to be filled in]**"
+
+
+def model_card(card: Json, before: str = "") -> str:
+    """Returns the model card of a run as Markdown.
+
+    Args:
+        card: What the report says of the run.
+        before: The card as it was, whose blanks people may have filled in. Default: "".
+    """
+    filled = dict(re.findall(r"<!-- yours: ([\w-]+) -->\n(.*?)\n<!-- end -->", before, flags=re.S))
+
+    def blank(name: str) -> str:
+        return f"<!-- yours: {name} -->\n{filled.get(name, f'{_TO_FILL_IN} {_BLANKS[name]}')}\n<!-- end -->"
+
+    parts = [
+        f"# Model card: {_text(card['label'])}",
+        "Text between `yours` and `end` is kept when `fairmesh report` writes this file again.",
+        "## Use",
+        *(blank(name) for name in ("intended-use", "not-for", "people")),
+        "## Results",
+        _text(card["sentence"]),
+        *_results(card),
+        *(_text(note) for note in (*card["notes"], *(f"{hint}" for hint in card["hints"] if "too good" in hint))),
+        "## Data",
+        blank("data"),
+        *_data(card),
+        "## Limitations",
+        blank("limitations"),
+        *_limits(card),
+        "## Training",
+        *_training(card),
+        "## Files",
+        *_files(card),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _text(value: object) -> str:
+    """Returns text in which Markdown finds no markup of somebody else's: names come from other sites."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(str(value).split()))
+
+
+def _table(rows: Sequence[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(_text(cell) for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def _results(card: Json) -> Iterable[str]:
+    """Yields a table of the sites by the primary metric, and one of all metrics over the sites."""
+    unit, sites = unit_of(card), card["sites"]
+    kinds = [kind for kind in REFERENCES if any(kind in site["references"] for site in sites)]
+    level = f"{100 * card['intervals']['level']:.0f} % interval"
+    header = ["site", "samples", unit.metric, level, "λ", *(REFERENCES[kind] for kind in kinds)]
+    rows = [
+        [
+            site["name"],
+            "-" if site["n"] is None else site["n"],
+            unit.shown(site["metrics"][unit.metric]) if site["measured"] else "not measured",
+            unit.interval(site["interval"]) or "-",
+            "-" if site["weight"] is None else f"{site['weight']:.3f}",
+            *(unit.shown(site["references"].get(kind)) for kind in kinds),
+        ]
+        for site in sites
+    ]
+    yield f"Measured on the {card['judged_on']} samples of each site." + (
+        f" Means over {card['spread_by']}." if card["spread_by"] else ""
+    )
+    yield _table([header, *rows])
+    units = [unit_of(card, name) for name in card["metrics"]]
+    over = [
+        [one.metric, *(one.shown(card["metrics"][one.metric][what]) for what in ("worst", "mean", "best")),
+         "higher" if card["metrics"][one.metric]["higher_is_better"] else "lower"]
+        for one in units
+    ]  # fmt: skip
+    yield _table([["over the sites", "worst", "mean", "best", "better is"], *over])
+
+
+def _data(card: Json) -> Iterable[str]:
+    """Yields what each site holds, without any row of it."""
+    if not card["provenance"]:
+        yield "The data stays at the sites; no description of it was shared beyond the numbers above."
+        return
+    data = card["provenance"]["data"]
+    inputs = " x ".join(map(str, data["inputs"])) or "1"
+    predicted = f"one of {data['classes']} classes" if data["classes"] else "numbers"
+    yield f"Each sample has inputs of shape {inputs}; the model predicts {predicted}."
+    sets = ("train", "validation", "test")
+    rows = [
+        [site["name"], site["group"], *(site[name] for name in sets), site["digest"][:16]] for site in data["sites"]
+    ]
+    yield _table([["site", "group", *sets, "SHA-256 of training data"], *rows])
+    if data["classes"] and any("classes" in site for site in data["sites"]):
+        rows = [
+            [site["name"], *(" / ".join(map(str, site.get("classes", {}).get(name, ["-"]))) for name in sets)]
+            for site in data["sites"]
+        ]
+        yield _table([["samples per class", *sets], *rows])
+
+
+def _limits(card: Json) -> Iterable[str]:
+    """Yields limits that the numbers show."""
+    unmeasured = [site["name"] for site in card["sites"] if not site["measured"]]
+    small = [site["name"] for site in card["sites"] if site["measured"] and site["n"] is not None and site["n"] < 50]
+    worse = [site["name"] for site in card["sites"] if site["versus"].get("local", {}).get("verdict") == "worse"]
+    for names, said in (
+        (unmeasured, "No number says how the model does at"),
+        (small, "Fewer than 50 samples judge the model at"),
+        (worse, "The model is worse than the site's own model at"),
+    ):
+        if names:
+            yield f"{said} {_text(', '.join(names[:20]))}{f' and {len(names) - 20} more' if len(names) > 20 else ''}."
+
+
+def _training(card: Json) -> Iterable[str]:
+    """Yields algorithm, graph, traffic and versions."""
+    traffic, graph = card["traffic"], card["graph"]
+    rows: list[list[object]] = [
+        ["algorithm", card["algorithm"]],
+        *([f"setting {key}", value] for key, value in card["changes"].items()),
+        ["rounds", card["rounds"]],
+        ["parameters", card["parameters"]],
+        ["sites", len(card["sites"])],
+    ]
+    if graph:
+        rows.append(["graph", f"{graph['name']}, {len(graph['edges'])} links"])
+    rows.append(["bytes sent by the busiest node", traffic["bytes_busiest_node"]])
+    rows.append(["bytes sent in all", traffic["bytes_total"]])
+    if card["provenance"]:
+        rows += [[f"version of {name}", number] for name, number in card["provenance"]["versions"].items()]
+        rows.append(["digest of data and model", card["provenance"]["data"]["digest"]])
+    yield _table([["", ""], *rows])
+    if card["settings"]:
+        yield f"All settings (experiment.toml):\n\n```toml\n{card['settings'].strip().replace('```', '')}\n```"
+
+
+def _files(card: Json) -> Iterable[str]:
+    """Yields which file holds which model."""
+    rows = [[one["name"], one["holds"], one["bytes"], one["sha256"]] for one in card["files"]]
+    yield _table([["file", "holds", "bytes", "SHA-256"], *rows]) if rows else "No model has been written yet."

@@ -1,0 +1,94 @@
+"""What a run brought each site and the network, in words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairmesh.report.units import Unit, defined
+
+ALONE = "local"
+REFERENCES = {
+    "local": "alone",
+    "average": "average model",
+    "pooled": "all data in one place",
+    "constant": "constant prediction",
+}
+"""The models that sites are compared with, by their names in JSON, and what tables call them."""
+
+
+def unit_of(card: Mapping[str, Any], metric: str | None = None) -> Unit:
+    """Returns how a card shows a metric; None for the primary one."""
+    metric = str(metric or card["metric"])
+    return Unit(metric, card["metrics"][metric]["share"])
+
+
+def versus(compared: Mapping[str, Any], unit: Unit, other: str) -> str:
+    """Returns the verdict on a site against another model, such as "better than alone by 3 to 9 points"."""
+    interval = compared.get("interval")
+    if not interval or not all(map(defined, interval)):
+        return f"not compared with {other}"
+    if compared["verdict"] == "unclear":
+        return f"no clear difference from {other} ({unit.difference(interval)})"
+    return f"{compared['verdict']} than {other} by {unit.difference(sorted(map(abs, interval)), signed=False)}"
+
+
+def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
+    """Returns what the run brought one site."""
+    unit, value = unit_of(card), site["metrics"][card["metric"]]
+    if not site["measured"]:
+        return f"not measured: it has no {card['judged_on']} samples" if site["n"] == 0 else "not measured"
+    interval = unit.interval(site["interval"])
+    of = f" on {site['n']} {card['judged_on']} samples" if site["n"] else ""
+    told = f"{unit.metric} {unit.shown(value)}{f' ({interval})' if interval else ''}{of}"
+    if ALONE not in site["versus"]:
+        return told
+    said = f"{versus(site['versus'][ALONE], unit, 'alone')}; {told}"
+    constant = site["versus"].get("constant")
+    if constant and constant["verdict"] != "better":
+        said += "; not clearly better than predicting the same for every sample"
+    return said
+
+
+def network_sentence(card: Mapping[str, Any]) -> str:
+    """Returns what the run brought the sites together."""
+    metric, sites, over = card["metric"], card["sites"], card["over_sites"]
+    if not defined(over["worst"]):
+        return "diverged: no replica has a result" if card["diverged"] else f"{metric} is not defined at any site"
+    measured = [site for site in sites if defined(site["metrics"][metric])]
+    pick = min if card["higher_is_better"] else max
+    worst = pick(measured, key=lambda site: site["metrics"][metric])["name"]
+    intervals, unit = card["intervals"], unit_of(card)
+    parts = []
+    for what, name in (("worst", f"Worst at {worst}: {metric} "), ("mean", f"Mean over {len(measured)} sites: ")):
+        known = intervals.get(what)
+        interval = unit.interval(known["interval"]) if known else ""
+        parts.append(f"{name}{unit.shown(over[what])}{f' ({interval})' if interval else ''}.")
+    counts = verdicts(sites)
+    if counts:
+        total = sum(counts.values())
+        first = f"Better than alone at {counts['better']} of {total} sites, worse at {counts['worse']}"
+        parts.insert(0, f"{first}, no clear difference at {counts['unclear']}.")
+    if card["diverged"]:
+        parts.append(f"{card['diverged']} of {card['replicas']} replicas diverged and are left out.")
+    return " ".join(parts)
+
+
+def verdicts(sites: Sequence[Mapping[str, Any]], other: str = ALONE) -> dict[str, int]:
+    """Returns how many sites are better, worse, or not clearly different; nothing if none was compared."""
+    found = [site["versus"][other]["verdict"] for site in sites if other in site["versus"]]
+    return {kind: found.count(kind) for kind in ("better", "unclear", "worse")} if found else {}
+
+
+def hints(card: Mapping[str, Any]) -> list[str]:
+    """Returns how to get what the report does not have."""
+    found, sites = [], card["sites"]
+    between = card["provenance"] is None
+    if not any(site["versus"].get(ALONE) for site in sites) and not between:
+        found.append("To compare with training alone, run with --with-references.")
+    if card["left_out"] is None and not between and len(sites) > 2:
+        found.append("To see how the model does at a site that took no part, run with --leave-one-out.")
+    if card["judged_on"] == "train":
+        found.append(
+            "There are no test samples: all numbers are on the data that the model was trained on, so they are too "
+            "good. Give each site a test set."
+        )
+    return found

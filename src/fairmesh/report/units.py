@@ -1,0 +1,60 @@
+"""How numbers of a metric are shown."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+def defined(value: Any) -> bool:
+    """Returns whether this is a number, and finite."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A metric as tables and sentences show it: a share in per cent, with differences in points, or a plain number.
+
+    Args:
+        metric: The name of the metric.
+        share: Whether it is a share, from 0 to 1.
+    """
+
+    metric: str
+    share: bool
+
+    @property
+    def scale(self) -> int:
+        """What its values are multiplied by in pictures."""
+        return 100 if self.share else 1
+
+    @property
+    def label(self) -> str:
+        """Its name at the axis of a picture."""
+        return f"{self.metric}, %" if self.share else self.metric
+
+    def _number(self, value: float) -> str:
+        return f"{100 * value:.1f}" if self.share else f"{value:.4g}"
+
+    def shown(self, value: Any) -> str:
+        """Returns a value, such as "81.0 %"."""
+        if not defined(value):
+            return "infinite" if isinstance(value, float) and math.isinf(value) else "not defined"
+        return self._number(value) + (" %" if self.share else "")
+
+    def interval(self, ends: Sequence[float] | None) -> str:
+        """Returns an interval of values, such as "71.0 to 80.2 %"; nothing if it is not known."""
+        if not ends or not all(map(defined, ends)):
+            return ""
+        return f"{self._number(ends[0])} to {self.shown(ends[1])}"
+
+    def gap(self, value: Any) -> str:
+        """Returns a distance between two values, such as "3.4 points"."""
+        return self.shown(value).replace(" %", " points")
+
+    def difference(self, ends: Sequence[float], signed: bool = True) -> str:
+        """Returns an interval of differences, such as "+3.0 to +9.1 points"."""
+        sign = "+" if signed else ""
+        form = f"{sign}.1f" if self.share else f"{sign}.3g"
+        low, high = (f"{self.scale * end:{form}}".replace("-", "−") for end in ends)
+        return f"{low} to {high}{' points' if self.share else ''}"

@@ -1,0 +1,45 @@
+"""Where a model comes from: the versions that trained it, and what each site's data is, in numbers and digests."""
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.problems.problem import Problem
+
+_SETS = ("train", "validation", "test")
+
+
+def provenance_of(problem: Problem, process_group: ProcessGroup) -> dict[str, Any]:
+    """Returns the versions and a description of the data without any row of it, of all processes' sites.
+
+    The digest of a site covers the inputs and targets of its training samples, and numbers are those of the first
+    split of the data."""
+    labelled, here = problem.classes is not None, problem.digests_here()
+    mine = [(i, digest, _classes(problem, i) if labelled else {}) for i, digest in here.items()]
+    known = {i: (digest, facts) for held in process_group.all_gather_json(mine) for i, digest, facts in held}
+    sites = []
+    for i, site in enumerate(problem.sites):
+        sets = {name: getattr(site, name) for name in _SETS}
+        counts = {name: 0 if samples is None else len(samples) for name, samples in sets.items()}
+        digest, facts = known[i]
+        sites.append({"name": site.name, "group": site.group, **counts, **facts, "digest": digest.split(" ")[0]})
+    return {
+        "versions": {"fairmesh": version("fairmesh"), "torch": torch.__version__, "python": platform.python_version()},
+        "data": {
+            "inputs": list(problem.sites[0].train.inputs.shape[1:]),
+            "classes": problem.classes,
+            "splits": len(problem.every_split),
+            "digest": problem.digest({i: digest for i, (digest, _) in known.items()}),
+            "sites": sites,
+        },
+    }
+
+
+def _classes(problem: Problem, i: int) -> dict[str, dict[str, list[int]]]:
+    """Returns how many samples of each class the sets of site i have."""
+    sets = {name: getattr(problem.sites[i], name) for name in _SETS}
+    count = lambda samples: samples.targets.bincount(minlength=problem.classes or 0).tolist()  # noqa: E731
+    return {"classes": {name: count(samples) for name, samples in sets.items() if samples is not None and len(samples)}}

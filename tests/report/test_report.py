@@ -1,0 +1,350 @@
+"""The report of a run: the page's structure, report.json and the model card."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.cli.report import report
+from fairmesh.report.contents import card, ranked
+from fairmesh.report.html import page
+from fairmesh.report.model_card import model_card
+from fairmesh.report.runs import Run, rows_of
+from fairmesh.report.units import Unit
+from tests.refusals import refused
+from tests.report.pages import Page
+
+NAMES = ["north", "south <b>$x$</b>", "east", "west"]
+
+
+def _record(replica, values, losses=None, **more):
+    """Returns a record of a replica with these accuracies by site."""
+    found = [value for value in values if not math.isnan(value)]
+    losses = losses or [1 - value for value in values]
+    known = [value for value in losses if not math.isnan(value)]
+    entry = lambda values, of, sign: {  # noqa: E731
+        "sites": list(values),
+        "worst": sign * min(sign * v for v in of),
+        "mean": sum(of) / len(of),
+        "best": sign * max(sign * v for v in of),
+        "gap": max(of) - min(of),
+    }
+    return {
+        "round": 10,
+        "replica": replica,
+        "seed": replica,
+        "accuracy": entry(values, found, 1),
+        "loss": entry(losses, known, -1),
+        "bytes_busiest_node": 1000,
+        "nominal_bits_busiest": 8000.0,
+        "lambda": [1 / len(values)] * len(values),
+    } | more
+
+
+def _run(*rows, names=NAMES, metric="accuracy", diverged=(), variants=None, folder=None, **more):
+    """Returns a run with the final accuracies of each replica by site."""
+    final = [row if isinstance(row, dict) else _record(r, row) for r, row in enumerate(rows)]
+    records = [record | {"round": k, "bytes_busiest_node": 100 * k} for k in (0, 5) for record in final] + final
+    summary = {
+        "algorithm": "tracked-ad-gda",
+        "metric": metric,
+        "higher_is_better": metric == "accuracy",
+        "judged_on": "test",
+        "rounds": 10,
+        "replicas": len(final),
+        "variants": variants or [{"changes": {}, "replicas": list(range(len(final)))}],
+        "diverged": list(diverged),
+        "nodes": len(names),
+        "parameters": 12,
+        "nominal_bits_busiest": 8000.0,
+        "bytes_busiest_node": 1000,
+        "bytes_total": 4000,
+        "sites": list(names),
+        "groups": list(names),
+        "final": final,
+    }
+    return Run("run", summary | more, records, folder)
+
+
+def _versus(verdict, low, high):
+    return {"local": {"difference": (low + high) / 2, "interval": [low, high], "verdict": verdict}}
+
+
+def _evidence(run, verdicts):
+    """Returns the run with intervals and a comparison with training alone."""
+    sites = [
+        {"name": name, "n": 40, "value": value, "interval": [value - 0.1, value + 0.1], "versus": versus}
+        for name, value, versus in zip(run.summary["sites"], run.by_site(), verdicts)
+    ]
+    evidence = {"level": 0.95, "metric": run.metric, "sites": sites}
+    evidence["worst"] = {"site": sites[0]["name"], "value": 0.5, "interval": [0.4, 0.6]}
+    return replace(run, summary=run.summary | {"evidence": evidence})
+
+
+COMPARED = [_versus("better", 0.03, 0.09), _versus("worse", -0.08, -0.02), _versus("unclear", -0.01, 0.02), {}]
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leaves the pictures empty, for tests of what is around them."""
+    for name in ("curve", "dots", "network", "reliability"):
+        monkeypatch.setattr(f"fairmesh.report.html.{name}", lambda *_: None)
+    monkeypatch.setattr("fairmesh.report.html.svg", lambda _, said: f'<svg role="img" aria-label="{said}"></svg>')
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A sweep of three step sizes of which one diverges, with validation samples and two seeds."""
+    folder = tmp_path_factory.mktemp("report") / "sweep"
+    experiment = fm.Experiment(
+        fm.data.Digits(nodes=4, odd=1, validation_share=0.2),
+        fm.Ring(),
+        fm.ChocoSGD(),
+        rounds=6,
+        seeds=(0, 1),
+        sweep={"primal_step.start": [0.01, 1.0, 1e30]},
+        options=fm.Options(measure_every=2, on_divergence="mark"),
+    )
+    fm.run(experiment, out=folder)
+    report([folder])
+    return folder
+
+
+def test_page_is_whole_and_needs_nothing_else(trained):
+    text = (trained / "report.html").read_text()
+    read = Page(text)
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in read.elements}
+    assert not [
+        value
+        for _, known in read.elements
+        for key, value in known.items()
+        if key in ("src", "href") and value[0] != "#"
+    ]
+    assert "http" not in text.replace("http://www.w3.org/", "")
+    ids = [known["id"] for _, known in read.elements if "id" in known]
+    assert len(ids) == len(set(ids))
+
+
+def test_page_can_be_read_aloud(trained):
+    read = Page((trained / "report.html").read_text())
+    assert read.of("html")[0]["lang"] == "en"
+    assert all(known.get("scope") in ("col", "row") for known in read.of("th"))
+    assert len(read.of("svg")) == len(read.of("figure")) == len(read.of("figcaption")) > 0
+    assert all(known["role"] == "img" and known["aria-label"] for known in read.of("svg"))
+    assert len(read.of("h1")) == 1
+
+
+def test_sweep_is_ranked_by_validation_with_diverged_variants_last(trained):
+    found = json.loads((trained / "report.json").read_text())["runs"][0]
+    steps = [row["changes"]["primal_step.start"] for row in found["sweep"]["variants"]]
+    assert (steps[-1], found["sweep"]["ranked_on"]) == (1e30, "validation")
+    validated = [row["validation_worst"] for row in found["sweep"]["variants"]]
+    assert validated[0] >= validated[1]
+    assert validated[2] is None
+    table = next(table for table in Page((trained / "report.html").read_text()).tables if table[0][0] == "rank")
+    assert len(table) == 4
+    assert table[-1][-1] == "diverged"
+
+
+def test_json_says_where_the_model_comes_from(trained):
+    found = json.loads((trained / "report.json").read_text())["runs"][0]
+    assert found["graph"]["edges"] == [[0, 1], [0, 3], [1, 2], [2, 3]]
+    assert found["provenance"]["versions"].keys() == {"fairmesh", "torch", "python"}
+    data = found["provenance"]["data"]
+    assert data["classes"] == 10
+    assert all(sum(site["classes"]["test"]) == site["test"] for site in data["sites"])
+    assert [site["n"] for site in found["sites"]] == [site["test"] for site in data["sites"]]
+    assert all(len(one["sha256"]) == 64 and one["holds"] for one in found["files"])
+    assert found["files"]
+
+
+def test_digest_of_data_changes_with_the_data_and_not_with_the_rest(tmp_path):
+    def digest(seed, rounds):
+        folder = tmp_path / f"{seed}-{rounds}"
+        fm.run(fm.Experiment(fm.data.Digits(nodes=4, seed=seed), fm.Ring(), fm.ChocoSGD(), rounds=rounds), out=folder)
+        return json.loads((folder / "summary.json").read_text())["provenance"]["data"]
+
+    first, longer, other = digest(0, 1), digest(0, 2), digest(1, 1)
+    assert first == longer
+    assert first["sites"][0]["digest"] != other["sites"][0]["digest"]
+    assert first["digest"] != other["digest"]
+
+
+def test_model_card_keeps_what_people_wrote(trained, undrawn):
+    path = trained / "model-card.md"
+    first = path.read_text()
+    blank = first.split("<!-- yours: intended-use -->\n")[1].split("\n<!-- end -->")[0]
+    path.write_text(first.replace(blank, "For *screening*\n\nonly."))
+    report([trained])
+    assert path.read_text() == first.replace(blank, "For *screening*\n\nonly.")
+    path.write_text(first)
+
+
+def test_model_card_names_files_and_digests(trained):
+    found = json.loads((trained / "report.json").read_text())["runs"][0]
+    text = (trained / "model-card.md").read_text()
+    for one in found["files"]:
+        assert one["sha256"] in text
+    for site in found["provenance"]["data"]["sites"]:
+        assert site["digest"][:16] in text
+
+
+def test_model_card_escapes_the_names_of_sites():
+    text = model_card(card(_run([0.9, 0.8, 0.7, 0.6], names=["a|b", "*c*", "<d>", "e"])))
+    assert "a\\|b" in text
+    assert "\\*c\\*" in text
+    assert "\\<d\\>" in text
+
+
+def test_several_runs_stand_side_by_side(tmp_path, monkeypatch, capsys, undrawn):
+    monkeypatch.chdir(tmp_path)
+    for name, algorithm in (("a", fm.ChocoSGD()), ("b", fm.TrackedADGDA())):
+        fm.run(fm.Experiment(fm.data.Digits(nodes=4, odd=1), fm.Ring(), algorithm, rounds=2), out=tmp_path / name)
+    report([tmp_path / "a", tmp_path / "b"], json_=True)
+    written = json.loads(capsys.readouterr().out)
+    assert written["model_card"] is None
+    assert [run["label"] for run in json.loads((tmp_path / written["json"]).read_text())["runs"]] == ["a", "b"]
+    read = Page((tmp_path / written["report"]).read_text())
+    assert ["site", "a", "b"] in [table[0] for table in read.tables]
+    assert len(read.of("section")) == 2
+
+
+def test_runs_with_other_metrics_are_refused():
+    with refused("metric", "loss", "accuracy"):
+        page([_run([0.9] * 4), _run([0.9] * 4, metric="loss")], "both")
+
+
+def test_verdicts_lead_the_page_and_the_json(undrawn):
+    run = _evidence(_run([0.9, 0.5, 0.8, 0.7]), COMPARED)
+    found = card(run)
+    read = Page(page([run], "a run"))
+    better, worse, unclear, unknown = (site["sentence"] for site in found["sites"])
+    assert "3.0 to 9.0" in better
+    assert "better" in better
+    assert "2.0 to 8.0" in worse
+    assert "worse" in worse
+    assert "−1.0 to +2.0" in unclear
+    assert not {"better", "worse"} & set(unknown.replace(",", " ").split())
+    said = read.texts["li"]
+    assert [text.split(":")[0] for text in said[:4]] == NAMES
+    assert "40.0 to 60.0" in found["sentence"]
+    assert [known.get("class") for known in read.of("b")[:4]] == ["better", "worse", None, None]
+
+
+def test_sentences_of_a_metric_where_less_is_better(undrawn):
+    verdicts = [{"local": {"difference": -0.3, "interval": [-0.5, -0.1], "verdict": "better"}}, {}, {}, {}]
+    run = _evidence(_run([0.9, 0.5, 0.8, 0.7], metric="loss"), verdicts)
+    found = card(run)
+    assert "0.1 to 0.5" in found["sites"][0]["sentence"]
+    assert "south" in found["sentence"], "the worst site has the largest loss"
+    table = next(table for table in Page(page([run], "a run")).tables if table[0][0] == "site")
+    assert "lower" in " ".join(table[0])
+
+
+def test_undefined_and_unmeasured_sites_are_said_to_be(undrawn):
+    record = _record(0, [0.9, math.nan, 0.8, math.nan], [0.1, 0.3, 0.2, math.nan])
+    run = _run(
+        record, support=[{"n": 9, "classes": [4, 5]}, {"n": 3, "classes": [3, 0]}, {"n": 4, "classes": [2, 2]}, None]
+    )
+    found = card(run)
+    assert [site["measured"] for site in found["sites"]] == [True, True, True, False]
+    table = next(table for table in Page(page([run], "a run")).tables if table[0][0] == "site")
+    at = table[0].index("accuracy")
+    assert [row[at] for row in table[1:]] == ["90.0 %", "not defined", "80.0 %", "not measured"]
+    assert [row[table[0].index("per class")] for row in table[1:3]] == ["4 / 5", "3 / 0"]
+    assert "not measured" in model_card(found)
+
+
+def test_diverged_replicas_are_left_out_and_named(undrawn):
+    wild = _record(1, [0.01, 0.01, 0.01, 0.01])
+    run = _run([0.9, 0.8, 0.7, 0.6], wild, diverged=[1])
+    assert card(run)["over_sites"]["worst"] == 0.6
+    assert "diverged" in " ".join(rows_of([run])[0].values())
+    lost = _run(wild | {"replica": 0}, diverged=[0])
+    assert "diverged" in card(lost)["sentence"]
+    assert rows_of([lost])[0]["mean"] == "diverged"
+    Page(page([lost], "a run"))
+
+
+def test_sweep_without_validation_is_ranked_on_what_it_is_judged_on(undrawn):
+    rows = [[0.5 + 0.03 * k] * 4 for k in range(12)]
+    variants = [{"changes": {"step": k}, "replicas": [k]} for k in range(12)]
+    run = _run(*rows, variants=variants)
+    best, ranked_on = ranked(run)
+    assert (best[0].summary["variants"][0]["changes"], ranked_on) == ({"step": 11}, "test")
+    lower = ranked(_run(*rows, variants=variants, metric="loss"))[0]
+    assert lower[0].summary["variants"][0]["changes"] == {"step": 11}, "the smallest loss"
+    read = Page(page([run], "a sweep"))
+    assert sum(len(table) - 1 for table in read.tables if table[0][0] == "rank") == 12
+
+
+def test_many_sites_are_folded_with_the_worst_first():
+    names = [f"site {k}" for k in range(50)]
+    values = [0.5 + 0.3 * ((7 * k) % 50) / 50 for k in range(50)]
+    verdicts = [
+        _versus("worse" if k in (4, 9) else "better", *((-0.2, -0.1) if k in (4, 9) else (0.1, 0.2))) for k in range(50)
+    ]
+    run = _evidence(_run(values, names=names), verdicts)
+    read = Page(page([run], "a run"))
+    assert read.of("details")
+    table = next(table for table in read.tables if table[0][0] == "site")
+    assert len(table) < 30
+    shown = [float(row[table[0].index("accuracy")].split()[0]) for row in table[1:]]
+    assert shown == sorted(shown)
+    assert [text.split(":")[0] for text in read.texts["li"][:2]] == ["site 4", "site 9"]
+    assert len(read.texts["li"]) == 52
+
+
+def test_names_of_sites_are_text_and_no_markup():
+    text = page([_run([0.9, 0.8, 0.7, 0.6])], "<script>alert(1)</script>")
+    read = Page(text)
+    assert not read.of("script")
+    assert "south <b>$x$</b>" in read.texts["th"]
+
+
+def test_report_does_not_import_a_topology_of_the_users_own(tmp_path):
+    (tmp_path / "mine.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "experiment.toml").write_text(f'[topology]\nname = "import"\npath = "{tmp_path}/mine.py:Mine"\n')
+    assert card(_run([0.9, 0.8, 0.7, 0.6], folder=tmp_path))["graph"] is None
+
+
+def test_own_metrics_and_their_direction_are_in_the_report(undrawn):
+    record = _record(0, [0.9, 0.8, 0.7, 0.6]) | {"delay": _record(0, [0.1, 0.2, 0.3, 0.4])["loss"]}
+    run = _run(record, metrics={"delay": {"share": False, "higher_is_better": False}})
+    found = card(run)
+    assert list(found["metrics"]) == ["accuracy", "loss", "delay"]
+    assert not found["metrics"]["delay"]["higher_is_better"]
+    headers = [cell for table in Page(page([run], "a run")).tables for cell in table[0]]
+    assert any(cell.startswith("delay") for cell in headers)
+
+
+def test_leave_one_out_is_shown_next_to_the_run(tmp_path, undrawn):
+    values = {"accuracy": [[0.5, 0.6, 0.7, math.nan], [0.7, 0.6, 0.7, math.nan]]}
+    told = {"judged_on": "test", "metric": "accuracy", "sites": NAMES, "values": values}
+    (tmp_path / "leave_one_out.json").write_text(json.dumps(told).replace("NaN", "null"))
+    run = _run([0.9, 0.8, 0.7, 0.6], folder=tmp_path)
+    tables = Page(page([run], "a run")).tables
+    table = next(table for table in tables if sum("accuracy" in cell for cell in table[0]) == 2)
+    assert [row[1] for row in table[1:]] == ["60.0 %", "60.0 %", "70.0 %", "not defined"]
+
+
+@pytest.mark.parametrize(
+    ("share", "value", "shown"),
+    [
+        (True, 0.8123, "81.2 %"),
+        (False, 12.3456, "12.35"),
+        (True, math.nan, "not defined"),
+        (False, None, "not defined"),
+    ],
+)
+def test_unit_shows_shares_in_per_cent_and_what_is_not_defined(share, value, shown):
+    assert Unit("metric", share).shown(value) == shown
+
+
+def test_curves_leave_out_values_that_are_not_finite():
+    run = _run([0.9, 0.8, 0.7, 0.6])
+    run.records[0]["accuracy"] = run.records[0]["accuracy"] | {"worst": torch.inf}
+    assert run.curve("worst", "rounds")[0] == [5, 10]
