@@ -183,7 +183,7 @@ def test_status_shows_who_is_where_and_who_waits_for_whom(lived):
 
 def test_report_of_a_run_in_progress_has_curves_and_says_so(lived):
     folder, _ = lived
-    report(folder / "then")
+    report([folder / "then"])
     page = (folder / "then" / "state" / "progress" / "report.html").read_text()
     assert missing_from(page, "<svg", "The run has 120 rounds", "its own model on its own test data") == []
 
@@ -191,7 +191,7 @@ def test_report_of_a_run_in_progress_has_curves_and_says_so(lived):
 @pytest.mark.slow
 def test_report_of_the_end_has_curves_and_says_on_what_the_best_round_was_chosen(lived):
     folder, _ = lived
-    report(folder / "a" / "state")
+    report([folder / "a" / "state"])
     page = (folder / "a" / "state" / "result" / "report.html").read_text()
     (best,) = json.loads((folder / "a" / "state" / "result" / "summary.json").read_text())["best_round"]
     said = (f"of round {best}", "by the worst accuracy", "too good", "Only the last record is of their average")

@@ -29,7 +29,7 @@ def test_own_metrics_are_in_the_table_with_their_direction(folder):
     header, *rows = metric_table(run)
     by_name = {row[0]: dict(zip(header, row)) for row in rows}
     assert (by_name["auroc"]["better"], by_name["width"]["better"]) == ("more", "less")
-    widths = [value for value in run.sites_of("width") if not math.isnan(value)]
+    widths = [value for value in run.by_site("width") if not math.isnan(value)]
     assert by_name["width"]["worst"] == f"{max(widths):.4g}"
     assert by_name["auroc"]["sites without a value"] == "2"
     assert by_name["width"]["sites without a value"] == "1"

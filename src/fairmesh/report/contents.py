@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from fairmesh.config.tables import from_table
 from fairmesh.errors import BadInput
 from fairmesh.report.runs import Run, check_comparable, mean_of
 from fairmesh.report.sentences import hints, network_sentence, site_sentence
+from fairmesh.storage.run_folder import PREPROCESSING
 from fairmesh.storage.strict_json import with_nan
 from fairmesh.topology.graphs import Topology
 from fairmesh.topology.mixing import union_of
@@ -80,22 +80,20 @@ def _metric(run: Run, name: str) -> Json:
 
 
 def ranked(run: Run) -> tuple[list[Run], str]:
-    """Returns the variants of a run, the best first and those that diverged last, and what they are ranked on:
-    "validation", or else what they are judged on."""
+    """Returns the variants of a run and what they are ranked on: "validation", or else what they are judged on. First
+    comes the one whose models the run gives to its user, then the best, and those that diverged last."""
     variants = run.variants()
     check_comparable(variants)
-    split = (
-        "validation"
-        if all(math.isfinite(one.over_sites("worst", "validation")) for one in variants if one.alive)
-        else "test"
-    )
-    sign = -1 if run.higher_is_better else 1
+    validated = all(math.isfinite(one.over_sites("worst", "validation")) for one in variants if one.alive)
+    split, sign = "validation" if validated else "test", -1 if run.higher_is_better else 1
+    chosen = run.summary.get("chosen")
 
-    def key(variant: Run) -> tuple[bool, float]:
+    def key(variant: Run) -> tuple[bool, bool, float]:
         worst = variant.over_sites("worst", split)
-        return math.isnan(worst), sign * worst if math.isfinite(worst) else math.inf
+        given = any(record["replica"] == chosen for record in variant.summary["final"])
+        return not given, math.isnan(worst), sign * worst if math.isfinite(worst) else math.inf
 
-    return sorted(variants, key=key), split if split == "validation" else run.summary["judged_on"]
+    return sorted(variants, key=key), "validation" if validated else run.summary["judged_on"]
 
 
 def _sweep(variants: Sequence[Run], ranked_on: str) -> Json:
@@ -138,7 +136,7 @@ def _sites(run: Run) -> list[Json]:
                 "group": str(summary["groups"][i]),
                 "n": n,
                 "support": data[i].get("classes"),
-                "measured": n != 0 and not all(math.isnan(column[i]) for column in values.values()),
+                "measured": n != 0 and run.is_measured(i),
                 "metrics": {metric: column[i] for metric, column in values.items()},
                 "interval": known.get("interval"),
                 "weight": weights[i] if weights else None,
@@ -211,10 +209,35 @@ def _left_out(run: Run) -> Json | None:
     }
 
 
+_HELD = {
+    "final": "the model of the last round",
+    "best": "the model of the best round",
+    "time-average": "the average of the models of all rounds",
+    "iterate": "the model of a round drawn at random",
+}
+
+
 def _files(run: Run) -> list[Json]:
-    """Returns the files with models of the run and their digests."""
+    """Returns the run's files with models, or those of a variant, with what they hold and their digests."""
     if run.folder is None:
         return []
+    replicas = {record["replica"] for record in run.summary["final"]}
+    found = []
+    for entry in run.summary.get("models", []):
+        path = run.folder / entry["file"]
+        if entry["replica"] in replicas and path.exists():
+            held = _HELD[entry["which"]]
+            held += f" ({entry['round']})" if entry["which"] == "best" else ""
+            held += f", seed {entry['seed']}" if len(replicas) > 1 else ""
+            held += f", split {entry['split']}" if len(replicas) > 1 and "split" in entry else ""
+            found.append((path, held))
+    for path in sorted(run.folder.glob("personal-*.safetensors")):
+        site, _, replica = path.stem.removeprefix("personal-").partition("-")
+        if int(replica or 0) in replicas:
+            of = f", replica {int(replica or 0)}" if len(replicas) > 1 else ""
+            found.append((path, f"the own model of {run.summary['sites'][int(site)]}{of}"))
+    more = run.folder / PREPROCESSING
+    found += [(more, "how columns become inputs; it belongs to every model")] if more.exists() else []
     return [
         {
             "name": path.name,
@@ -222,33 +245,8 @@ def _files(run: Run) -> list[Json]:
             "bytes": path.stat().st_size,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }
-        for path in sorted(run.folder.glob("*.safetensors"))
-        if (held := _held(path.stem, run))
+        for path, held in found
     ]
-
-
-_HELD = {
-    "model": "the model of the last round",
-    "model-time-average": "the average of the models of all rounds",
-    "model-best": "the model of the best round",
-    "model-iterate": "the model of a round drawn at random",
-}
-
-
-def _held(stem: str, run: Run) -> str:
-    """Returns what a file with a model holds; nothing for files of other variants of a sweep, and checkpoints."""
-    found = re.fullmatch(r"(model(?:-[a-z]+)*|personal-\d+)(?:-(\d+))?", stem)
-    if not found:
-        return ""
-    kind, replica = found[1], int(found[2] or 0)
-    record = next((one for one in run.summary["final"] if one["replica"] == replica), None)
-    if record is None:
-        return ""
-    several = f", seed {record['seed']}" + (f", split {record['split']}" if "split" in record else "")
-    several = several if len(run.summary["final"]) > 1 else ""
-    if kind.startswith("personal-"):
-        return f"the own model of {run.summary['sites'][int(kind.removeprefix('personal-'))]}{several}"
-    return _HELD[kind] + several if kind in _HELD else ""
 
 
 LEFT_OUT = "leave_one_out.json"

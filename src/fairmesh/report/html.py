@@ -284,7 +284,11 @@ def _sweep(card: Json) -> Iterable[str]:
     yield f"<h3>{len(rows)} variants, the best first</h3>"
     yield _table([header, *rows], {0}, fold=12)
     if validated:
-        yield _note("Ranked by the worst site on the validation samples. All else on this page is about the first one.")
+        yield _note(
+            "The first one is what model.safetensors holds: the best on the sites' validation samples, smoothed over "
+            "the rounds. All else on this page is about it. The others are ranked by the worst site on the validation "
+            "samples after the last round."
+        )
     else:
         yield _note(
             f"There are no validation samples, so the variants are ranked on the {card['judged_on']} samples, and the "

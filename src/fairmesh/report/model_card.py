@@ -40,7 +40,7 @@ def model_card(card: Json, before: str = "") -> str:
         "## Results",
         _text(card["sentence"]),
         *_results(card),
-        *(_text(note) for note in (*card["notes"], *(f"{hint}" for hint in card["hints"] if "too good" in hint))),
+        *map(_text, card["notes"]),
         "## Data",
         blank("data"),
         *_data(card),

@@ -86,9 +86,4 @@ def hints(card: Mapping[str, Any]) -> list[str]:
         found.append("To compare with training alone, run with --with-references.")
     if card["left_out"] is None and not between and len(sites) > 2:
         found.append("To see how the model does at a site that took no part, run with --leave-one-out.")
-    if card["judged_on"] == "train":
-        found.append(
-            "There are no test samples: all numbers are on the data that the model was trained on, so they are too "
-            "good. Give each site a test set."
-        )
     return found
