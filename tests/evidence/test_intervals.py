@@ -174,13 +174,17 @@ def test_worst_contains_its_value_and_reaches_below_every_site():
 
 
 def test_resampled_covers_a_metric_of_all_rows_and_leaves_out_undefined_resamples():
-    rng = np.random.default_rng(0)
-    draws, truth = rng.normal(size=(100, 60)), 0.0
-    found = [resampled(lambda k, s, rows, x=x: float(np.median(x[rows])), [60], [1], resamples=100) for x in draws]
-    assert 0.88 <= covered(found, truth) <= 0.99
-    few = resampled(lambda k, s, rows: math.nan if len(rows) and rows[0] % 2 else 0.5, [10], [1], bounded=True)
-    assert few.interval()[1] > few.interval()[0]
-    nowhere = resampled(lambda k, s, rows: math.nan, [10], [1])
+    draws = np.random.default_rng(0).normal(size=(300, 60))
+
+    def root_mean_square(values):
+        return lambda k, s, counts: np.sqrt(counts @ values**2 / counts.sum(axis=1))
+
+    assert 0.9 <= covered([resampled(root_mean_square(one), [60], [1]) for one in draws], 1.0) <= 0.98
+    some = resampled(lambda k, s, counts: np.where(counts[:, 0] == 1, 0.5, math.nan), [10], [1], bounded=True)
+    assert some.interval()[1] > some.interval()[0]
+    same = resampled(lambda k, s, counts: np.zeros(len(counts)), [10], [1], bounded=True, difference=True)
+    assert same.interval()[0] < 0 < same.interval()[1]
+    nowhere = resampled(lambda k, s, counts: np.full(len(counts), math.nan), [10], [1])
     assert math.isnan(nowhere.interval()[0])
 
 

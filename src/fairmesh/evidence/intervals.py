@@ -17,7 +17,7 @@ from scipy.special import betaincinv, ndtri, stdtrit
 
 LEVEL = 0.95
 RESAMPLES = 2000
-_RESAMPLES_OF_FUNCTIONS = 400  # a metric that is a Python function is called this often per site, seed and split
+_RESAMPLES_OF_FUNCTIONS = 400  # of a metric that is no mean over rows; only its variance is used
 _ROWS_TO_RESAMPLE = 2000  # beyond that, Student's t covers a mean as well as the bootstrap does
 _NEAR = 0.05  # a site may be the worst unless its lower bound with this tail lies above the bound of the worst
 
@@ -436,49 +436,55 @@ def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def resampled(
-    metric: Callable[[int, int, np.ndarray], float],
+    metric: Callable[[int, int, np.ndarray], np.ndarray],
     rows: Sequence[int],
     seeds: Sequence[int],
     overlap: float = 0.0,
     bounded: bool = False,
+    difference: bool = False,
     resamples: int = _RESAMPLES_OF_FUNCTIONS,
 ) -> Estimate:
     """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error.
 
     Args:
-        metric: (split, seed, numbers of rows) -> the metric of these rows, which may repeat; NaN if it is not defined.
+        metric: (split, seed, counts) -> the metric of each resample, NaN where it is not defined. The counts
+            (resamples, rows) say how often each resample contains each row.
         rows: The number of test rows in each split.
         seeds: The number of seeds in each split.
         overlap: The share of its test rows that a split has in common with another. Default: 0.0.
         bounded: Whether the metric lies in [0, 1]; its interval is then that of a share with the same variance.
             Default: False.
+        difference: Whether it is the difference of two such metrics. Default: False.
         resamples: How often rows are drawn again. Default: 400.
 
     Example:
         >>> import numpy as np
         >>> from fairmesh.evidence import resampled
         >>> values = np.random.default_rng(0).normal(size=50)
-        >>> found = resampled(lambda split, seed, rows: float(np.median(values[rows])), [50], [1])
+        >>> def root_mean_square(split, seed, counts):
+        ...     return np.sqrt(counts @ values**2 / counts.sum(axis=1))
+        >>> found = resampled(root_mean_square, [50], [1])
         >>> low, high = found.interval()
         >>> low < found.value < high
         True
     """
     points, variances = [], []
     for k, (count, repeats) in enumerate(zip(rows, seeds)):
-        everything = np.arange(count)
-        points.append(np.array([metric(k, s, everything) for s in range(repeats)]))
-        chosen = np.random.default_rng(count).integers(0, count, size=(resamples, count))
-        drawn = np.array([np.mean([metric(k, s, here) for s in range(repeats)]) for here in chosen])
+        once, counts = np.ones((1, count)), _table(_width(count))[:resamples, :count].astype(np.float64)
+        points.append(np.array([float(metric(k, s, once)[0]) for s in range(repeats)]))
+        drawn = np.mean([metric(k, s, counts) for s in range(repeats)], axis=0)
         drawn = drawn[np.isfinite(drawn)]  # a resample may hold one class only
         enough = len(drawn) >= max(2, resamples // 10)
-        variances.append(float(drawn.var(ddof=1)) if enough else math.nan)
+        variance = float(drawn.var(ddof=1)) if enough else math.nan
+        variances.append(max(variance, (count + 1.0) ** -2) if bounded and difference and enough else variance)
     value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap)
     empty = [np.zeros((s, n)) for s, n in zip(seeds, rows)]
-    if bounded:
+    if bounded and not difference:
         return _as_share(value, variance, freedom, empty)
     if freedom is None:
-        freedom = max(1.0, sum(rows) - len(rows))
-    return Number(value, _rows(empty), math.sqrt(variance) if variance >= 0 else math.nan, freedom)
+        freedom = max(1.0, float(sum(rows) - len(rows)))
+    error = math.sqrt(variance) if variance >= 0 else math.nan
+    return Number(value, _rows(empty), error, freedom, limits=(-1.0, 1.0) if bounded else None)
 
 
 def spread(
@@ -500,22 +506,23 @@ def spread(
     """
     splits, means = len(points), np.array([one.mean() for one in points])
     value, rows = float(means.mean()), float(np.mean(of_rows))
-    parts: list[tuple[float, float | None]] = [(rows * (1.0 / splits + (1.0 - 1.0 / splits) * overlap), None)]
+    variance, uncertain = rows * (1.0 / splits + (1.0 - 1.0 / splits) * overlap), 0.0
     between, freedom = 0.0, sum(len(one) - 1 for one in points)
     if freedom:
         of_seeds = [
             max(0.0, float(one.var(ddof=1)) - extra) for one, extra in zip(points, interactions) if len(one) > 1
         ]
         between = float(np.mean(of_seeds))
-        parts.append((between * float(np.mean([1.0 / len(one) for one in points])) / splits, float(freedom)))
+        variance += (of_mean := between * float(np.mean([1.0 / len(one) for one in points])) / splits)
+        uncertain += of_mean**2 / freedom
     if splits > 1:
+        found = float(means.var(ddof=1))
         explained = (1.0 - overlap) * rows + between * float(np.mean([1.0 / len(one) for one in points]))
-        beyond = max(0.0, float(means.var(ddof=1)) - explained)
         trained_apart = overlap / (1.0 - overlap) if overlap < 1.0 else 0.0
-        parts.append((beyond * (1.0 / splits + trained_apart), splits - 1.0))
-    total = sum(variance for variance, _ in parts)
-    uncertain = sum(variance * variance / df for variance, df in parts if df is not None)
-    return value, total, total * total / uncertain if uncertain > 0 else None
+        if found > explained:
+            variance += (found - explained) * (1.0 / splits + trained_apart)
+            uncertain += min(variance, found * (1.0 / splits + trained_apart)) ** 2 / (splits - 1)
+    return value, variance, variance * variance / uncertain if uncertain > 0 else None
 
 
 def _arrays(scores: Scores) -> list[np.ndarray]:
@@ -541,6 +548,11 @@ def _interactions(arrays: Sequence[np.ndarray]) -> list[float]:
     return found
 
 
+def _width(rows: int) -> int:
+    """Returns the width of the table for so many rows: few different ones serve all sites."""
+    return max(64, 1 << (rows - 1).bit_length())
+
+
 @lru_cache(maxsize=4)
 def _table(rows: int) -> np.ndarray:
     """Returns how often each row is drawn, in every resample: (resamples, rows). Each is drawn a Poisson number of
@@ -559,7 +571,7 @@ def _pivots(by_row: Sequence[np.ndarray]) -> np.ndarray | None:
         if not 0 < scale < math.inf:
             continue
         centred = (centred / scale).astype(np.float32)
-        table = _table(max(64, 1 << (len(one) - 1).bit_length()))[:, : len(one)]
+        table = _table(_width(len(one)))[:, : len(one)]
         sums = table @ np.stack([np.ones_like(centred), centred, np.square(centred)], axis=1)
         drawn, total, squares = np.roll(sums.astype(np.float64), k * RESAMPLES // len(by_row), axis=0).T
         drawn = np.maximum(drawn, 2.0)

@@ -5,22 +5,27 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.func import vmap
 
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import Combined, Estimate, Number, Share, Worst, mean, resampled, share, total
-from fairmesh.metrics.base import predicted_labels
+from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, predicted_labels
+from fairmesh.metrics.base import resampled as metric_resampled
+from fairmesh.metrics.members import Accuracy
 from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.stacking import over_models
 
 _FORMAT = 1
 _FLOATS_AT_ONCE = 1 << 22  # of inputs and outputs times models
@@ -47,10 +52,6 @@ class Answers:
 
     def __len__(self) -> int:
         return self.losses.shape[1]
-
-    def without_outputs(self) -> "Answers":
-        """Returns the same without outputs and targets."""
-        return replace(self, outputs=None, targets=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,17 +118,42 @@ class Outcomes:
 
         Args:
             site: The number of the site.
-            metric: "accuracy" or "loss"; None for the primary metric. Default: None.
+            metric: The metric; None for the primary one. Default: None.
         """
         metric = metric or self.metric
         here = self.at(site)
-        if metric in self.functions or metric not in ("accuracy", "loss"):
+        if self._is_built_in(metric):
+            if metric == "loss":
+                return [one.losses.double().numpy() for one in here]
+            if any(one.right is None for one in here):
+                raise BadInput("accuracy needs class labels, which these outcomes do not have")
+            return [one.right.double().numpy() for one in here if one.right is not None]
+        function = self.function(metric)
+        if not isinstance(function, MeanMetric):
             return None
-        if metric == "loss":
-            return [one.losses.double().numpy() for one in here]
-        if any(one.right is None for one in here):
-            raise BadInput("accuracy needs class labels, which these outcomes do not have")
-        return [one.right.double().numpy() for one in here if one.right is not None]
+        each = [values_of(function, one) for one in here]
+        return None if any(np.isnan(one).any() for one in each) else each
+
+    def _is_built_in(self, metric: str) -> bool:
+        return metric in ("accuracy", "loss") and metric not in self.functions
+
+    def is_share(self, metric: str | None = None) -> bool:
+        """Returns whether the metric lies in [0, 1] and is shown in per cent.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        metric = metric or self.metric
+        return metric == "accuracy" if self._is_built_in(metric) else getattr(self.function(metric), "is_share", False)
+
+    def counts_right(self, metric: str | None = None) -> bool:
+        """Returns whether the metric is a share of rows that are right.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        metric = metric or self.metric
+        return metric == "accuracy" and (self._is_built_in(metric) or isinstance(self.function(metric), Accuracy))
 
     def estimates(self, metric: str | None = None) -> list[Estimate]:
         """Returns the estimate of the metric at every site; its value is NaN where it is not measured or not defined.
@@ -150,12 +176,13 @@ class Outcomes:
             return Share(math.nan, 0)
         if scores is None:
             function = self.function(metric)
+            sizes, seeds = [len(one) for one in here], [len(one.losses) for one in here]
 
-            def judged(split: int, seed: int, rows: np.ndarray) -> float:
-                return value_of(function, here[split], seed, rows)
+            def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
+                return resamples_of(function, here[split], seed, counts)
 
-            return resampled(judged, [len(one) for one in here], [len(one.losses) for one in here], self.overlaps[site])
-        return (share if metric == "accuracy" else mean)(scores, self.overlaps[site])
+            return resampled(resample, sizes, seeds, self.overlaps[site], bounded=self.is_share(metric))
+        return (share if self.counts_right(metric) else mean)(scores, self.overlaps[site])
 
     def function(self, metric: str) -> Callable[[Tensor, Tensor], Any]:
         """Returns the function of a metric that is no mean over rows.
@@ -166,10 +193,13 @@ class Outcomes:
         Raises:
             BadInput: It is not known.
         """
-        if metric not in self.functions:
+        if metric in self.functions:
+            return self.functions[metric]
+        try:
+            return chosen_metrics([metric])[metric]  # of a run that was read from its folder
+        except BadInput as error:
             known = ", ".join(["loss", "accuracy", *self.functions])
-            raise BadInput(f"these outcomes have no metric {metric!r}; they have {known}")
-        return self.functions[metric]
+            raise BadInput(f"these outcomes have no metric {metric!r}; they have {known}") from error
 
     def worst(self, metric: str | None = None, higher_is_better: bool | None = None) -> Worst:
         """Returns the estimate of the worst site.
@@ -182,13 +212,25 @@ class Outcomes:
         distinct = {id(one): one for one in self.estimates(metric)}  # sites that share rows and model are one
         return Worst(tuple(distinct.values()), higher)
 
+    def worst_site(self, metric: str | None = None) -> int | None:
+        """Returns the number of the worst site; None if no site has a value.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        return Worst(tuple(self.estimates(metric)), self.higher(metric)).which
+
     def higher(self, metric: str | None = None) -> bool:
         """Returns whether a larger value of the metric is better.
 
         Args:
             metric: The metric; None for the primary one. Default: None.
         """
-        return self.higher_is_better if metric in (None, self.metric) else metric != "loss"
+        if metric is None or metric == self.metric:
+            return self.higher_is_better
+        return (
+            metric != "loss" if self._is_built_in(metric) else getattr(self.function(metric), "higher_is_better", True)
+        )
 
     def mean(self, metric: str | None = None) -> Estimate:
         """Returns the estimate of the mean over sites. The sites are taken as they are: the interval does not cover the
@@ -199,11 +241,12 @@ class Outcomes:
         """
         metric = metric or self.metric
         known = [i for i in range(len(self.sites)) if self.at(i)]
-        if metric in self.functions or metric not in ("accuracy", "loss"):
+        scores = {i: self.scores(i, metric) for i in known}
+        if any(one is None for one in scores.values()):
             return independent_mean(self.estimates(metric))
-        scores = {i: self.scores(i, metric) or [] for i in known}
-        bounds = (0.0, 1.0) if metric == "accuracy" else None
-        return mean_over_sites(scores, {i: self.rows_key(i) for i in known}, self.overlaps, bounds, weight=2.0)
+        bounds = (0.0, 1.0) if self.counts_right(metric) else None
+        keys = {i: self.rows_key(i) for i in known}
+        return mean_over_sites({i: one or [] for i, one in scores.items()}, keys, self.overlaps, bounds, weight=2.0)
 
     def rows_key(self, site: int) -> tuple[str, ...]:
         """Returns the fingerprints of a site's test rows, one per split; none if it was not measured.
@@ -214,27 +257,40 @@ class Outcomes:
         return tuple(one.digest for one in self.at(site))
 
 
-def value_of(
-    function: Callable[[Tensor, Tensor], Any], answers: Answers, seed: int, rows: np.ndarray | None = None
-) -> float:
-    """Returns a metric of one seed's answers; NaN if outputs were not kept or the metric is not defined there.
+def resamples_of(
+    function: Callable[[Tensor, Tensor], Any], answers: Answers, seed: int, counts: np.ndarray
+) -> np.ndarray:
+    """Returns a metric of resamples of one seed's answers; NaN if outputs were not kept or it is not defined there.
 
     Args:
-        function: (outputs, targets) -> the metric.
+        function: The metric.
         answers: The answers.
         seed: Which seed's.
-        rows: The numbers of the rows, which may repeat; None for all. Default: None.
+        counts: How often each resample contains each row (resamples, rows).
     """
     if answers.outputs is None or answers.targets is None:
-        return math.nan
-    outputs, targets = answers.outputs[seed], answers.targets
-    if rows is not None:
-        chosen = torch.from_numpy(rows)
-        outputs, targets = outputs[chosen], targets[chosen]
-    try:
-        return float(function(outputs, targets))
-    except Exception:  # a user's function may raise anything where it is not defined, such as for one class
-        return math.nan
+        return np.full(len(counts), math.nan)
+    outputs, targets, draws = answers.outputs[seed], answers.targets, torch.from_numpy(counts)
+    if isinstance(function, NamedMetric):
+        return metric_resampled(function, outputs, targets, draws).numpy()
+    found = np.full(len(counts), math.nan)
+    for k in range(len(counts)):
+        with suppress(Exception):  # a user's function may raise anything where it is not defined, such as for one class
+            found[k] = float(metric_resampled(function, outputs, targets, draws[k : k + 1])[0])
+    return found
+
+
+def values_of(function: MeanMetric, answers: Answers) -> np.ndarray:
+    """Returns the metric's number for each row: (seeds, rows), NaN if outputs were not kept.
+
+    Args:
+        function: The metric.
+        answers: The answers.
+    """
+    if answers.outputs is None or answers.targets is None:
+        return np.full(answers.losses.shape, math.nan)
+    targets = answers.targets
+    return torch.stack([function.each(outputs, targets) for outputs in answers.outputs]).double().numpy()
 
 
 def independent_mean(parts: Sequence[Estimate]) -> Estimate:
@@ -300,26 +356,18 @@ def judged(
     for split, models in rows.items():
         of_split = problem.of_split(split)
         sets, which = of_split.held_out(on)  # type: ignore[arg-type]
-        numbers = []
-        if own_models:
-            for i, k in enumerate(which):
-                numbers.append(len(answers) if k >= 0 else -1)
-                if k >= 0:
-                    answers.append(_answers(of_split, sets[k], models[:, i], digests))
-        else:
-            first = len(answers)
-            answers += [_answers(of_split, samples, models, digests) for samples in sets]
-            numbers = [first + k if k >= 0 else -1 for k in which]
-        of_sites.append(tuple(numbers or [-1] * problem.n))
-    kept, room = [], _OUTPUTS_UP_TO
-    for one in answers:
-        room -= 0 if one.outputs is None else one.outputs.numel()
-        kept.append(one if room >= 0 else one.without_outputs())
+        judges = [(sets[k], models[:, i]) for i, k in enumerate(which) if k >= 0] if own_models else []
+        for samples, some in judges or [(samples, models) for samples in sets]:
+            room = _OUTPUTS_UP_TO - sum(0 if one.outputs is None else one.outputs.numel() for one in answers)
+            answers.append(_answers(of_split, samples, some, digests, room))
+        first = len(answers) - (len(judges) or len(sets))
+        numbers = [sum(one >= 0 for one in which[:i]) if own_models else k for i, k in enumerate(which)]
+        of_sites.append(tuple(first + n if k >= 0 else -1 for n, k in zip(numbers, which)) or (-1,) * problem.n)
     return Outcomes(
         tuple(str(site.name) for site in problem.sites),
         problem.primary,
         problem.higher_is_better(problem.primary),
-        tuple(kept),
+        tuple(answers),
         tuple(of_sites),
         tuple(_overlap(problem, i, list(rows), on) for i in range(problem.n)),
         on,
@@ -328,25 +376,30 @@ def judged(
 
 
 @torch.no_grad()
-def _answers(problem: Problem, samples: Samples, models: Tensor, digests: dict[int, str]) -> Answers:
-    """Returns what models (seeds, dim) answer on a set."""
-    model = problem.flat_model.to(models.device, models.dtype)
+def _answers(problem: Problem, samples: Samples, models: Tensor, digests: dict[int, str], room: int) -> Answers:
+    """Returns what models (seeds, dim) answer on a set, with the outputs if they are no more than `room` floats."""
+    model = over_models(
+        problem.flat_model.to(models.device, models.dtype), problem.at_once(models.device), in_dims=(0, None)
+    )
     targets = as_floats(samples.targets, models.dtype)
     chunk = max(1, _FLOATS_AT_ONCE // (len(models) * max(1, samples.inputs[0].numel())))
-    losses, outputs = [], []
+    losses, rights, kept = [], [], []
     for start in range(0, len(samples), chunk):
-        here = slice(start, start + chunk)
-        out = vmap(model, in_dims=(0, None))(models, as_floats(samples.inputs[here].to(models.device), models.dtype))
-        truth = targets[here].to(models.device)
-        losses.append(vmap(lambda o, t=truth: per_sample(problem.loss, o, t))(out).cpu().float())
-        outputs.append(out.cpu().float())
-    every = torch.cat(outputs, dim=1)
-    right = None
-    if problem.classes:
-        right = (vmap(predicted_labels)(every) == samples.targets.reshape(len(samples))).to(torch.uint8)
+        inputs = as_floats(samples.inputs[start : start + chunk].to(models.device), models.dtype)
+        truth = targets[start : start + chunk].to(models.device)
+        outputs = model(models, inputs)
+        losses.append(vmap(lambda o, t=truth: per_sample(problem.loss, o, t))(outputs).cpu().float())
+        if problem.classes:
+            labels = vmap(predicted_labels)(outputs)
+            rights.append((labels == truth.reshape(len(inputs))).to(torch.uint8).cpu())
+        if outputs[:, :1].numel() * len(samples) <= room:
+            kept.append(outputs.cpu().float())
     if id(samples) not in digests:
         digests[id(samples)] = digest_of(samples)
-    return Answers(digests[id(samples)], torch.cat(losses, dim=1), right, every, samples.targets)
+    right = torch.cat(rights, dim=1) if rights else None
+    outputs = torch.cat(kept, dim=1) if kept else None
+    truths = None if outputs is None else samples.targets
+    return Answers(digests[id(samples)], torch.cat(losses, dim=1), right, outputs, truths)
 
 
 def digest_of(samples: Samples) -> str:
@@ -381,6 +434,32 @@ def _row_hashes(samples: Samples) -> np.ndarray:
     return (words * factors).sum(axis=1, dtype=np.uint64)
 
 
+def joined(parts: Sequence[Outcomes]) -> Outcomes:
+    """Returns the outcomes of several processes as one. Each site is judged by the first process that has its rows.
+
+    Args:
+        parts: What each process found for the sites that it has.
+    """
+    first, answers, of_sites = parts[0], [], []
+    places: dict[tuple[str, bytes], int] = {}  # sites that share rows and model share answers, also across processes
+    for k in range(len(first.of_sites)):
+        numbers = []
+        for i in range(len(first.sites)):
+            p = next((p for p, part in enumerate(parts) if part.of_sites[k][i] >= 0), None)
+            if p is None:
+                numbers.append(-1)
+                continue
+            found = parts[p].answers[parts[p].of_sites[k][i]]
+            key = found.digest, found.losses.numpy().tobytes()
+            if key not in places:
+                places[key] = len(answers)
+                answers.append(found)
+            numbers.append(places[key])
+        of_sites.append(tuple(numbers))
+    overlaps = tuple(max(part.overlaps[i] for part in parts) for i in range(len(first.sites)))
+    return replace(first, answers=tuple(answers), of_sites=tuple(of_sites), overlaps=overlaps)
+
+
 def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
     """Returns outcomes as the content of a safetensors file.
 
@@ -406,7 +485,7 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
 
 
 def read_outcomes(path: str | os.PathLike) -> dict[str, Outcomes]:
-    """Returns the outcomes in a file.
+    """Returns the outcomes in a file, by name.
 
     Args:
         path: The path of the file.
@@ -415,23 +494,30 @@ def read_outcomes(path: str | os.PathLike) -> dict[str, Outcomes]:
         BadInput: The file does not exist or is no file of outcomes.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            if about.get("format") != str(_FORMAT):
-                raise BadInput(f"{path} has outcomes of another version of fairmesh; run the experiment again")
-            names = set(file.keys())
-            found = {}
-            for name, table in json.loads(about["outcomes"]).items():
-                answers = []
-                for k, digest in enumerate(table.pop("digests")):
-                    keys = {what: f"{name}/{k}/{what}" for what in ("losses", "right", "outputs", "targets")}
-                    parts = {what: file.get_tensor(key) for what, key in keys.items() if key in names}
-                    answers.append(Answers(digest, **parts))
-                table["of_sites"] = tuple(map(tuple, table["of_sites"]))
-                table |= {key: tuple(table[key]) for key in ("sites", "overlaps")}
-                found[name] = Outcomes(answers=tuple(answers), **table)
-            return found
+        return unpacked(Path(path).read_bytes())
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path}: {error}") from error
+
+
+def unpacked(content: bytes) -> dict[str, Outcomes]:
+    """Returns the outcomes in the content of a file, by name.
+
+    Args:
+        content: What `packed` returned.
+    """
+    length = int.from_bytes(content[:8], "little")
+    about = json.loads(content[8 : 8 + length])["__metadata__"]
+    if about.get("format") != str(_FORMAT):
+        raise BadInput("these outcomes are of another version of fairmesh; run the experiment again")
+    tensors, found = load(content), {}
+    for name, table in json.loads(about["outcomes"]).items():
+        answers = []
+        for k, digest in enumerate(table.pop("digests")):
+            keys = {what: f"{name}/{k}/{what}" for what in ("losses", "right", "outputs", "targets")}
+            answers.append(Answers(digest, **{what: tensors[key] for what, key in keys.items() if key in tensors}))
+        table["of_sites"] = tuple(map(tuple, table["of_sites"]))
+        table |= {key: tuple(table[key]) for key in ("sites", "overlaps")}
+        found[name] = Outcomes(answers=tuple(answers), **table)
+    return found

@@ -12,12 +12,11 @@ from fairmesh.evidence.intervals import (
     LEVEL,
     Combined,
     Estimate,
-    Worst,
     paired,
     paired_counts,
     resampled,
 )
-from fairmesh.evidence.outcomes import Answers, Outcomes, independent_mean, mean_over_sites, value_of
+from fairmesh.evidence.outcomes import Answers, Outcomes, independent_mean, mean_over_sites, resamples_of
 
 Verdict = Literal["better", "worse", "unclear"]
 
@@ -223,7 +222,7 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None, level: float = L
         metric,
         a.sites,
         tuple(at_sites),
-        difference_of(_of_worst(a, b, metric, of_a, of_b), higher, level, all(same)),
+        difference_of(_of_worst(a, b, metric), higher, level, all(same)),
         difference_of(_of_means(a, b, metric, same), higher, level, all(same)),
         level,
     )
@@ -232,18 +231,18 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None, level: float = L
 def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
     mine, theirs = a.scores(site, metric), b.scores(site, metric)
     if mine is not None and theirs is not None:
-        return paired(mine, theirs, a.overlaps[site], shares=metric == "accuracy")
-    here, there = a.at(site), b.at(site)
-    function = a.function(metric)
+        return paired(mine, theirs, a.overlaps[site], shares=a.counts_right(metric))
+    here, there, function = a.at(site), b.at(site), a.function(metric)
 
-    def judged(split: int, seed: int, rows: np.ndarray) -> float:
-        return _mean_value(function, here[split], rows) - _mean_value(function, there[split], rows)
+    def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
+        return _mean_of(function, here[split], counts) - _mean_of(function, there[split], counts)
 
-    return resampled(judged, [len(one) for one in here], [1] * len(here), a.overlaps[site])
+    sizes = [len(one) for one in here]
+    return resampled(resample, sizes, [1] * len(here), a.overlaps[site], a.is_share(metric), difference=True)
 
 
-def _mean_value(function: Any, answers: Answers, rows: np.ndarray) -> float:
-    return float(np.mean([value_of(function, answers, seed, rows) for seed in range(len(answers.losses))]))
+def _mean_of(function: Any, answers: Answers, counts: np.ndarray) -> np.ndarray:
+    return np.mean([resamples_of(function, answers, seed, counts) for seed in range(len(answers.losses))], axis=0)
 
 
 def _of_means(a: Outcomes, b: Outcomes, metric: str, same: Sequence[bool]) -> Estimate:
@@ -252,7 +251,7 @@ def _of_means(a: Outcomes, b: Outcomes, metric: str, same: Sequence[bool]) -> Es
     measured = [i for i in range(len(a.sites)) if a.at(i) or b.at(i)]
     if known == measured and all(x is not None and y is not None for x, y in scores.values()):
         differences = {i: [_by_seed(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()}
-        bounds = (-1.0, 1.0) if metric == "accuracy" else None
+        bounds = (-1.0, 1.0) if a.counts_right(metric) else None
         return mean_over_sites(differences, {i: a.rows_key(i) for i in known}, a.overlaps, bounds, weight=0.5)
     if known == measured:
         return independent_mean([_paired(a, b, i, metric) for i in known])
@@ -263,11 +262,10 @@ def _by_seed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a - b if len(a) == len(b) else a.mean(axis=0, keepdims=True) - b.mean(axis=0, keepdims=True)
 
 
-def _of_worst(a: Outcomes, b: Outcomes, metric: str, of_a: Sequence[Estimate], of_b: Sequence[Estimate]) -> Estimate:
+def _of_worst(a: Outcomes, b: Outcomes, metric: str) -> Estimate:
     """Returns the difference of the two worst sites. If they are the same site, its rows correlate."""
-    higher = a.higher(metric)
-    one, other = a.worst(metric), b.worst(metric, higher)
-    i, k = Worst(tuple(of_a), higher).which, Worst(tuple(of_b), higher).which
+    one, other = a.worst(metric), b.worst(metric, a.higher(metric))
+    i, k = a.worst_site(metric), b.worst_site(metric)
     correlation = 0.0
     if i is not None and k is not None and a.rows_key(i) and a.rows_key(i) == b.rows_key(k):
         mine, theirs = a.scores(i, metric), b.scores(k, metric)
@@ -306,7 +304,7 @@ def evidence_table(
     metric, others = metric or outcomes.metric, against or {}
     compared = {name: versus(outcomes, other, metric, level) for name, other in others.items()}
     estimates, worst = outcomes.estimates(metric), outcomes.worst(metric)
-    which = Worst(tuple(estimates), outcomes.higher(metric)).which
+    which = outcomes.worst_site(metric)
 
     def row(estimate: Estimate, differences: Mapping[str, Difference]) -> dict[str, Any]:
         return {

@@ -25,6 +25,7 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 EXPERIMENT = "experiment.toml"
+OUTCOMES = "outcomes.safetensors"  # what the models answered on the test rows
 PREPROCESSING = "preprocessing.json"  # how rows of a table become inputs of the model
 ABOUT = "fairmesh"  # the key of a model file's metadata
 JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
@@ -141,6 +142,9 @@ class RunFolder:
         for k, one in enumerate(splits):
             if one is not None:
                 self._write(preprocessing_file(k), one.to_json().encode())
+
+    def write_outcomes(self, content: bytes) -> None:
+        self._write(OUTCOMES, content)
 
     def write_model(
         self, name: str, state_dict: Mapping[str, Tensor], about: Mapping[str, Any], from_all: bool = False

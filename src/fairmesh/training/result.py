@@ -66,6 +66,7 @@ class Result:
         support: How many samples judge each site, and of which classes, as {"n": 40, "classes": [30, 10]}; None for a
             site that is not measured. Default: [].
         notes: What a reader of the numbers must know, such as where a metric is not defined. Default: [].
+        answered: What the models answered on the test rows, if several processes trained and gathered it. Default: {}.
 
     Example:
         >>> import fairmesh as fm
@@ -92,51 +93,90 @@ class Result:
     chosen: int | None = 0
     support: list[dict[str, Any] | None] = field(default_factory=list, repr=False)
     notes: list[str] = field(default_factory=list, repr=False)
+    answered: dict[str, Outcomes] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def _outcomes(self) -> dict[Any, Outcomes]:
-        return {}
+    def _outcomes(self) -> dict[str, Outcomes]:
+        return dict(self.answered)
 
     def outcomes(
-        self, variant: int = 0, which: Literal["last", "best"] = "last", own_models: bool | None = None
+        self, variant: int | None = None, which: Literal["last", "best"] = "last", own_models: bool | None = None
     ) -> Outcomes:
         """Returns what the models answered on every site's test rows: right or wrong, and the loss, row by row.
 
         Args:
-            variant: Which algorithm of a sweep, from 0. Default: 0.
+            variant: Which algorithm of a sweep, from 0; None for the chosen one. Default: None.
             which: The model of the "last" round, or of the "best" one that `keep_best` found. Default: "last".
-            own_models: Whether every site is judged by its node's own model; None to do so if nodes send nothing, as in
-                `Local`. Default: None.
+            own_models: Whether every site is judged by its node's own model; None to do so if every node trains alone,
+                as in `Local`. Default: None.
 
         Raises:
             BadInput: All replicas diverged, or the run did not keep this model.
         """
-        replicas = variants_of(self.replicas)[variant]["replicas"]
-        alone = not self.replicas[replicas[0]].algorithm.sends if own_models is None else own_models
-        key = (variant, which, alone)
-        if key not in self._outcomes:
-            self._outcomes[key] = self._judged([r for r in replicas if r not in self.diverged], which, alone)
-        return self._outcomes[key]
+        variants = variants_of(self.replicas)
+        variant = self.chosen_variant if variant is None else variant
+        replicas = variants[variant]["replicas"]
+        alone = self.judged_alone if own_models is None else own_models
+        name = outcomes_name(variant, which, alone)
+        if name not in self._outcomes:
+            if self.answered:
+                raise BadInput(f"the processes of this run have not gathered {name!r}; they have {list(self.answered)}")
+            sound = [r for r in replicas if r not in self.diverged]
+            self._outcomes[name] = self.judged(sound, which, self._own_models() if alone else None)
+        return self._outcomes[name]
 
-    def _judged(self, replicas: list[int], which: Literal["last", "best"], own_models: bool) -> Outcomes:
+    @property
+    def chosen_variant(self) -> int:
+        """The number of the algorithm, of a sweep, that the chosen replica has."""
+        found = variants_of(self.replicas)
+        return next((k for k, one in enumerate(found) if (self.chosen or 0) in one["replicas"]), 0)
+
+    @property
+    def judged_alone(self) -> bool:
+        """Whether every site is judged by its node's own model, since every node trains alone."""
+        algorithm = self.replicas[0].algorithm
+        return not algorithm.sends and not algorithm.needs_server
+
+    def _own_models(self) -> Tensor:
+        return StateView(self.state.algorithm).models(self.state.algorithm)
+
+    def judged(self, replicas: Sequence[int], which: Literal["last", "best"], models: Tensor | None) -> Outcomes:
+        """Returns what replicas answered, at the sites whose data is here.
+
+        Args:
+            replicas: The numbers of the replicas.
+            which: The model of the "last" round, or of the "best" one.
+            models: The model of every node (replicas, n, dim), to judge each site by its own; None for the average.
+        """
         if not replicas:
             raise BadInput("all replicas diverged, so there is nothing to judge; use smaller steps")
-        if own_models:
-            nodes = torch.tensor([self.replicas[r].placement for r in replicas]).argsort(dim=-1)
-            models = StateView(self.state.algorithm).models(self.state.algorithm)[replicas]
-            rows = models.gather(1, nodes.to(models.device).unsqueeze(-1).expand(-1, -1, models.shape[-1]))
+        chosen = list(replicas)
+        if models is not None:
+            nodes = torch.tensor([self.replicas[r].placement for r in chosen]).argsort(dim=-1).to(models.device)
+            rows = models[chosen].gather(1, nodes.unsqueeze(-1).expand(-1, -1, models.shape[-1]))
         else:
-            rows = self.row(which)[replicas]
-        splits = [self.replicas[r].split for r in replicas]
+            rows = self.row(which)[chosen]
+        splits = [self.replicas[r].split for r in chosen]
         by_split = {k: rows[[one == k for one in splits]] for k in sorted(set(splits))}
-        return judged(self.problem, by_split, on=self.judged_on, own_models=own_models)
+        return judged(self.problem, by_split, on=self.judged_on, own_models=models is not None)
+
+    def every_outcome(self) -> dict[str, Outcomes]:
+        """Returns all that a run keeps of what its models answered: of the last and the best round, of every algorithm
+        of a sweep that has a replica that did not diverge."""
+        found = {}
+        for variant, one in enumerate(variants_of(self.replicas)):
+            if set(one["replicas"]) <= set(self.diverged):
+                continue
+            for which in ("last", *(["best"] if self.state.best is not None and not self.judged_alone else [])):
+                found[outcomes_name(variant, which, self.judged_alone)] = self.outcomes(variant, which)  # type: ignore[arg-type]
+        return found
 
     def evidence(
         self,
         metric: str | None = None,
         level: float = LEVEL,
         against: "Mapping[str, Result | Outcomes] | None" = None,
-        variant: int = 0,
+        variant: int | None = None,
     ) -> dict[str, Any]:
         """Returns the intervals of every site, of the worst site and of the mean, as summary.json has them.
 
@@ -144,7 +184,7 @@ class Result:
             metric: The metric; None for the primary one. Default: None.
             level: The level of the intervals. Default: 0.95.
             against: Other runs by name, such as {"local": ...}; every site is compared with each. Default: None.
-            variant: Which algorithm of a sweep, from 0. Default: 0.
+            variant: Which algorithm of a sweep, from 0; None for the chosen one. Default: None.
         """
         others = {name: one.outcomes() if isinstance(one, Result) else one for name, one in (against or {}).items()}
         return evidence_table(self.outcomes(variant), metric, level, others)
@@ -257,6 +297,19 @@ def metric_tables(problem: Problem, records: Sequence[Record]) -> dict[str, dict
         counts = {"defined": min(t["defined"] for t in tables), "undefined": max(t["undefined"] for t in tables)}
         found[name] = {"higher_is_better": higher, "share": problem.is_share(name)} | numbers | counts
     return found
+
+
+def outcomes_name(variant: int, which: str, own_models: bool) -> str:
+    """Returns the name of outcomes in their file: that of the algorithm of a sweep, and of the model."""
+    return f"{variant} {'own' if own_models else which}"
+
+
+def _evidence_of(result: Result, variant: int, replicas: Sequence[int]) -> dict[str, Any]:
+    """Returns the evidence of one algorithm of a sweep, for its table; none if all its replicas diverged."""
+    if set(replicas) <= set(result.diverged):
+        return {}
+    fixed = {} if result.fixed is None else {"fixed weights": result.fixed}
+    return {"evidence": result.evidence(against=fixed, variant=variant)}
 
 
 def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
@@ -404,8 +457,10 @@ def summary_of(result: Result) -> dict[str, Any]:
             v
             | _numbers([final[r] for r in v["replicas"]], primary)
             | {"metrics": metric_tables(result.problem, [final[r] for r in v["replicas"]])}
-            for v in variants
+            | _evidence_of(result, k, v["replicas"])
+            for k, v in enumerate(variants)
         ],
+        **_evidence_of(result, result.chosen_variant, variants[result.chosen_variant]["replicas"]),
         "diverged": result.diverged,
         **({} if result.fixed is None else {"weights": result.weights_verdict().as_json()}),
         **({"subgroups": [vars(one) for one in result.subgroups()]} if has_subgroups(result) else {}),

@@ -15,6 +15,7 @@ from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.reserve import reserve
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, LostProcess, nearest
+from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import malloc
@@ -59,7 +60,16 @@ from fairmesh.training.replicas import (
     sites_at,
     stacked,
 )
-from fairmesh.training.result import Averages, Result, about_model, chosen_replica, model_files, summary_of
+from fairmesh.training.result import (
+    Averages,
+    Result,
+    about_model,
+    chosen_replica,
+    model_files,
+    outcomes_name,
+    summary_of,
+    variants_of,
+)
 
 
 def train(
@@ -320,12 +330,31 @@ def _run(
             announce(f"choosing a model of its own for each of {training.problem.n} sites")
         personal = _personal(training, result, personalization, stop, first_replica)
         result = replace(result, personal=personal, seconds=time.perf_counter() - started)
+    if process_group.world_size > 1:
+        result = replace(result, answered=_answered(training, result))
     if folder:
         provenance = provenance_of(training.problem, process_group)
         with process_group.fail_together():
             _write_outcome(folder, result, provenance)
         folder.close()
     return result
+
+
+def _answered(training: Training, result: Result) -> dict[str, Outcomes]:
+    """Returns what the models answered on the test rows of all sites, from the processes that have them."""
+    network, models = training.network, None
+    if result.judged_alone:
+        models = network.gather(training.view.models(result.state.algorithm))
+    with network.process_group.fail_together():
+        found = {}
+        for variant, one in enumerate(variants_of(result.replicas)):
+            sound = [r for r in one["replicas"] if r not in result.diverged]
+            for which in ("last", *(["best"] if result.state.best is not None and models is None else [])):
+                if sound:
+                    name = outcomes_name(variant, which, models is not None)
+                    found[name] = result.judged(sound, which, models)  # type: ignore[arg-type]
+    every = [unpacked(content) for content in network.process_group.all_gather(packed(found))]
+    return {name: replace(joined([one[name] for one in every]), functions=found[name].functions) for name in found}
 
 
 def _meter(training: Training, announce: Callable[[str], None] | None) -> Meter:
@@ -440,4 +469,5 @@ def _write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]
             if site.state_dicts:  # else another process has the site's data
                 about = about_model(result, personal.replica, "personal") | {"site": site.name}
                 folder.write_model(f"personal-{site.number}{suffix}", site.tensors(), about, from_all=True)
+    folder.write_outcomes(packed(result.every_outcome()))
     folder.write_summary(summary_of(result) | {"provenance": provenance})

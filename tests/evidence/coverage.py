@@ -1,0 +1,136 @@
+"""How often 95 % intervals cover the truth, on synthetic sites: `python -m tests.evidence.coverage` prints the table
+of docs/evidence.md."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from fairmesh.evidence import Share, Worst, mean, paired, share
+from fairmesh.evidence.intervals import Combined, Estimate
+
+SIZES = (20, 50, 500)
+Draw = Callable[[np.random.Generator, int], tuple[Estimate, float]]  # (random numbers, rows) -> estimate and truth
+
+
+def _one(low: float, high: float) -> Draw:
+    def draw(rng: np.random.Generator, rows: int):
+        truth = rng.uniform(low, high)
+        return Share(rng.binomial(rows, truth) / rows, rows), truth
+
+    return draw
+
+
+def _worst(*truths: float) -> Draw:
+    def draw(rng: np.random.Generator, rows: int):
+        right = rng.binomial(rows, truths).tolist()
+        return Worst(tuple(Share(count / rows, rows) for count in right)), min(truths)
+
+    return draw
+
+
+def _answers(rng: np.random.Generator, rows: int, only_a: float, only_b: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns right (1) and wrong (0) of two models (1, rows); wrong by both at a tenth of the rows."""
+    kinds = rng.choice(4, size=rows, p=[0.9 - only_a - only_b, only_a, only_b, 0.1])
+    return np.isin(kinds, (0, 1))[None].astype(float), np.isin(kinds, (0, 2))[None].astype(float)
+
+
+def _difference(only_a: float, only_b: float) -> Draw:
+    def draw(rng: np.random.Generator, rows: int):
+        a, b = _answers(rng, rows, only_a, only_b)
+        return paired([a], [b]), only_a - only_b
+
+    return draw
+
+
+def _of_worst(only_a: float, only_b: float, worst: float) -> Draw:
+    """The difference of the worst of ten sites. At the others the models differ as much, and err less by `worst`."""
+
+    def draw(rng: np.random.Generator, rows: int):
+        mine, theirs, first = [], [], (np.zeros(0), np.zeros(0))
+        for site in range(10):
+            a, b = _answers(rng, rows, only_a, only_b)
+            if site == 0:
+                hit = rng.uniform(size=(1, rows)) < worst
+                a, b = np.where(hit, 0.0, a), np.where(hit, 0.0, b)
+                first = a[0], b[0]
+            mine.append(share([a]))
+            theirs.append(share([b]))
+        one, other = Worst(tuple(mine)), Worst(tuple(theirs))
+        same = one.which == other.which == 0 and first[0].std() * first[1].std() > 0
+        correlation = max(0.0, float(np.corrcoef(*first)[0, 1])) if same else 0.0
+        return Combined((one, other), (1.0, -1.0), correlation), (only_a - only_b) * (1 - worst)
+
+    return draw
+
+
+def _loss(rng: np.random.Generator, rows: int):
+    return mean([rng.exponential(size=(1, rows))]), 1.0
+
+
+def _loss_difference(rng: np.random.Generator, rows: int):
+    first = rng.exponential(size=(1, rows))
+    second = 0.8 * first + 0.3 * rng.exponential(size=(1, rows))
+    return paired([first], [second], shares=False), 1.0 - 1.1
+
+
+def _replicas(splits: int, seeds: int, of_splits: float, of_seeds: float) -> Draw:
+    def draw(rng: np.random.Generator, rows: int):
+        scores = []
+        for _ in range(splits):
+            rates = 0.8 + rng.normal(0, of_splits) + rng.normal(0, of_seeds, size=(seeds, 1))
+            scores.append((rng.uniform(size=(1, rows)) < np.clip(rates, 0.02, 0.98)).astype(float))
+        return share(scores), 0.8
+
+    return draw
+
+
+CASES: dict[str, Draw] = {
+    "one site, accuracy 0.6 to 0.98": _one(0.6, 0.98),
+    "one site, accuracy 0.7": _one(0.7, 0.7),
+    "one site, accuracy 0.8": _one(0.8, 0.8),
+    "one site, accuracy 0.9": _one(0.9, 0.9),
+    "one site, accuracy 0.95": _one(0.95, 0.95),
+    "one site, exponential loss": _loss,
+    "worst of ten, all 0.7": _worst(*[0.7] * 10),
+    "worst of ten, all 0.8": _worst(*[0.8] * 10),
+    "worst of ten, all 0.9": _worst(*[0.9] * 10),
+    "worst of ten, all 0.95": _worst(*[0.95] * 10),
+    "worst of ten, one 0.5, others 0.95": _worst(0.5, *[0.95] * 9),
+    "worst of ten, one 0.6, others 0.9": _worst(0.6, *[0.9] * 9),
+    "worst of ten, one 0.7, others 0.9": _worst(0.7, *[0.9] * 9),
+    "worst of ten, from 0.7 to 0.95": _worst(*np.linspace(0.7, 0.95, 10).tolist()),
+    "difference, 25 % of rows tell the models apart": _difference(0.15, 0.1),
+    "difference, 40 % of rows": _difference(0.25, 0.15),
+    "difference, 10 % of rows": _difference(0.05, 0.05),
+    "difference, 4 % of rows": _difference(0.02, 0.02),
+    "difference of losses": _loss_difference,
+    "difference of the worst of ten, one clearly worst": _of_worst(0.15, 0.1, 0.5),
+    "difference of the worst of ten, sites equal": _of_worst(0.15, 0.1, 0.0),
+    "4 splits that differ": _replicas(4, 1, 0.05, 0.0),
+    "4 splits that differ only by their rows": _replicas(4, 1, 0.0, 0.0),
+    "10 splits that differ, 2 seeds": _replicas(10, 2, 0.05, 0.03),
+    "4 seeds that differ": _replicas(1, 4, 0.0, 0.05),
+}
+
+
+def coverage(case: str, rows: int, repetitions: int = 1000, level: float = 0.95) -> float:
+    """Returns the share of repetitions whose interval contains the truth."""
+    rng, hits = np.random.default_rng([rows, len(case)]), 0
+    for _ in range(repetitions):
+        estimate, truth = CASES[case](rng, rows)
+        low, high = estimate.interval(level)
+        hits += low <= truth <= high
+    return hits / repetitions
+
+
+def table() -> Iterator[str]:
+    yield f"| 1,000 repetitions | {' | '.join(f'n = {rows}' for rows in SIZES)} |"
+    yield "|---|" + "---|" * len(SIZES)
+    for case in CASES:
+        rates = [f"{100 * coverage(case, rows):.1f} %" for rows in SIZES]
+        yield f"| {case} | {' | '.join(rates)} |"
+
+
+if __name__ == "__main__":
+    for line in table():
+        print(line, flush=True)

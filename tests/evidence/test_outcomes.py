@@ -1,0 +1,116 @@
+"""What models answered: measured as in the records, stored, joined over processes, and compared row by row."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.evidence import evidence_table, versus
+from fairmesh.evidence.outcomes import joined, packed, read_outcomes
+from tests.refusals import refused
+
+DATA = fm.data.Digits(nodes=4, odd=1)
+
+
+@pytest.fixture(scope="module")
+def result() -> fm.Result:
+    return fm.run(fm.Experiment(DATA, algorithm=fm.DSGD(), rounds=8, seeds=(0, 1)))
+
+
+@pytest.fixture(scope="module")
+def alone() -> fm.Result:
+    options = fm.Options(own_models=True)
+    return fm.run(fm.Experiment(DATA, algorithm=fm.Local(), rounds=8, seeds=(0, 1), placements=2, options=options))
+
+
+def test_outcomes_have_the_values_of_the_records(result, alone):
+    for metric in ("accuracy", "loss"):
+        rows = torch.tensor([record[metric]["sites"] for record in result.final], dtype=torch.float64)
+        found = [one.value for one in result.outcomes().estimates(metric)]
+        assert found == pytest.approx(rows.mean(dim=0).tolist(), rel=1e-5)
+    own = torch.tensor([record["own_models"]["accuracy"]["sites"] for record in alone.final], dtype=torch.float64)
+    assert [one.value for one in alone.outcomes().estimates()] == pytest.approx(own.mean(dim=0).tolist())
+
+
+def test_outcomes_survive_their_file(result, alone, tmp_path):
+    path = tmp_path / "outcomes.safetensors"
+    path.write_bytes(packed({"a": result.outcomes(), "b": alone.outcomes()}))
+    read = read_outcomes(path)
+    assert evidence_table(read["a"], against={"local": read["b"]}) == result.evidence(against={"local": alone})
+    path.write_bytes(b"something else")
+    with refused(str(path)):
+        read_outcomes(path)
+    with refused("absent"):
+        read_outcomes(tmp_path / "absent")
+
+
+def test_evidence_has_every_site_with_its_interval_and_comparison(result, alone):
+    found = result.evidence(against={"local": alone})
+    assert found["covers"] == "samples and seeds"
+    for site in found["sites"]:
+        low, high = site["interval"]
+        assert low < site["value"] < high
+        assert site["n"] == len(result.problem.sites[0].test)
+        assert site["versus"]["local"]["verdict"] in ("better", "worse", "unclear")
+    names = [site["name"] for site in found["sites"]]
+    assert found["worst"]["value"] == min(site["value"] for site in found["sites"])
+    assert found["worst"]["site"] in names
+
+
+def test_versus_pairs_only_the_same_rows(result):
+    other = fm.run(fm.Experiment(replace(DATA, seed=1), algorithm=fm.DSGD(), rounds=8, seeds=(0, 1)))
+    same, unpaired = versus(result.outcomes(), result.outcomes()), versus(result.outcomes(), other.outcomes())
+    assert same.paired
+    assert not unpaired.paired
+    assert same.count("unclear") == 4
+    widths = [one.interval[1] - one.interval[0] for one in (same.at_sites[0], unpaired.at_sites[0])]
+    assert widths[0] < 0.5 * widths[1]
+    renamed = replace(other.outcomes(), sites=("a", "b", "c", "d"))
+    with refused("sites", "'a'"):
+        versus(result.outcomes(), renamed)
+
+
+def test_joined_outcomes_of_processes_are_those_of_one(result):
+    whole = result.outcomes()
+    parts = []
+    for mine in ((0, 1), (2, 3)):
+        of_sites = tuple(tuple(k if i in mine else -1 for i, k in enumerate(of)) for of in whole.of_sites)
+        parts.append(replace(whole, of_sites=of_sites))
+    assert evidence_table(joined(parts)) == evidence_table(whole)
+
+
+def test_outcomes_of_splits_know_their_common_rows():
+    found = fm.run(fm.Experiment(DATA, algorithm=fm.DSGD(), rounds=2, splits=3)).outcomes()
+    assert found.covers == "samples and splits"
+    assert all(0.15 < overlap < 0.35 for overlap in found.overlaps)  # a quarter of the digits is for testing
+
+
+@pytest.mark.parametrize("metric", ["auroc", "brier", "f1"])
+def test_evidence_of_other_metrics_has_intervals(metric):
+    experiment = fm.Experiment(DATA, algorithm=fm.DSGD(), rounds=8, metrics=[metric])
+    result = fm.run(experiment)
+    found = result.evidence(metric, against={"itself": result})
+    expected = result.final[0][metric]["sites"]
+    assert [site["value"] for site in found["sites"]] == pytest.approx(expected, rel=1e-4)
+    assert all(site["interval"][0] < site["value"] < site["interval"][1] for site in found["sites"])
+    assert all(site["versus"]["itself"]["verdict"] == "unclear" for site in found["sites"])
+
+
+def test_outcomes_of_a_site_without_test_rows_are_not_measured(result):
+    whole = result.outcomes()
+    absent = replace(whole, of_sites=tuple((-1, *of[1:]) for of in whole.of_sites))
+    found = evidence_table(absent, against={"all": whole})
+    assert math.isnan(found["sites"][0]["value"])
+    assert found["sites"][0]["n"] == 0
+    assert found["sites"][0]["versus"]["all"]["verdict"] == "unclear"
+    assert not math.isnan(found["worst"]["value"])
+
+
+def test_run_folder_keeps_outcomes_and_evidence(tmp_path):
+    experiment = fm.Experiment(DATA, algorithm=fm.DSGD(), rounds=3, sweep={"primal_step": (0.1, 0.2)})
+    result = fm.run(experiment, out=tmp_path)
+    read = read_outcomes(tmp_path / "outcomes.safetensors")
+    assert len(read) == 2
+    assert evidence_table(read["1 last"]) == result.evidence(variant=1)
