@@ -189,11 +189,12 @@ def test_order_of_columns_in_a_sites_file_does_not_matter(tables):
 
 
 LOOKS = {
-    "another unit": (rows(2) | {"creatinine": rows(2)["creatinine"] * 1000}, ["input 2", "another unit"]),
-    "another order": (
-        {"creatinine": rows(2)["creatinine"], "age": rows(2)["age"], "ill": rows(2)["ill"]},
-        ["input 1", "looks like input 2 elsewhere", "another order"],
+    "another unit": (rows(2) | {"creatinine": rows(2)["creatinine"] * 1000}, ["creatinine", "another unit"]),
+    "exchanged columns": (
+        {"creatinine": rows(2)["age"], "age": rows(2)["creatinine"], "ill": rows(2)["ill"]},
+        ["age", "looks like creatinine elsewhere", "another order"],
     ),
+    "another order": ({"creatinine": rows(2)["creatinine"], "age": rows(2)["age"], "ill": rows(2)["ill"]}, []),
     "reversed classes": (
         rows(2) | {"ill": np.where(rows(2)["ill"] == "yes", "no", "yes")},
         ["the other way round", "classes are reversed"],

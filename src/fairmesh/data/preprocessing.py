@@ -6,6 +6,7 @@ compute it from the same sums in exact arithmetic, so that it is the same to the
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
@@ -16,7 +17,16 @@ import torch
 from torch import Tensor
 
 from fairmesh.data.site import Site
-from fairmesh.data.tables import KINDS, Kind, column_of, encoded, rows_in_words, whole_number_text
+from fairmesh.data.tables import (
+    KINDS,
+    LARGEST,
+    NAME_AT_MOST,
+    Kind,
+    column_of,
+    encoded,
+    rows_in_words,
+    whole_number_text,
+)
 from fairmesh.errors import BadInput
 
 FEWEST = 5  # rows of a site behind anything that it says about them
@@ -135,30 +145,51 @@ class TableSums:
             BadInput: It has another form.
         """
         try:
-            plan = dict(table["plan"])
-            plan["columns"] = tuple(_column_plan(one) for one in plan["columns"])
-            plan["classes"] = tuple(map(str, plan["classes"]))
-            return TableSums(
-                Plan(**plan),
-                tuple(_sums(one) for one in table["columns"]),
-                _sums(table["target"]),
-            )
+            made = TableSums(_plan(table["plan"]), tuple(map(_sums, table["columns"])), _sums(table["target"]))
+            if len(made.columns) != len(made.plan.columns) or not made.columns:
+                raise ValueError("another number of columns than planned")
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"sums of a table cannot be read: {error}") from error
+        return made
+
+
+def _plan(table: Mapping[str, Any]) -> Plan:
+    """Reads a plan that another site tells. Refuses anything that this one would not write."""
+    made = Plan(**table)
+    made = replace(made, columns=tuple(map(_column_plan, table["columns"])), classes=_texts(made.classes))
+    if made.predict not in ("labels", "numbers") or {type(made.scale_target), type(made.indicators)} != {bool}:
+        raise ValueError("settings of another form")
+    return replace(made, target=_text(made.target))
 
 
 def _column_plan(table: Mapping[str, Any]) -> ColumnPlan:
     made = ColumnPlan(**table)
-    if made.kind not in KINDS:
-        raise ValueError(f"kind {made.kind!r}")
-    return made if made.categories is None else replace(made, categories=tuple(made.categories))
+    if made.kind not in KINDS or type(made.required) is not bool:
+        raise ValueError("a column of another form")
+    numbers = [one for one in (made.center, made.scale, made.fill) if one is not None and not isinstance(one, str)]
+    if not all(type(one) in (int, float) and abs(one) <= LARGEST for one in numbers):
+        raise ValueError("a number that is too large")
+    _texts([made.name, *([made.fill] if isinstance(made.fill, str) else [])])
+    return made if made.categories is None else replace(made, categories=_texts(made.categories))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > NAME_AT_MOST or not value.isprintable():
+        raise ValueError("a name that is too long or cannot be printed")
+    return value
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(map(_text, values))
 
 
 def _sums(row: Sequence[Any]) -> Sums:
     known, missing, mean, squares, names = row
-    if min(known, missing, squares) < 0 or not (math.isfinite(mean) and math.isfinite(squares)):
-        raise ValueError("a number that is negative or not finite")
-    return Sums(int(known), int(missing), float(mean), float(squares), tuple(map(str, names)))
+    if not all(type(count) is int and 0 <= count <= LARGEST for count in (known, missing)):
+        raise ValueError("a count that is none")
+    if not (abs(mean) <= LARGEST and 0 <= squares <= LARGEST**3):
+        raise ValueError("a number that is negative, too large or not finite")
+    return Sums(known, missing, float(mean), float(squares), _texts(names))
 
 
 def _sums_of_numbers(numbers: np.ndarray) -> Sums:
@@ -465,8 +496,11 @@ def _listed(names: Sequence[str], at_most: int = 8) -> str:
 
 def _common_plan(plans: Mapping[str, Plan]) -> Plan:
     """Returns the plan of all sites, which may differ in the order of columns. Refuses others, and names the sites."""
-    (first, plan), *others = plans.items()
-    for site, other in others:
+    forms = {site: repr(replace(plan, columns=tuple(sorted(plan.columns, key=repr)))) for site, plan in plans.items()}
+    usual, _ = Counter(forms.values()).most_common(1)[0]
+    first = next(site for site, form in forms.items() if form == usual)
+    plan = plans[first]
+    for site, other in plans.items():
         columns, theirs = ({column.name: column for column in one.columns} for one in (plan, other))
         for name in [*columns, *theirs]:
             if name not in columns or name not in theirs:
@@ -577,6 +611,20 @@ class SiteTable:
             labels = sorted({whole_number_text(self.target[i]) for rows in self.rows.values() for i in rows.tolist()})
         return table_sums(self.plan, {name: v[train] for name, v in self.columns.items()}, self.target[train], labels)
 
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        """The names of the columns that have numbers, in alphabetical order."""
+        return tuple(sorted(column.name for column in self.plan.columns if column.kind != "category"))
+
+    def numbers(self) -> np.ndarray:
+        """Returns the numbers of the training rows as the file has them (rows, columns), in the order of
+        `number_names`; a missing one is the mean of the column."""
+        rows = (self.rows or {})["train"]
+        found = np.stack([self.columns[name][rows] for name in self.number_names] or [np.zeros(len(rows))], axis=1)
+        known = ~np.isnan(found)
+        means = np.where(known, found, 0.0).sum(0) / np.maximum(known.sum(0), 1)
+        return np.where(known, found, means)
+
     def samples(self, rows: np.ndarray, preprocessing: Preprocessing) -> tuple[Any, ...]:
         """Returns some rows as inputs and targets, with the names of the subgroups if there are any."""
         inputs = preprocessing.transform_encoded({name: v[rows] for name, v in self.columns.items()}, self.file)
@@ -586,6 +634,11 @@ class SiteTable:
             targets = self.target[rows].astype(np.float32)
         pair: tuple[Tensor, Tensor] = torch.from_numpy(inputs), torch.from_numpy(targets)
         return pair if self.subgroups is None else (*pair, self.subgroups[rows].tolist())
+
+
+def is_fitted(site: Site) -> bool:
+    """Returns whether the samples of a site come from a table whose preprocessing depends on all sites' rows."""
+    return site.table is not None and not site.table.plan.fixed
 
 
 def fitted_sites(sites: Sequence[Site]) -> list[Site]:
@@ -603,4 +656,4 @@ def refitted(site: Site, preprocessing: Preprocessing, done: dict[int, Any] | No
         if id(rows) not in done:
             done[id(rows)] = table.samples(rows, preprocessing)
     parts = {part: done[id(rows)] for part, rows in (table.rows or {}).items()}
-    return replace(site, table=replace(table, preprocessing=preprocessing), **parts)
+    return replace(site, table=replace(table, preprocessing=preprocessing), reserved=None, **parts)

@@ -18,6 +18,8 @@ KINDS: tuple[str, ...] = get_args(Kind)
 MISSING_WORDS = ("", "na", "n/a", "nan", "null", "none")  # how tables write a missing value, in any case of letters
 YES_WORDS, NO_WORDS = ("yes", "y", "true", "t", "1", "1.0"), ("no", "n", "false", "f", "0", "0.0")
 CATEGORIES_AT_MOST = 100  # of a column; with more, it is a text or an identifier
+LARGEST = 1e15  # of numbers in a table
+NAME_AT_MOST = 200  # characters of the name of a column, a category or a label
 _FEW_TEXTS = 20  # different texts that a column may have although almost every row has another one
 _SHOWN = 3  # rows of one complaint
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
@@ -258,11 +260,11 @@ def encoded(values: Any, kind: Kind, name: str, where: str) -> np.ndarray:
         read = _day if kind == "date" else _yes
         missing = missing_in(values.tolist())
         numbers = np.array([math.nan if gone else read(v) for v, gone in zip(values.tolist(), missing)])
-    odd = ~missing & ~np.isfinite(numbers)
+    odd = ~missing & ~(np.abs(numbers) <= LARGEST)
     if odd.any():
         row = int(odd.argmax())
         meant = {
-            "number": "a finite number; write a point for decimals, no other separators and no unit",
+            "number": f"a finite number up to {LARGEST:g}; write a point for decimals, no other separators and no unit",
             "yes-no": "yes or no, true or false, 1 or 0",
             "date": "a date such as 2026-11-30",
         }[kind]

@@ -40,6 +40,10 @@ ANNOUNCED = {  # by kind of announcement
     "statistics": "mean and spread of each input as the model sees it, to 2 digits (with more than 64 inputs, or "
     "images: one mean and one spread of all together), the share of each class to 5 %, and the correlation of each "
     "input with the class number, to 0.1",
+    "table": "of a table whose columns are scaled or filled by the rows of all sites: names, kinds and settings of its "
+    "columns, its labels, the categories that at least 5 of its training rows have and, unless announce_statistics = "
+    "false, the mean, the sum of squared deviations and the number of values of each column of numbers, and of missing "
+    "values from 5 on",
     "ready": "a digest of what all sites said about their data",
     "status": "round, activity, latest metric on its own data, weight, sites it waits for, and bytes sent, every few "
     "seconds",

@@ -19,7 +19,8 @@ from fairmesh.mesh.node.membership import (
 )
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import ACTIVITY, Notices
-from fairmesh.mesh.node.site_statistics import WITHHELD, statistics, unusual
+from fairmesh.mesh.node.site_statistics import WITHHELD, unusual
+from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.problems.problem import Problem
 
@@ -34,7 +35,14 @@ class DataAgreement:
         self._node = node
         said = facts(node.own)
         refuse_many_outputs(said, node.membership.experiment)
+        self._tables = TableAgreement(node.membership.name, node.own, node.bulletin, node.folder)
         node.facts = self._frozen_facts(said)
+        if node.facts is not None:
+            node.own = self._tables.prepared(self._present, node.membership.experiment)
+
+    @property
+    def _present(self) -> list[str]:
+        return [member.name for member in self._node.membership.mesh.present]
 
     def settle(self, mailroom: Mailroom) -> None:
         """Waits until all sites have agreed on their data, unless they have done so before a restart."""
@@ -57,7 +65,9 @@ class DataAgreement:
         node = self._node
         frozen = frozen_facts(node.folder, node.membership.name, mine, node.digest)
         if frozen is None:
-            said = statistics(node.own.train) if node.membership.site.announce_statistics else WITHHELD
+            tells = node.membership.site.announce_statistics
+            self._tables.announce(tells)
+            said = self._tables.statistics() if tells else WITHHELD
             for kind, body in (("statistics", said), ("facts", mine)):
                 if node.bulletin.of(node.membership.name, kind) != body:
                     node.bulletin.announce(kind, body)
@@ -67,7 +77,7 @@ class DataAgreement:
         """Waits until all sites have announced data that fits together and have seen the same announcements. Then these
         are recorded, and the run begins with them."""
         node = self._node
-        bulletin, present = node.bulletin, [member.name for member in node.membership.mesh.present]
+        bulletin, present = node.bulletin, self._present
         shown: list[str] = []
         noticed = Notices()
 
@@ -81,11 +91,11 @@ class DataAgreement:
         def missing() -> list[str]:
             announced = bulletin.of_all("facts")
             known = {name: announced[name] for name in present if name in announced}
-            unlike = misfit(known)
+            unlike = misfit(known) or self._tables.misfit(present)
             self._stop_if_alone(unlike, len(known), noticed)
             if unlike is not None:
                 return told("the data of the sites does not fit together", *unlike)
-            compared = known.keys() & bulletin.of_all("statistics")
+            compared = (known.keys() & bulletin.of_all("statistics")) - set(self._tables.silent(present))
             if len(compared) == len(present):
                 heavy = too_heavy(node.membership, known)
                 if heavy is not None:
@@ -103,7 +113,9 @@ class DataAgreement:
 
         found: dict[str, Any] = {}
         node.wait(lambda: not missing(), missing)
+        self._tables.freeze(present)
         freeze_facts(node.folder, found, node.digest)
+        node.own = self._tables.prepared(present, node.membership.experiment)
         node.remember()
         return found
 
@@ -146,7 +158,9 @@ class DataAgreement:
         """Announces with which facts about the present sites this node begins."""
         node = self._node
         here = {member.name: known[member.name] for member in node.membership.mesh.present}
-        body = {"facts": hashlib.sha256(json.dumps(here, sort_keys=True).encode()).hexdigest()}
+        made = self._tables.agreed(list(here))
+        agreed = json.dumps(here, sort_keys=True) + ("" if made is None else made.to_json())
+        body = {"facts": hashlib.sha256(agreed.encode()).hexdigest()}
         if node.bulletin.of(node.membership.name, "ready") != body:
             node.bulletin.announce("ready", body)
         return body
@@ -174,5 +188,5 @@ class DataAgreement:
         node = self._node
         contract, announced = node.membership.experiment.contract, node.bulletin.of_all("statistics")
         present = [member.name for member in node.membership.mesh.present if member.name in announced]
-        columns = contract.columns if contract else ()
+        columns = self._tables.columns(contract.columns if contract else ())
         return unusual({name: announced[name] for name in present}, columns)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fairmesh.data.preprocessing import is_fitted
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
@@ -133,9 +134,10 @@ def own_data(membership: Membership) -> Problem:
 
 def facts(site: Site) -> dict[str, Any]:
     """Returns what the others must know about a site's data to agree on one problem: its size and its form."""
+    columns = ["table", []] if is_fitted(site) else None  # the number of inputs follows from all sites' tables
     return {
         "samples": len(site.train),
-        "inputs": [str(site.train.inputs.dtype), list(site.train.inputs.shape[1:])],
+        "inputs": [str(site.train.inputs.dtype), list(site.train.inputs.shape[1:])] if columns is None else columns,
         "targets": [str(site.train.targets.dtype), list(site.train.targets.shape[1:])],
         "outputs": shape_of([site])[1],
         "test": site.test is not None,
@@ -227,7 +229,7 @@ def common_problem(
     unlike = misfit({name: known[name] for name in names})
     if unlike is not None:
         raise BadInput(unlike[1])
-    outputs = max(outputs, *(int(known[name]["outputs"]) for name in names))
+    outputs = max(outputs, shape_of([mine])[1], *(int(known[name]["outputs"]) for name in names))
 
     def elsewhere(name: str) -> Site:
         count = int(known[name]["samples"])

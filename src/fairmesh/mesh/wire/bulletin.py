@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fairmesh.data.preprocessing import TableSums
 from fairmesh.errors import BadInput
 from fairmesh.mesh import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
@@ -22,12 +23,14 @@ from fairmesh.mesh.wire.token_bucket import TokenBucket
 
 _AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
 FOLLOW_AT_MOST = 1 << 18
+TABLE_AT_MOST = 1 << 18
 _AT_MOST_OF = {
     "certificate": 1 << 12,
     "facts": 1 << 12,
     "status": 1 << 13,
     "measured": 1 << 16,
     "follow": FOLLOW_AT_MOST,
+    "table": TABLE_AT_MOST,
 }
 _A_FRAME = 1 << 15  # bytes of news per frame
 _PER_SECOND, _AT_ONCE = 4.0, 40.0  # announcements of one site that a neighbour may pass on
@@ -123,6 +126,14 @@ def shortened(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:_SHORT])
 
 
+def _table(value: Any) -> bool:
+    """Returns whether this is what a site tells about its table."""
+    try:
+        return isinstance(value, dict) and TableSums.from_table(value) is not None
+    except BadInput:
+        return False
+
+
 def _is(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
@@ -172,6 +183,7 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "group": _short,
     },
     "statistics": {"mean": _numbers, "spread": _numbers, "shares": _numbers, "relation": _numbers},
+    "table": {"sums": _table, "fitted_by": _names},
     "status": {
         "round": _count,
         "activity": _short,

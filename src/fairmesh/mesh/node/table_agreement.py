@@ -1,0 +1,120 @@
+"""How sites with tables agree on one preprocessing before the first round: from sums that each of them announces.
+
+All compute it from the same sums in exact arithmetic, so that it is the same to the last bit, and as in a simulation.
+It is frozen with the run. A site that is restored later computes it again from the same sums.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairmesh.data.contract import Column
+from fairmesh.data.preprocessing import Misfit, Preprocessing, TableSums, is_fitted, refitted
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
+from fairmesh.experiment import Experiment
+from fairmesh.mesh.agreement import own_problem
+from fairmesh.mesh.node.site_statistics import statistics
+from fairmesh.mesh.wire.bulletin import TABLE_AT_MOST, Bulletin
+from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.run_folder import PREPROCESSING
+
+_KIND = "table"
+
+
+class TableAgreement:
+    """What a node says and hears about the tables of the sites. Nothing, if this site's inputs do not depend on others'
+    rows."""
+
+    def __init__(self, name: str, own: Site, bulletin: Bulletin, folder: Path):
+        self._name, self._own, self._bulletin, self._path = name, own, bulletin, folder / PREPROCESSING
+        self.needed = is_fitted(own)
+        if self.needed and own.table.rows is None:
+            raise BadInput(
+                "the data of this site is a table inside other data, such as held-out, whose columns would have to be "
+                "scaled by the rows of all sites; between organisations name the table itself"
+            )
+
+    def announce(self, tells: bool) -> None:
+        """Announces this site's sums; without numbers if it tells nothing about its values."""
+        if not self.needed:
+            return
+        sums = self._own.table.sums()
+        body = {"sums": (sums if tells else sums.withheld()).to_table(), "fitted_by": []}
+        if len(json.dumps(body)) > TABLE_AT_MOST - 4096:
+            raise BadInput(
+                f"the table has {len(sums.columns)} columns and many categories, too many to announce; leave some out "
+                "with exclude or inputs"
+            )
+        before = self._bulletin.of(self._name, _KIND)
+        if before is None or before["sums"] != body["sums"]:
+            self._bulletin.announce(_KIND, body)
+
+    def statistics(self) -> dict[str, list[float]]:
+        """Returns the coarse statistics that this site announces. Those of a table are of its numbers as the file has
+        them, since a difference in units is gone after scaling."""
+        table = self._own.table
+        if not self.needed:
+            return statistics(self._own.train)
+        targets = table.samples(table.rows["train"], table.preprocessing)[1]
+        return statistics(Samples(torch.from_numpy(table.numbers()), targets))
+
+    def columns(self, contract: Sequence[Column]) -> Sequence[Column]:
+        """Returns the columns that these statistics are of."""
+        return [Column(name) for name in self._own.table.number_names] if self.needed else contract
+
+    def silent(self, present: Sequence[str]) -> list[str]:
+        """Returns the sites whose sums are not known yet."""
+        announced = self._bulletin.of_all(_KIND)
+        return [name for name in self._sites(present) if name not in announced] if self.needed else []
+
+    def misfit(self, present: Sequence[str]) -> tuple[list[str], str] | None:
+        """Returns the sites whose tables do not fit those of most, and what differs; or None."""
+        if not self.needed:
+            return None
+        try:
+            self._fitted([name for name in self._sites(present) if self._bulletin.of(name, _KIND)])
+        except Misfit as error:
+            return error.sites, error.reason
+        return None
+
+    def agreed(self, present: Sequence[str]) -> Preprocessing | None:
+        """Returns the frozen preprocessing, or the one that follows from all sums. None if none is needed."""
+        if not self.needed:
+            return None
+        if self._path.exists():
+            return Preprocessing.from_json(read_bytes(self._path).decode())
+        return self._fitted(self._sites(present))
+
+    def freeze(self, present: Sequence[str]) -> None:
+        """Records the preprocessing, as the run begins with it, and announces whose sums it was fitted by."""
+        made, sites = self.agreed(present), list(self._sites(present))
+        if made is None:
+            return
+        write_atomically(self._path, made.to_json().encode())
+        body = self._bulletin.of(self._name, _KIND)
+        self._bulletin.announce(_KIND, (body or {}) | {"fitted_by": sites})
+
+    def prepared(self, present: Sequence[str], experiment: Experiment) -> Site:
+        """Returns this site with its samples made by the preprocessing of all sites."""
+        made = self.agreed(present)
+        if made is None:
+            return self._own
+        (site,) = own_problem(refitted(self._own, made), experiment).sites
+        return site
+
+    def _sites(self, present: Sequence[str]) -> Sequence[str]:
+        """Returns the sites by whose sums the preprocessing is fitted: all that are present when the run begins."""
+        said = Counter(tuple(body["fitted_by"]) for body in self._bulletin.of_all(_KIND).values() if body["fitted_by"])
+        sites, votes = said.most_common(1)[0] if said else ((), 0)
+        return sites if 2 * votes >= len(present) else present
+
+    def _fitted(self, sites: Sequence[str]) -> Preprocessing | None:
+        bodies: dict[str, Any] = {name: self._bulletin.of(name, _KIND) for name in sites}
+        told = {name: TableSums.from_table(body["sums"]) for name, body in bodies.items() if body}
+        return Preprocessing.fitted(told) if told else None

@@ -1,0 +1,135 @@
+"""Tables between organisations: all sites fit the same preprocessing as a simulation, from sums; mistakes are named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fairmesh as fm
+from fairmesh.data.preprocessing import Preprocessing, TableSums
+from fairmesh.mesh.node.table_agreement import TableAgreement
+from fairmesh.mesh.wire.bulletin import KINDS
+from fairmesh.storage.run_folder import PREPROCESSING
+from tests.data.test_preprocessing import clinic, write
+from tests.mesh.scenarios import Run
+from tests.refusals import refused
+
+NAMES = ["a", "b", "c"]
+TRAINING = """
+rounds = 6
+topology = "ring"
+algorithm = { name = "ad-gda", consensus_step = 0.5, primal_step = 0.1 }
+[options]
+measure_every = 3
+"""
+
+
+@pytest.fixture
+def founded(tmp_path):
+    """Founds meshes, and ends their nodes."""
+    made: list[Run] = []
+
+    def found(experiment: str) -> Run:
+        made.append(Run(tmp_path, NAMES, experiment))
+        return made[-1]
+
+    yield found
+    for run in made:
+        run.kill()
+
+
+def preprocessing_of(folder: Path, name: str) -> Preprocessing:
+    return Preprocessing.from_json((folder / name / "state" / "result" / PREPROCESSING).read_text())
+
+
+def test_nodes_and_a_simulation_have_the_same_preprocessing_and_rows(tmp_path, founded):
+    file = write(tmp_path / "clinic.csv", clinic())
+    data = f'[data]\nname = "table"\nfile = "{file}"\ntarget = "ill"\nsite = "where"\n'
+    run = founded(TRAINING + data)
+    run.start(*NAMES)
+    run.end(*NAMES)
+    problem = fm.load_experiment(tmp_path / "experiment.toml").problem()
+    for k, name in enumerate(NAMES):
+        assert preprocessing_of(tmp_path, name) == problem.preprocessing
+        (agreed,) = run.events(name, "the sites' data is agreed")
+        assert agreed["data_and_model"] == problem.keeping([k]).digest(), "its rows and the model to start from"
+
+
+def own_tables(run: Run, **changes) -> dict[str, Path]:
+    """Gives each site a table of its own, in another order of columns."""
+    files = {}
+    for k, name in enumerate(NAMES):
+        columns = {key: values[k::3] for key, values in clinic(240).items() if key != "where"}
+        columns = changes.get(name, lambda columns: columns)(
+            dict(list(columns.items())[k:] + list(columns.items())[:k])
+        )
+        files[name] = Path(write(run.folder / name / "rows.csv", columns))
+        path = run.folder / name / "site.toml"
+        text = path.read_text().replace('data = "experiment"\n', "")
+        path.write_text(f'{text}\n[data]\nname = "table"\nfile = "rows.csv"\ntarget = "ill"\n')
+    return files
+
+
+SHARED = 'data = { name = "digits", nodes = 3 }'  # sites name their own
+
+
+def test_nodes_with_tables_of_their_own_agree_on_one_preprocessing_also_after_a_restart(tmp_path, founded):
+    run = founded(SHARED + TRAINING.replace("rounds = 6", "rounds = 300"))
+    files = own_tables(run)
+    sums = {}
+    for name, file in files.items():
+        (site,) = fm.data.Table(str(file), "ill", partition=fm.data.Even(1)).sites()
+        sums[name] = site.table.sums()
+    run.start(*NAMES)
+    run.until(lambda: run.status("b")["round"] > 20)
+    run.crash("b")
+    run.start("b")
+    run.end(*NAMES)
+    expected = Preprocessing.fitted(sums)
+    assert [preprocessing_of(tmp_path, name) for name in NAMES] == [expected] * 3
+    assert expected.columns[1].categories == ("east", "north", "south")
+
+
+@pytest.mark.slow
+def test_site_whose_table_lacks_a_column_ends_with_the_reason_and_the_others_name_it(tmp_path, founded):
+    run = founded(SHARED + TRAINING)
+    own_tables(run, c=lambda columns: {key: values for key, values in columns.items() if key != "age"})
+    run.start(*NAMES)
+    run.until(lambda: run.events("a", "the data of the sites does not fit together"))
+    (told,) = run.events("a", "the data of the sites does not fit together")
+    assert (told["site"], "'age'" in told["reason"]) == ("c", True)
+    own_tables(run)
+    run.kill()
+    run.start(*NAMES)
+    run.end(*NAMES)
+    assert preprocessing_of(tmp_path, "a") == preprocessing_of(tmp_path, "c")
+
+
+def test_sums_of_another_form_are_refused_before_anything_is_computed(tmp_path):
+    (site,) = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", partition=fm.data.Even(1)).sites()
+    good = site.table.sums().to_table()
+    accepts = KINDS["table"]["sums"]
+    assert accepts(good)
+    for spoil in (
+        lambda table: table["columns"][0].__setitem__(2, 1e300),
+        lambda table: table["columns"][0].__setitem__(3, -1.0),
+        lambda table: table["columns"][0].__setitem__(0, 1.5),
+        lambda table: table["columns"][0].__setitem__(2, float("nan")),
+        lambda table: table["columns"].pop(),
+        lambda table: table["columns"][1].__setitem__(4, ["x" * 1000]),
+        lambda table: table["plan"].pop("target"),
+        lambda table: table["plan"].__setitem__("more", 1),
+        lambda table: table["plan"]["columns"][0].__setitem__("kind", "picture"),
+        lambda table: table["plan"]["columns"][0].__setitem__("scale", "1"),
+        lambda table: table.__setitem__("plan", []),
+    ):
+        bad = json.loads(json.dumps(good))
+        spoil(bad)
+        assert not accepts(bad)
+    assert TableSums.from_table(good) == site.table.sums()
+
+
+def test_table_inside_other_data_is_refused_between_organisations(tmp_path):
+    table = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", site="where")
+    with refused("held-out", "table"):
+        TableAgreement("a", fm.data.HeldOut(table).sites()[0], None, tmp_path)
