@@ -73,8 +73,9 @@ def own_tables(run: Run, **changes) -> dict[str, Path]:
 SHARED = 'data = { name = "digits", nodes = 3 }'  # sites name their own
 
 
+@pytest.mark.slow
 def test_nodes_with_tables_of_their_own_agree_on_one_preprocessing_also_after_a_restart(tmp_path, founded):
-    run = founded(SHARED + TRAINING.replace("rounds = 6", "rounds = 300"))
+    run = founded(SHARED + TRAINING.replace("rounds = 6", "rounds = 120"))
     files = own_tables(run)
     sums = {}
     for name, file in files.items():

@@ -4,8 +4,9 @@ import json
 import shlex
 import tomllib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,6 +18,9 @@ from fairmesh.cli.terminal import (
     show_table,
 )
 from fairmesh.errors import BadInput
+
+if TYPE_CHECKING:
+    from fairmesh.data.check import Finding
 
 data = typer.Typer(help="List, fetch, check and show datasets.")
 
@@ -98,13 +102,83 @@ def fetch(
 
 @data.command()
 def check(
-    name: Annotated[str | None, typer.Argument(help="One dataset; by default all that are found.")] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(help="An experiment file, a table, a folder of images, or a dataset; by default all datasets."),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Of a table: the column to predict.")] = None,
+    site: Annotated[str | None, typer.Option(help="Of a table: the column that names the site.")] = None,
+    numbers: Annotated[bool, typer.Option("--numbers", help="The target is a number, not a label.")] = False,
     folder: Folder = None,
     json_: Json = False,
 ) -> None:
-    """Check official files against their checksums.
+    """Say what looks wrong with data, or check official files.
 
-    Exits with 1 if a file is damaged or missing."""
+    Of an experiment file, a table or a folder of images: duplicates within and across training rows, test rows and
+    sites; columns that are constant, identifiers, or tell the target; what differs between sites, such as units; single
+    classes, rare classes and small test sets. Exits with 1 if results would mislead.
+
+    Of a published dataset: checks the files against their checksums. Exits with 1 if one is damaged or missing."""
+    if what is None or (not Path(what).exists() and not Path(what).suffix):
+        _check_files(what, folder, json_)
+        return
+    path = Path(what)
+    if not path.exists():
+        raise BadInput(f"there is no file {path}")
+    findings, sites = _findings(path, target, site, "numbers" if numbers else "labels")
+    wrong = sum(one.severity == "error" for one in findings)
+    if json_:
+        print_json({"checked": what, "sites": sites, "findings": [asdict(one) for one in findings], "errors": wrong})
+    else:
+        for one in findings:
+            say(f"{one.severity}: {one.sentence}")
+        others = len(findings) - wrong
+        found = (
+            f"{wrong} error{'s' * (wrong != 1)} and {others} warning{'s' * (others != 1)}" if findings else "nothing"
+        )
+        say(f"{found} found in {what}" + (f", {sites} site{'s' * (sites != 1)}" if sites else ""))
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _findings(
+    path: Path, target: str | None, site: str | None, predict: Literal["labels", "numbers"]
+) -> tuple[list["Finding"], int]:
+    """Returns what looks wrong with the data of a file or folder, and the number of its sites."""
+    from fairmesh.data.check import Finding, check_sites, check_table, table_of_file
+    from fairmesh.data.datasets import Data, ImageFolder, Table
+    from fairmesh.experiment import load_experiment
+    from fairmesh.mesh.node.site_statistics import unusual_sites
+
+    experiment = None
+    made: Data
+    if path.suffix == ".toml":
+        experiment = load_experiment(path)
+        made = experiment.known_data()
+    elif path.is_dir():
+        made = ImageFolder(str(path))
+    elif target is None:
+        raise BadInput(f"{path}: name the column to predict with --target")
+    else:
+        made = table_of_file(str(path), target, site, predict)
+    inner = made
+    while isinstance(inside := getattr(inner, "data", None), Data):
+        inner = inside
+    findings = list(check_table(inner)) if isinstance(inner, Table) else []
+    try:
+        sites = made.sites() if experiment is None else experiment.sites(made)
+    except BadInput as error:
+        if not any(one.severity == "error" for one in findings):
+            findings.append(Finding("error", "unusable", str(error)))
+        return findings, 0
+    findings += check_sites(sites)
+    for name, reasons in unusual_sites(sites).items():
+        findings += [Finding("warning", "looks different", f"{name} looks different: {reason}") for reason in reasons]
+    return findings, len(sites)
+
+
+def _check_files(name: str | None, folder: Path | None, json_: bool) -> None:
+    """Checks official files against their checksums."""
     from fairmesh.data.datasets.download import check as verdicts
     from fairmesh.data.datasets.sources import SOURCES, found, places
 
@@ -141,8 +215,6 @@ def show(
     """Show which classes each node would have.
 
     Prints a table and draws a picture of nodes and classes."""
-    from dataclasses import asdict
-
     from fairmesh.config.registry import registered_name
     from fairmesh.data.summary import site_summaries
     from fairmesh.report.site_pictures import picture

@@ -166,7 +166,8 @@ def _column_plan(table: Mapping[str, Any]) -> ColumnPlan:
     made = ColumnPlan(**table)
     if made.kind not in KINDS or type(made.required) is not bool:
         raise ValueError("a column of another form")
-    numbers = [one for one in (made.center, made.scale, made.fill) if one is not None and not isinstance(one, str)]
+    numbers = [one for one in (made.center, made.scale) if one is not None]
+    numbers += [] if made.fill is None or isinstance(made.fill, str) else [made.fill]
     if not all(type(one) in (int, float) and abs(one) <= LARGEST for one in numbers):
         raise ValueError("a number that is too large")
     _texts([made.name, *([made.fill] if isinstance(made.fill, str) else [])])

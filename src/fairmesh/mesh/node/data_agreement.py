@@ -19,7 +19,7 @@ from fairmesh.mesh.node.membership import (
 )
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import ACTIVITY, Notices
-from fairmesh.mesh.node.site_statistics import WITHHELD, unusual
+from fairmesh.mesh.node.site_statistics import WITHHELD, columns_of, statistics_of, unusual
 from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.problems.problem import Problem
@@ -67,7 +67,7 @@ class DataAgreement:
         if frozen is None:
             tells = node.membership.site.announce_statistics
             self._tables.announce(tells)
-            said = self._tables.statistics() if tells else WITHHELD
+            said = statistics_of(node.own) if tells else WITHHELD
             for kind, body in (("statistics", said), ("facts", mine)):
                 if node.bulletin.of(node.membership.name, kind) != body:
                     node.bulletin.announce(kind, body)
@@ -188,5 +188,5 @@ class DataAgreement:
         node = self._node
         contract, announced = node.membership.experiment.contract, node.bulletin.of_all("statistics")
         present = [member.name for member in node.membership.mesh.present if member.name in announced]
-        columns = self._tables.columns(contract.columns if contract else ())
+        columns = columns_of(node.own, contract.columns if contract else ())
         return unusual({name: announced[name] for name in present}, columns)

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from fairmesh.data.contract import Column
+from fairmesh.data.preprocessing import is_fitted
 from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
 
 INPUTS_AT_MOST = 64  # with more inputs, or arrays such as images, one mean and one spread of all together
 CLASSES_AT_MOST = 100
@@ -55,6 +57,28 @@ def statistics(samples: Samples) -> dict[str, list[float]]:
         both = (((rows - mean) * numbers[:, None]).mean(0) / (spread * numbers.square().mean().sqrt())).nan_to_num()
         found["relation"] = [round(x, 1) for x in both.tolist()]
     return found
+
+
+def statistics_of(site: Site) -> dict[str, list[float]]:
+    """Returns what a site announces. Of a table that is scaled by the rows of all sites, it is about the numbers as the
+    file has them, since a difference in units is gone after scaling."""
+    table = site.table
+    if not is_fitted(site) or table.rows is None:
+        return statistics(Samples.of(site.train, site.name or "a site"))
+    targets = table.samples(table.rows["train"], table.preprocessing)[1]
+    return statistics(Samples(torch.from_numpy(table.numbers()), targets))
+
+
+def columns_of(site: Site, contract: Sequence[Column] = ()) -> Sequence[Column]:
+    """Returns the columns that `statistics_of` is about."""
+    fitted = is_fitted(site) and site.table.rows is not None
+    return [Column(name) for name in site.table.number_names] if fitted else contract
+
+
+def unusual_sites(sites: Sequence[Site]) -> dict[str, list[str]]:
+    """Returns the sites whose data looks different, and how, as nodes would say it."""
+    said = {site.name or f"node {i}": statistics_of(site) for i, site in enumerate(sites)}
+    return unusual(said, columns_of(sites[0]))
 
 
 def _rounded(value: float, size: float) -> float:

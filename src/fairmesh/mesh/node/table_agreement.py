@@ -10,16 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fairmesh.data.contract import Column
 from fairmesh.data.preprocessing import Misfit, Preprocessing, TableSums, is_fitted, refitted
-from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.agreement import own_problem
-from fairmesh.mesh.node.site_statistics import statistics
 from fairmesh.mesh.wire.bulletin import TABLE_AT_MOST, Bulletin
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import PREPROCESSING
@@ -54,19 +49,6 @@ class TableAgreement:
         before = self._bulletin.of(self._name, _KIND)
         if before is None or before["sums"] != body["sums"]:
             self._bulletin.announce(_KIND, body)
-
-    def statistics(self) -> dict[str, list[float]]:
-        """Returns the coarse statistics that this site announces. Those of a table are of its numbers as the file has
-        them, since a difference in units is gone after scaling."""
-        table = self._own.table
-        if not self.needed:
-            return statistics(self._own.train)
-        targets = table.samples(table.rows["train"], table.preprocessing)[1]
-        return statistics(Samples(torch.from_numpy(table.numbers()), targets))
-
-    def columns(self, contract: Sequence[Column]) -> Sequence[Column]:
-        """Returns the columns that these statistics are of."""
-        return [Column(name) for name in self._own.table.number_names] if self.needed else contract
 
     def silent(self, present: Sequence[str]) -> list[str]:
         """Returns the sites whose sums are not known yet."""

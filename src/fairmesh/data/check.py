@@ -1,0 +1,277 @@
+"""What looks wrong with the data of sites, in words: duplicates, leaks, single classes, columns that differ."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fairmesh.data.datasets.table import Table
+from fairmesh.data.partitions import Even
+from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
+from fairmesh.data.tables import column_of, is_missing, kind_of, parsed, refuse_many_categories, whole_number_text
+from fairmesh.errors import BadInput
+
+FEW_TEST_ROWS = 30  # with fewer, a metric of the site says little
+_RARE = 0.05  # share of a class
+_MISSING_APART = 0.3  # difference between the shares of missing values at two sites
+_FEW_VALUES = 20  # different values of a column that may be compared with the target one by one
+_BY_CHANCE = 0.1  # share of test rows that may be equal to training rows without misleading
+_SHOWN = 4  # names in a sentence
+_WORTH_COMPARING = 10  # rows of a site with which its columns are compared
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that looks wrong.
+
+    Args:
+        severity: "error" if the data cannot be used or results would mislead; "warning" if a person should look.
+        what: A short name of the kind of finding.
+        sentence: What, where, and what to do.
+    """
+
+    severity: Literal["error", "warning"]
+    what: str
+    sentence: str
+
+
+def table_of_file(
+    file: str, target: str, site: str | None = None, predict: Literal["labels", "numbers"] = "labels"
+) -> Table:
+    """Returns a file as the data of an experiment: by its site column, or as one site."""
+    if site is None:
+        return Table(file, target, predict=predict, partition=Even(1))
+    return Table(file, target, site, predict=predict)
+
+
+def check_table(table: Table) -> Iterator[Finding]:
+    """Yields what looks wrong with the columns of a table."""
+    try:
+        columns = table.read()
+        names = table.input_names(columns)
+    except BadInput as error:
+        yield Finding("error", "unusable", str(error))
+        return
+    target = column_of(columns, table.target, table.file)
+    sites = column_of(columns, table.site, table.file) if table.site else np.array([""] * len(target))
+    for name in names:
+        yield from _column(table, name, columns[name], target)
+        if table.site:
+            yield from _between_sites(table, name, columns[name], sites)
+
+
+def _column(table: Table, name: str, values: np.ndarray, target: np.ndarray) -> Iterator[Finding]:
+    texts = ["" if is_missing(value) else str(value) for value in values.tolist()]
+    known = [text for text in texts if text]
+    leave_out = f'leave it out: exclude = ["{name}"]'
+    if not known:
+        yield Finding("warning", "empty column", f"column {name!r} has no values; {leave_out}")
+        return
+    if len(set(known)) == 1:
+        said = "has the same value in every row" if len(known) == len(texts) else "has only one value and gaps"
+        yield Finding("warning", "constant column", f"column {name!r} {said} ({known[0]!r}); {leave_out}")
+        return
+    if _is_identifier(values, known):
+        said = f"column {name!r} has a different value in every row, as an identifier has; {leave_out}"
+        yield Finding("warning", "identifier", said)
+        return
+    try:
+        if name not in table.types and name not in table.categories and kind_of(values, name, table.file) == "category":
+            refuse_many_categories(values, name, table.file)
+    except BadInput as error:
+        yield Finding("error", "unusable column", str(error))
+        return
+    if _tells_target(values, texts, target, table.predict):
+        yield Finding(
+            "error",
+            "leak",
+            f"column {name!r} tells the target {table.target!r} in every row, so that the model learns to copy it; "
+            f"if it is not known when a prediction is made, {leave_out}",
+        )
+
+
+def _is_identifier(values: np.ndarray, known: Sequence[str]) -> bool:
+    """Returns whether a column has another whole number or text in every row."""
+    if len(known) < _WORTH_COMPARING or len(set(known)) < len(known):
+        return False
+    numbers, missing = parsed(values)
+    numbers = numbers[~missing]
+    if np.isnan(numbers).all():
+        return True
+    return bool((numbers == np.round(numbers)).all() and numbers.max() - numbers.min() == len(numbers) - 1)
+
+
+def _tells_target(
+    values: np.ndarray, texts: Sequence[str], target: np.ndarray, predict: Literal["labels", "numbers"]
+) -> bool:
+    """Returns whether a column equals the target, or another name for it."""
+    if predict == "numbers":
+        (x, gone), (y, _) = parsed(values), parsed(target)
+        both = ~gone & np.isfinite(x) & np.isfinite(y)
+        if both.sum() < _WORTH_COMPARING or x[both].std() == 0 or y[both].std() == 0:
+            return False
+        return bool(abs(np.corrcoef(x[both], y[both])[0, 1]) > 0.9999)
+    labels = [whole_number_text(label) for label in target.tolist()]
+    if len(set(texts)) > _FEW_VALUES or len(set(labels)) < 2 or len(texts) < _WORTH_COMPARING:
+        return False
+    rows = Counter(zip(texts, labels))
+    return len(rows) == len(set(texts)) and min(Counter(texts).values()) > 1
+
+
+def _between_sites(table: Table, name: str, values: np.ndarray, sites: np.ndarray) -> Iterator[Finding]:
+    """Yields how a column differs between sites: its kind, its categories, and how much is missing."""
+    gaps, kinds, of_site = {}, {}, dict[str, set[str]]()
+    for site in dict.fromkeys(sites.tolist()):
+        mine = values[sites == site]
+        if len(mine) < _WORTH_COMPARING:
+            continue
+        known = [str(value).strip() for value in mine.tolist() if not is_missing(value)]
+        gaps[str(site)] = 1 - len(known) / len(mine)
+        try:
+            if known:
+                kinds[str(site)] = kind_of(mine, name, table.file)
+        except BadInput:
+            kinds[str(site)] = "mixed"
+        if kinds.get(str(site)) == "category":
+            of_site[str(site)] = set(known)
+    if len(gaps) < 2:
+        return
+    most, least = max(gaps, key=gaps.__getitem__), min(gaps, key=gaps.__getitem__)
+    if gaps[most] - gaps[least] > _MISSING_APART:
+        yield Finding(
+            "warning",
+            "missing values differ",
+            f"column {name!r}: {gaps[most]:.0%} of the values are missing at {most}, {gaps[least]:.0%} at {least}; a "
+            "model may learn the site from it",
+        )
+    if len(set(kinds.values())) > 1:
+        said = "; ".join(
+            f"{kind} at {_listed([s for s, k in kinds.items() if k == kind])}" for kind in set(kinds.values())
+        )
+        yield Finding(
+            "warning", "kinds differ", f"column {name!r} is not the same everywhere: {said}; write it in the same way"
+        )
+    held = Counter(one for some in of_site.values() for one in some)
+    if len(of_site) == len(gaps) > 1:
+        for site, some in of_site.items():
+            alone = sorted(one for one in some if held[one] == 1)
+            if len(alone) > len(some) / 2:
+                yield Finding(
+                    "warning",
+                    "categories differ",
+                    f"column {name!r} at {site}: {_listed(alone)}, which no other site has; perhaps another spelling",
+                )
+
+
+def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
+    """Yields what looks wrong with the samples of sites, of whatever kind they are."""
+    named = {site.name or f"node {i}": site for i, site in enumerate(sites)}
+    train = {name: Samples.of(site.train, name) for name, site in named.items()}
+    test = {name: Samples.of(site.test, name) for name, site in named.items() if site.test is not None}
+    yield from _duplicates(train, test)
+    for name, samples in train.items():
+        yield from _classes(name, samples, test.get(name))
+    for name in named:
+        if name not in test:
+            yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
+        elif len(test[name]) < FEW_TEST_ROWS:
+            count = len(test[name])
+            sure = 100 / math.sqrt(count)
+            yield Finding(
+                "warning",
+                "few test rows",
+                f"{name} has {count} test rows; an accuracy from so few is known to about {sure:.0f} points only; "
+                "hold out more (test_share), or repeat the split (splits = 10)",
+            )
+    labels = [samples.targets for samples in train.values() if not samples.targets.is_floating_point()]
+    if len(labels) == len(train) and all(one.ndim == 1 for one in labels):
+        counts = sum((Counter(one.tolist()) for one in labels), Counter())
+        total = sum(counts.values())
+        for label, count in sorted(counts.items()):
+            if count < _RARE * total and len(counts) <= _FEW_VALUES:
+                yield Finding(
+                    "warning",
+                    "rare class",
+                    f"{_class_name(sites, label)} has {count:,} of {total:,} training rows ({count / total:.1%}); "
+                    "accuracy hides how it does: look at balanced accuracy, or weigh classes in the loss",
+                )
+
+
+def _class_name(sites: Sequence[Site], label: int) -> str:
+    table = sites[0].table
+    classes = () if table is None or table.preprocessing is None else table.preprocessing.classes
+    return f"class {classes[label]!r}" if label < len(classes) else f"class {label}"
+
+
+def _classes(name: str, train: Samples, test: Samples | None) -> Iterator[Finding]:
+    for what, samples in (("training", train), ("test", test)):
+        if samples is None or samples.targets.is_floating_point() or samples.targets.ndim != 1 or len(samples) < 2:
+            continue
+        if len(samples.targets.unique()) == 1:
+            yield Finding(
+                "warning",
+                "single class",
+                f"the {len(samples):,} {what} rows of {name} are all of one class; is the label column right? Some "
+                "metrics are not defined there",
+            )
+
+
+def _duplicates(train: Mapping[str, Samples], test: Mapping[str, Samples]) -> Iterator[Finding]:
+    """Yields rows that are there twice: within a site's training rows, in training and test rows, and at two sites."""
+    where: dict[bytes, set[str]] = defaultdict(set)
+    keys = {name: _keys(samples) for name, samples in train.items()}
+    for name, mine in keys.items():
+        again = len(mine) - len(set(mine))
+        if again:
+            said = f"{again:,} of {len(mine):,} training rows of {name} repeat others; remove them if they are mistakes"
+            yield Finding("warning", "duplicate rows", said)
+        for key in mine:
+            where[key].add(name)
+    shared = Counter(tuple(sorted(names)) for names in where.values() if len(names) > 1)
+    for names, count in shared.most_common(_SHOWN):
+        yield Finding(
+            "warning", "same rows at sites", f"{count:,} training rows are the same at {_listed(names)}; did they copy?"
+        )
+    done: dict[int, list[bytes]] = {}
+    for name, samples in test.items():
+        judge = done.setdefault(id(samples.inputs), _keys(samples))
+        here, elsewhere = 0, Counter[str]()
+        for key in judge:
+            here += name in where.get(key, ())
+            elsewhere.update(where.get(key, set()) - {name})
+        if here:
+            yield Finding(
+                _severity(here, len(judge)),
+                "test rows in training",
+                f"{here:,} of {len(judge):,} test rows of {name} are also among its training rows, so that its metrics "
+                "are too good; remove duplicates before the split",
+            )
+        if elsewhere:
+            other, count = elsewhere.most_common(1)[0]
+            yield Finding(
+                _severity(count, len(judge)),
+                "test rows in training",
+                f"{count:,} of {len(judge):,} test rows of {name} are among the training rows of {other}; remove them "
+                "at one of the two",
+            )
+
+
+def _severity(count: int, rows: int) -> Literal["error", "warning"]:
+    """Returns how bad so many test rows in training are: a few may be equal by chance if columns have few values."""
+    return "error" if count > _BY_CHANCE * rows else "warning"
+
+
+def _keys(samples: Samples) -> list[bytes]:
+    """Returns for each sample something that is equal for equal ones."""
+    inputs = samples.inputs.reshape(len(samples), -1).contiguous().numpy()
+    targets = samples.targets.reshape(len(samples), -1).contiguous().numpy()
+    return [a.tobytes() + b.tobytes() for a, b in zip(inputs, targets)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,127 @@
+"""`fairmesh data check`: what looks wrong with tables and other data, in words."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.data.check import check_sites, check_table, table_of_file
+from tests.data.test_own_data import write_images
+from tests.data.test_preprocessing import write
+
+
+def rows(count: int = 300) -> dict:
+    generator = np.random.default_rng(0)
+    site = np.array(["north", "south", "east"])[np.arange(count) % 3]
+    mass = generator.normal(70, 10, count).round(6)
+    ward = generator.choice(["a", "b"], count)
+    return {
+        "mass": mass,
+        "ward": ward,
+        "site": site,
+        "ill": np.where(mass + generator.normal(0, 9, count) > 70, "y", "n"),
+    }
+
+
+def found(tmp_path, columns, **settings) -> dict[str, str]:
+    """What is found, by its kind."""
+    data = table_of_file(write(tmp_path / "t.csv", columns), "ill", **({"site": "site"} | settings))
+    findings = [*check_table(data)]
+    with contextlib.suppress(fm.BadInput):
+        findings += check_sites(data.sites())
+    return {one.what: f"{one.severity}: {one.sentence}" for one in findings}
+
+
+def changed(name: str, values) -> dict:
+    return rows() | {name: values}
+
+
+def gaps() -> np.ndarray:
+    mass = rows()["mass"].astype(str)
+    mass[1::3] = ""
+    return mass
+
+
+def wards() -> np.ndarray:
+    ward = rows()["ward"].astype("U20")
+    ward[2::3] = "ward " + ward[2::3]
+    return ward
+
+
+def dated() -> np.ndarray:
+    return np.where(rows()["site"] == "east", "2024-01-01", rows()["ward"])
+
+
+def repeated() -> dict:
+    columns = rows()
+    return {name: np.concatenate([values, values[:30]]) for name, values in columns.items()}
+
+
+CASES = {
+    "constant column": (changed("ward", ["a"] * 300), ["warning", "'ward'", "exclude"]),
+    "empty column": (changed("ward", [""] * 300), ["warning", "'ward'"]),
+    "identifier": (changed("ward", [f"P{i}" for i in range(300)]), ["warning", "'ward'", "exclude"]),
+    "leak": (changed("ward", np.where(rows()["ill"] == "y", "died", "home")), ["error", "'ward'", "'ill'"]),
+    "unusable column": (changed("mass", ["heavy", *rows()["mass"][1:]]), ["error", "row 1", "'heavy'"]),
+    "missing values differ": (changed("mass", gaps()), ["warning", "'mass'", "100% ", "south"]),
+    "categories differ": (changed("ward", wards()), ["warning", "'ward'", "east", "ward a"]),
+    "kinds differ": (changed("ward", dated()), ["east", "date"]),
+    "test rows in training": (repeated(), ["error", "test rows"]),
+    "duplicate rows": (repeated(), ["warning", "training rows"]),
+    "few test rows": ({k: v[:60] for k, v in rows().items()}, ["warning", "4 test rows", "test_share"]),
+    "single class": (changed("ill", np.where(rows()["site"] == "east", "y", rows()["ill"])), ["east", "one class"]),
+    "rare class": (changed("ill", ["y"] * 10 + ["n"] * 290), ["warning", "class 'y'"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_check_names_what_is_wrong_with_a_table(case, tmp_path):
+    columns, names = CASES[case]
+    said = found(tmp_path, columns)
+    assert case in said, said
+    assert [name for name in names if name not in said[case]] == []
+
+
+def test_check_finds_nothing_wrong_with_a_good_table(tmp_path):
+    assert found(tmp_path, rows(600)) == {}
+
+
+def test_check_finds_a_number_that_tells_the_number_to_predict(tmp_path):
+    mass = rows()["mass"]
+    columns = rows() | {"grams": 1000 * mass, "ill": mass}
+    data = table_of_file(write(tmp_path / "t.csv", columns), "ill", "site", "numbers")
+    assert [one.what for one in check_table(data)] == ["leak", "leak"]
+
+
+def test_check_finds_rows_of_one_site_at_another():
+    inputs, labels = torch.randn(200, 3), torch.arange(200) % 2
+    sites = [
+        fm.Site((inputs[:80], labels[:80]), test=(inputs[100:140], labels[100:140]), name="a"),
+        fm.Site((inputs[60:140], labels[60:140]), test=(inputs[140:180], labels[140:180]), name="b"),
+    ]
+    said = [(one.what, one.sentence) for one in check_sites(sites)]
+    assert [what for what, _ in said] == ["same rows at sites", "test rows in training"]
+    assert "20 training rows" in said[0][1]
+    assert "40 of 40 test rows of a" in said[1][1]
+
+
+def test_command_checks_a_table_an_experiment_and_images(tmp_path, called):
+    columns = rows() | {"mass": np.where(rows()["site"] == "east", 1000, 1) * rows()["mass"]}
+    file = write(tmp_path / "t.csv", columns)
+    code, out, _ = called("data", "check", file, "--target", "ill", "--site", "site", "--json")
+    table = json.loads(out)
+    assert (code, table["sites"], table["errors"]) == (0, 3, 0)
+    assert any("east" in one["sentence"] and "unit" in one["sentence"] for one in table["findings"])
+    (tmp_path / "e.toml").write_text(
+        f'[data]\nname = "table"\nfile = "{write(tmp_path / "r.csv", repeated())}"\ntarget = "ill"\nsite = "site"\n'
+    )
+    code, _, err = called("data", "check", tmp_path / "e.toml")
+    assert (code, "error: " in err, "3 sites" in err) == (1, True, True)
+    write_images(tmp_path / "scans")
+    code, _, err = called("data", "check", tmp_path / "scans")
+    assert (code, "lyon" in err) == (0, True)
+    assert called("data", "check", file)[0] == 2  # no target
+    assert called("data", "check", tmp_path / "no.csv", "--target", "y")[0] == 2
