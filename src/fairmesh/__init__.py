@@ -7,6 +7,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.data           datasets, files of your own, and how samples are dealt to sites
     fm.errors         the errors that fairmesh raises on purpose
     fm.evidence       intervals, and verdicts on two models
+    fm.losses         what training lowers: cross-entropy with class weights, focal, Dice, ...
     fm.metrics        how good a model is at a site and over sites: accuracy, AUROC, calibration, ...
     fm.models         models that experiment files can name
     fm.observers      what happens around the rounds: early stopping, a CSV file, and the base class of your own
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import data as data
     from fairmesh import errors as errors
     from fairmesh import evidence as evidence
+    from fairmesh import losses as losses
     from fairmesh import metrics as metrics
     from fairmesh import personalization as personalization
     from fairmesh import regularizers as regularizers
@@ -109,6 +111,7 @@ __all__ = [
     "load_experiment",
     "load_model",
     "load_weights",
+    "losses",
     "metrics",
     "models",
     "observers",
@@ -133,6 +136,7 @@ _NAMESPACES = {  # name -> module
     "data": "data",
     "errors": "errors",
     "evidence": "evidence",
+    "losses": "losses",
     "metrics": "metrics",
     "models": "problems.models",
     "observers": "training.observers",

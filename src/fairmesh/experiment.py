@@ -20,6 +20,8 @@ from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
+from fairmesh.losses import BinaryCrossEntropy, NamedLoss
+from fairmesh.losses.members import squared_error
 from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.personalization import Personalization
@@ -34,12 +36,6 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of, sites_at
 from fairmesh.training.result import Result
 from fairmesh.training.train import train
-
-
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Returns the mean squared error; outputs (samples, 1) match targets (samples,)."""
-    return nn.functional.mse_loss(outputs.reshape(targets.shape), targets)
-
 
 _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross-entropy": nn.functional.cross_entropy,
@@ -60,8 +56,10 @@ class Experiment:
             one, with its objective and `compare_weights`. Default: TrackedADGDA().
         rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         model: The model, made for the data's shape and number of classes. Default: Logistic().
-        loss: "cross-entropy", "squared-error", or a function (outputs, targets) -> mean over the samples. In a file a
-            function is written as "file.py:name". Default: "cross-entropy".
+        loss: The name of a loss, such as "focal"; one of `fm.losses`, in a file a table such as { name =
+            "cross-entropy", class_weights = "balanced" }; or a function (outputs, targets) -> mean over the samples, in
+            a file "file.py:name". If targets are numbers, cross-entropy stands for the squared error. Default:
+            "cross-entropy".
         sampling: Which samples a node uses for a gradient. Default: Sampling().
         seeds: Seeds of the replicas, which train as one batch. Each gives the result that it gives alone. Default:
             (0,).
@@ -108,7 +106,7 @@ class Experiment:
     algorithm: Algorithm = DEFAULT_ALGORITHM
     rounds: int = ROUNDS
     model: Model = field(default_factory=Logistic)
-    loss: Literal["cross-entropy", "squared-error"] | Callable[[Tensor, Tensor], Tensor] = "cross-entropy"
+    loss: Literal["cross-entropy", "squared-error"] | NamedLoss | Callable[[Tensor, Tensor], Tensor] = "cross-entropy"
     sampling: Sampling = field(default_factory=Sampling)
     seeds: tuple[int, ...] = (0,)
     splits: int = 1
@@ -191,6 +189,8 @@ class Experiment:
             sites = self.sites(self.known_data())
             sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
         shape, needed = shape_of(sites)
+        if isinstance(self.loss, BinaryCrossEntropy) and Samples.of(sites[0].train, "site 0").targets.ndim == 1:
+            outputs = 1  # one logit for labels 0 and 1
         model: Callable[[], nn.Module] = partial(self.model.build, shape, outputs or needed)
         loss = _LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         table = next((site.table for site in sites if site.table is not None), None)
@@ -267,8 +267,14 @@ def run(
         >>> result.rounds, 0.0 <= result.worst <= 1.0
         (20, True)
     """
+    problem = _problem_at(process_group, experiment) if process_group else experiment.problem()
+    targets = problem.sites[0].train.targets
+    if experiment.loss == "cross-entropy" and targets.is_floating_point() and targets[0].numel() == 1:
+        experiment = replace(experiment, loss="squared-error")
+        if announce:
+            announce('the targets are numbers, so the loss is the squared error; write loss = "..." to choose another')
     return train(
-        _problem_at(process_group, experiment) if process_group else experiment.problem(),
+        problem,
         experiment.topology,
         experiment.algorithms(),
         experiment.rounds,

@@ -85,6 +85,7 @@ class FlatModel:
         self._shapes = [p.shape for p in trainable.values()]
         self._sizes = [p.numel() for p in trainable.values()]
         self.dim = sum(self._sizes)
+        self.device, self.dtype = torch.device("cpu"), torch.float32
         self._inside = _Inside(self._training)
         self._holds_a_row = False  # whether the module's parameters are those of a row at the moment
         held = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
@@ -93,6 +94,7 @@ class FlatModel:
     def to(self, device: torch.device, dtype: torch.dtype) -> "FlatModel":
         """Returns the same model with frozen parameters and buffers on a device, in a dtype."""
         placed = copy.copy(self)
+        placed.device, placed.dtype = device, dtype
         placed._fixed = {
             name: t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
             for name, t in self._fixed.items()

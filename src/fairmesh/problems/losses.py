@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fairmesh.losses.base import NamedLoss
 from fairmesh.metrics.base import predicted_labels
 from fairmesh.numerics import random_streams
 from fairmesh.problems.flat_model import FlatModel
@@ -42,6 +43,8 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def reads_logits(loss: Loss) -> bool:
     """Returns whether a loss reads each output as the logit of a yes-or-no label."""
+    if isinstance(loss, NamedLoss):
+        return loss.reads_logits
     known = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
     return loss is nn.functional.binary_cross_entropy_with_logits or isinstance(loss, known)
 
@@ -51,8 +54,15 @@ def loss_in_spreads(loss: Loss, spread: float, outputs: Tensor, targets: Tensor)
     return loss(outputs / spread, targets / spread)
 
 
+def _placed(loss: Loss, model: FlatModel) -> Loss:
+    """Returns the loss with its constants where the model is, so that no round copies them there."""
+    return loss.on(model.device, model.dtype) if isinstance(loss, NamedLoss) else loss
+
+
 def batch_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
     """Returns a function (row, inputs, targets, key) -> loss in training mode."""
+
+    loss = _placed(loss, model)
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor) -> Tensor:
         outputs = model(row, _augmented(augment, inputs, key), key)
@@ -81,6 +91,8 @@ def per_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 def weighted_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
     """Returns a function (row, inputs, targets, key, weights) -> loss in training mode; padding has weight zero."""
 
+    loss = _placed(loss, model)
+
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, weights: Tensor) -> Tensor:
         outputs = model(row, _augmented(augment, inputs, key), key)
         return (per_sample(loss, outputs, targets) * weights).sum()
@@ -92,6 +104,8 @@ def losses_of_rows(model: FlatModel, loss: Loss, augment: Augmentation | None) -
     """Returns a function (row, inputs, targets, key, weights) -> weighted loss and each sample's loss, in training
     mode."""
 
+    loss = _placed(loss, model)
+
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         each = per_sample(loss, model(row, _augmented(augment, inputs, key), key), targets)
         return (each * weights).sum(), each
@@ -101,6 +115,8 @@ def losses_of_rows(model: FlatModel, loss: Loss, augment: Augmentation | None) -
 
 def evaluation_losses(model: FlatModel, loss: Loss) -> Callable[..., Tensor]:
     """Returns a function (row, inputs, targets) -> the loss of each sample, in evaluation mode."""
+
+    loss = _placed(loss, model)
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = model(row, inputs)

@@ -18,6 +18,8 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
+from fairmesh.losses import NamedLoss
+from fairmesh.losses.members import squared_error
 from fairmesh.metrics.base import Metric, NamedMetric, Task, chosen_metrics, task_of
 from fairmesh.problems.checks import check_gradient, check_mean, why_not_stacked
 from fairmesh.problems.flat_model import FlatModel
@@ -75,8 +77,8 @@ class Problem:
             for each seed. Layers with batch statistics are refused; use `nn.GroupNorm`. Dropout and torch's other
             random functions draw from fairmesh's random streams while the model runs.
         sites: One `Site` per node, or just its training samples.
-        loss: (outputs, targets) -> scalar tensor, the mean over the samples. Default:
-            torch.nn.functional.cross_entropy.
+        loss: One of `fm.losses`, or a function (outputs, targets) -> scalar tensor, the mean over the samples. If
+            targets are numbers, cross-entropy stands for the squared error. Default: torch.nn.functional.cross_entropy.
         sampling: Which samples a node uses for a gradient. Default: Sampling().
         prior: p, one number > 0 per site, scaled to sum to one; None for each site's share of all training samples.
             Default: None.
@@ -162,9 +164,33 @@ class Problem:
         if self.objective.subgroups:
             for i in self.here:
                 self.subgroup_numbers(i)
+        self._settle_loss()
         self._probe()
         for k, other in enumerate(self.splits, start=1):
             self._check_split(other, k)
+
+    def _settle_loss(self) -> None:
+        """Chooses the loss of numbers if none was given, and finds balanced class weights."""
+        targets = self.sites[0].train.targets
+        if self.loss is nn.functional.cross_entropy and targets.is_floating_point() and targets[0].numel() == 1:
+            object.__setattr__(self, "loss", squared_error)
+        if isinstance(self.loss, NamedLoss) and self.loss.is_balanced:
+            if len(self.here) < self.n:
+                raise BadInput(
+                    'loss: class_weights = "balanced" needs the labels of all sites, which are not here; give the '
+                    "weights as a list, one number per class"
+                )
+            labels = torch.cat([site.train.targets.flatten() for site in self.sites]).long()
+            labels = labels[(labels >= 0) & (labels != getattr(self.loss, "ignore_index", None))]
+            counts = torch.bincount(labels, minlength=self._outputs_per_target()).tolist()
+            object.__setattr__(self, "loss", self.loss.fitted(counts))
+        if isinstance(self.loss, NamedLoss):
+            self.loss.check(self._outputs_per_target())
+
+    def _outputs_per_target(self) -> int:
+        """Returns how many classes the outputs of the model can tell apart; one logit tells two."""
+        outputs, targets = self._outputs_of_probe(), self.sites[self.here[0]].train.targets[:2]
+        return 2 if outputs.numel() == targets.numel() else outputs.shape[1]
 
     def _check_split(self, other: "Problem", k: int) -> None:
         """Raises BadInput if another split differs in more than its rows."""
@@ -560,7 +586,7 @@ def _named(function: Any) -> str:
     if isinstance(function, functools.partial):
         args = tuple(_named(one) if callable(one) else one for one in function.args)
         return f"{_named(function.func)} {args} {function.keywords}"
-    if isinstance(function, nn.Module):
+    if isinstance(function, nn.Module | NamedLoss):
         return repr(function)
     code = getattr(function, "__code__", None)
     body = (code.co_code.hex(), [str(c) for c in code.co_consts if not hasattr(c, "co_code")]) if code else ""
@@ -582,4 +608,6 @@ def with_splits(problems: Sequence[Problem], same_sites: bool = True) -> Problem
         theirs = [site.name for site in other.sites]
         if same_sites and theirs != names:
             raise BadInput(f"split {k} has the sites {theirs}, but split 0 has {names}; only their rows may differ")
+    if isinstance(first.loss, NamedLoss):  # balanced class weights are those of the first split
+        others = [dataclasses.replace(other, loss=first.loss) for other in others]
     return dataclasses.replace(first, splits=others) if others else first

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -47,7 +48,7 @@ class Meter:
         self._sites_here = placements.cpu()[:, network.hosted.cpu()]  # (replicas, nodes)
         held = [set(sites) for sites in network.process_group.all_gather_json(problem.here)]
         self._holder = torch.tensor([next(k for k, sites in enumerate(held) if i in sites) for i in range(problem.n)])
-        self._splits = list(splits)
+        self._splits, self._placed = list(splits), (device, dtype, home)
         self._test = SplitEvaluator(problem, splits, "test", device, dtype, home)
         self._validation = SplitEvaluator(problem, splits, "validation", device, dtype, home)
         needs_train = regularizer is not None or not self._test
@@ -95,6 +96,23 @@ class Meter:
             self._announce(text)
         elif self._network.process_group.is_leader:
             warnings.warn(text, UserWarning, stacklevel=2)
+
+    def explain_numbers(self, rows: Tensor) -> None:
+        """Says at which sites the models (replicas, dim) predict numbers worse than the site's mean would."""
+        if self._problem.task != "numbers":
+            return
+        with_r2 = self._problem.each(lambda split: replace(split, metrics=["r2"]))
+        judge = SplitEvaluator(with_r2, self._splits, self.judged_on, *self._placed)
+        found = judge.of_sites(rows)
+        found = found if self._network.process_group.world_size == 1 else self._from_holders(found)
+        values = found["r2"].nanmean(dim=0).tolist()
+        worse = [str(site.name) for site, value in zip(self._problem.sites, values) if value < 0]
+        if worse:
+            others = f" and {len(worse) - 3} other sites" if len(worse) > 3 else ""
+            self.note(
+                f"worse than predicting the site's mean (R2 < 0) at {', '.join(worse[:3])}{others}: train longer, with "
+                "other steps, or on scaled targets"
+            )
 
     def support(self) -> list[dict[str, Any] | None]:
         """Returns how many samples judge each site, and of which classes; None for a site that is not measured. Of

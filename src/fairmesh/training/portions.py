@@ -78,4 +78,6 @@ def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
         diverged,
         one.judged_on,
         personal=[personal for result in results for personal in result.personal],
+        support=one.support,
+        notes=list(dict.fromkeys(note for result in results for note in result.notes)),
     )

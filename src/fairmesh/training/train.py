@@ -176,7 +176,7 @@ def train(
         unweighted = [fixed_one for one in _listed(algorithm) if (fixed_one := one.with_fixed_weights())]
         fixed = train(
             problem, topology, unweighted, rounds,
-            seeds=seeds, placements=placements, process_group=process_group, **again,
+            seeds=seeds, placements=placements, process_group=process_group, announce=lambda text: None, **again,
         )  # fmt: skip
     folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
     if folder and folder.resuming:
@@ -324,6 +324,8 @@ def _run(
         if folder and not isinstance(error, LostProcess):  # its launcher restarts the run, which must find its mark
             folder.close()
         raise
+    if run.diverged != list(range(len(training.replicas))):
+        meter.explain_numbers(meter.mean(training.view.models(run.state.algorithm)))
     result = replace(_result(run, meter, time.perf_counter() - started), fixed=fixed)
     if personalization is not None:
         if announce:

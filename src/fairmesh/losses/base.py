@@ -1,0 +1,82 @@
+"""What a loss that files can name is: a number per sample, whose mean is the loss of a batch or a site."""
+
+import dataclasses
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fairmesh.errors import BadInput
+
+ClassWeights = tuple[float, ...] | Literal["balanced"] | None
+
+
+class NamedLoss(ABC):
+    """A loss that experiment files can name: `loss = "focal"`.
+
+    A subclass is a frozen dataclass with `each`.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> loss = fm.losses.Huber(delta=1.0)
+        >>> float(loss(torch.tensor([[0.5], [3.0]]), torch.zeros(2)))
+        1.3125
+    """
+
+    noun: ClassVar[str] = "loss"  # of the family, in error messages
+    reads_logits: ClassVar[bool] = False  # whether each output is the logit of a yes-or-no label
+
+    @abstractmethod
+    def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Returns the loss of each sample (samples,).
+
+        Args:
+            outputs: The model's outputs (samples, ...).
+            targets: The targets (samples, ...).
+            weights: The class weights, on the device of the outputs, if the loss has any. Default: None.
+        """
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the mean over the samples."""
+        return self.on(outputs.device, outputs.dtype)(outputs, targets)
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+        """Returns the loss as a function of outputs and targets, with its class weights on a device."""
+        given = getattr(self, "class_weights", None)
+        return functools.partial(
+            _mean, self, None if given is None else torch.tensor(given, dtype=dtype, device=device)
+        )
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether class weights are still to be found from the labels of all sites."""
+        return getattr(self, "class_weights", None) == "balanced"
+
+    def fitted(self, counts: Sequence[int]) -> "NamedLoss":
+        """Returns the loss with balanced class weights from the number of training samples of each class: N / (k n_c)
+        for a class with n_c of all N samples, of k classes that occur. A class that does not occur has weight 1."""
+        if not self.is_balanced:
+            return self
+        total, occurring = sum(counts), sum(count > 0 for count in counts)
+        weights = tuple(total / (occurring * count) if count else 1.0 for count in counts)
+        return dataclasses.replace(self, class_weights=weights)  # type: ignore[type-var]
+
+    def check(self, classes: int) -> None:
+        """Raises BadInput if there is not one weight for each class."""
+        given = getattr(self, "class_weights", None)
+        if isinstance(given, tuple) and len(given) != classes:
+            raise BadInput(f"loss: class_weights has {len(given)} numbers for {classes} classes; give one for each")
+
+
+def _mean(loss: NamedLoss, weights: Tensor | None, outputs: Tensor, targets: Tensor) -> Tensor:
+    return loss.each(outputs, targets, weights).mean()
+
+
+def check_weights(weights: ClassWeights) -> None:
+    """Refuses class weights that are not positive numbers."""
+    if isinstance(weights, tuple) and not all(0 < weight < float("inf") for weight in weights):
+        raise BadInput(f'class_weights must be numbers > 0, or "balanced", got {list(weights)}')
