@@ -17,6 +17,29 @@ app = typer.Typer(
 )
 
 
+@app.command("references")
+def bench_references(
+    rounds: Annotated[int, typer.Option(help="Rounds of the run.")] = 400,
+    splits: Annotated[int, typer.Option(help="Splits of the data, in one batch.")] = 4,
+    json_: Json = False,
+) -> None:
+    """Compare the time of all reference models with that of the run, on the sites of the demo."""
+    from benchmarks.references import cost_of_references
+
+    cost = cost_of_references(rounds, splits)
+    if json_:
+        print_json(vars(cost) | {"ratio": cost.ratio})
+        return
+    show_table(
+        [
+            ["", "seconds of processor time"],
+            ["the run", f"{cost.main:.1f}"],
+            ["all references", f"{cost.references:.1f}"],
+            ["ratio", f"{cost.ratio:.2f}"],
+        ]
+    )
+
+
 @app.command("codec")
 def bench_codec(
     device: Annotated[str, typer.Option(help="Where to time the counting of bytes: cpu or cuda.")] = "cpu",

@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.training import observers as observers
     from fairmesh.training.leave_one_out import leave_one_site_out
     from fairmesh.training.options import Options
+    from fairmesh.training.reference_models import compare_with_references
     from fairmesh.training.result import Result
     from fairmesh.training.train import train
 
@@ -102,6 +103,7 @@ __all__ = [
     "TrainedModel",
     "__version__",
     "algorithms",
+    "compare_with_references",
     "compressors",
     "data",
     "errors",
@@ -186,6 +188,7 @@ _HOMES = {  # name -> module that defines it
     "Ring": "topology.graphs",
     "Options": "training.options",
     "Result": "training.result",
+    "compare_with_references": "training.reference_models",
     "leave_one_site_out": "training.leave_one_out",
     "train": "training.train",
 }

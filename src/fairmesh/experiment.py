@@ -1,9 +1,10 @@
 """An experiment as one object or one TOML file: data, model, topology, algorithm and number of rounds."""
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +30,15 @@ from fairmesh.problems.losses import loss_in_spreads
 from fairmesh.problems.models import Logistic, Model, build_in_units
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem, Sampling, with_splits
+from fairmesh.storage.files import write_atomically
+from fairmesh.storage.strict_json import as_json, with_nan
 from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.training import reference_models
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
+from fairmesh.training.leave_one_out import leave_one_site_out
 from fairmesh.training.observers import Observer
 from fairmesh.training.options import Options
+from fairmesh.training.reference_models import ReferenceComparison
 from fairmesh.training.replicas import replicas_of, sites_at
 from fairmesh.training.result import Result
 from fairmesh.training.train import train
@@ -155,6 +161,7 @@ class Experiment:
         for values in itertools.product(*self.sweep.values()):
             table = to_table(self.algorithm)
             for path, value in zip(self.sweep, values):
+                _check_swept(path)
                 put(table, path.removeprefix("algorithm."), value, "sweep")
             tables.append(table)
         return [from_table(Algorithm, table, "algorithm") for table in tables]
@@ -213,6 +220,21 @@ class Experiment:
             objective=self.objective,
             models_at_once=self.models_at_once,
             class_names=names,
+        )
+
+
+def _check_swept(path: str) -> None:
+    """Raises BadInput for a value of the sweep that belongs to another section than [algorithm]."""
+    section = path.split(".")[0]
+    if section == "data":
+        raise BadInput(
+            f"sweep: {path} is no number of the algorithm; to train on several splits of the data, write `splits = 10` "
+            "at the top of the file, or --set splits=10"
+        )
+    if section != "algorithm" and section in {one.name for one in fields(Experiment)}:
+        raise BadInput(
+            f"sweep: {path} is no number of the algorithm, and only these can be swept; for other settings, run the "
+            f"experiment once for each value, with --set {path}=VALUE"
         )
 
 
@@ -300,6 +322,52 @@ def _problem_at(process_group: ProcessGroup, experiment: Experiment) -> Problem:
             experiment.algorithms(), experiment.seeds, experiment.placements, problem.n, experiment.splits
         )
         return problem.keeping(sites_at(process_group.nodes(problem.n), replicas))
+
+
+def add_references(
+    experiment: Experiment,
+    result: Result,
+    out: str | os.PathLike,
+    resume: bool = False,
+    announce: Callable[[str], None] | None = None,
+) -> ReferenceComparison:
+    """Returns the run of an experiment next to its reference models, and writes these into its folder."""
+    options = experiment.options
+    return reference_models.add_references(
+        result, experiment.topology, options, out=out, resume=resume, announce=announce
+    )
+
+
+LEFT_OUT = "leave_one_out.json"  # in a run's folder
+
+
+def leave_one_out_of(
+    experiment: Experiment,
+    result: Result,
+    out: str | os.PathLike,
+    resume: bool = False,
+    announce: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Returns how a model does at each site that was trained without it, and writes it into the run's folder. With
+    `resume`, what is finished there is not repeated."""
+    path = Path(out) / LEFT_OUT
+    if resume and path.exists():
+        return with_nan(json.loads(path.read_text(encoding="utf-8")))
+    problem, topology = experiment.problem(), experiment.topology
+    try:
+        topology.build(problem.n - 1)
+    except BadInput:
+        topology = Ring()
+        if announce:
+            announce("without one site the topology does not exist, so sites that are left out leave a ring")
+    if announce:
+        announce(f"training once more without each of {problem.n} sites")
+    table = leave_one_site_out(
+        problem, topology, result.replicas[0].algorithm, result.rounds, seeds=experiment.seeds,
+        **to_table(replace(experiment.options, compare_weights=False, measure_every=result.rounds)),
+    ).as_json()  # fmt: skip
+    write_atomically(path, (as_json(table, indent=2) + "\n").encode())
+    return table
 
 
 def load_experiment(path: str | os.PathLike, assignments: Sequence[str] = (), **fields: Any) -> Experiment:

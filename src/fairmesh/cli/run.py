@@ -67,6 +67,20 @@ def run(
     seeds: Annotated[int | None, typer.Option(help="Train N seeds, 0 to N - 1, as one batch.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<name of the file> by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's checkpoint.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Set a run in this folder aside, as FOLDER-old, and start again.")
+    ] = False,
+    with_references: Annotated[
+        bool,
+        typer.Option(
+            "--with-references",
+            help="Compare with each site alone, the average model, all data in one place, the fine-tuned model, and a "
+            "constant answer.",
+        ),
+    ] = False,
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Train once more without each site, and judge the model there.")
+    ] = False,
     network: Annotated[
         str, typer.Option(help="memory: all nodes here; cluster: one rank that torchrun starts.")
     ] = "memory",
@@ -76,7 +90,7 @@ def run(
     """Train the experiment in a TOML file.
 
     Writes metrics, summary, model and checkpoint to the run's folder."""
-    from fairmesh.experiment import load_experiment
+    from fairmesh.experiment import add_references, leave_one_out_of, load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
     from fairmesh.report.runs import (
@@ -88,16 +102,27 @@ def run(
         rows_of,
         subgroup_table,
     )
+    from fairmesh.storage.run_folder import set_aside
+    from fairmesh.training.leave_one_out import left_out_table
     from fairmesh.training.observers import Watch
+    from fairmesh.training.reference_models import check_one_algorithm, reference_table
 
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds must be >= 1, got {seeds}")
+    if resume and overwrite:
+        raise BadInput("--resume continues the run in the folder, and --overwrite starts another; give one of them")
+    if network != "memory" and (with_references or leave_one_out):
+        raise BadInput("--with-references and --leave-one-out train in one process; leave out --network")
     use_data(data)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
     folder = out or Path("runs") / experiment.stem
     with loaded_on(network, timeout, lambda: load_experiment(experiment, assignments)) as (loaded, process_group):
         silent = process_group is not None and not process_group.is_leader
+        if with_references or leave_one_out:
+            check_one_algorithm(loaded.algorithms())
+        if overwrite and not silent and (aside := set_aside(folder)):
+            say(f"the run that was in {folder} is now in {aside}")
         with progress(json_ or silent) as watcher:
             watch = watcher(experiment.stem, loaded.rounds)
             with malloc.reused() if loaded.options.device == "cpu" else nullcontext():  # no other code runs here
@@ -110,11 +135,16 @@ def run(
                     handle_signals=True,
                     process_group=process_group,
                 )
+                tell = None if json_ or silent else say
+                references = add_references(loaded, result, folder, resume, tell) if with_references else None
+                left_out = leave_one_out_of(loaded, result, folder, resume, tell) if leave_one_out else None
     if silent:
         return
     summary = Run.from_result(result, folder.resolve().name)
     if json_:
-        print_json(summary.summary | {"folder": str(folder)})
+        more = {"references": references.as_json()} if references else {}
+        more |= {"leave_one_out": left_out} if left_out else {}
+        print_json(summary.summary | more | {"folder": str(folder)})
         return
     show_rows(rows_of(summary.variants()))
     for variant in summary.variants():
@@ -129,6 +159,15 @@ def run(
     for note in summary.notes():
         if note not in result.notes:  # those were said when they were found
             say(note)
+    if references:
+        sites, values = map(str, summary.summary["sites"]), references.values()
+        show_table(reference_table(references.as_json(), list(sites), values, summary.metric), "Next to references")
+        for sentence in references.sentences():
+            say(sentence)
+        for name, reason in references.failed.items():
+            say(f"the reference {name} failed: {reason}")
+    if left_out:
+        show_table(left_out_table(left_out), "Each site by a model that was trained without it")
     if result.diverged:
         say(f"diverged replicas: {result.diverged}")
     if result.fixed is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fairmesh.data.reserve import order_by_class
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.metrics.base import predicted_labels
 from fairmesh.personalization.evidence import log_evidence
 from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.objective import Objective
@@ -146,6 +147,47 @@ class CrossFit:
         for k, models in self._path(start, steps, step, 3.0):
             found.add(k, models, per_sample(self.problem.loss, self.outputs(models), self.targets).double())
         return found.mean()
+
+    def stopped(self, start: Tensor, steps: int, step: float) -> Fitted:
+        """Trains every site's models from a start that knows no data, and stops each site early where its held-out rows
+        say so.
+
+        Rows are judged as sites are: by right or wrong if targets are labels, else by the loss. A site takes the number
+        of steps at which its held-out rows do best, if they do better than at the end by more than one standard error;
+        else it takes all steps. So a site of few rows is not stopped by chance."""
+        best = best_scores = None
+        taken = torch.zeros(len(start), dtype=torch.float64)
+        models, scores = start, torch.zeros(0)
+        for k, models in self._path(start, steps, step, 3.0):
+            scores = self._scores(self.outputs(models))
+            if best is None or best_scores is None:
+                best, best_scores = models, scores
+                continue
+            more = self._of_sites(scores) >= self._of_sites(best_scores)
+            best = torch.where(more.to(best.device)[:, None, None], models, best)
+            best_scores = torch.where(more[self.site_of_row], scores, best_scores)
+            taken = torch.where(more, float(k), taken)
+        if best is None or best_scores is None:
+            raise ValueError("there is no path")
+        ahead = best_scores - scores
+        mean = self._of_sites(ahead)
+        squares = self._of_sites((ahead - mean[self.site_of_row]).square())
+        early = mean > (squares / (self.sizes - 1).clamp(min=1)).sqrt()
+        early |= ~self._of_sites(scores).isfinite()
+        chosen = torch.where(early.to(best.device)[:, None, None], best, models)
+        return Fitted(chosen, torch.where(early, taken, float(steps)))
+
+    def _scores(self, outputs: Tensor) -> Tensor:
+        """Returns how good the output for every row is; more is better, and what is not finite is worst."""
+        if self.problem.classes is not None:
+            right = (predicted_labels(outputs) == self.targets.reshape(len(outputs))).double()
+            return right.masked_fill(~outputs.isfinite().flatten(1).all(dim=1), -torch.inf)
+        losses = per_sample(self.problem.loss, outputs, self.targets).double()
+        return -losses.nan_to_num(nan=torch.inf)
+
+    def _of_sites(self, values: Tensor) -> Tensor:
+        """Returns the mean of the rows' numbers at every site."""
+        return torch.zeros(len(self.sizes), dtype=torch.float64).index_add_(0, self.site_of_row, values) / self.sizes
 
     def tuned(self, start: Tensor, steps: int, step: float) -> Fitted:
         """Trains every site's models from the common one, and averages them as `alone` does. The common model itself

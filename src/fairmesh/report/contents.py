@@ -165,6 +165,9 @@ def _counted(run: Run) -> list[Json]:
 def references(run: Run) -> dict[str, list[float]]:
     """Returns the primary metric at every site, for each model that the run is compared with."""
     names = [str(name) for name in run.summary["sites"]]
+    if "references" in run.summary:
+        found = run.summary["references"]
+        return {kind: one["sites"] for kind, one in found.items() if "failed" not in one and not one["diverged"]}
     if "weights" in run.summary:
         fixed = run.summary["weights"]["sites"]
         return {"average": [fixed[name]["fixed"] for name in names]}

@@ -28,6 +28,7 @@ EXPERIMENT = "experiment.toml"
 OUTCOMES = "outcomes.safetensors"  # what the models answered on the test rows
 PREPROCESSING = "preprocessing.json"  # how rows of a table become inputs of the model
 ABOUT = "fairmesh"  # the key of a model file's metadata
+DIVERGED = "diverged.txt"  # why the run ended, if it diverged
 JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
 
 
@@ -42,14 +43,54 @@ def _portions_in(path: Path) -> list[tuple[int, int]]:
     return sorted((int(match[1]), int(match[2])) for match in found if match)
 
 
+def is_run(path: Path) -> bool:
+    """Returns whether a folder has the files of a run, finished or not."""
+    if not path.is_dir():
+        return False
+    return any((path / name).exists() for name in (METRICS, SUMMARY, CHECKPOINT)) or bool(_portions_in(path))
+
+
+def _has_diverged(path: Path) -> bool:
+    portions = [path / portion_name(*portion) for portion in _portions_in(path)]
+    return any((one / DIVERGED).exists() for one in [path, *portions])
+
+
+def set_aside(path: str | os.PathLike, why: str = "old") -> Path | None:
+    """Renames the folder of a run, so that another can have its name. Nothing is deleted.
+
+    Args:
+        path: The folder.
+        why: The end of its new name. Default: "old".
+
+    Returns:
+        Its new path; None if there is no folder, or an empty one.
+
+    Raises:
+        BadInput: The folder has other files than those of a run.
+    """
+    path = Path(path).resolve()
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return None
+    if not is_run(path):
+        raise BadInput(f"{path} is not the folder of a run, so it is not overwritten; choose another folder")
+    names = (f"{path.name}-{why}{f'-{k}' if k > 1 else ''}" for k in range(1, 10_000))
+    free = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    try:
+        path.rename(free)
+    except OSError as error:
+        raise BadInput(f"cannot rename {path} to {free.name}: {error.strerror or error}") from error
+    return free
+
+
 class RunFolder:
-    """Opens a folder for a run: a new or empty one, or with `resume` the one that has its checkpoint. Only the leading
-    process writes to it, except for checkpoints."""
+    """Opens a folder for a run: a new or empty one, or with `resume` the one that has its checkpoint. A run that has
+    diverged makes room for another. Only the leading process writes to it, except for checkpoints."""
 
     def __init__(self, path: str | os.PathLike, *, resume: bool, process_group: ProcessGroup | None = None):
         self.path, self._process_group = Path(path), process_group or SingleProcess()
         self.checkpoint = self.path / CHECKPOINT
         self.resuming, self._portions = False, []
+        self.set_aside: Path | None = None  # where a diverged run that was here is now
         with self._process_group.fail_together():
             if self._process_group.is_leader:
                 self._open(resume)
@@ -63,6 +104,8 @@ class RunFolder:
 
     def _open(self, resume: bool) -> None:
         try:
+            if not resume and is_run(self.path) and _has_diverged(self.path):
+                self.set_aside = set_aside(self.path, "diverged")
             self.path.mkdir(parents=True, exist_ok=True)
             if self._begun_by_this_job():
                 resume = self.checkpoint.exists() or bool(
@@ -79,11 +122,14 @@ class RunFolder:
         occupied = any(not is_shard(self.checkpoint, name) for name in names)
         if occupied and not resume:
             begun = self.checkpoint.exists() or bool(self._portions)
-            hint = "resume it (--resume)" if begun else "choose another"
+            hints = ["resume it (--resume)"] if begun else []
+            hints += ["set it aside (--overwrite)"] if is_run(self.path) else []
+            hint = ", ".join([*hints, "choose another"])
             raise BadInput(f"the run folder {self.path} is not empty; {hint} or remove it")
         if occupied and not self.checkpoint.exists() and not self._portions:
             raise BadInput(f"the run folder {self.path} has no {CHECKPOINT} to resume from; choose another folder")
         self.resuming = occupied
+        (self.path / DIVERGED).unlink(missing_ok=True)
         if self._process_group.job is not None:
             self._write(JOB, self._process_group.job.encode())
 
@@ -95,6 +141,10 @@ class RunFolder:
         """Marks the run as ended, so that a later start of the same job in this folder is another run."""
         if self._process_group.is_leader:
             (self.path / JOB).unlink(missing_ok=True)
+
+    def mark_diverged(self, why: str) -> None:
+        """Notes why the run has ended, so that the next one may have its folder."""
+        self._write(DIVERGED, f"{why}\n".encode())
 
     def _write(self, name: str, content: bytes, from_all: bool = False) -> None:
         if from_all or self._process_group.is_leader:
@@ -176,6 +226,11 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise BadInput(f"there is no file {path}") from None
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise BadInput(f"{path} cannot be read as a model: {in_a_line(error)}") from error
+
+
+def extend_summary(folder: str | os.PathLike, more: Mapping[str, Any]) -> None:
+    """Adds entries to the summary of a finished run."""
+    write_atomically(Path(folder) / SUMMARY, (as_json(read_summary(folder) | dict(more), indent=2) + "\n").encode())
 
 
 def toml_of(settings: Mapping[str, Any]) -> bytes:

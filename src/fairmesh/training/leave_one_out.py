@@ -12,6 +12,7 @@ from fairmesh.problems.metrics import Evaluator
 from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.defaults import ROUNDS
+from fairmesh.training.reference_models import shown_value
 from fairmesh.training.result import Result
 from fairmesh.training.train import train
 
@@ -22,11 +23,11 @@ class LeftOut:
 
     Args:
         problem: The problem with all sites.
-        result: The runs. Split k has all sites but site k, in their order.
+        result: The runs. Split k n + i has all sites of split k but site i, in their order.
         judged_on: What the sites are judged by: "test", or "train" for a site's whole training set if there are no
             test sets, which is as good here, since the site was left out.
-        values: For every metric one row per seed with a number per site, each by the model that was trained without
-            the site. NaN where it is not defined.
+        values: For every metric one row per split and seed with a number per site, each by the model that was trained
+            without the site. NaN where it is not defined.
 
     Example:
         >>> import fairmesh as fm
@@ -42,7 +43,7 @@ class LeftOut:
     values: dict[str, list[list[float]]]
 
     def mean(self, metric: str | None = None) -> dict[str, float]:
-        """Returns a metric by site, averaged over seeds.
+        """Returns a metric by site, averaged over splits and seeds.
 
         Args:
             metric: The metric; None for the primary one. Default: None.
@@ -97,8 +98,6 @@ def leave_one_site_out(
     """
     if problem.n < 3:
         raise BadInput(f"to leave one site out, at least 3 sites are needed, but there are {problem.n}")
-    if problem.splits:
-        raise BadInput("leave_one_site_out takes one split of the data; call it for each problem.of_split(k)")
     if topology is not None:
         try:
             topology.build(problem.n - 1)
@@ -107,17 +106,19 @@ def leave_one_site_out(
                 f"without one site there are {problem.n - 1} nodes, and the topology does not exist with that number "
                 f"({error}); give one that does, such as fm.Ring()"
             ) from error
-    without = [_without(problem, k) for k in range(problem.n)]
+    every = [problem.of_split(k) for k in range(len(problem.every_split))]
+    without = [_without(split, i) for split in every for i in range(problem.n)]
     options = {"compare_weights": False, "measure_every": rounds} | options  # only the last models are looked at
     result = train(with_splits(without, same_sites=False), topology, algorithm, rounds, seeds=seeds, **options)
     judged_on = "test" if problem.held_out("test")[1] else "train"
-    evaluator = Evaluator(problem, judged_on, "cpu", torch.float32)
-    at_every_site = evaluator.of_sites(result.row().cpu().float())
-    of_site = [[r for r, one in enumerate(result.replicas) if one.split == k] for k in range(problem.n)]
-    values = {
-        name: [[float(found[of_site[k][s], k]) for k in range(problem.n)] for s in range(len(of_site[0]))]
-        for name, found in at_every_site.items()
-    }
+    rows = result.row().cpu().float()
+    of_run = [[r for r, one in enumerate(result.replicas) if one.split == k] for k in range(len(without))]
+    values: dict[str, list[list[float]]] = {}
+    for k, split in enumerate(every):
+        runs = of_run[k * problem.n : (k + 1) * problem.n]
+        for name, found in Evaluator(split, judged_on, "cpu", torch.float32).of_sites(rows).items():
+            of_seeds = [[float(found[run[s], i]) for i, run in enumerate(runs)] for s in range(len(runs[0]))]
+            values.setdefault(name, []).extend(of_seeds)
     return LeftOut(problem, result, judged_on, values)
 
 
@@ -125,3 +126,11 @@ def _without(problem: Problem, k: int) -> Problem:
     """Returns the problem without site k."""
     prior = None if problem.prior is None else [p for i, p in enumerate(problem.prior) if i != k]
     return replace(problem, sites=[site for i, site in enumerate(problem.sites) if i != k], prior=prior)
+
+
+def left_out_table(table: dict[str, Any]) -> list[list[str]]:
+    """Returns a header and one row per site, from what `LeftOut.as_json` returned."""
+    metric = table["metric"]
+    means = [sum(column) / len(column) for column in zip(*table["values"][metric])]
+    rows = [[str(site), shown_value(mean, metric)] for site, mean in zip(table["sites"], means)]
+    return [["site", f"{metric}, {table['judged_on']} data"], *rows]

@@ -121,6 +121,16 @@ def _local_losses(
 
 def _constant_loss(problem: Problem, i: int) -> float:
     """Returns the loss of the output that is best for all training rows of a site, on the rows that judge the site."""
+    samples, constant = problem.sites[i].validation, best_constant(problem, i)
+    with torch.no_grad():
+        return float(
+            problem.loss(constant.expand(len(samples), *constant.shape[1:]), as_floats(samples.targets, torch.float32))
+        )
+
+
+def best_constant(problem: Problem, i: int) -> Tensor:
+    """Returns the output (1, ...) that has the least loss if it is given for all training rows of a site. For labels
+    and cross-entropy its largest entry is the most frequent class."""
     site = problem.sites[i]
     outputs = _outputs(problem, site.train, 0, rows=1)
     constant = torch.zeros_like(outputs).requires_grad_(True)
@@ -139,8 +149,7 @@ def _constant_loss(problem: Problem, i: int) -> float:
 
     with torch.enable_grad():
         optimizer.step(closure)
-    with torch.no_grad():
-        return float(loss_of(site.validation))
+    return constant.detach()
 
 
 def _untrained_loss(problem: Problem, i: int, seed: int) -> float:

@@ -14,7 +14,7 @@ from fairmesh.algorithms.base import Algorithm
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.reserve import reserve
-from fairmesh.errors import BadInput, FairmeshError, Interrupted, LostProcess, nearest
+from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted, LostProcess, nearest
 from fairmesh.evidence.outcomes import Outcomes, joined, packed, unpacked
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
@@ -168,6 +168,9 @@ def train(
     problem = with_references(problem, topology, rounds, replicas[0].seed, chosen, network)
     with process_group.fail_together():
         at_once, sentence = that_fit(problem, replicas, chosen, process_group)
+    folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
+    if folder and folder.set_aside and announce:
+        announce(f"the run that was in {folder.path} had diverged; it is now in {folder.set_aside}")
     fixed = None
     if chosen.compare_weights:
         if announce:
@@ -178,7 +181,6 @@ def train(
             problem, topology, unweighted, rounds,
             seeds=seeds, placements=placements, process_group=process_group, announce=lambda text: None, **again,
         )  # fmt: skip
-    folder = None if out is None else RunFolder(out, resume=resume, process_group=process_group)
     if folder and folder.resuming:
         at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
     at_once = min(process_group.all_gather_json(at_once))
@@ -219,7 +221,7 @@ def train(
     if folder:
         folder.write_settings(settings)
         folder.replace_records(result.records)
-        _write_outcome(folder, result, provenance_of(problem, process_group))
+        write_outcome(folder, result, provenance_of(problem, process_group))
         folder.close()
     return _warned(result, announce)
 
@@ -321,6 +323,8 @@ def _run(
         with memory:
             observe(run, training.states(run.state, run.round, rounds), every)
     except FairmeshError as error:
+        if folder and isinstance(error, Diverged):
+            folder.mark_diverged(str(error))
         if folder and not isinstance(error, LostProcess):  # its launcher restarts the run, which must find its mark
             folder.close()
         raise
@@ -337,7 +341,7 @@ def _run(
     if folder:
         provenance = provenance_of(training.problem, process_group)
         with process_group.fail_together():
-            _write_outcome(folder, result, provenance)
+            write_outcome(folder, result, provenance)
         folder.close()
     return result
 
@@ -460,7 +464,8 @@ def _settings(topology: Topology, replicas: Sequence[Replica], rounds: int) -> d
     return {"rounds": rounds, "topology": to_table(topology), "algorithm": to_table(replicas[0].algorithm)}
 
 
-def _write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]) -> None:
+def write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any]) -> None:
+    """Writes the models and the summary of a finished run."""
     folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
     for file in model_files(result):
         about = about_model(result, file.replica, file.which)

@@ -1,0 +1,514 @@
+"""Compares a run with reference models: each site alone, all data in one place, the average model, the common model
+fine-tuned at each site, and a constant answer."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairmesh.algorithms.base import Algorithm
+from fairmesh.algorithms.fed_avg import FedAvg
+from fairmesh.algorithms.local import Local, LocalState
+from fairmesh.algorithms.pooled import Pooled
+from fairmesh.config.tables import to_table
+from fairmesh.data.reserve import FEWEST_ROWS
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput, FairmeshError, Interrupted, nearest
+from fairmesh.evidence import Comparison, versus
+from fairmesh.evidence.outcomes import packed
+from fairmesh.networks.base import Traffic
+from fairmesh.networks.memory import SingleProcess
+from fairmesh.personalization.cross_fit import CrossFit, rows_to_learn_from, sites_at_once
+from fairmesh.personalization.members import FineTuned
+from fairmesh.personalization.outcome import PersonalSite
+from fairmesh.problems.metrics import SplitEvaluator
+from fairmesh.problems.objective import Objective
+from fairmesh.problems.problem import Problem
+from fairmesh.storage.run_folder import RunFolder, extend_summary, read_model, read_summary
+from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.training.defaults import ROUNDS
+from fairmesh.training.loop import TrainingState
+from fairmesh.training.meter import with_spread
+from fairmesh.training.options import DTYPES, Options, device_of
+from fairmesh.training.provenance import provenance_of
+from fairmesh.training.references import best_constant
+from fairmesh.training.replicas import Placements, Replica
+from fairmesh.training.result import Result, summary_of
+from fairmesh.training.train import train, write_outcome
+
+TITLES = {
+    "local": "each site alone",
+    "average": "average model",
+    "pooled": "all data in one place",
+    "fine-tuned": "fine-tuned at each site",
+    "constant": "constant answer",
+}
+REFERENCES = tuple(TITLES)
+FOLDER = "references"  # inside a run's folder
+_OWN = ("local", "fine-tuned", "constant")  # references in which every site has a model of its own
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceComparison:
+    """A run next to its reference models.
+
+    Args:
+        result: The run.
+        references: The reference models by name: "local", "average", "pooled", "fine-tuned", "constant". Where sites
+            have models of their own, each site is judged by its own.
+        failed: Why a reference is missing, by its name, such as that it diverged. Default: {}.
+        seconds: How long each reference took. Default: {}.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> problem = fm.Experiment(fm.data.Digits(nodes=4, odd=1)).problem()
+        >>> compared = fm.compare_with_references(problem, algorithm=fm.TrackedADGDA(), rounds=20)
+        >>> list(compared.references)
+        ['local', 'average', 'pooled', 'fine-tuned', 'constant']
+        >>> len(compared.values("local"))  # one number per site
+        4
+        >>> sorted(compared.as_json()["local"]["versus"])
+        ['level', 'mean', 'metric', 'paired', 'sites', 'worst']
+    """
+
+    result: Result
+    references: dict[str, Result]
+    failed: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def values(self, name: str | None = None, metric: str | None = None) -> list[float]:
+        """Returns one number per site, the mean over seeds and splits of the replicas that did not diverge.
+
+        Args:
+            name: The reference; None for the run itself. Default: None.
+            metric: The metric; None for the primary one. Default: None.
+        """
+        one = self.result if name is None else self.references[name]
+        rows = [
+            record[metric or self.result.problem.primary]["sites"]
+            for record in one.final
+            if record["replica"] not in one.diverged
+        ]
+        return [_mean(column) for column in zip(*rows)] if rows else [math.nan] * self.result.problem.n
+
+    def versus(self, name: str, metric: str | None = None) -> Comparison:
+        """Returns how the run differs from a reference at every site, test row by test row.
+
+        Args:
+            name: The reference.
+            metric: The metric; None for the primary one. Default: None.
+
+        Raises:
+            BadInput: The run or the reference has diverged.
+        """
+        return versus(self.result.outcomes(), self.references[name].outcomes(), metric)
+
+    def evidence(self, metric: str | None = None) -> dict[str, Any]:
+        """Returns the intervals of the run, and its differences from all references at every site, as summary.json has
+        them.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        if len(self.result.diverged) == len(self.result.replicas):
+            return {}
+        against = {name: one for name, one in self.references.items() if self._sound(name)}
+        return self.result.evidence(metric, against=against)
+
+    def sentences(self) -> list[str]:
+        """Returns what the run brought over each site alone: a sentence per site, and one for all sites. Nothing if
+        that is not known."""
+        if "local" not in self.references or not self._sound("local"):
+            return []
+        found = self.versus("local")
+        return [*found.sentences("alone"), found.sentence("alone")]
+
+    def _sound(self, name: str) -> bool:
+        """Returns whether some replicas of the run and of a reference did not diverge."""
+        return all(len(one.diverged) < len(one.replicas) for one in (self.result, self.references[name]))
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the references by name, as summary.json has them: the metric of each at every site, averaged over
+        seeds and splits, and how the run differs from it."""
+        primary = self.result.problem.primary
+        found: dict[str, Any] = {}
+        for name, one in self.references.items():
+            sound = [record[primary] for record in one.final if record["replica"] not in one.diverged]
+            found[name] = {
+                "title": TITLES[name],
+                "metric": primary,
+                "diverged": not sound,
+                "sites": self.values(name),
+                **{what: _mean([record[what] for record in sound]) for what in ("worst", "mean", "best")},
+                "seconds": round(self.seconds.get(name, 0.0), 3),
+                "folder": f"{FOLDER}/{name}",
+            }
+            if self._sound(name):
+                compared = self.versus(name)
+                found[name]["versus"] = compared.table()
+                found[name]["better_off"] = compared.count("better") / len(compared.sites)
+        return found | {name: {"title": TITLES[name], "failed": reason} for name, reason in self.failed.items()}
+
+    def __str__(self) -> str:
+        sites = [str(site.name) for site in self.result.problem.sites]
+        rows = reference_table(self.as_json(), sites, self.values(), self.result.problem.primary)
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def shown_value(value: float, metric: str) -> str:
+    """Returns a metric as text."""
+    if math.isnan(value):
+        return "not defined"
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+
+
+def reference_table(
+    references: dict[str, Any], sites: Sequence[str], values: Sequence[float], metric: str
+) -> list[list[str]]:
+    """Returns a header and one row per site: its metric by the run, and by every reference."""
+
+    def cell(reference: dict[str, Any], i: int) -> str:
+        if "failed" in reference or reference["diverged"]:
+            return "diverged" if reference.get("diverged") else "failed"
+        return shown_value(reference["sites"][i], metric)
+
+    header = [f"site ({metric})", "this run", *(one["title"] for one in references.values())]
+    rows = [
+        [name, shown_value(values[i], metric), *(cell(one, i) for one in references.values())]
+        for i, name in enumerate(sites)
+    ]
+    return [header, *rows]
+
+
+def compare_with_references(
+    problem: Problem | Sequence[Problem],
+    topology: Topology | None = None,
+    algorithm: Algorithm | None = None,
+    rounds: int = ROUNDS,
+    *,
+    references: Sequence[str] = REFERENCES,
+    seeds: Sequence[int] = (0,),
+    placements: Placements = None,
+    out: str | os.PathLike | None = None,
+    resume: bool = False,
+    announce: Callable[[str], None] | None = None,
+    **options: Any,
+) -> ReferenceComparison:
+    """Trains a model, and the models that it should be compared with.
+
+    It answers what every site asks first: is the common model better for us than what we could have without it? The
+    references are
+
+    - "local": each site alone. A site divides its rows, also those of its validation set, into five folds, and stops
+      early where held-out rows say so.
+    - "average": the same algorithm with fixed weights, or FedAvg if the algorithm has no others.
+    - "pooled": all data in one place, which sites that keep their data cannot have.
+    - "fine-tuned": the common model after validated local steps at each site, as `fm.personalization.FineTuned`.
+    - "constant": the best constant answer for each site's training rows; for labels, the most frequent class.
+
+    All seeds and splits of a reference train as one batch.
+
+    Args:
+        problem: The problem, or a list of problems that differ only in their split, as in `fm.train`.
+        topology: Who talks to whom; None for a ring. Default: None.
+        algorithm: The algorithm; None for that of `fm.train`. Default: None.
+        rounds: Rounds to train, >= 1. Default: 600.
+        references: Which references. Default: all.
+        seeds: Seeds of the replicas. Default: (0,).
+        placements: As in `fm.train`. Default: None.
+        out: The folder to write: the run, and its references in `references/NAME`. None to write nothing. Default:
+            None.
+        resume: Whether to continue what is in `out`; references that are finished there are not repeated. Default:
+            False.
+        announce: Called with a sentence before each part of the work. Default: None.
+        **options: The fields of `fm.Options`.
+
+    Returns:
+        The run and its references. A reference that diverges is marked, and the others are kept.
+
+    Raises:
+        BadInput: A reference does not exist, or a setting cannot be used.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> problem = fm.Experiment(fm.data.Digits(nodes=4, odd=1)).problem()
+        >>> compared = fm.compare_with_references(problem, rounds=20, references=["local", "constant"])
+        >>> max(compared.values("constant")) < 0.5
+        True
+    """
+    _check_names(references)
+    result = train(
+        problem, topology, algorithm, rounds, seeds=seeds, placements=placements, out=out, resume=resume,
+        announce=announce, **options,
+    )  # fmt: skip
+    return add_references(result, topology or Ring(), Options(**options), references, out, resume, announce)
+
+
+def add_references(
+    result: Result,
+    topology: Topology,
+    options: Options,
+    references: Sequence[str] = REFERENCES,
+    out: str | os.PathLike | None = None,
+    resume: bool = False,
+    announce: Callable[[str], None] | None = None,
+) -> ReferenceComparison:
+    """Trains the references of a finished run, as `compare_with_references` says, and writes them into its folder."""
+    _check_names(references)
+    check_one_algorithm([replica.algorithm for replica in result.replicas])
+    work = _Work(result, topology, options, None if out is None else Path(out) / FOLDER, resume)
+    found: dict[str, Result] = {}
+    failed: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    for name in [name for name in REFERENCES if name in references]:
+        if announce:
+            announce(f"reference: {TITLES[name]}")
+        started = time.perf_counter()
+        try:
+            found[name] = work.reference(name)
+        except Interrupted:
+            raise
+        except FairmeshError as error:
+            failed[name] = str(error)
+        seconds[name] = time.perf_counter() - started
+    compared = ReferenceComparison(result, found, failed, seconds)
+    if out is not None:
+        extend_summary(out, {"references": compared.as_json(), "evidence": compared.evidence()})
+    return compared
+
+
+def _check_names(references: Sequence[str]) -> None:
+    for name in references:
+        if name not in TITLES:
+            raise BadInput(f"there is no reference {name!r}{nearest(name, TITLES)}")
+
+
+def check_one_algorithm(algorithms: Sequence[Algorithm]) -> None:
+    """Refuses a sweep."""
+    if any(one != algorithms[0] for one in algorithms):
+        raise BadInput(
+            f"references are for one algorithm, but the sweep has {len(algorithms)}; choose one of them, and run it "
+            "without [sweep]"
+        )
+
+
+class _Constant(nn.Module):
+    """A model that gives the same output for every input."""
+
+    def __init__(self, output: Tensor):
+        super().__init__()
+        self.output = nn.Parameter(output)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.output.expand(len(inputs), *self.output.shape[1:])
+
+
+class _Work:
+    """Trains the references of one run."""
+
+    def __init__(self, result: Result, topology: Topology, options: Options, folder: Path | None, resume: bool):
+        self._result, self._topology, self._folder, self._resume = result, topology, folder, resume
+        self._options = replace(
+            options, on_divergence="mark", compare_weights=False, own_models=False, keep_best=False,
+            keep_iterate=False, measure_phi=False, lying_neighbours=0, checkpoint_every=None,
+        )  # fmt: skip
+        self._device, self._dtype = device_of(options.device), DTYPES[options.dtype]
+        first: dict[tuple[int, int], int] = {}
+        for r, replica in enumerate(result.replicas):
+            first.setdefault((replica.split, replica.seed), r)
+        self._first = list(first.values())  # the run's replicas with another split or seed
+        n = result.problem.n
+        self._replicas = [Replica(seed, tuple(range(n)), Local(), split) for split, seed in first]
+        self._problem = result.problem.each(lambda split: replace(split, objective=Objective()))
+
+    def reference(self, name: str) -> Result:
+        """Returns a reference, from its folder if it is finished there."""
+        if name not in _OWN:
+            return self._trained(name)
+        problem = self._constant_problem() if name == "constant" else self._problem
+        models = self._read(name, problem)
+        started, fresh = time.perf_counter(), models is None
+        if models is None:
+            models = {"local": self._local, "fine-tuned": self._fine_tuned, "constant": self._constants}[name]()
+        result = self._result_of(problem, models, time.perf_counter() - started)
+        if fresh and self._folder is not None:
+            self._write(name, result, models)
+        return result
+
+    # References that are runs -----------------------------------------------------------------------------------------
+
+    def _trained(self, name: str) -> Result:
+        result, problem, algorithm = self._result, self._problem, Pooled()
+        if name == "average":
+            if result.fixed is not None:
+                return self._kept(name, result.fixed)
+            fixed = result.replicas[0].algorithm.with_fixed_weights()
+            algorithm = FedAvg() if fixed is None else fixed
+            problem = self._problem if fixed is None else result.problem
+        options = to_table(self._options)
+        out = None if self._folder is None else self._folder / name
+        return train(
+            problem, self._topology, algorithm, result.rounds,
+            seeds=sorted({replica.seed for replica in self._replicas}),
+            out=out, resume=self._resume and out is not None and out.exists(), **options,
+        )  # fmt: skip
+
+    def _kept(self, name: str, result: Result) -> Result:
+        """Returns a run that is already done, and writes it."""
+        if self._folder is not None:
+            folder = RunFolder(_emptied(self._folder / name), resume=False)
+            folder.replace_records(result.records)
+            write_outcome(folder, result, provenance_of(result.problem, SingleProcess()))
+            folder.close()
+        return result
+
+    # References with a model at every site ----------------------------------------------------------------------------
+
+    def _sites(self) -> list[tuple[Replica, int]]:
+        return [(replica, i) for replica in self._replicas for i in range(self._problem.n)]
+
+    def _fits(self) -> Iterator[tuple[list[int], CrossFit]]:
+        """Yields the sites of all replicas, as many at once as fit, and their rows in folds."""
+        sites = [_enough(self._problem.of_split(replica.split), i) for replica, i in self._sites()]
+        together = replace(self._problem, sites=sites, prior=None, test=None, validation=None, splits=())
+        folds = FineTuned().folds
+        for part in sites_at_once(together, range(len(sites)), folds, self._dtype):
+            trace = self._options.trace == "auto"
+            seed = self._replicas[0].seed
+            yield part, CrossFit(together, part, folds, seed, self._device, self._dtype, trace)
+
+    def _local(self) -> Tensor:
+        starts = torch.stack([self._problem.initial_row(replica.seed) for replica, _ in self._sites()])
+        step = Local().primal_step.start  # type: ignore[union-attr]
+        return self._of_fits(lambda fit, rows: fit.stopped(fit.same(rows), self._result.rounds, step), starts)
+
+    def _fine_tuned(self) -> Tensor:
+        common = self._result.row().cpu()[self._first]
+        if not bool(common.isfinite().all()):
+            raise BadInput("the common model has diverged, so it cannot be fine-tuned")
+        method = FineTuned()
+        rows = common.repeat_interleave(self._problem.n, dim=0)
+        tuned = self._of_fits(lambda fit, rows: fit.tuned(fit.same(rows), method.steps, method.step), rows)
+        few = [rows_to_learn_from(self._problem.of_split(r.split), i) < FEWEST_ROWS for r, i in self._sites()]
+        few = torch.tensor(few).view(len(self._replicas), -1, 1)
+        return torch.where(few, rows.view_as(tuned).to(tuned), tuned)  # these keep the common model
+
+    def _of_fits(self, fitted: Callable[[CrossFit, Tensor], Any], starts: Tensor) -> Tensor:
+        """Returns each site's model (replicas, sites, dim), trained from its start."""
+        rows = torch.empty(len(starts), starts.shape[-1], dtype=self._dtype)
+        for part, fit in self._fits():
+            rows[part] = fitted(fit, starts[part].to(self._device, self._dtype)).models[:, -1].cpu()
+        return rows.view(len(self._replicas), self._problem.n, -1)
+
+    def _constant_problem(self) -> Problem:
+        output = torch.zeros_like(best_constant(self._problem.of_split(0), self._problem.here[0]))
+        return self._problem.each(lambda split: replace(split, model=_Constant(output), augment=None))
+
+    def _constants(self) -> Tensor:
+        rows = [best_constant(self._problem.of_split(replica.split), i).flatten() for replica, i in self._sites()]
+        return torch.stack(rows).view(len(self._replicas), self._problem.n, -1)
+
+    def _result_of(self, problem: Problem, models: Tensor, seconds: float) -> Result:
+        """Returns the result of models (replicas, sites, dim), each judged at its own site."""
+        replicas, on = self._replicas, self._result.judged_on
+        splits = [replica.split for replica in replicas]
+        judge = SplitEvaluator(problem, splits, on, self._device, models.dtype)  # type: ignore[arg-type]
+        placements = torch.tensor([replica.placement for replica in replicas])
+        records: list[dict[str, Any]] = [
+            {"round": self._result.rounds, "replica": r, "seed": replica.seed} for r, replica in enumerate(replicas)
+        ]
+        if problem.splits:
+            records = [record | {"split": replica.split} for record, replica in zip(records, replicas)]
+        with_spread(records, judge.of_own_models(models.to(self._device), placements), problem, None)
+        sends_nothing = ("nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total")
+        records = [record | dict.fromkeys(sends_nothing, 0) for record in records]
+        nothing = torch.zeros(len(replicas), dtype=torch.float64)
+        of_nodes = torch.zeros(len(replicas), problem.n, dtype=torch.float64)
+        state = TrainingState(
+            algorithm=LocalState(models, torch.zeros_like(models), None),
+            average_model=models.mean(dim=1),
+            average_dual=None,
+            iterate=None,
+            sent=Traffic(of_nodes, nothing, of_nodes, nothing),
+            best=None,
+        )
+        diverged = [r for r in range(len(replicas)) if not bool(models[r].isfinite().all())]
+        return Result(problem, replicas, self._result.rounds, records, state, diverged, on, seconds=seconds)
+
+    # Their files ------------------------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        """Returns what a reference depends on, so that one of another run is not taken for it."""
+        row = self._result.row()[self._first].double()
+        return {
+            "data and model": self._result.problem.digest(),
+            "rounds": self._result.rounds,
+            "replicas": [[replica.split, replica.seed] for replica in self._replicas],
+            "run": [float(value) for value in row.norm(dim=-1)],
+        }
+
+    def _write(self, name: str, result: Result, models: Tensor) -> None:
+        if self._folder is None:
+            return
+        folder = RunFolder(_emptied(self._folder / name), resume=False)
+        labels = result.problem.classes is not None
+        for r in range(len(self._replicas)):
+            for i, site in enumerate(result.problem.sites):
+                state = {name: result.problem.flat_model.state_dict(models[r, i])}
+                one = PersonalSite(i, str(site.name), {name: 1.0}, state, labels, 0, False)
+                about = {"architecture": result.problem.flat_model.architecture, "which": name, "replica": r}
+                folder.write_model(_file(i, r), one.tensors(), about | {"site": site.name})
+        folder.write_preprocessing([split.preprocessing for split in result.problem.every_split])
+        folder.replace_records(result.records)
+        folder.write_outcomes(packed(result.every_outcome()))
+        summary = summary_of(result) | {"algorithm": name, "models": [], "identity": self._identity()}
+        folder.write_summary(summary)  # last: with it the reference is finished
+        folder.close()
+
+    def _read(self, name: str, problem: Problem) -> Tensor | None:
+        """Returns the models that a folder has of a reference of this run, if it is finished there."""
+        path = None if self._folder is None else self._folder / name
+        if path is None or not self._resume or not (path / "summary.json").exists():
+            return None
+        if read_summary(path).get("identity") != self._identity():
+            return None
+        flat = problem.flat_model
+        rows = []
+        for r in range(len(self._replicas)):
+            for i in range(problem.n):
+                tensors, _ = read_model(path / f"{_file(i, r)}.safetensors")
+                rows.append(flat.row_of_state_dict({k.removeprefix(f"{name}."): t for k, t in tensors.items()}))
+        return torch.stack(rows).view(len(self._replicas), problem.n, -1)
+
+
+def _file(site: int, replica: int) -> str:
+    return f"personal-{site}{f'-{replica}' if replica else ''}"
+
+
+def _emptied(path: Path) -> Path:
+    """Returns the folder of a reference without what an earlier attempt left in it."""
+    if path.is_dir():
+        for file in path.iterdir():
+            file.unlink()
+    return path
+
+
+def _enough(problem: Problem, i: int) -> Site:
+    """Returns a site, with its rows repeated if they are too few to hold any out. Held-out rows are then known to the
+    models, so none is stopped early."""
+    site, rows = problem.sites[i], rows_to_learn_from(problem, i)
+    if rows >= FEWEST_ROWS:
+        return site
+    times = math.ceil(FEWEST_ROWS / len(site.train))
+    return replace(site, train=site.train.take(torch.arange(times * len(site.train)) % len(site.train)))

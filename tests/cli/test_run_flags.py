@@ -1,0 +1,75 @@
+"""`fairmesh run` with --overwrite, --with-references and --leave-one-out."""
+
+import json
+
+import pytest
+
+from tests.refusals import missing_from
+
+FILE = """
+rounds = 6
+data = { name = "digits", nodes = 3 }
+options = { measure_every = 6, compare_weights = false }
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.toml").write_text(FILE)
+    return tmp_path / "a.toml"
+
+
+def test_overwrite_sets_a_run_aside_and_no_other_folder(called, file, tmp_path):
+    run = ("run", file, "--set", 'algorithm="dsgd"', "--json")
+    assert called(*run)[0] == 0
+    code, _, err = called(*run)
+    assert (code, missing_from(err, "runs/a", "--overwrite", "--resume")) == (2, [])
+    assert called(*run, "--overwrite")[0] == 0
+    assert called(*run, "--overwrite")[0] == 0
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"a", "a-old", "a-old-2"}
+    assert missing_from(called(*run, "--overwrite", "--resume")[2], "--overwrite", "--resume") == []
+    other = tmp_path / "letters"
+    other.mkdir()
+    (other / "letter.txt").write_text("dear")
+    code, _, err = called(*run, "--overwrite", "--out", other)
+    assert (code, missing_from(err, "letters", "not the folder of a run")) == (2, [])
+    assert (other / "letter.txt").read_text() == "dear"
+
+
+def test_diverged_run_makes_room_for_the_next_one(called, file, tmp_path):
+    run = ("run", file, "--set", 'algorithm.name="dsgd"')
+    assert called(*run, "--set", "algorithm.primal_step=1e30")[0] != 0
+    assert (tmp_path / "runs/a/diverged.txt").exists()
+    code, _, err = called(*run)
+    assert (code, missing_from(err, "diverged", "a-diverged")) == (0, [])
+    assert (tmp_path / "runs/a-diverged/diverged.txt").exists()
+    assert not (tmp_path / "runs/a/diverged.txt").exists()
+
+
+@pytest.mark.slow
+def test_run_writes_references_and_sites_left_out(called, file, tmp_path):
+    run = ("run", file, "--set", "splits=2", "--with-references", "--leave-one-out")
+    code, out, _ = called(*run, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert list(found["references"]) == ["local", "average", "pooled", "fine-tuned", "constant"]
+    written = json.loads((tmp_path / "runs/a/leave_one_out.json").read_text())
+    assert written == found["leave_one_out"]
+    assert [len(row) for row in written["values"]["accuracy"]] == [3, 3]  # two splits
+    code, out, _ = called(*run, "--resume")
+    assert (code, missing_from(out, "each site alone", "constant answer")) == (0, [])
+
+
+def test_settings_that_cannot_be_swept_say_what_to_do(called, file):
+    file.write_text(FILE + '[sweep]\n"data.seed" = [0, 1]\n')
+    assert missing_from(called("run", file)[2], "data.seed", "splits = 10") == []
+    file.write_text(FILE + '[sweep]\n"options.threads" = [1, 2]\n')
+    assert missing_from(called("run", file)[2], "options.threads", "--set") == []
+    file.write_text(FILE + '[sweep]\n"weighting.loss_ema" = [0.5, 0.6]\n')
+    assert missing_from(called("run", file, "--with-references")[2], "sweep", "2") == []
+
+
+def test_topology_without_edges_says_how_to_train_every_site_alone(called, file):
+    file.write_text(FILE + '[topology]\nname = "edges"\nedges = []\n')
+    assert missing_from(called("run", file)[2], "disconnected", '"local"') == []

@@ -1,0 +1,174 @@
+"""A run next to each site alone, the average model, all data in one place, the fine-tuned model and a constant."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.personalization.cross_fit import CrossFit
+from fairmesh.personalization.outcome import PersonalModel
+from fairmesh.training import reference_models
+from fairmesh.training.references import best_constant
+from tests.refusals import refused
+
+NAMES = ["local", "average", "pooled", "fine-tuned", "constant"]
+
+
+def _site(sign: float, rows: int, seed: int) -> fm.Site:
+    x = torch.randn(rows + 80, 2, generator=torch.Generator().manual_seed(seed))
+    y = (sign * x[:, 0] + 0.3 > 0).long()
+    return fm.Site((x[:rows], y[:rows]), test=(x[rows:], y[rows:]), name=f"site {seed}")
+
+
+def _problem(first: int = 0) -> fm.Problem:
+    """Three sites agree, one of them with six rows; the last one has the opposite labels."""
+    signs, sizes = (1, 1, 1, -1), (60, 60, 6, 60)
+    return fm.Problem(
+        lambda: torch.nn.Linear(2, 2), [_site(*one, first + k) for k, one in enumerate(zip(signs, sizes))]
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("references") / "run"
+    options = {"algorithm": fm.TrackedADGDA(), "rounds": 40, "seeds": (0, 3), "measure_every": 40, "out": out}
+    return (
+        fm.compare_with_references([_problem(), replace(_problem(), sampling=fm.Sampling())], **options),
+        out,
+        options,
+    )
+
+
+def test_references_show_which_site_is_better_off_alone(compared):
+    found, _, _ = compared
+    assert list(found.references) == NAMES
+    assert not found.failed
+    assert found.values("local")[3] > 0.9 > 0.5 > found.values("pooled")[3]  # opposite labels
+    assert found.values("pooled")[0] > 0.8
+    assert found.values("fine-tuned")[3] > found.values()[3]
+    few = found.result.problem.sites[2].train  # six rows are too few to hold any out: trained to the end
+    row = found.references["local"].state.algorithm.models[0, 2]
+    assert bool((found.result.problem.flat_model(row, few.inputs).argmax(-1) == few.targets).all())
+    for name in ("local", "fine-tuned", "pooled", "constant"):
+        assert len(found.references[name].final) == 4  # two splits, two seeds
+        assert found.references[name].final[0]["bytes_total"] == 0
+    verdicts = found.versus("local")
+    assert verdicts.at_sites[3].verdict == "worse"
+    assert verdicts.paired
+    assert found.as_json()["local"]["better_off"] == verdicts.count("better") / 4
+    assert len(found.sentences()) == 5
+    text = str(found)
+    assert all(title in text for title in reference_models.TITLES.values())
+
+
+def test_references_are_written_as_runs_are_and_read_instead_of_trained_again(compared, monkeypatch):
+    found, out, options = compared
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary["references"]) == NAMES
+    for name, table in summary["references"].items():
+        inside = json.loads((out / table["folder"] / "summary.json").read_text())
+        assert inside["rounds"] == 40
+        assert table["sites"] == pytest.approx(found.values(name))
+    model = PersonalModel.load(out / "references/local/personal-3.safetensors", torch.nn.Linear(2, 2))
+    test = found.result.problem.sites[3].test
+    right = float((model(test.inputs).argmax(-1) == test.targets).double().mean())
+    assert right == pytest.approx(found.references["local"].final[0]["accuracy"]["sites"][3])
+
+    def trained(*_, **__):
+        raise AssertionError("a finished reference was trained again")
+
+    monkeypatch.setattr(CrossFit, "_path", trained)
+    problems = [_problem(), replace(_problem(), sampling=fm.Sampling())]
+    again = fm.compare_with_references(problems, **options, resume=True)
+    assert not again.failed
+    assert [again.values(name) for name in NAMES] == [found.values(name) for name in NAMES]
+
+
+def test_reference_that_diverges_or_fails_is_marked_and_the_others_are_kept(monkeypatch):
+    monkeypatch.setattr(reference_models._Work, "_local", lambda self: torch.full((1, 4, 6), torch.nan))
+
+    def fails(self):
+        raise fm.BadInput("no luck")
+
+    monkeypatch.setattr(reference_models._Work, "_fine_tuned", fails)
+    wanted = ["local", "fine-tuned", "constant"]
+    found = fm.compare_with_references(_problem(), algorithm=fm.DSGD(), rounds=3, references=wanted)
+    table = found.as_json()
+    assert table["local"]["diverged"]
+    assert "versus" not in table["local"]
+    assert found.sentences() == []
+    assert table["fine-tuned"]["failed"] == "no luck"
+    assert max(found.values("constant")) < 1
+    assert "diverged" in str(found)
+    assert "failed" in str(found)
+
+
+def test_average_model_is_the_same_run_with_fixed_weights_or_fedavg():
+    only = {"rounds": 5, "references": ["average"], "measure_every": 5}
+    weighed = fm.compare_with_references(_problem(), algorithm=fm.AFL(), **only).references["average"]
+    assert torch.equal(weighed.row(), fm.train(_problem(), fm.Ring(), fm.AFL(dual_step=0.0), 5).row())
+    plain = fm.compare_with_references(_problem(), algorithm=fm.DSGD(), **only).references["average"]
+    assert isinstance(plain.replicas[0].algorithm, fm.algorithms.FedAvg)
+
+
+@pytest.mark.slow
+def test_average_model_of_a_run_that_was_compared_with_fixed_weights_is_that_one():
+    default = fm.compare_with_references(_problem(), rounds=5, references=["average"])
+    assert default.references["average"] is default.result.fixed
+
+
+def test_constant_is_the_most_frequent_class_or_the_mean():
+    labels = torch.tensor([2] * 7 + [0] * 5 + [1] * 3)
+    problem = fm.Problem(torch.nn.Linear(2, 3), [fm.Site((torch.randn(15, 2), labels))])
+    assert int(best_constant(problem, 0).argmax()) == 2
+    numbers = torch.arange(200.0).view(-1, 1) / 10
+    problem = fm.Problem(torch.nn.Linear(2, 1), [(torch.randn(200, 2), numbers)], loss=torch.nn.functional.mse_loss)
+    assert float(best_constant(problem, 0)) == pytest.approx(float(numbers.mean()), rel=0.01)
+
+
+def test_local_model_stops_early_where_held_out_rows_say_so_and_only_there():
+    generator = torch.Generator().manual_seed(0)
+
+    def site(noise: float) -> fm.Site:
+        x = torch.randn(240, 12, generator=generator)
+        y = (1 - noise) * 0.5 * x[:, :1] + noise * torch.randn(240, 1, generator=generator)
+        return fm.Site((x[:25], y[:25]), test=(x[25:], y[25:]))
+
+    problem = fm.Problem(
+        torch.nn.Linear(12, 1),
+        [site(1.0), site(0.0)],
+        loss=torch.nn.functional.mse_loss,
+    )
+    fit = CrossFit(problem, [0, 1], 5, 0, torch.device("cpu"), torch.float32)
+    start = problem.initial_row(0).float().expand(2, -1)
+    stopped = fit.stopped(fit.same(start), 120, 0.7)
+    assert stopped.steps[0] < 120
+    assert stopped.steps[1] == 120
+    *_, (_, ended) = fit._path(fit.same(start), 120, 0.7, 3.0)
+    test = problem.sites[0].test
+    losses = [
+        problem.loss(problem.flat_model(one[0, -1], test.inputs), test.targets) for one in (stopped.models, ended)
+    ]
+    assert losses[0] < 0.9 * losses[1]
+
+
+def test_references_of_a_yes_or_no_model_with_one_output():
+    def _floats(tensor):
+        return tensor.float() if tensor.ndim > 1 else tensor.float().view(-1, 1)
+
+    sites = [_site(1, 40, k) for k in range(3)]
+    sites = [replace(s, train=tuple(map(_floats, s.train)), test=tuple(map(_floats, s.test))) for s in sites]
+    problem = fm.Problem(torch.nn.Linear(2, 1), sites, loss=torch.nn.functional.binary_cross_entropy_with_logits)
+    found = fm.compare_with_references(problem, algorithm=fm.DSGD(), rounds=20, references=["local", "constant"])
+    assert problem.primary == "accuracy"
+    assert min(found.values("local")) > 0.8 > max(found.values("constant"))
+
+
+def test_references_refuse_what_they_cannot_do():
+    with refused("'locl'", "local"):
+        fm.compare_with_references(_problem(), rounds=1, references=["locl"])
+    swept = fm.train(_problem(), fm.Ring(), [fm.DSGD(0.1), fm.DSGD(0.2)], 1)
+    with refused("sweep", "2"):
+        reference_models.add_references(swept, fm.Ring(), fm.Options())
