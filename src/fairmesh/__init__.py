@@ -9,6 +9,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.evidence       intervals, and verdicts on two models
     fm.losses         what training lowers: cross-entropy with class weights, focal, Dice, ...
     fm.metrics        how good a model is at a site and over sites: accuracy, AUROC, calibration, ...
+    fm.inference      trained models as objects, and their weights
     fm.models         models that experiment files can name
     fm.observers      what happens around the rounds: early stopping, a CSV file, and the base class of your own
     fm.personalization  how sites get models of their own after the common training
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import data as data
     from fairmesh import errors as errors
     from fairmesh import evidence as evidence
+    from fairmesh import inference as inference
     from fairmesh import losses as losses
     from fairmesh import metrics as metrics
     from fairmesh import personalization as personalization
@@ -52,8 +54,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.errors import BadInput, CheckpointError, Diverged, FairmeshError, Interrupted
     from fairmesh.experiment import Experiment, load_experiment, run
     from fairmesh.inference.export import export
-    from fairmesh.inference.predict import Predictions, predict
-    from fairmesh.inference.trained import TrainedModel, load_model, load_weights
+    from fairmesh.inference.predict import predict
+    from fairmesh.inference.trained import load_model
     from fairmesh.metrics.base import Metric
     from fairmesh.networks import roles as roles
     from fairmesh.personalization.personalize import personalize
@@ -90,7 +92,6 @@ __all__ = [
     "Metric",
     "Objective",
     "Options",
-    "Predictions",
     "Problem",
     "Quantize",
     "Result",
@@ -100,7 +101,6 @@ __all__ = [
     "Site",
     "TopK",
     "TrackedADGDA",
-    "TrainedModel",
     "__version__",
     "algorithms",
     "compare_with_references",
@@ -109,10 +109,10 @@ __all__ = [
     "errors",
     "evidence",
     "export",
+    "inference",
     "leave_one_site_out",
     "load_experiment",
     "load_model",
-    "load_weights",
     "losses",
     "metrics",
     "models",
@@ -138,6 +138,7 @@ _NAMESPACES = {  # name -> module
     "data": "data",
     "errors": "errors",
     "evidence": "evidence",
+    "inference": "inference",
     "losses": "losses",
     "metrics": "metrics",
     "models": "problems.models",
@@ -174,11 +175,8 @@ _HOMES = {  # name -> module that defines it
     "run": "experiment",
     "Metric": "metrics.base",
     "export": "inference.export",
-    "Predictions": "inference.predict",
     "predict": "inference.predict",
-    "TrainedModel": "inference.trained",
     "load_model": "inference.trained",
-    "load_weights": "inference.trained",
     "Objective": "problems.objective",
     "Problem": "problems.problem",
     "Sampling": "problems.problem",

@@ -32,7 +32,7 @@ def labels(tmp_path_factory):
 
 def digits_model(**changes):
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3))
-    return replace(fm.TrainedModel(module.eval(), (2, 3), "uint8", "logits"), **changes)
+    return replace(fm.inference.TrainedModel(module.eval(), (2, 3), "uint8", "logits"), **changes)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -72,9 +72,12 @@ class DependsOnValues(torch.nn.Module):
         return inputs if float(inputs.sum()) > 0 else -inputs
 
 
+@pytest.mark.slow
 def test_model_that_cannot_be_traced_is_refused_with_a_remedy(tmp_path):
     with refused("torch.export", "safetensors"):
-        fm.export(fm.TrainedModel(DependsOnValues(), (3,), "float32", "numbers"), tmp_path / "file", "torch-export")
+        fm.export(
+            fm.inference.TrainedModel(DependsOnValues(), (3,), "float32", "numbers"), tmp_path / "file", "torch-export"
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -97,7 +97,7 @@ def test_rows_without_a_target_are_left_out_of_metrics(labels):
 
 
 def array_model(dtype="float32"):
-    return fm.TrainedModel(torch.nn.Flatten(), (3,), dtype, "logits", ("a", "b", "c"))
+    return fm.inference.TrainedModel(torch.nn.Flatten(), (3,), dtype, "logits", ("a", "b", "c"))
 
 
 def test_predict_of_arrays(tmp_path):
@@ -125,7 +125,7 @@ def test_predict_of_images_takes_their_folders_as_classes(tmp_path):
     torch.nn.init.constant_(module[1].weight[1], 1.0)
     torch.nn.init.constant_(module[1].bias[0], 8.0)
     torch.nn.init.constant_(module[1].bias[1], 0.0)
-    model = fm.TrainedModel(module, (2, 4), "uint8", "logits", ("dark", "light"))
+    model = fm.inference.TrainedModel(module, (2, 4), "uint8", "logits", ("dark", "light"))
     found = fm.predict(model, tmp_path)
     assert found.labels == ["dark", "light"]
     assert list(found.rows) == ["dark/one.png", "light/one.png"]

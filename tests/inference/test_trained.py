@@ -27,7 +27,7 @@ def digits(tmp_path_factory):
 def test_loaded_model_is_that_of_the_result(digits, which):
     result, folder = digits
     images = result.problem.sites[0].test.inputs[:5]
-    loaded, made = fm.load_model(folder, which), fm.TrainedModel.of(result, which)
+    loaded, made = fm.load_model(folder, which), fm.inference.TrainedModel.of(result, which)
     assert torch.equal(loaded.predictor(images), made.predictor(images))
     assert loaded.about == made.about
     assert loaded.about["which"] == which
@@ -37,7 +37,7 @@ def test_own_model_of_a_site_is_loaded_by_its_name(digits):
     result, folder = digits
     name = result.problem.sites[2].name
     images = result.problem.sites[2].test.inputs[:5]
-    loaded, made = fm.load_model(folder, site=name), fm.TrainedModel.of(result, site=name)
+    loaded, made = fm.load_model(folder, site=name), fm.inference.TrainedModel.of(result, site=name)
     assert torch.allclose(loaded.predictor(images), made.predictor(images), atol=1e-6)
     with refused("nowhere", name[:4]):
         fm.load_model(folder, site="nowhere")
@@ -92,6 +92,6 @@ def test_sweep_without_validation_data_asks_for_a_replica(tmp_path):
 def test_weights_of_another_architecture_are_refused(digits):
     _, folder = digits
     layers = [torch.nn.Flatten(), torch.nn.Linear(64, 10)]
-    assert fm.load_weights(folder / "model.safetensors", torch.nn.Sequential(*layers))["round"] == 6
+    assert fm.inference.load_weights(folder / "model.safetensors", torch.nn.Sequential(*layers))["round"] == 6
     with refused("architecture"):
-        fm.load_weights(folder / "model.safetensors", torch.nn.Sequential(*layers, torch.nn.Tanh()))
+        fm.inference.load_weights(folder / "model.safetensors", torch.nn.Sequential(*layers, torch.nn.Tanh()))

@@ -32,7 +32,7 @@ class Predictions:
         classes: The names of the classes, in the order of the outputs; empty for numbers.
         rows: What each row is called: its number from 1, or a file.
         bad: Why a row has no prediction, by its place from 0. Default: {}.
-        notes: What a reader should know, in sentences. Default: [].
+        notes: What a reader should know, in sentences. Default: ().
         metrics: Metrics over the rows whose target is known; empty if no targets were given. Default: {}.
 
     Example:
@@ -40,7 +40,7 @@ class Predictions:
         >>> import fairmesh as fm
         >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20))
         >>> images = result.problem.sites[0].test.inputs[:3]
-        >>> predictions = fm.predict(fm.TrainedModel.of(result), images)
+        >>> predictions = fm.predict(fm.inference.TrainedModel.of(result), images)
         >>> len(predictions.labels), predictions.values.shape
         (3, (3, 10))
     """
@@ -96,7 +96,7 @@ def predict(model: TrainedModel, data: Mapping[str, Any] | np.ndarray | Tensor |
     Example:
         >>> import fairmesh as fm
         >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20))
-        >>> predictions = fm.predict(fm.TrainedModel.of(result), result.problem.sites[0].test.inputs[:2])
+        >>> predictions = fm.predict(fm.inference.TrainedModel.of(result), result.problem.sites[0].test.inputs[:2])
         >>> predictions.labels[0] in [str(digit) for digit in range(10)]
         True
     """

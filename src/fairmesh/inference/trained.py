@@ -50,7 +50,7 @@ class TrainedModel:
     Example:
         >>> import fairmesh as fm
         >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20))
-        >>> model = fm.TrainedModel.of(result)
+        >>> model = fm.inference.TrainedModel.of(result)
         >>> model.shape, model.output, model.about["round"]
         ((8, 8), 'logits', 20)
     """
@@ -207,18 +207,26 @@ def _entry(summary: Mapping[str, Any], which: str, replica: int | None, folder: 
 
 def _module(folder: Path, facts: Mapping[str, Any], preprocessing: Preprocessing | None) -> nn.Module:
     """Returns a module of the trained architecture, from the run's settings."""
-    table = resolved_files(read_toml(folder / EXPERIMENT), folder)
+    table = read_toml(folder / EXPERIMENT)
     if "model" not in table:
         raise BadInput(
             f"the model of the run in {folder} was given in Python, so its folder does not say how to build it; use "
             "fm.export(result, ...) after training, or name the model in an experiment file"
         )
-    model = from_table(Model, table["model"], "model")
+    model = from_table(Model, _with_files(table["model"], folder), "model")
     shape = torch.Size(facts["input_shape"])
     target = None if preprocessing is None or preprocessing.target.kind != "number" else preprocessing.target
     if target is not None and (target.center, target.scale) != (0.0, 1.0):
         return build_in_units(model, shape, target.center, target.scale)
     return model.build(shape, facts["outputs"])
+
+
+def _with_files(table: Any, folder: Path) -> Any:
+    """Returns the settings of a model with its Python file resolved. Between organisations it lies with the site's
+    files, next to or above the result."""
+    bases = [folder, *folder.resolve().parents[:3]]
+    name = str(table.get("path", "")).partition(":")[0] if isinstance(table, Mapping) else ""
+    return resolved_files(table, next((base for base in bases if name and (base / name).is_file()), folder))
 
 
 def _checked_about(path: Path, module: nn.Module) -> dict[str, Any]:
@@ -253,7 +261,7 @@ def load_weights(path: str | os.PathLike, module: nn.Module) -> dict[str, Any]:
         >>> module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = fm.run(experiment, out=folder)
-        ...     about = fm.load_weights(f"{folder}/model.safetensors", module)
+        ...     about = fm.inference.load_weights(f"{folder}/model.safetensors", module)
         >>> about["which"], about["round"]
         ('final', 20)
     """
