@@ -481,7 +481,8 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             "overlaps": one.overlaps,
             "judged_on": one.judged_on,
         }
-    return save(tensors, {"format": str(_FORMAT), "outcomes": json.dumps(tables)})
+    # one key, since safetensors writes several in no fixed order, and equal outcomes must be equal files
+    return save(tensors, {"outcomes": json.dumps({"format": _FORMAT, "tables": tables})})
 
 
 def read_outcomes(path: str | os.PathLike) -> dict[str, Outcomes]:
@@ -508,11 +509,11 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
         content: What `packed` returned.
     """
     length = int.from_bytes(content[:8], "little")
-    about = json.loads(content[8 : 8 + length])["__metadata__"]
-    if about.get("format") != str(_FORMAT):
+    about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["outcomes"])
+    if about.get("format") != _FORMAT:
         raise BadInput("these outcomes are of another version of fairmesh; run the experiment again")
     tensors, found = load(content), {}
-    for name, table in json.loads(about["outcomes"]).items():
+    for name, table in about["tables"].items():
         answers = []
         for k, digest in enumerate(table.pop("digests")):
             keys = {what: f"{name}/{k}/{what}" for what in ("losses", "right", "outputs", "targets")}

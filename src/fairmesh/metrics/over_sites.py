@@ -54,8 +54,8 @@ def over_sites(
         "mean": mean,
         "best": found[-1],
         "gap": abs(found[-1] - found[0]),
-        "std": math.sqrt(math.fsum((v - mean) ** 2 for v in found) / n),
-        "jain": (n * mean) ** 2 / (n * squares) if squares > 0 and min(found) >= 0 else math.nan,
+        "std": math.sqrt(math.fsum((v - mean) * (v - mean) for v in found) / n),  # ** raises where this is infinite
+        "jain": (n * mean) * (n * mean) / (n * squares) if squares > 0 and min(found) >= 0 else math.nan,
         **counts,
     }
 

@@ -224,7 +224,7 @@ def compare_with_references(
         topology: Who talks to whom; None for a ring. Default: None.
         algorithm: The algorithm; None for that of `fm.train`. Default: None.
         rounds: Rounds to train, >= 1. Default: 600.
-        references: Which references. Default: all.
+        references: Which references. Default: ("local", "average", "pooled", "fine-tuned", "constant").
         seeds: Seeds of the replicas. Default: (0,).
         placements: As in `fm.train`. Default: None.
         out: The folder to write: the run, and its references in `references/NAME`. None to write nothing. Default:
