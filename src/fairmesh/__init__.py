@@ -9,7 +9,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.evidence       intervals, and verdicts on two models
     fm.losses         what training lowers: cross-entropy with class weights, focal, Dice, ...
     fm.metrics        how good a model is at a site and over sites: accuracy, AUROC, calibration, ...
-    fm.inference      trained models as objects, and their weights
+    fm.inference      trained models as objects, read from a run's folder
     fm.models         models that experiment files can name
     fm.observers      what happens around the rounds: early stopping, a CSV file, and the base class of your own
     fm.personalization  how sites get models of their own after the common training
@@ -55,7 +55,6 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.experiment import Experiment, load_experiment, run
     from fairmesh.inference.export import export
     from fairmesh.inference.predict import predict
-    from fairmesh.inference.trained import load_model
     from fairmesh.metrics.base import Metric
     from fairmesh.networks import roles as roles
     from fairmesh.personalization.personalize import personalize
@@ -112,7 +111,6 @@ __all__ = [
     "inference",
     "leave_one_site_out",
     "load_experiment",
-    "load_model",
     "losses",
     "metrics",
     "models",
@@ -176,7 +174,6 @@ _HOMES = {  # name -> module that defines it
     "Metric": "metrics.base",
     "export": "inference.export",
     "predict": "inference.predict",
-    "load_model": "inference.trained",
     "Objective": "problems.objective",
     "Problem": "problems.problem",
     "Sampling": "problems.problem",

@@ -129,7 +129,7 @@ def test_stranger_gets_the_predictions_from_the_file_alone(labels, tmp_path, end
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean, check=True)
     header, *rows = csv.reader(done.stdout.splitlines())
-    wanted = fm.predict(fm.load_model(labels), table)
+    wanted = fm.predict(fm.inference.load_model(labels), table)
     assert header == ["prediction", *wanted.classes]
     assert [row[0] for row in rows] == wanted.labels
     np.testing.assert_allclose([[float(v) for v in row[1:]] for row in rows], wanted.values, atol=1e-5)

@@ -32,7 +32,7 @@ def lines_of(path):
 
 def test_predict_applies_the_preprocessing_of_the_training(labels, tmp_path):
     table = write_table(tmp_path / "new.csv", seed=3)
-    found = fm.predict(fm.load_model(labels), table)
+    found = fm.predict(fm.inference.load_model(labels), table)
     truths = [row["outcome"] for row in lines_of(table)]
     right = sum(a == b for a, b in zip(found.labels, truths)) / len(truths)
     assert right > 0.8
@@ -44,7 +44,7 @@ def test_predict_applies_the_preprocessing_of_the_training(labels, tmp_path):
 def test_predict_does_not_need_the_target_and_ignores_the_order_of_columns(labels, tmp_path):
     whole = write_table(tmp_path / "a.csv", rows=20)
     other = write_table(tmp_path / "b.csv", rows=20, columns=["smokes", "ward", "age"])
-    model = fm.load_model(labels)
+    model = fm.inference.load_model(labels)
     found = fm.predict(model, other)
     np.testing.assert_array_equal(found.values, fm.predict(model, whole).values)
     assert found.metrics == {}
@@ -52,7 +52,7 @@ def test_predict_does_not_need_the_target_and_ignores_the_order_of_columns(label
 
 def test_predict_gives_numbers_in_the_targets_units(numbers, tmp_path):
     table = write_table(tmp_path / "new.csv", seed=3)
-    found = fm.predict(fm.load_model(numbers), table)
+    found = fm.predict(fm.inference.load_model(numbers), table)
     truths = np.array([float(row["pressure"]) for row in lines_of(table)])
     assert np.corrcoef(found.values[:, 0], truths)[0, 1] > 0.8
     assert abs(found.values.mean() - truths.mean()) < 5
@@ -65,7 +65,7 @@ def columns(**changes):
 
 
 def test_bad_rows_have_no_prediction_and_are_named(labels):
-    found = fm.predict(fm.load_model(labels), columns(age=["old", "60"]))
+    found = fm.predict(fm.inference.load_model(labels), columns(age=["old", "60"]))
     assert list(found.bad) == [0]
     assert "age" in found.bad[0]
     assert "old" in found.bad[0]
@@ -75,13 +75,13 @@ def test_bad_rows_have_no_prediction_and_are_named(labels):
 
 
 def test_unknown_categories_are_told(labels):
-    (note,) = fm.predict(fm.load_model(labels), columns(ward=["attic", "south"])).notes
+    (note,) = fm.predict(fm.inference.load_model(labels), columns(ward=["attic", "south"])).notes
     assert "ward" in note
     assert "attic" in note
 
 
 def test_missing_column_and_table_of_bad_rows_are_refused(labels):
-    model = fm.load_model(labels)
+    model = fm.inference.load_model(labels)
     given = columns()
     del given["ward"]
     with refused("ward"):
@@ -91,7 +91,7 @@ def test_missing_column_and_table_of_bad_rows_are_refused(labels):
 
 
 def test_rows_without_a_target_are_left_out_of_metrics(labels):
-    found = fm.predict(fm.load_model(labels), columns(outcome=["ill", ""]))
+    found = fm.predict(fm.inference.load_model(labels), columns(outcome=["ill", ""]))
     assert found.metrics["accuracy"] in (0.0, 1.0)
     assert any("outcome" in note for note in found.notes)
 

@@ -27,7 +27,7 @@ def digits(tmp_path_factory):
 def test_loaded_model_is_that_of_the_result(digits, which):
     result, folder = digits
     images = result.problem.sites[0].test.inputs[:5]
-    loaded, made = fm.load_model(folder, which), fm.inference.TrainedModel.of(result, which)
+    loaded, made = fm.inference.load_model(folder, which), fm.inference.TrainedModel.of(result, which)
     assert torch.equal(loaded.predictor(images), made.predictor(images))
     assert loaded.about == made.about
     assert loaded.about["which"] == which
@@ -37,32 +37,32 @@ def test_own_model_of_a_site_is_loaded_by_its_name(digits):
     result, folder = digits
     name = result.problem.sites[2].name
     images = result.problem.sites[2].test.inputs[:5]
-    loaded, made = fm.load_model(folder, site=name), fm.inference.TrainedModel.of(result, site=name)
+    loaded, made = fm.inference.load_model(folder, site=name), fm.inference.TrainedModel.of(result, site=name)
     assert torch.allclose(loaded.predictor(images), made.predictor(images), atol=1e-6)
     with refused("nowhere", name[:4]):
-        fm.load_model(folder, site="nowhere")
+        fm.inference.load_model(folder, site="nowhere")
 
 
 def test_model_that_was_not_kept_or_does_not_exist_is_refused(digits, tmp_path):
     _, folder = digits
     with refused("iterate", "final"):
-        fm.load_model(folder, "iterate")
+        fm.inference.load_model(folder, "iterate")
     with refused("replica", 3):
-        fm.load_model(folder, replica=3)
+        fm.inference.load_model(folder, replica=3)
     with refused("no folder"):
-        fm.load_model(tmp_path / "nothing")
+        fm.inference.load_model(tmp_path / "nothing")
     with refused("not the folder of a run"):
-        fm.load_model(tmp_path)
+        fm.inference.load_model(tmp_path)
 
 
 def test_run_that_has_not_finished_is_refused_with_its_round(digits, tmp_path):
     shutil.copytree(digits[1], tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     with refused("round 6", "--resume"):
-        fm.load_model(tmp_path / "run")
+        fm.inference.load_model(tmp_path / "run")
     shutil.copytree(digits[1], tmp_path / "node" / "progress")
     with refused("not finished"):
-        fm.load_model(tmp_path / "node")
+        fm.inference.load_model(tmp_path / "node")
 
 
 def test_diverged_replica_is_refused(digits, tmp_path):
@@ -70,13 +70,13 @@ def test_diverged_replica_is_refused(digits, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary | {"diverged": [0]}))
     with refused("diverged", "replica 0"):
-        fm.load_model(tmp_path / "run")
+        fm.inference.load_model(tmp_path / "run")
 
 
 def test_model_from_python_is_refused_with_the_function_to_use(tmp_path):
     fm.train(problem(3), fm.Ring(), fm.DSGD(), 2, out=tmp_path / "run")
     with refused("Python", "fm.export"):
-        fm.load_model(tmp_path / "run")
+        fm.inference.load_model(tmp_path / "run")
 
 
 def test_sweep_without_validation_data_asks_for_a_replica(tmp_path):
@@ -85,8 +85,8 @@ def test_sweep_without_validation_data_asks_for_a_replica(tmp_path):
     )
     fm.run(experiment, out=tmp_path / "run")
     with refused("sweep", "0.2"):
-        fm.load_model(tmp_path / "run")
-    assert fm.load_model(tmp_path / "run", replica=1).about["replica"] == 1
+        fm.inference.load_model(tmp_path / "run")
+    assert fm.inference.load_model(tmp_path / "run", replica=1).about["replica"] == 1
 
 
 def test_weights_of_another_architecture_are_refused(digits):

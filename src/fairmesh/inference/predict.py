@@ -82,7 +82,7 @@ def predict(model: TrainedModel, data: Mapping[str, Any] | np.ndarray | Tensor |
     """Applies a model to data, with the preprocessing that it was trained with.
 
     Args:
-        model: The model, such as `fm.load_model("runs/mine")`.
+        model: The model, such as `fm.inference.load_model("runs/mine")`.
         data: Of a model of a table: its columns by name, or a .csv or .parquet file. Of other models: an array of
             inputs, a .npz file with `x`, an image, or a folder of images. If the target is there, too
             (the target's column, or `y`), metrics are computed.

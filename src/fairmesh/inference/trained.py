@@ -136,7 +136,7 @@ def load_model(
         >>> experiment = fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = fm.run(experiment, out=folder)
-        ...     model = fm.load_model(folder)
+        ...     model = fm.inference.load_model(folder)
         >>> model.module
         Sequential(
           (0): Flatten(start_dim=1, end_dim=-1)
