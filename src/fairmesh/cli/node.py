@@ -47,6 +47,7 @@ def node(
 
     It runs unattended. Started again, it continues where it was."""
     from fairmesh.mesh.node.running import run_node
+    from fairmesh.mesh.node.versus_local import sentences
     from fairmesh.report.runs import Run, rows_of
 
     waits = None if patience is None else seconds_of(patience, "--patience")
@@ -56,6 +57,8 @@ def node(
         print_json(finished.summary | {"folder": str(folder)})
         return
     show_rows(rows_of(finished.variants()))
+    for sentence in sentences(finished.summary):
+        say(sentence)
     say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")
 
 

@@ -304,6 +304,7 @@ class _SiteTable:
     announce_statistics: bool = True
     on_unusual_data: Literal["warn", "wait"] = "warn"
     largest_prior: float = LARGEST_PRIOR
+    compare_with_local: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -325,6 +326,7 @@ class SiteFile:
     announce_statistics: bool = True  # coarse statistics of its inputs, before the first round
     on_unusual_data: Literal["warn", "wait"] = "warn"  # whether to begin if some site's data looks different
     largest_prior: float = LARGEST_PRIOR  # the largest weight before training that another site may have by its samples
+    compare_with_local: bool = True  # train a model of its own at the end, and tell how the common one compares
     options: Mapping[str, Any] = field(default_factory=dict)  # those of the experiment that each site sets for itself
 
     def __post_init__(self):
@@ -374,6 +376,7 @@ class SiteFile:
                 announce_statistics=given.announce_statistics,
                 on_unusual_data=given.on_unusual_data,
                 largest_prior=given.largest_prior,
+                compare_with_local=given.compare_with_local,
                 options=given.options,
             )
         except BadInput as error:
@@ -396,6 +399,8 @@ class SiteFile:
             table["announce_statistics"] = False
         if self.on_unusual_data != "warn":
             table["on_unusual_data"] = self.on_unusual_data
+        if not self.compare_with_local:
+            table["compare_with_local"] = False
         if self.largest_prior != LARGEST_PRIOR:
             table["largest_prior"] = self.largest_prior
         return table | {key: value for key, value in others.items() if value}

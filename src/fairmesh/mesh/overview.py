@@ -54,6 +54,8 @@ ANNOUNCED = {  # by kind of announcement
     "large they are",
     "result": "at the end: its metrics of the common models on its own data, and the digests of its result and of all "
     "sites' metrics",
+    "versus_local": "at the end: how many of its test rows both the common model and one that it trained alone, only "
+    "one of them, or neither answers right; counts below 5, and all of fewer than 20 rows, are not told",
     "certificate": "its certificate",
     "vote": "its votes to continue without a site, to restore one, or to go back to a round",
     "commit": "that it is bound to such votes, and its round",
@@ -134,7 +136,10 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
             "to_neighbours_in_every_round": list(sent(_built(table.get("algorithm")), algorithm)),
             "bits_per_parameter": _bits(table.get("algorithm"), table),
             "to_all_sites": [
-                part for kind, part in ANNOUNCED.items() if kind != "statistics" or site.announce_statistics
+                part
+                for kind, part in ANNOUNCED.items()
+                if (kind != "statistics" or site.announce_statistics)
+                and (kind != "versus_local" or site.compare_with_local)
             ],
             "at_the_end": list(_AT_THE_END),
             "to_restore_a_neighbour": _TO_RESTORE,

@@ -1,7 +1,8 @@
 """The network of a process that hosts some of the nodes: messages are encoded, transported, decoded and mixed."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +18,23 @@ from fairmesh.compression.codes import Code, Dense
 from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput, Diverged
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
-from fairmesh.networks.bounds import Bounds, norm_of
+from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.clipping import clipped_weights
 from fairmesh.networks.product import current
 from fairmesh.networks.transport import Edge, Read, Transport
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.topology.mixing import Mixing, union_of
+
+
+class _Norms(NamedTuple):
+    """Euclidean norms of one part, which both what is sent and what arrives is compared with."""
+
+    rows: list[list[float]]  # of the hosted nodes' rows (replicas, nodes)
+    copies: list[list[list[float]]] | None  # of the copies that they keep (replicas, nodes, slots)
+
+    def copies_of(self, replica: int, node: int) -> list[float]:
+        """Returns the norms of a node's copies, its own first; 0 if there are none."""
+        return [0.0] if self.copies is None else self.copies[replica][node]
 
 
 class RemoteNetwork(Network):
@@ -77,7 +89,8 @@ class RemoteNetwork(Network):
 
     def exchange(self, parts: Mapping[str, Part], round_index: Tensor) -> Delivery:
         now = int(round_index)
-        self._refuse_diverged(parts)
+        norms = self._norms(parts)
+        self._refuse_diverged(parts, norms)
         messages = self._encoded(parts, now)
         outgoing, expected, bits, size = {}, [], [], []
         neighbours = self._neighbours[now % len(self._neighbours)]
@@ -94,31 +107,40 @@ class RemoteNetwork(Network):
         sent_before = self._transport.as_sent(now, outgoing)
         if sent_before != outgoing:
             self._use_sent(parts, now, sent_before)
-            outgoing = sent_before
-        arrivals = self._transport.exchange(now, outgoing, expected, self._reader(parts, now))
+            outgoing, norms = sent_before, self._norms(parts)
+        read = Read(self._decoder(parts, now), self._checker(parts, norms))
+        arrivals = self._transport.exchange(now, outgoing, expected, read)
         nominal = torch.tensor(bits, dtype=torch.float64, device=self.device)
         real = torch.tensor(size, dtype=torch.float64, device=self.device).mT  # (replicas, nodes)
         sent = self._by_nodes(nominal, real)
         return _RemoteDelivery(self, lambda: self._known_rows(parts, arrivals()), round_index, sent)
 
-    def _refuse_diverged(self, parts: Mapping[str, Part]) -> None:
+    def _norms(self, parts: Mapping[str, Part]) -> dict[str, "_Norms"]:
+        """Returns the norms of each part. Those of the copies are needed for bounds alone."""
+
+        def of(part: Part) -> _Norms:
+            rows = torch.linalg.vector_norm(part.rows, dim=-1)
+            if self._bounds is None or part.kept is None or self._one_row:
+                return _Norms(rows.tolist(), None)
+            return _Norms(rows.tolist(), torch.linalg.vector_norm(part.kept, dim=-1).tolist())
+
+        return {name: of(part) for name, part in parts.items()}
+
+    def _refuse_diverged(self, parts: Mapping[str, Part], norms: Mapping[str, "_Norms"]) -> None:
         """Raises Diverged, before anything is encoded or stored, if numbers of the hosted nodes are not finite or, with
         bounds, if neighbours would refuse them."""
         for name, part in parts.items():
-            norms = torch.linalg.vector_norm(part.rows, dim=-1)  # (replicas, nodes)
-            if not bool(norms.isfinite().all()):
-                raise Diverged(f"a {name} that is not finite")
-            if self._bounds is None:
-                continue
-            copies = None if part.kept is None or self._one_row else part.kept
-            known = norms.new_zeros(norms.shape) if copies is None else copies.norm(dim=-1).amax(dim=-1)
-            for norm, size in zip(norms.flatten().tolist(), known.flatten().tolist()):
-                self._bounds.check_own(name, part.content, norm, size)
+            for r, of_nodes in enumerate(norms[name].rows):
+                for node, norm in enumerate(of_nodes):
+                    if not math.isfinite(norm):
+                        raise Diverged(f"a {name} that is not finite")
+                    if self._bounds is not None:
+                        self._bounds.check_own(name, part.content, norm, max(norms[name].copies_of(r, node)))
 
     def _use_sent(self, parts: Mapping[str, Part], now: int, sent: Mapping[Edge, bytes]) -> None:
         """Makes the parts those of messages that were sent before a restart, so that this node's own public copies stay
         what its neighbours have of it."""
-        decode_from = self._reader(parts, now).decode
+        decode_from = self._decoder(parts, now)
         rows = {name: part.rows.clone() for name, part in parts.items()}
         for (i, j), text in sorted(sent.items(), key=lambda item: len(item[1])):  # the whole messages last
             for r, codes in enumerate(decode_from((j, i), text)):
@@ -140,9 +162,9 @@ class RemoteNetwork(Network):
             made.append((whole, some))
         return made
 
-    def _reader(self, parts: Mapping[str, Part], now: int) -> Read:
-        """Returns how the messages of each replica are decoded and checked. If one sender sends the same bytes to
-        several nodes of this process, they are decoded once."""
+    def _decoder(self, parts: Mapping[str, Part], now: int) -> Callable[[Edge, bytes], list[dict[str, Code]]]:
+        """Returns how the messages of each replica are decoded. If one sender sends the same bytes to several nodes of
+        this process, they are decoded once."""
         templates = {name: _row(part.code, 0, 0) for name, part in parts.items()}
         followed = {name: template for name, template in templates.items() if parts[name].followed}
         neighbours = dict(zip(self._here, self._neighbours[now % len(self._neighbours)]))
@@ -156,28 +178,25 @@ class RemoteNetwork(Network):
                 known[message] = found if self._bounds is None else [_decoded(codes) for codes in found]
             return known[message]
 
-        return Read(read, self._checker(parts))
+        return read
 
-    def _checker(self, parts: Mapping[str, Part]) -> Callable[[Edge, list[dict[str, Code]]], None]:
+    def _checker(
+        self, parts: Mapping[str, Part], norms: Mapping[str, "_Norms"]
+    ) -> Callable[[Edge, list[dict[str, Code]]], None]:
         bounds = self._bounds
         if bounds is None:
             return lambda edge, found: None
-        own: dict[
-            tuple[str, int, int], float
-        ] = {}  # by part, replica and node: norms, which are the same for all edges
 
         def check(edge: Edge, found: list[dict[str, Code]]) -> None:
             node = self._here.index(edge[1])
             slot = 1 + self._reached[node].index(edge[0])
             for r, codes in enumerate(found):
                 for name, code in codes.items():
-                    part, key = parts[name], (name, r, node)
-                    copies = None if part.kept is None or self._one_row else part.kept[r, node]  # (slots, dim)
-                    if key not in own:
-                        own[key] = max(norm_of(part.rows[r, node]), 0.0 if copies is None else norm_of(copies[0]))
-                    theirs = None if copies is None else copies[slot]
-                    known = 0.0 if theirs is None else norm_of(theirs)
-                    bounds.check(name, part.content, code.decode()[0], own[key], theirs, known)
+                    part, sizes = parts[name], norms[name].copies_of(r, node)
+                    own = max(norms[name].rows[r][node], sizes[0])
+                    theirs = None if norms[name].copies is None or part.kept is None else part.kept[r, node, slot]
+                    known = 0.0 if theirs is None else sizes[slot]
+                    bounds.check(name, part.content, code.decode()[0], own, theirs, known)
 
         return check
 

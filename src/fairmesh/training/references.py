@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -105,18 +106,42 @@ def _local_losses(
 ) -> list[dict[int, float]]:
     """Returns, for every split, the least loss over the run of each hosted site's own model on the rows that judge the
     site."""
+    best, _ = early_stopped_models(problem, topology, rounds, seed, options, network)
+    nodes = network.hosted.tolist()
+    return [dict(zip(nodes, row)) for row in best.tolist()]
+
+
+def early_stopped_models(
+    problem: Problem,
+    topology: Topology,
+    rounds: int,
+    seed: int,
+    options: Options,
+    network: Network,
+    go_on: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, Tensor]:
+    """Trains every hosted site alone, and looks at its loss on its validation rows from time to time. `go_on` is called
+    after every round and may raise.
+
+    Returns:
+        The least loss of each split and site (splits, nodes), and the model that had it (splits, nodes, dim).
+    """
     splits, local = range(len(problem.every_split)), with_run_length(Local(), rounds)
     replicas = [Replica(seed, tuple(range(problem.n)), local, k) for k in splits]
     training = Training(problem, topology, replicas, options, network=network)
     judge = SplitEvaluator(problem, splits, "validation", training.device, training.dtype, training.data_home)
     nodes = network.hosted.cpu()
     every, best = max(1, rounds // _LOOKS), torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
-    for done, state in training.states(training.initial(), 0, rounds):
+    first = training.initial()
+    found = training.view.models(first.algorithm)
+    for done, state in training.states(first, 0, rounds):
+        go_on()
         if done and (done % every == 0 or done == rounds):
-            placements = nodes.expand(len(replicas), -1)
-            losses = judge.of_own_models(training.view.models(state.algorithm), placements)["loss"]
-            best = torch.minimum(best, losses.nan_to_num(nan=torch.inf))
-    return [dict(zip(nodes.tolist(), row)) for row in best.tolist()]
+            placements, models = nodes.expand(len(replicas), -1), training.view.models(state.algorithm)
+            losses = judge.of_own_models(models, placements)["loss"].nan_to_num(nan=torch.inf)
+            found = torch.where((losses < best).unsqueeze(-1).to(models.device), models, found)
+            best = torch.minimum(best, losses)
+    return best, found
 
 
 def _constant_loss(problem: Problem, i: int) -> float:

@@ -14,7 +14,7 @@ from fairmesh.training.loop import TrainingState
 
 _CHECKPOINTS = 3 + 1 + 3  # kept to continue from, being written, and kept to go back to
 _SEGMENTS = 4  # of the journal, since the oldest checkpoint
-_MODELS = 9  # of the best rounds, in the result, and in the result that is not confirmed yet
+_MODELS = 10  # of the best rounds, of the site alone, in the result, and in the one that is not confirmed yet
 _SMALL = 32 << 20  # bytes of the log, the metrics and all other files
 
 

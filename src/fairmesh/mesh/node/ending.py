@@ -267,9 +267,14 @@ def _read_back(values: Tensor, kinds: Tensor) -> Tensor:
 
 def undefined_metrics(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
     """Returns for each metric of a result the sites at which it has no finite value, if there are any."""
-    by_metric = _by_site(_last_record(folder))
+    by_metric = metrics_by_site(folder)
     missing = {key: [name for name, value in zip(names, values) if value is None] for key, values in by_metric.items()}
     return {key: sites for key, sites in missing.items() if sites}
+
+
+def metrics_by_site(folder: Path) -> dict[str, list[float | None]]:
+    """Returns the values of the average model at the sites, by metric."""
+    return _by_site(_last_record(folder))
 
 
 def _last_record(folder: Path) -> Record:

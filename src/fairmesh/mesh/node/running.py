@@ -16,7 +16,7 @@ from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.approval import approved_at
 from fairmesh.mesh.certificates import fingerprint
 from fairmesh.mesh.members import host_and_port
-from fairmesh.mesh.node import divergence
+from fairmesh.mesh.node import divergence, versus_local
 from fairmesh.mesh.node.data_agreement import DataAgreement
 from fairmesh.mesh.node.deciding import Deciding
 from fairmesh.mesh.node.ending import (
@@ -40,6 +40,7 @@ from fairmesh.mesh.node.oversight import Decide, Notices
 from fairmesh.mesh.node.rounds import Rounds, branch_of, restoring_step
 from fairmesh.mesh.node.store import (
     FINISHED,
+    LOCAL,
     PERSONAL,
     PROGRESS,
     RESULT,
@@ -233,6 +234,7 @@ class _Life:
             unconfirmed = node.folder / f"unconfirmed-{membership.mesh.generation}"
             write_result(membership, rounds, mailroom, table, unconfirmed)
             self._confirm(unconfirmed, sums_of(membership, rounds, mailroom).source)
+            self._compare_with_local(rounds, unconfirmed)
             oversight.reached("result confirmed", membership.experiment.rounds)
             put_in_place(unconfirmed, result)
             self._log_undefined(result)
@@ -290,6 +292,27 @@ class _Life:
             return [*silent, *apart]
 
         node.wait(lambda: not open_questions(), open_questions)
+
+    def _compare_with_local(self, rounds: Rounds, unconfirmed: Path) -> None:
+        """Tells all sites how the common model compares with the one that this site trains alone, waits until all have
+        told theirs, and adds the verdicts to the result."""
+        node, mesh = self._node, self._node.membership.mesh
+        oversight, bulletin = node.oversight, node.bulletin
+        oversight.activity = "training this site's model alone, to compare"
+        common = unconfirmed / "model.safetensors"
+        body = versus_local.compared(node.membership, rounds, common, node.folder / LOCAL, oversight.raise_if_stopped)
+        if body["why_not"]:
+            node.log("warning", "not compared with this site's model alone", reason=body["why_not"])
+        bulletin.announce(versus_local.KIND, body, mesh.generation)
+        oversight.activity = "waiting for the comparisons of all"
+        names = [member.name for member in mesh.present]
+
+        def silent() -> list[str]:
+            told = bulletin.of_all(versus_local.KIND)
+            return [name for name in names if told.get(name, {}).get("generation") != mesh.generation]
+
+        node.wait(lambda: not silent(), silent)
+        versus_local.with_evidence(unconfirmed, bulletin.of_all(versus_local.KIND), names)
 
     def _log_undefined(self, result: Path) -> None:
         node = self._node

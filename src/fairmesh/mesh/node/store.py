@@ -15,7 +15,11 @@ from fairmesh.storage.files import private_folder
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 _KEPT = "landmarks"  # their folder
-RESULT, PERSONAL = "result", "personal"  # the folders of the result, and of the site's own model
+RESULT, PERSONAL, LOCAL = (
+    "result",
+    "personal",
+    "local",
+)  # folders: of the result, the site's own model, that of it alone
 FINISHED = "finished"  # a file that says that every site has its result
 PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
 START = "start.safetensors"  # the model that all sites started from

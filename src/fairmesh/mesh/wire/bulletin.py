@@ -40,6 +40,8 @@ _AXES, _AXIS_AT_MOST = 8, 1 << 32  # of the shape of one sample
 _NUMBER_AT_MOST = 1 << 53
 _GENERATIONS_AT_MOST = 256
 _NUMBERS_AT_MOST = 100  # statistics of one kind
+CELLS = ("both", "only_common", "only_local", "neither")  # test rows that these models answer right
+FEWEST, FEW = 5, "<5"  # a smaller count is told as this
 _SHORT = 200  # characters of a string that is shown to people
 
 
@@ -134,6 +136,13 @@ def _table(value: Any) -> bool:
         return False
 
 
+def _cells(value: Any) -> bool:
+    """Returns whether these are counts of test rows, of which small ones are not told."""
+    return isinstance(value, dict) and all(
+        key in CELLS and (count == FEW or (_count(count) and count >= FEWEST)) for key, count in value.items()
+    )
+
+
 def _is(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
@@ -204,6 +213,7 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "refusing": {"sites": _refusals},
     "result": {"generation": _count, "digest": _short, "metrics": _metrics, "measured": _texts},
     "ready": {"facts": _short},
+    "versus_local": {"generation": _count, "cells": _cells, "why_not": _short},
     "diverged": {
         "generation": _count,
         "site": _short,

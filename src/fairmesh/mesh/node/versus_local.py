@@ -1,0 +1,205 @@
+"""Whether the common model is better for a site than the one that it could train alone.
+
+Each site trains its own model, compares both on its own test rows, and announces four counts, signed: how many rows
+both models, only the common one, only its own one, or neither answers right. A count below five is not told. So every
+site can show the verdicts of all sites.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput, Diverged, in_a_line
+from fairmesh.evidence import LEVEL, Difference, Share, Worst, versus_counts
+from fairmesh.evidence.outcomes import independent_mean, judged
+from fairmesh.mesh.node.ending import metrics_by_site
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.node.rounds import Rounds
+from fairmesh.mesh.node.store import put_in_place
+from fairmesh.mesh.wire.bulletin import CELLS, FEW, FEWEST, shortened
+from fairmesh.mesh.wire.journal import storing
+from fairmesh.problems.objective import Objective
+from fairmesh.problems.problem import Problem
+from fairmesh.storage.files import read_bytes, write_atomically
+from fairmesh.storage.run_folder import SUMMARY, RunFolder
+from fairmesh.storage.strict_json import as_json
+from fairmesh.training.references import early_stopped_models, judged_apart
+
+KIND = "versus_local"  # of announcement
+_ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
+_METRIC = "accuracy"
+
+
+def compared(
+    membership: Membership, rounds: Rounds, common: Path, folder: Path, go_on: Callable[[], None]
+) -> dict[str, Any]:
+    """Trains this site's own model, and compares the model in the file `common` with it. What is in `folder` already is
+    not computed again, since it may have been announced.
+
+    Returns:
+        What this site announces.
+    """
+    generation = membership.mesh.generation
+    file = folder / f"compared-{generation}.json"
+    if file.exists():
+        return json.loads(read_bytes(file))
+    (mine,) = [site for site in rounds.problem.sites if site.train.here]
+    why_not = _not_compared(membership, rounds.problem, mine)
+    cells: dict[str, int | str] = {}
+    try:
+        if not why_not:
+            own = _own_model(membership, rounds, mine, folder, go_on)
+            theirs = rounds.problem.flat_model.row_of_state_dict(load_file(common)).to(own)
+            cells = _counted(rounds.problem, mine, theirs, own)
+    except (BadInput, Diverged, RuntimeError) as error:  # the result is complete without it
+        why_not = shortened(f"failed: {in_a_line(error)}")
+    body = {"generation": generation, "cells": cells, "why_not": why_not}
+    if cells:
+        with storing(folder.parent):
+            write_atomically(file, json.dumps(body).encode())
+    return body
+
+
+def _not_compared(membership: Membership, problem: Problem, mine: Site) -> str:
+    if not membership.site.compare_with_local:
+        return "withheld by the site"
+    if not problem.classes:
+        return "only classes are compared"
+    if mine.test is None:
+        return "no test rows"
+    return f"fewer than {_ROWS_AT_LEAST} test rows" if len(mine.test) < _ROWS_AT_LEAST else ""
+
+
+def _own_model(membership: Membership, rounds: Rounds, mine: Site, folder: Path, go_on: Callable[[], None]) -> Tensor:
+    """Returns the model of this site alone, as a row. It is kept in the folder."""
+    problem, training, experiment = rounds.problem, rounds.training, membership.experiment
+    file = folder / "model.safetensors"
+    if not file.exists():
+        objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
+        apart = judged_apart(dataclasses.replace(problem, objective=objective))
+        _, models = early_stopped_models(
+            apart,
+            experiment.topology,
+            experiment.rounds,
+            experiment.seeds[0],
+            training.options,
+            training.network,
+            go_on,
+        )
+        with storing(folder.parent):
+            partial = folder.with_name(folder.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            into = RunFolder(partial, resume=False)
+            about = {"architecture": problem.flat_model.architecture, "which": "local", "site": membership.name}
+            into.write_model("model", problem.flat_model.state_dict(models[0, 0]), about)
+            put_in_place(partial, folder)
+    return problem.flat_model.row_of_state_dict(load_file(file)).to(training.device, training.dtype)
+
+
+def _counted(problem: Problem, mine: Site, common: Tensor, own: Tensor) -> dict[str, int | str]:
+    """Returns how many test rows of this site each model answers right, by `CELLS`."""
+    here = dataclasses.replace(problem, sites=[mine], prior=None, objective=Objective())
+    (answers,) = judged(here, {0: torch.stack([common, own])}).answers
+    if answers.right is None:
+        raise TypeError("targets are no classes")
+    first, second = answers.right.bool()
+    counts = [(first & second), (first & ~second), (~first & second), (~first & ~second)]
+    found = {name: int(count.sum()) for name, count in zip(CELLS, counts)}
+    return {name: count if count >= FEWEST else FEW for name, count in found.items()}
+
+
+def difference(cells: Mapping[str, int | str], level: float = LEVEL) -> Difference | None:
+    """Returns how the common model differs from a site's own, from the counts that the site told; None if it told
+    none. For counts that were not told, every possible value is tried: the verdict holds for all of them.
+
+    Args:
+        cells: The counts.
+        level: The level of the interval. Default: 0.95.
+    """
+    if not cells:
+        return None
+    choices = [(0, FEWEST - 1) if cells[name] == FEW else (int(cells[name]),) for name in CELLS]
+    found = []
+    for both, only_common, only_local, neither in itertools.product(*choices):
+        rows = both + only_common + only_local + neither
+        if rows:
+            found.append(versus_counts(rows, only_common, only_local, level))
+    values = [one.difference for one in found]
+    verdicts = {one.verdict for one in found}
+    ends = min(one.interval[0] for one in found), max(one.interval[1] for one in found)
+    return Difference((min(values) + max(values)) / 2, ends, verdicts.pop() if len(verdicts) == 1 else "unclear")
+
+
+def evidence_of(
+    announced: Mapping[str, Mapping[str, Any]], names: Sequence[str], accuracies: Sequence[float | None]
+) -> dict[str, Any]:
+    """Returns the intervals and verdicts of all sites, in the form in which a simulation has them in its summary.
+
+    Args:
+        announced: What each site announced.
+        names: The sites.
+        accuracies: The accuracy of the common model at each of them; None where it is not known.
+    """
+    parts, sites = [], []
+    for name, accuracy in zip(names, accuracies):
+        cells, why_not = announced[name]["cells"], announced[name]["why_not"]
+        told = [count for count in cells.values() if count != FEW]
+        part = Share(math.nan if accuracy is None or not cells else accuracy, sum(told))
+        one = difference(cells)
+        sites.append(
+            {"name": name, "n": part.rows or None}
+            | _row(part, {} if one is None else {"local": one})
+            | ({"n_at_least": True} if len(told) < len(cells) else {})
+            | ({"why_not": why_not} if why_not else {})
+        )
+        parts.append(part)
+    worst = Worst(tuple(parts))
+    which = None if worst.which is None else names[worst.which]
+    mean = independent_mean(parts)
+    return {
+        "level": LEVEL,
+        "metric": _METRIC,
+        "covers": "samples",
+        "worst": {"site": which} | _row(worst, {}),
+        "mean": _row(mean, {}),
+        "sites": sites,
+    }
+
+
+def with_evidence(folder: Path, announced: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Adds the evidence to the summary of a result, if some site has told its counts."""
+    accuracies = metrics_by_site(folder).get(_METRIC)
+    if accuracies is None or not any(announced[name]["cells"] for name in names):
+        return
+    summary = json.loads(read_bytes(folder / SUMMARY))
+    evidence = evidence_of(announced, names, accuracies)
+    write_atomically(folder / SUMMARY, (as_json(summary | {"evidence": evidence}, indent=2) + "\n").encode())
+
+
+def sentences(summary: Mapping[str, Any]) -> list[str]:
+    """Returns for each site with a verdict one sentence, from the summary of a result."""
+    found = []
+    for site in (summary.get("evidence") or {}).get("sites", []):
+        one = site["versus"].get("local")
+        if one is not None:
+            said = Difference(one["difference"], tuple(one["interval"]), one["verdict"]).sentence("alone")
+            found.append(f"{site['name']}: {said}")
+    return found
+
+
+def _row(estimate: Any, versus: Mapping[str, Difference]) -> dict[str, Any]:
+    return {
+        "value": estimate.value,
+        "interval": list(estimate.interval()),
+        "versus": {name: one.table() for name, one in versus.items()},
+    }
