@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairmesh.mesh.wire.journal import Journal
 from tests.mesh.scenarios import Run, played, waits_at
 
 NAMES = ["a", "b", "c"]
@@ -53,7 +54,27 @@ def other_threads_after_an_early_crash(run: Run) -> None:
     assert {event["threads"] for event in run.events("b", "machine")} == {"1", "2"}
 
 
-SCENARIOS = {one.__name__: one for one in (a_copy_that_runs_too, other_threads_after_an_early_crash)}
+def a_damaged_start(run: Run) -> None:
+    """The disk damages the record of the model to start from, before the first checkpoint. The node has the model in a
+    file too, and goes on with it."""
+    flag = run.folder / "go"
+    run.start("a", "b", "c", observe=waits_at(10, flag))
+    run.until(lambda: run.round("b") >= 8)
+    run.crash("b")
+    folder = run.folder / "b" / "state" / "generation-1"
+    journal = Journal(folder)
+    place = journal._received[0, 0]
+    journal.close()
+    content = bytearray(place.path.read_bytes())
+    content[place.start + place.length // 2] ^= 16
+    place.path.write_bytes(content)
+    flag.touch()
+    run.start("b")
+    run.end(*NAMES)
+    assert "journal is damaged" in (run.folder / "b" / "state" / "log.jsonl").read_text()
+
+
+SCENARIOS = {one.__name__: one for one in (a_copy_that_runs_too, other_threads_after_an_early_crash, a_damaged_start)}
 
 
 @pytest.mark.slow

@@ -74,9 +74,13 @@ class Node:
 
     @contextmanager
     def opened(self, first: int) -> Iterator[Mailroom]:
-        """Opens the mailroom over the journal of this generation."""
+        """Opens the mailroom over the journal of this generation, at step `first`. If that is 0, and the disk has lost
+        a message of it that this node has used, the mailroom begins at the first round."""
         journal = Journal(folder_of(self.folder, self.membership.mesh.generation), self.log)
-        mailroom = Mailroom([one.position for one in self.membership.neighbours], journal, first, self.observe)
+        neighbours = [one.position for one in self.membership.neighbours]
+        if not first and Start.lost_messages(self.folder, journal, neighbours):
+            first = FIRST_ROUND
+        mailroom = Mailroom(neighbours, journal, first, self.observe)
         mailroom.other_machine = self.machines.difference(self.membership.mesh.generation, first)
         self.oversight.oversee(self.membership, mailroom)
         try:

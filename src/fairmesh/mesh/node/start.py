@@ -19,7 +19,7 @@ from fairmesh.compression import DecodeError
 from fairmesh.errors import BadInput
 from fairmesh.mesh.node.reduction import Branch
 from fairmesh.mesh.node.store import START
-from fairmesh.mesh.wire.journal import storing
+from fairmesh.mesh.wire.journal import Journal, storing
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.bounds import norm_of
 from fairmesh.storage.files import read_bytes, write_atomically
@@ -49,13 +49,24 @@ class Start:
         """Returns whether the model is on disk."""
         return (state / START).exists()
 
+    @staticmethod
+    def lost_messages(state: Path, journal: Journal, neighbours: Sequence[int]) -> bool:
+        """Returns whether the disk has damaged the journal's record of the messages with which sites agreed on the
+        model, though this node has done so, and the model on disk is the one that it told its neighbours."""
+        begun = Start.known(state) and any(step > _STEP for step in journal.steps_sent())
+        if not begun or all(journal.received(position, _STEP) is not None for position in neighbours):
+            return False
+        digest = hashlib.sha256(read_bytes(state / START)).digest()
+        return all(told[:_DIGEST] == digest for told in journal.sent(_STEP).values())
+
     def largest(self) -> int:
         """Returns a bound on the bytes of a message with the model."""
         size = sum(tensor.nbytes + len(name) + 128 for name, tensor in _tensors(self._own).items())
         return _DIGEST + _MACHINE + _HEADER + size
 
     def agree(self, mailroom: Mailroom, branch: Branch, neighbours: Sequence[int], positions: Sequence[int]) -> None:
-        """Takes the model from the parent in the tree, passes it on, and compares its digest with all neighbours.
+        """Takes the model from the parent in the tree, passes it on, and compares its digest with all neighbours. If
+        that was done before a restart and the journal has lost it, only says again what this node had said.
 
         Args:
             mailroom: Carries the messages.
@@ -64,11 +75,15 @@ class Start:
             positions: Those of the tree's nodes.
         """
         parent = None if branch.parent is None else positions[branch.parent]
-        if parent is None:
+        agreed = mailroom.first > _STEP
+        if agreed:
+            content = self.content()
+        elif parent is None:
             content = read_bytes(self._path) if self._path.exists() else save(_tensors(self._own))
         else:
             content = mailroom.take(_STEP, [parent], self._received)[parent]
-        self.keep(content)
+        if not agreed:
+            self.keep(content)
         head = hashlib.sha256(content).digest() + self._machine.encode()[:_MACHINE].ljust(_MACHINE)
         below = {positions[child] for child in branch.children}
         going = {p: head + content if p in below else head for p in neighbours}
@@ -79,7 +94,8 @@ class Start:
             if theirs[:_DIGEST] != head[:_DIGEST]:
                 raise DecodeError("it starts from another model than the one that all sites take over from the first")
 
-        mailroom.take(_STEP, [p for p in neighbours if p != parent], same)
+        if not agreed:
+            mailroom.take(_STEP, [p for p in neighbours if p != parent], same)
 
     def _received(self, position: int, message: bytes) -> bytes:
         there, content = self._machine_in(position, message), message[_DIGEST + _MACHINE :]

@@ -127,7 +127,7 @@ class Mailroom:
     """
 
     def __init__(self, neighbours: Sequence[int], journal: Journal, first: int, observe: Observe):
-        self._journal, self._observe = journal, observe
+        self._journal, self._observe, self.first = journal, observe, first
         self.largest = _BEFORE_THE_MODEL_IS_KNOWN  # bytes per message
         self.rounds = range(0)  # the steps that are rounds of the algorithm
         self._changed = threading.Condition()
