@@ -305,8 +305,8 @@ def outcomes_name(variant: int, which: str, own_models: bool) -> str:
 
 
 def _evidence_of(result: Result, variant: int, replicas: Sequence[int]) -> dict[str, Any]:
-    """Returns the evidence of one algorithm of a sweep, for its table; none if all its replicas diverged, or if the rows
-    of some sites are elsewhere and what was answered there is not known here, as between organisations."""
+    """Returns the evidence of one algorithm of a sweep, for its table. There is none if all its replicas diverged, or
+    if rows of some sites are elsewhere and what was answered there is not known here, as between organisations."""
     elsewhere = any(not site.train.here for split in result.problem.every_split for site in split.sites)
     if set(replicas) <= set(result.diverged) or (elsewhere and not result.answered):
         return {}
