@@ -286,6 +286,28 @@ class Brier(MeanMetric):
         return squares.mean(dim=1)
 
 
+def confidences(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the probability that a classifier gives its prediction for each sample, and 1 where it is right, else 0.
+
+    Args:
+        outputs: Logits (samples, classes) or (samples,).
+        targets: The true classes (samples,).
+    """
+    read = _read(outputs, targets)
+    sure, label = read.probabilities.max(dim=1)
+    return sure, read.truths.gather(1, label.unsqueeze(1)).squeeze(1)
+
+
+def bin_of(sure: Tensor, bins: int) -> Tensor:
+    """Returns the number of the bin of each probability, of bins with equal width that include their upper edge.
+
+    Args:
+        sure: The probabilities.
+        bins: The number of bins.
+    """
+    return (sure * bins).ceil().long().clamp(1, bins) - 1
+
+
 @dataclass(frozen=True)
 class CalibrationError(NamedMetric):
     """The expected calibration error; less is better.
@@ -313,10 +335,9 @@ class CalibrationError(NamedMetric):
             raise BadInput(f"bins must be >= 1, got {self.bins}")
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-        read, counts = _read(outputs, targets), counts.double()
-        sure, label = read.probabilities.max(dim=1)
-        right = read.truths.gather(1, label.unsqueeze(1)).squeeze(1)
-        where = (sure * self.bins).ceil().long().clamp(1, self.bins) - 1  # a bin includes its upper edge
+        counts = counts.double()
+        sure, right = confidences(outputs, targets)
+        where = bin_of(sure, self.bins)
         apart = counts.new_zeros(len(counts), self.bins).index_add(1, where, counts * (right - sure))
         return apart.abs().sum(dim=1) / counts.sum(dim=1)
 

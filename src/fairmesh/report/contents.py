@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -12,8 +12,10 @@ from fairmesh.algorithms.base import Algorithm
 from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
 from fairmesh.errors import BadInput
+from fairmesh.report.answers import calibration, compared
 from fairmesh.report.runs import Run, check_comparable, mean_of
-from fairmesh.report.sentences import hints, network_sentence, site_sentence
+from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
+from fairmesh.report.units import defined
 from fairmesh.storage.run_folder import PREPROCESSING
 from fairmesh.storage.strict_json import with_nan
 from fairmesh.topology.graphs import Topology
@@ -52,7 +54,7 @@ def card(run: Run) -> Json:
         "spread_by": chosen.spread_by(),
         "diverged": len(summary["diverged"]),
         "over_sites": {what: chosen.over_sites(what) for what in ("worst", "mean", "best", "gap")},
-        "calibration": None,
+        "calibration": calibration(chosen),
         "intervals": _intervals(chosen),
         "sites": _sites(chosen),
         "sweep": _sweep(variants, ranked_on) if len(variants) > 1 else None,
@@ -60,7 +62,7 @@ def card(run: Run) -> Json:
         "parameters": summary["parameters"],
         "traffic": {name: summary[name] for name in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest")},
         "left_out": _left_out(run),
-        "notes": chosen.notes(),
+        "notes": [*chosen.notes(), *_failures(chosen)],
         "provenance": summary.get("provenance"),
         "files": _files(chosen),
         "settings": run.settings_text(),
@@ -113,9 +115,8 @@ def _sweep(variants: Sequence[Run], ranked_on: str) -> Json:
 def _intervals(run: Run) -> Json:
     """Returns the intervals of the worst site and of the mean over sites, where they are known."""
     evidence = run.summary.get("evidence") or {}
-    return {"level": evidence.get("level", 0.95)} | {
-        what: evidence[what] for what in ("worst", "mean") if evidence.get(what)
-    }
+    found = {"level": evidence.get("level", 0.95)} | {key: evidence[key] for key in ("covers",) if key in evidence}
+    return found | {what: evidence[what] for what in ("worst", "mean") if evidence.get(what)}
 
 
 def _sites(run: Run) -> list[Json]:
@@ -126,6 +127,7 @@ def _sites(run: Run) -> list[Json]:
     data = _counted(run)
     weights, compared = run.weights(), references(run)
     values = {metric: run.by_site(metric) for metric in run.metrics}
+    versus = _versus(run, evidence)
     found = []
     for i, name in enumerate(names):
         known = evidence.get(name, {})
@@ -138,10 +140,10 @@ def _sites(run: Run) -> list[Json]:
                 "support": data[i].get("classes"),
                 "measured": n != 0 and run.is_measured(i),
                 "metrics": {metric: column[i] for metric, column in values.items()},
-                "interval": known.get("interval"),
+                "interval": _known(known.get("interval")),
                 "weight": weights[i] if weights else None,
                 "references": {kind: column[i] for kind, column in compared.items()},
-                "versus": known.get("versus", {}),
+                "versus": {kind: by_site[name] for kind, by_site in versus.items() if name in by_site},
             }
         )
     return found
@@ -162,16 +164,44 @@ def _counted(run: Run) -> list[Json]:
     ]
 
 
+def _known(interval: Any) -> list[float] | None:
+    """Returns an interval, or None if it is not defined."""
+    return interval if isinstance(interval, list) and all(map(defined, interval)) else None
+
+
+def _versus(run: Run, evidence: Mapping[str, Json]) -> dict[str, dict[str, Json]]:
+    """Returns how each site differs from each model that it is compared with: by model, then by site."""
+    found: dict[str, dict[str, Json]] = {}
+    for name, known in evidence.items():
+        for kind, one in known.get("versus", {}).items():
+            found.setdefault("average" if kind == "fixed weights" else kind, {})[name] = one
+    found |= compared(run, set(found))
+    return {
+        kind: {site: one for site, one in sites.items() if _known(one["interval"])} for kind, sites in found.items()
+    }
+
+
+def _failures(run: Run) -> list[str]:
+    """Returns which references have no numbers, and why."""
+    said = []
+    for kind, table in run.summary.get("references", {}).items():
+        if "failed" in table:
+            said.append(f"There is no comparison with {REFERENCES.get(kind, kind)}: {table['failed']}")
+        elif table.get("diverged") is True:
+            said.append(f"There is no comparison with {REFERENCES.get(kind, kind)}, which diverged.")
+    return said
+
+
 def references(run: Run) -> dict[str, list[float]]:
     """Returns the primary metric at every site, for each model that the run is compared with."""
-    names = [str(name) for name in run.summary["sites"]]
-    if "references" in run.summary:
-        found = run.summary["references"]
-        return {kind: one["sites"] for kind, one in found.items() if "failed" not in one and not one["diverged"]}
+    found = {}
     if "weights" in run.summary:
         fixed = run.summary["weights"]["sites"]
-        return {"average": [fixed[name]["fixed"] for name in names]}
-    return {}
+        found["average"] = [fixed[str(name)]["fixed"] for name in run.summary["sites"]]
+    for kind, table in run.summary.get("references", {}).items():
+        if "sites" in table and not table["diverged"]:
+            found[kind] = table["sites"]
+    return found
 
 
 def _graph(run: Run) -> Json | None:

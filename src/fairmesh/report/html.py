@@ -212,6 +212,7 @@ def _sites(card: Json) -> str:
             low.add(at)
     captions = [f"Measured on the {card['judged_on']} samples of each site, for the average of all nodes' models."]
     captions += [f"Means over {card['spread_by']}."] if card["spread_by"] else []
+    captions += [f"Intervals cover {card['intervals']['covers']}."] if "covers" in card["intervals"] else []
     captions += ["λ is how much each site counts in training."] if has["weight"] else []
     captions += ["Under a model to compare with: the difference to it."] if any(s["versus"] for s in sites) else []
     return _note(" ".join(captions)) + _table([header, *rows], low, escaped=True)
@@ -411,9 +412,22 @@ def _network(card: Json) -> str:
 def _calibration(card: Json) -> Iterable[str]:
     """Yields the reliability diagram of the network and the calibration error of each site."""
     found = card["calibration"]
-    if found:
-        yield "<h3>Calibration</h3>"
-        yield _pictures([_figure(reliability(found["bins"]), "reliability diagram", found["sentence"])])
+    if not found:
+        return
+    yield "<h3>Calibration</h3>"
+    yield _pictures([_figure(reliability(found["bins"]), "reliability diagram over all sites", _RELIABILITY)])
+    errors = {site["name"]: site["error"] for site in found["sites"]}
+    unit = Unit("calibration error", share=False)
+    rows = [
+        [site["name"], unit.shown(errors.get(site["name"]))] for site in (card["sites"][i] for i in _in_order(card))
+    ]
+    yield _table([["site", "calibration error"], *rows])
+    yield _note("The calibration error is the mean distance from the dashed line, over bins; 0 is perfect.")
+
+
+_RELIABILITY = (
+    "How often predictions are right, against how probable the model says they are; below: how many there are."
+)
 
 
 def _left_out(card: Json) -> Iterable[str]:

@@ -23,6 +23,7 @@ class Run:
     summary: dict[str, Any]
     records: list[dict[str, Any]]
     folder: Path | None = None
+    variant: int = 0  # its number among the algorithms of a sweep
 
     @staticmethod
     def from_folder(folder: str | os.PathLike) -> "Run":
@@ -41,16 +42,18 @@ class Run:
         if len(found) == 1:
             return [self]
         runs = []
-        for variant in found:
+        for k, variant in enumerate(found):
             mine = set(variant["replicas"])
             label = ", ".join(f"{key} {value}" for key, value in variant["changes"].items())
             records = [record for record in self.records if record["replica"] in mine]
             final = [record for record in self.summary["final"] if record["replica"] in mine]
             summary = self.summary | variant | {"replicas": len(mine), "final": final, "variants": [variant]}
             summary["diverged"] = [r for r in self.summary["diverged"] if r in mine]
+            if "evidence" not in variant:
+                summary.pop("evidence", None)  # that of the chosen one
             if "personal" in summary:
                 summary["personal"] = [one for one in summary["personal"] if one["replica"] in mine]
-            runs.append(replace(self, label=f"{self.label}: {label}", summary=summary, records=records))
+            runs.append(replace(self, label=f"{self.label}: {label}", summary=summary, records=records, variant=k))
         return runs
 
     def settings(self) -> dict[str, Any]:

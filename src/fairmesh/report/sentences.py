@@ -10,7 +10,8 @@ REFERENCES = {
     "local": "alone",
     "average": "average model",
     "pooled": "all data in one place",
-    "constant": "constant prediction",
+    "fine-tuned": "fine-tuned at each site",
+    "constant": "constant answer",
 }
 """The models that sites are compared with, by their names in JSON, and what tables call them."""
 
@@ -44,7 +45,7 @@ def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
     said = f"{versus(site['versus'][ALONE], unit, 'alone')}; {told}"
     constant = site["versus"].get("constant")
     if constant and constant["verdict"] != "better":
-        said += "; not clearly better than predicting the same for every sample"
+        said += "; not clearly better than a constant answer"
     return said
 
 
