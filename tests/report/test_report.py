@@ -331,6 +331,51 @@ def test_leave_one_out_is_shown_next_to_the_run(tmp_path, undrawn):
     assert [row[1] for row in table[1:]] == ["60.0 %", "60.0 %", "70.0 %", "not defined"]
 
 
+@pytest.fixture(scope="module")
+def with_reference(tmp_path_factory):
+    """A run next to a reference that was hardly trained, on the same rows."""
+    folder = tmp_path_factory.mktemp("references") / "run"
+    for rounds, out in ((1, folder / "references" / "local"), (60, folder / "main")):
+        fm.run(fm.Experiment(fm.data.Digits(nodes=4, odd=1), algorithm=fm.DSGD(), rounds=rounds), out=out)
+    for path in (folder / "main").iterdir():
+        path.rename(folder / path.name)
+    summary = json.loads((folder / "summary.json").read_text())
+    other = json.loads((folder / "references" / "local" / "summary.json").read_text())
+    table = {"title": "alone", "diverged": False, "sites": other["final"][0]["accuracy"]["sites"]}
+    summary["references"] = {
+        "local": table | {"folder": "references/local"},
+        "pooled": {"title": "pooled", "diverged": True, "sites": [None] * 4, "folder": "references/pooled"},
+        "constant": {"title": "constant", "failed": "it raised"},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_references_are_compared_row_by_row_with_what_the_run_kept(with_reference, undrawn):
+    found = card(Run.from_folder(with_reference))
+    assert [site["versus"]["local"]["verdict"] for site in found["sites"]] == ["better"] * 4
+    assert all("better" in site["sentence"] for site in found["sites"])
+    assert all(site["interval"][0] < site["metrics"]["accuracy"] < site["interval"][1] for site in found["sites"])
+    assert not [hint for hint in found["hints"] if "--with-references" in hint]
+    said = " ".join(found["notes"])
+    assert "diverged" in said
+    assert "it raised" in said
+    table = next(
+        table for table in Page(page([Run.from_folder(with_reference)], "a run")).tables if table[0][0] == "site"
+    )
+    assert all("better" in row[table[0].index("alone")] for row in table[1:])
+
+
+def test_calibration_counts_every_prediction_of_every_site(with_reference):
+    found = card(Run.from_folder(with_reference))
+    assert sum(one["n"] for one in found["calibration"]["bins"]) == sum(site["n"] for site in found["sites"])
+    assert all(0 <= one["accuracy"] <= 1 and one["confidence"] > 0 for one in found["calibration"]["bins"])
+    weighted = sum(one["n"] * one["accuracy"] for one in found["calibration"]["bins"])
+    right = sum(site["n"] * site["metrics"]["accuracy"] for site in found["sites"])
+    assert weighted == pytest.approx(right)
+    assert all(0 <= site["error"] <= 1 for site in found["calibration"]["sites"])
+
+
 @pytest.mark.parametrize(
     ("share", "value", "shown"),
     [
