@@ -1,6 +1,7 @@
 """A user's own files: images by site and class, tables by a site column, arrays; and what is wrong with them."""
 
 import csv
+import random
 
 import numpy as np
 import pytest
@@ -258,3 +259,32 @@ def test_own_files_that_are_wrong_are_refused_with_the_place(case, tmp_path):
     call, names = SPOILT[case]
     with refused(*names):
         call(tmp_path)
+
+
+class RandomlyFlipped(torch.utils.data.Dataset):
+    """Items of which about half are flipped, each time anew."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        row = torch.arange(6.0) + i
+        return (row.flip(0) if self.draw() < 0.5 else row), i % 2
+
+
+@pytest.mark.parametrize(
+    ("draw", "whose"),
+    [
+        (lambda: float(torch.rand(())), "torch"),
+        (random.random, "Python"),
+        (np.random.rand, "numpy"),
+    ],
+    ids=["torch", "random", "numpy"],
+)
+def test_dataset_with_a_random_flip_is_refused_every_time(draw, whose):
+    for _ in range(60):
+        with refused("site 0", "random transforms", whose, "augment"):
+            fm.data.Samples.of(RandomlyFlipped(draw), "site 0")

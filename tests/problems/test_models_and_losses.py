@@ -174,3 +174,47 @@ def test_loss_with_class_weights_is_refused_though_the_last_layer_starts_at_zero
     sites = [fm.Site((torch.randn(9, FEATURES), torch.arange(9) % CLASSES)) for _ in range(2)]
     with refused("loss", "reduction='mean'"):
         fm.Problem(model, sites, loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 9.0])))
+
+
+def batch_dice(outputs, targets):
+    chances = outputs.sigmoid()
+    return 1 - 2 * (chances * targets).sum() / (chances.sum() + targets.sum())
+
+
+class Tokens(nn.Module):
+    """A language model whose outputs start about equal, as usual initialisations make them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(self, inputs):
+        return self.head(self.embed(inputs)).transpose(1, 2)
+
+
+def padded_tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    """Token sequences, the longest first."""
+    inputs, targets = torch.randint(0, 20, (12, 10)), torch.randint(0, 20, (12, 10))
+    lengths = torch.randint(3, 11, (12, 1)).sort(dim=0, descending=True).values
+    return inputs, targets.masked_fill(torch.arange(10) >= lengths, -100)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_loss_that_is_no_mean_over_samples_is_refused_whatever_the_initial_outputs(seed):
+    torch.manual_seed(seed)
+    masks = [(torch.randn(6, 1, 8, 8), (torch.rand(6, 1, 8, 8) < torch.rand(6, 1, 1, 1)).float()) for _ in range(3)]
+    problem_refused("mean", model=nn.Conv2d(1, 1, 3, padding=1), sites=masks, loss=batch_dice)
+    texts = [padded_tokens() for _ in range(3)]
+    problem_refused("mean", "padding", model=Tokens(), sites=texts, loss=nn.CrossEntropyLoss(ignore_index=-100))
+
+
+def test_digest_tells_modules_apart_that_look_alike_and_compute_other_things():
+    def network(forward) -> nn.Module:
+        return type("Net", (nn.Linear,), {"forward": forward})(FEATURES, CLASSES)
+
+    digests = []
+    for forward in (lambda self, x: F.linear(x, self.weight), lambda self, x: F.linear(x, self.weight, self.bias)):
+        torch.manual_seed(0)
+        digests.append(fm.Problem(network(forward), SITES).digest())
+    assert len(set(digests)) == 2

@@ -12,6 +12,7 @@ from fairmesh.training.memory_estimate import (
     Footprint,
     footprint,
     free_bytes,
+    measured_copies,
     replicas_that_fit,
 )
 from fairmesh.training.observers import Watch
@@ -164,3 +165,17 @@ def test_split_folder_refuses_another_number_of_replicas_and_passes_over_other_f
     with refused("replicas", "0 to 4", 2, 3):
         fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(3), resume=True, **settings)
     fm.train(problem, fm.Ring(), algorithm, 4, seeds=range(5), resume=True, **settings)
+
+
+class Hoarder(fm.DSGD):
+    """Holds many copies of all models for a moment, which its class does not declare."""
+
+    def step(self, state, ctx):
+        many = [state.models + k for k in range(30)]
+        return fm.DSGD.step(self, state._replace(models=many[0]), ctx)
+
+
+def test_copies_of_an_algorithm_that_does_not_declare_them_are_measured():
+    assert measured_copies(Hoarder(0.1), 4) > 30
+    assert 4 < measured_copies(fm.DSGD(0.1), 4) < 12
+    assert measured_copies(None, 4) == 0  # type: ignore[arg-type]

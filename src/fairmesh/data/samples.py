@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from fairmesh.errors import BadInput
+from fairmesh.numerics.generators import GeneratorStates
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,14 +139,17 @@ def _collated(dataset: Dataset, what: str) -> Any:
     """Returns every item of a Dataset, stacked. Each item is read once, so random transforms are refused."""
     if isinstance(dataset, IterableDataset):
         raise BadInput(f"{what} is an IterableDataset; give a Dataset with a length and items by index")
+    before = GeneratorStates.now()
     items = [dataset[i] for i in range(len(dataset))]  # type: ignore[arg-type]
     if not items:
         raise BadInput(f"{what} is empty; give it samples, or leave the site out")
-    again = default_collate([dataset[0]])
-    pairs = list(zip(default_collate(items[:1]), again))[:2]
-    if any(not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs):
+    drawn = [f"it draws from the generator of {name}" for name in before.moved()]
+    pairs = list(zip(default_collate(items[:1]), default_collate([dataset[0]])))[:2]
+    if any(not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs):  # by a generator of its own
+        drawn.append("item 0 is another one each time it is asked for")
+    if drawn:
         raise BadInput(
-            f"{what} gives another item 0 each time it is asked: random transforms would be frozen by the one reading; "
-            "augment with Problem(augment=...), which draws from fairmesh's streams"
+            f"{what} has random transforms ({'; '.join(drawn)}), which would be frozen by the one reading; augment "
+            "with Problem(augment=...), which draws from fairmesh's streams"
         )
     return default_collate(items)

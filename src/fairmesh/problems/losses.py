@@ -23,7 +23,8 @@ def as_floats(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.to(dtype) if values.is_floating_point() else values
 
 
-def _augmented(augment: Augmentation | None, inputs: Tensor, key: Tensor) -> Tensor:
+def augmented(augment: Augmentation | None, inputs: Tensor, key: Tensor) -> Tensor:
+    """Returns a batch as an augmentation changes it, with draws from a key."""
     if augment is None:
         return inputs
 
@@ -65,7 +66,7 @@ def batch_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Ca
     loss = _placed(loss, model)
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor) -> Tensor:
-        outputs = model(row, _augmented(augment, inputs, key), key)
+        outputs = model(row, augmented(augment, inputs, key), key)
         plain = loss is nn.functional.cross_entropy and outputs.ndim == 2 and targets.ndim == 1
         return _cross_entropy(outputs, targets) if plain else loss(outputs, targets)
 
@@ -76,7 +77,7 @@ def batch_error(model: FlatModel, augment: Augmentation | None) -> Callable[...,
     """Returns a function (row, inputs, targets, key, ...) -> share of misclassified samples, in training mode."""
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, *weights: Tensor) -> Tensor:
-        labels = predicted_labels(model(row, _augmented(augment, inputs, key), key))
+        labels = predicted_labels(model(row, augmented(augment, inputs, key), key))
         wrong = (labels != targets.reshape(labels.shape)).to(row.dtype)
         return (wrong * weights[0]).sum() if weights else wrong.mean()
 
@@ -94,7 +95,7 @@ def weighted_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) ->
     loss = _placed(loss, model)
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, weights: Tensor) -> Tensor:
-        outputs = model(row, _augmented(augment, inputs, key), key)
+        outputs = model(row, augmented(augment, inputs, key), key)
         return (per_sample(loss, outputs, targets) * weights).sum()
 
     return function
@@ -107,7 +108,7 @@ def losses_of_rows(model: FlatModel, loss: Loss, augment: Augmentation | None) -
     loss = _placed(loss, model)
 
     def function(row: Tensor, inputs: Tensor, targets: Tensor, key: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        each = per_sample(loss, model(row, _augmented(augment, inputs, key), key), targets)
+        each = per_sample(loss, model(row, augmented(augment, inputs, key), key), targets)
         return (each * weights).sum(), each
 
     return function

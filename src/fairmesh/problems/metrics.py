@@ -25,6 +25,11 @@ class Trouble(NamedTuple):
     raised: bool  # by the metric's own code
 
 
+def evaluated_at_once(models: int, numbers: int) -> int:
+    """Returns how many samples of so many numbers are evaluated by so many models at once."""
+    return max(1, _FLOATS_AT_ONCE // (models * max(1, numbers)))
+
+
 class Evaluator:
     """Judges rows by the different sets of a split, all in one pass; sites that share a set share the work. The data
     stays at `home` and visits the device in chunks.
@@ -93,7 +98,7 @@ class Evaluator:
         if not sizes:  # the sites of this process have no such set: one column, which no site reads
             return {name: torch.full((len(rows), 1), torch.nan, dtype=torch.float64) for name in self.names}
         begin, count = sum(self._sizes[:first]), sum(sizes)
-        chunk = max(1, _FLOATS_AT_ONCE // (len(rows) * max(1, self._inputs[0].numel())))
+        chunk = evaluated_at_once(len(rows), self._inputs[0].numel())
         losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64)
         hits, unpredicted = torch.zeros_like(losses), torch.zeros_like(losses, dtype=torch.bool)
         own = problem.metrics_by_name

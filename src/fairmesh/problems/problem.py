@@ -556,6 +556,9 @@ class Problem:
             hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
         described = (self._module(0), self.sampling, self.weight_decay, self.clip_norm)
         hasher.update(f"{described} {_named(self.loss)} {_named(self.augment)}".encode())
+        own = {type(layer) for layer in self._module(0).modules() if not type(layer).__module__.startswith("torch.")}
+        for name in sorted(_named(kind.forward) for kind in own):  # two modules may look alike and compute other things
+            hasher.update(name.encode())
         if self.models_at_once != "auto":  # "auto" depends on the model alone
             hasher.update(f"{self.models_at_once} at once".encode())
         if self.objective.identity() is not None:

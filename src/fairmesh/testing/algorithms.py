@@ -4,13 +4,12 @@ import copy
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.schedules import with_run_length
@@ -35,6 +34,7 @@ from fairmesh.testing.violations import (
 from fairmesh.topology.graphs import Changing, Ring, Star, Topology
 from fairmesh.training.cuda_graph import recorded_round
 from fairmesh.training.loop import Training
+from fairmesh.training.memory_estimate import peak_bytes
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import random_placement, replicas_of
 from fairmesh.training.train import train
@@ -361,16 +361,3 @@ def _check_memory(algorithm: Algorithm) -> None:
         f"{algorithm.copies_at_peak}; write `copies_at_peak: ClassVar[int] = {math.ceil(copies)}` in the class, since "
         "the memory of a run is planned by it",
     )
-
-
-def peak_bytes(function: Callable[[], Any]) -> tuple[int, Any]:
-    """Returns the most bytes of CPU tensors alive at once, over those alive before, as torch's allocator reports them,
-    temporaries inside an operation included; and what the function returned."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        result = function()
-    recorded = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    live = peak = 0
-    for event in sorted((e for e in recorded if e.name() == "[memory]"), key=lambda event: event.start_ns()):
-        live += event.nbytes()  # type: ignore[attr-defined]
-        peak = max(peak, live)
-    return peak, result

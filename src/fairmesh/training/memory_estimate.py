@@ -1,21 +1,39 @@
 """Estimates how much memory a run needs and how much is free, before anything large is allocated."""
 
+import functools
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.problems.losses import as_floats
+from fairmesh.problems.losses import as_floats, augmented
+from fairmesh.problems.metrics import evaluated_at_once
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.problem import Problem, Sampling
+from fairmesh.topology.graphs import Ring
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 
 _DUAL_COPIES = 8  # of all dual weights
 _ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's workspace
 _AHEAD = 24 << 20  # bytes of what is computed for many rounds at once, and of temporary values
 _KEPT = 7  # twelfths of its models and duals: three copies and an average, twice while they are merged
+_WIDEST = 4  # times the largest activation: what an evaluation holds
+_FRAGMENTED = 1.6  # times what is alive: memory that a process keeps, where blocks of many sizes leave gaps (measured)
+_MARGIN = 1.2  # on copies that a toy's round holds
+_ROWS = 6  # models of its own that a process holds: initial rows, modules, counters of random numbers
+_MEASURED_FROM = 64 << 20  # bytes of models; below that, copies are not measured
+_TOY_NODES, _TOY_NUMBERS = 16, 600_000  # more than what is computed for several rounds at once
+_PROFILER_LOG = "KINETO_LOG_LEVEL"
+_CPU = torch.device("cpu")
 _SHARE = 0.9  # of the free memory that a run may use
 _GIB = 2.0**30
 
@@ -33,7 +51,13 @@ class Footprint(NamedTuple):
 
 
 def footprint(
-    problem: Problem, algorithm: Algorithm, dtype: torch.dtype, data_counts: bool, hosted: int | None = None
+    problem: Problem,
+    algorithm: Algorithm,
+    dtype: torch.dtype,
+    data_counts: bool,
+    hosted: int | None = None,
+    device: torch.device = _CPU,
+    tuned: bool = False,
 ) -> Footprint:
     """Returns the footprint of a run.
 
@@ -42,32 +66,51 @@ def footprint(
         algorithm: The algorithm.
         dtype: Of models and duals.
         data_counts: Whether a copy of the data is in the same memory.
-        hosted: How many nodes this process hosts; None for all.
+        hosted: How many nodes this process hosts; None for all. Default: None.
+        device: Where the run is. Default: the CPU.
+        tuned: Whether freed memory stays in the process (`tune_malloc`). Default: False.
     """
     every, dim = problem.n, problem.flat_model.dim
     n = every if hosted is None else hosted
-    batch, samples = _batch_bytes(problem, dtype)
-    models = algorithm.copies_at_peak * n * dim * dtype.itemsize
+    batch = _batch_bytes(problem, dtype)
+    a_copy, copies = n * dim * dtype.itemsize, float(algorithm.copies_at_peak)
+    declared = "copies_at_peak" in vars(type(algorithm))  # by the class itself: fairmesh.testing checks it
+    if copies * a_copy > _MEASURED_FROM and not declared:
+        copies = _MARGIN * measured_copies(algorithm, every) or copies
+    models = int(copies * a_copy)
+    at_once = problem.at_once(device)
+    passes = 0 if at_once is not None else n * batch.pass_  # of all nodes at once, so for every replica
+    fixed_passes = (at_once or 0) * batch.pass_ + batch.evaluation
     duals = _DUAL_COPIES * n * every * dtype.itemsize if algorithm.keeps_node_rows() else 0
     held = [split.sites[i] for split in problem.every_split for i in problem.here]
     data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in held) if data_counts else 0
     floats = sum(s.train.inputs.numel() for s in held) * dtype.itemsize
     data += floats if data_counts and floats <= AS_FLOATS_UP_TO else 0
+    shown = passes + fixed_passes + n * batch.inputs
     description = (f"data ({data / _GIB:.2f} GiB), " if data > 0.01 * _GIB else "") + (
-        f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {samples} ({n * batch / _GIB:.2f} GiB)"
-        + (f", {n:,} x {every:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
+        f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {batch.samples} "
+        f"({shown / _GIB:.2f} GiB)" + (f", {n:,} x {every:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
     )
+    gaps = _FRAGMENTED if tuned and device.type == "cpu" else 1.0
     return Footprint(
-        data + n * every * dtype.itemsize + _AHEAD,
-        models + n * batch + duals,
+        int(data + n * every * dtype.itemsize + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
+        int(gaps * (models + passes + n * batch.inputs + duals)),
         description,
         _KEPT * (models + duals) // 12,
     )
 
 
-def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:
-    """Returns the bytes that a node's batch needs with all that a pass keeps for its gradient, and its samples. Runs
-    one pass to find out."""
+class _Batch(NamedTuple):
+    """The bytes that one node's batch takes."""
+
+    samples: int
+    inputs: int  # of its inputs and what augmentation makes of them
+    pass_: int  # of all that a pass keeps for its gradient, and of a layer's workspace
+    evaluation: int  # of a pass over test samples, of all models together
+
+
+def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
+    """Runs one pass in training mode, with dropout and augmentation, to find out what it keeps."""
     train = max((problem.sites[i].train for i in problem.here), key=len)
     samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
     inputs = as_floats(train.inputs[torch.arange(min(samples, 8)) % len(train)], torch.float32)
@@ -78,13 +121,61 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> tuple[int, int]:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    model = problem.flat_model.to(torch.device("cpu"), torch.float32)
+    model, key = problem.flat_model.to(_CPU, torch.float32), torch.zeros((), dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        outputs = model(row, inputs)
+        outputs = model(row, augmented(problem.augment, inputs, key), key)
     kept.pop(row.untyped_storage().data_ptr(), None)
     kept[inputs.untyped_storage().data_ptr()] = inputs.nbytes
-    a_sample = (sum(kept.values()) + outputs.nbytes) / len(inputs)
-    return int(_ACTIVATIONS * a_sample * samples * dtype.itemsize / 4), samples
+    unit = samples * dtype.itemsize / 4 / len(inputs)
+    activations = sum(kept.values()) + outputs.nbytes
+    tested = sum(len(samples) for samples in problem.held_out("test")[0])
+    at_once = min(tested, evaluated_at_once(1, inputs[0].numel()))
+    widest = max(kept.values()) / len(inputs) * dtype.itemsize / 4
+    evaluation = int(_WIDEST * widest * at_once)
+    return _Batch(samples, int(2 * inputs.nbytes * unit), int(_ACTIVATIONS * activations * unit), evaluation)
+
+
+def measured_copies(algorithm: Algorithm, nodes: int) -> float:
+    """Returns how many copies of all models a round holds at its peak, by one round of a toy; 0 if the algorithm cannot
+    train the toy."""
+    try:
+        return _measured_copies(algorithm, min(nodes, _TOY_NODES))
+    except Exception:  # settings may fit only the real problem; its class says how many copies it holds then
+        return 0.0
+
+
+@functools.lru_cache(maxsize=32)
+def _measured_copies(algorithm: Algorithm, nodes: int) -> float:
+    sites = [Site((torch.zeros(2, 100), torch.arange(2))) for _ in range(nodes)]
+    outputs = max(200, _TOY_NUMBERS // (101 * nodes))
+    problem = Problem(nn.Linear(100, outputs), sites, sampling=Sampling(batch=1), models_at_once=1)
+    replicas = replicas_of([algorithm], [0], None, nodes)
+
+    def two_rounds() -> Any:
+        training = Training(problem, Ring(), replicas, Options(trace="no"))
+        state = training.advance(training.initial(), 0)
+        return training.advance(state, 1)
+
+    return peak_bytes(two_rounds)[0] / (nodes * problem.flat_model.dim * 4)
+
+
+def peak_bytes(function: Callable[[], Any]) -> tuple[int, Any]:
+    """Returns the most bytes of CPU tensors alive at once, over those alive before, as torch's allocator reports them,
+    temporaries inside an operation included; and what the function returned."""
+    level = os.environ.get(_PROFILER_LOG)
+    os.environ[_PROFILER_LOG] = level or "99"  # the profiler would write to stderr when it starts
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+            result = function()
+    finally:
+        if level is None:
+            del os.environ[_PROFILER_LOG]
+    recorded = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    live = peak = 0
+    for event in sorted((e for e in recorded if e.name() == "[memory]"), key=lambda event: event.start_ns()):
+        live += event.nbytes()  # type: ignore[attr-defined]
+        peak = max(peak, live)
+    return peak, result
 
 
 def free_bytes(device: torch.device) -> int | None:

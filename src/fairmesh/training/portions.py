@@ -29,7 +29,8 @@ def that_fit(
     device = device_of(options.device)
     data_counts = home_of_data(problem, device, options.data_on).type == device.type
     nodes = len(process_group.nodes(problem.n))
-    need = footprint(problem, replicas[0].algorithm, DTYPES[options.dtype], data_counts, nodes)
+    algorithm, dtype = replicas[0].algorithm, DTYPES[options.dtype]
+    need = footprint(problem, algorithm, dtype, data_counts, nodes, device, options.tune_malloc)
     return replicas_that_fit(need, len(replicas), options.memory_gib, device, process_group.local_world_size)
 
 

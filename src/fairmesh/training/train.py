@@ -309,6 +309,7 @@ def _run(
             folder.replace_records(run.records)
         folder.write_settings(settings)
         checkpointing = Checkpointing(checkpoints, options.checkpoint_every or max(1, rounds // 10), saved)
+    del initial  # which would take the memory of a state until the end
     measuring, keeping = Measuring(meter, folder), KeepBest(meter)
     recorders = [measuring, keeping, *([checkpointing] if checkpointing else [])]
     every = [
