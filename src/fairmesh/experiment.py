@@ -17,6 +17,7 @@ from fairmesh.config.overrides import assignment, flat_table, put, read_toml, re
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.data.contract import Contract
 from fairmesh.data.datasets import Data
+from fairmesh.data.preprocessing import aligned
 from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
@@ -189,12 +190,19 @@ class Experiment:
         """
         if sites is None and self.splits > 1:
             every = [replace(self, data=self.known_data().resplit(k), splits=1) for k in range(self.splits)]
-            return with_splits([one.problem(outputs=outputs) for one in every])
-        names = () if self.contract is None else self.contract.classes
+            loaded = aligned([one.sites(one.known_data()) for one in every])
+            return with_splits([one._of_loaded(sites, outputs) for one, sites in zip(every, loaded)])
         if sites is None:
-            names = names or self.known_data().class_names()
-            sites = self.sites(self.known_data())
-            sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
+            return self._of_loaded(self.sites(self.known_data()), outputs)
+        return self._of_sites(sites, outputs, () if self.contract is None else self.contract.classes)
+
+    def _of_loaded(self, sites: Sequence[Site], outputs: int | None) -> Problem:
+        """Returns the problem of sites that were loaded from `data`."""
+        names = () if self.contract is None else self.contract.classes
+        sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
+        return self._of_sites(sites, outputs, names or self.known_data().class_names())
+
+    def _of_sites(self, sites: Sequence[Site], outputs: int | None, names: Sequence[str]) -> Problem:
         shape, needed = shape_of(sites)
         if isinstance(self.loss, BinaryCrossEntropy) and Samples.of(sites[0].train, "site 0").targets.ndim == 1:
             outputs = 1  # one logit for labels 0 and 1

@@ -222,6 +222,20 @@ def test_run_folder_has_the_preprocessing_and_the_run_says_what_was_chosen(file,
         assert name in words
 
 
+def test_repeated_splits_have_the_same_inputs_also_if_a_category_is_rare_in_some(tmp_path):
+    columns = clinic()
+    columns["ward"][np.flatnonzero(columns["where"] == "b")[:6]] = "rare"
+    columns["age"] = np.arange(120).astype(str)
+    columns["age"][np.flatnonzero(columns["where"] == "b")[:6]] = ""
+    data = table(write(tmp_path / "t.csv", columns))
+    widths = {made_of(data.resplit(k).sites()).inputs for k in range(8)}
+    assert len(widths) > 1, "the test needs splits that differ"
+    problem = fm.Experiment(data, splits=8).problem()
+    (inputs,) = {one.preprocessing.inputs for one in problem.every_split}
+    assert {"ward = rare", "age missing"} <= set(inputs)
+    assert len(problem.every_split) == 8
+
+
 def spoilt(name: str, values) -> dict:
     return clinic() | {name: values}
 

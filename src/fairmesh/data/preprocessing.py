@@ -649,6 +649,28 @@ def fitted_sites(sites: Sequence[Site]) -> list[Site]:
     return [refitted(site, made, done) for site in sites]
 
 
+def aligned(every: Sequence[Sequence[Site]]) -> list[Sequence[Site]]:
+    """Returns the sites of several splits of the same data, with the same inputs in all of them. A category that is too
+    rare in some split, or a column with too few missing values, still has its input there."""
+    made = [sites[0].table.preprocessing if sites[0].table is not None else None for sites in every]
+    known = [one for one in made if one is not None]
+    if len(known) < len(every) or len({one.inputs for one in known}) == 1 or every[0][0].table.rows is None:
+        return list(every)
+    done = []
+    for sites, mine in zip(every, known):
+        columns = [
+            replace(
+                column,
+                categories=tuple(sorted({name for one in known for name in one.columns[k].categories})),
+                indicator=any(one.columns[k].indicator for one in known),
+            )
+            for k, column in enumerate(mine.columns)
+        ]
+        common, shared = replace(mine, columns=tuple(columns)), {}
+        done.append([refitted(site, common, shared) for site in sites])
+    return done
+
+
 def refitted(site: Site, preprocessing: Preprocessing, done: dict[int, Any] | None = None) -> Site:
     """Returns a site of a table with its samples made by this preprocessing."""
     table: SiteTable = site.table
