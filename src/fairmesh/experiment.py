@@ -210,6 +210,7 @@ class Experiment:
         loss = _LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         table = next((site.table for site in sites if site.table is not None), None)
         target = None if table is None or table.preprocessing is None else table.preprocessing.target
+        names = names or (() if target is None else target.classes)
         if target is not None and target.kind == "number":
             loss = squared_error if self.loss == "cross-entropy" else loss  # which needs classes
             if (target.center, target.scale) != (0.0, 1.0):

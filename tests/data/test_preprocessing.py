@@ -2,6 +2,8 @@
 
 import json
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -329,3 +331,13 @@ def test_contract_may_have_categories_and_scale_by_what_all_sites_have(file):
         fm.data.Column("ward", "category", classes=("north",), fill="west")
     with refused("'age'", "mean", "arrays"):
         contract.checked([fm.Site((torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64)))])
+
+
+def test_example_goes_from_a_file_with_gaps_to_predictions(tmp_path, capsys):
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "clinic_tables.py"))
+    example["main"](tmp_path)
+    said = capsys.readouterr().out
+    worst = float(said.split("worst clinic: ")[1].split()[0])
+    labels = said.split("first new patients: ")[1].strip().split(", ")
+    assert worst > 0.55
+    assert (len(labels), set(labels) <= {"ill", "well"}) == (5, True)
