@@ -234,6 +234,19 @@ def test_verdicts_lead_the_page_and_the_json(undrawn):
     assert [known.get("class") for known in read.of("b")[:4]] == ["better", "worse", None, None]
 
 
+def test_counts_that_did_not_travel_are_not_invented():
+    run = _evidence(_run([0.9, 0.5, 0.8, 0.7], support=[{}, {}, {}, {}]), COMPARED)
+    for site in run.summary["evidence"]["sites"][:2]:
+        site |= {"n_at_least": True}
+    run.summary["evidence"]["sites"][3] |= {"n": math.nan, "interval": [math.nan] * 2, "why_not": "withheld by it"}
+    sites = card(run)["sites"]
+    assert [site["n_at_least"] for site in sites] == [True, True, False, False]
+    assert (sites[3]["n"], sites[3]["interval"], sites[3]["measured"]) == (None, None, True)
+    assert "withheld by it" in sites[3]["sentence"]
+    other = replace(run, summary=run.summary | {"evidence": run.summary["evidence"] | {"metric": "auroc"}})
+    assert not card(other)["sites"][0]["versus"]
+
+
 def test_sentences_of_a_metric_where_less_is_better(undrawn):
     verdicts = [{"local": {"difference": -0.3, "interval": [-0.5, -0.1], "verdict": "better"}}, {}, {}, {}]
     run = _evidence(_run([0.9, 0.5, 0.8, 0.7], metric="loss"), verdicts)

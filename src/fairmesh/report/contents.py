@@ -112,9 +112,15 @@ def _sweep(variants: Sequence[Run], ranked_on: str) -> Json:
     return {"ranked_on": ranked_on, "variants": rows}
 
 
+def _evidence(run: Run) -> Json:
+    """Returns the evidence of the summary; nothing if it has none, or one for another metric."""
+    found = run.summary.get("evidence") or {}
+    return found if found.get("metric") == run.metric else {}
+
+
 def _intervals(run: Run) -> Json:
     """Returns the intervals of the worst site and of the mean over sites, where they are known."""
-    evidence = run.summary.get("evidence") or {}
+    evidence = _evidence(run)
     found = {"level": evidence.get("level", 0.95)} | {key: evidence[key] for key in ("covers",) if key in evidence}
     return found | {what: evidence[what] for what in ("worst", "mean") if evidence.get(what)}
 
@@ -123,7 +129,7 @@ def _sites(run: Run) -> list[Json]:
     """Returns what is known of each site, in the order of the sites."""
     summary = run.summary
     names = [str(name) for name in summary["sites"]]
-    evidence = {one["name"]: one for one in (summary.get("evidence") or {}).get("sites", [])}
+    evidence = {one["name"]: one for one in _evidence(run).get("sites", [])}
     data = _counted(run)
     weights, compared = run.weights(), references(run)
     values = {metric: run.by_site(metric) for metric in run.metrics}
@@ -131,18 +137,21 @@ def _sites(run: Run) -> list[Json]:
     found = []
     for i, name in enumerate(names):
         known = evidence.get(name, {})
-        n = known.get("n", data[i]["n"])
+        n = known["n"] if defined(known.get("n")) else data[i]["n"]
+        n = n if defined(n) else None
         found.append(
             {
                 "name": name,
                 "group": str(summary["groups"][i]),
                 "n": n,
+                "n_at_least": bool(known.get("n_at_least")),  # counts below five do not travel between organisations
                 "support": data[i].get("classes"),
                 "measured": n != 0 and run.is_measured(i),
                 "metrics": {metric: column[i] for metric, column in values.items()},
                 "interval": _known(known.get("interval")),
                 "weight": weights[i] if weights else None,
                 "references": {kind: column[i] for kind, column in compared.items()},
+                "why_not_compared": known.get("why_not"),
                 "versus": {kind: by_site[name] for kind, by_site in versus.items() if name in by_site},
             }
         )
@@ -154,7 +163,7 @@ def _counted(run: Run) -> list[Json]:
     None, and those of a site that is not measured 0."""
     summary = run.summary
     if "support" in summary:
-        return [one if isinstance(one, dict) else {"n": 0} for one in summary["support"]]
+        return [{"n": None} | one if isinstance(one, dict) else {"n": 0} for one in summary["support"]]
     if "provenance" not in summary:
         return [{"n": None}] * len(summary["sites"])
     judged_on = summary["judged_on"]

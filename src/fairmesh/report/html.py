@@ -40,7 +40,7 @@ _STYLE = """
 --box:#222425;--good:#6fd6ab;--bad:#ffa680}}
 *{box-sizing:border-box}
 body{font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif;color:var(--ink);background:var(--paper);
-max-width:66rem;margin:0 auto;padding:1.2rem 1rem 3rem}
+max-width:70rem;margin:0 auto;padding:1.2rem 1rem 3rem}
 h1{font-size:1.6rem;line-height:1.25;margin:.3rem 0 .6rem}h2{font-size:1.25rem;margin:2.2rem 0 .4rem}
 h3{font-size:1.05rem;margin:1.5rem 0 .3rem}
 .lead{font-size:1.12rem;margin:.3rem 0}.sites{padding-left:1.2rem;margin:.5rem 0}.sites li{margin:.15rem 0}
@@ -201,7 +201,7 @@ def _sites(card: Json) -> str:
     for at, i in enumerate(order):
         site = sites[i]
         cells = [_text(site["name"])]
-        cells += ["-" if site["n"] is None else str(site["n"])] if has["n"] else []
+        cells += ["-" if site["n"] is None else f"{'≥ ' if site['n_at_least'] else ''}{site['n']}"] if has["n"] else []
         cells += [" / ".join(map(str, site["support"] or ["-"]))] if has["support"] else []
         cells.append(_value(site, unit))
         cells += [unit.interval(site["interval"]) or "-"] if has["interval"] else []
@@ -214,7 +214,7 @@ def _sites(card: Json) -> str:
     captions += [f"Means over {card['spread_by']}."] if card["spread_by"] else []
     captions += [f"Intervals cover {card['intervals']['covers']}."] if "covers" in card["intervals"] else []
     captions += ["λ is how much each site counts in training."] if has["weight"] else []
-    captions += ["Under a model to compare with: the difference to it."] if any(s["versus"] for s in sites) else []
+    captions += ["Below each other model: how this run differs from it."] if any(s["versus"] for s in sites) else []
     return _note(" ".join(captions)) + _table([header, *rows], low, escaped=True)
 
 
@@ -232,7 +232,8 @@ def _compared(site: Json, kind: str, unit: Unit) -> str:
     if versus and versus.get("interval"):
         verdict = versus["verdict"]
         mark = {"better": "▲ better", "worse": "▼ worse"}.get(verdict, "unclear")
-        cell += f'<small class="{verdict}">{mark}, {unit.difference(versus["interval"])}</small>'
+        ends = unit.difference(versus["interval"]).removesuffix(" points")
+        cell += f'<small class="{verdict}">{mark}<br>{ends}</small>'
     return cell
 
 

@@ -73,7 +73,9 @@ def dots(
         line: Where to draw a dotted line. Default: None.
     """
     figure, (axis,) = new_figure(
-        4.8, 0.9 + len(names) * (0.19 if len(names) > 24 else 0.27) + 0.19 * len(series), font=10
+        4.8,
+        0.9 + len(names) * (0.19 if len(names) > 24 else 0.4 if len(series) > 3 else 0.27) + 0.19 * len(series),
+        font=10,
     )
     for k, (label, one) in enumerate(series.items()):
         shift = 0.5 * (k / max(1, len(series) - 1) - 0.5) if len(series) > 1 else 0.0

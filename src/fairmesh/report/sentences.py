@@ -38,10 +38,11 @@ def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
     if not site["measured"]:
         return f"not measured: it has no {card['judged_on']} samples" if site["n"] == 0 else "not measured"
     interval = unit.interval(site["interval"])
-    of = f" on {site['n']} {card['judged_on']} samples" if site["n"] else ""
+    at_least = "at least " if site["n_at_least"] else ""
+    of = f" on {at_least}{site['n']} {card['judged_on']} samples" if site["n"] else ""
     told = f"{unit.metric} {unit.shown(value)}{f' ({interval})' if interval else ''}{of}"
     if ALONE not in site["versus"]:
-        return told
+        return told + (f"; not compared with alone: {site['why_not_compared']}" if site["why_not_compared"] else "")
     said = f"{versus(site['versus'][ALONE], unit, 'alone')}; {told}"
     constant = site["versus"].get("constant")
     if constant and constant["verdict"] != "better":
