@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairmesh.cli.demo import Estimate, Outcome, contenders, demo
+from fairmesh.cli.demo import Outcome, contenders, demo
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -32,9 +32,9 @@ def written(tmp_path_factory) -> tuple[Outcome, Path]:
 def test_demo_gains_by_joining_and_by_robust_weights_and_keeps_the_mean(seed, outcome):
     outcome = demo(seed, None) if seed else outcome
     gains = outcome.as_json()["gains"]
-    assert gains["training together, worst"]["mean"] > 0.05
-    assert gains["robust weights, worst"]["mean"] > 0.005
-    assert gains["robust weights, mean"]["mean"] > -0.01
+    assert gains["training together, worst"]["difference"] > 0.05
+    assert gains["robust weights, worst"]["difference"] > 0.005
+    assert gains["robust weights, mean"]["difference"] > -0.01
 
 
 @pytest.mark.slow
@@ -42,9 +42,9 @@ def test_demo_gives_the_table_of_the_readme(outcome):
     table = README.read_text().split("<!-- demo -->")[1].split("<!-- /demo -->")[0]
     rows = [re.findall(r"\d+\.\d+", line) for line in table.strip().splitlines()[2:]]
     for row, (name, facts) in zip(rows, outcome.as_json()["contenders"].items(), strict=True):
-        estimates = [facts[what][key] for what in ("worst", "mean", "best") for key in ("mean", "interval")]
-        assert list(map(float, row[:6])) == pytest.approx([100 * value for value in estimates], abs=0.5), name
-        assert float(row[6]) == pytest.approx(facts["bytes_busiest_node"] / 1e6, abs=0.01)
+        numbers = [facts["worst"], *facts["worst_interval"], facts["mean"], *facts["mean_interval"], facts["best"]]
+        assert list(map(float, row[:7])) == pytest.approx([100 * value for value in numbers], abs=0.5), name
+        assert float(row[7]) == pytest.approx(facts["bytes_busiest_node"] / 1e6, abs=0.01)
 
 
 def test_demo_tunes_every_rival_with_equally_many_candidates(written):
@@ -57,9 +57,17 @@ def test_demo_tunes_every_rival_with_equally_many_candidates(written):
         assert set(facts["steps"]) <= set(found[name].steps)
 
 
-def test_estimate_is_the_interval_of_student():
-    found = Estimate.of([1.0, 2.0, 3.0, 4.0])
-    assert (found.mean, found.interval) == pytest.approx((2.5, 3.1824463 * 1.2909944 / 2))
+def test_demo_json_says_how_sure_every_number_is(written):
+    found = written[0].as_json()
+    for facts in found["contenders"].values():
+        low, high = facts["worst_interval"]
+        assert low < facts["worst"] < high
+        for site in facts["sites"].values():
+            assert site["interval"][0] < site["value"] < site["interval"][1]
+            assert site["n"] > 100
+            assert site["versus_local"]["verdict"] in ("better", "worse", "unclear")
+    assert all(one["versus_local"]["difference"] == 0 for one in found["contenders"]["alone"]["sites"].values())
+    assert len(found["sentences"]) == 10
 
 
 def test_demo_shows_every_site_and_writes_its_page_and_plots(written):
@@ -79,8 +87,9 @@ def test_demo_shows_every_site_and_writes_its_page_and_plots(written):
 def test_demo_alone_is_judged_by_own_models_and_sends_nothing(written):
     sites = written[0].as_json()["contenders"]
     assert sites["alone"]["bytes_busiest_node"] == 0
-    assert len(set(sites["alone"]["sites"].values())) > 2, "a common model has one accuracy per scanner"
-    assert len(set(sites["fixed-weights"]["sites"].values())) == 2
+    accuracies = {name: {site["value"] for site in facts["sites"].values()} for name, facts in sites.items()}
+    assert len(accuracies["alone"]) > 2, "a common model has one accuracy per scanner"
+    assert len(accuracies["fixed-weights"]) == 2
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def result_of(*rows: list[float], weights=(0.2, 0.8), metric="accuracy", samples
     right = (numbers < (samples * tensor[..., None]).round()).to(torch.uint8)
     losses = tensor[..., None] * (1 + 0.1 * torch.sin(numbers))
     answers = tuple(Answers(f"rows of {i}", losses[:, i].float(), right[:, i]) for i in range(2))
-    outcomes = Outcomes(("a", "b"), metric, metric == "accuracy", answers, ((0, 1),), (0.0, 0.0))
+    outcomes = Outcomes(("a", "b"), metric, metric == "accuracy", answers, ((0, 1),))
     problem = SimpleNamespace(primary=metric, prior_of_sites=torch.tensor([0.5, 0.5]))
     return SimpleNamespace(problem=problem, final=[{"lambda": list(weights)}], outcomes=lambda: outcomes)
 

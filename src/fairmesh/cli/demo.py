@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.special import stdtrit
 
 from fairmesh.algorithms import ADGDA, Algorithm, ChocoSGD, Local, TrackedADGDA
 from fairmesh.algorithms.schedules import Geometric
@@ -19,6 +19,8 @@ from fairmesh.algorithms.weighting import PriorWeights
 from fairmesh.compression.compressors import Quantize
 from fairmesh.data.datasets import Digits
 from fairmesh.errors import MissingPackage
+from fairmesh.evidence import LEVEL, Comparison, Outcomes, evidence_table, versus
+from fairmesh.evidence.outcomes import of_several_splits
 from fairmesh.experiment import Experiment
 from fairmesh.experiment import run as run_experiment
 from fairmesh.problems.metrics import Evaluator
@@ -109,66 +111,69 @@ def experiment(contender: Contender, split: int, rounds: int) -> Experiment:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean over the splits, and half of its 95 % interval."""
-
-    mean: float
-    interval: float
-
-    @staticmethod
-    def of(values: Sequence[float]) -> "Estimate":
-        error = statistics.stdev(values) / len(values) ** 0.5
-        return Estimate(statistics.fmean(values), float(stdtrit(len(values) - 1, 0.975)) * error)
-
-    def __str__(self) -> str:
-        return f"{100 * self.mean:.1f} ± {100 * self.interval:.1f}"
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What the demo trained and wrote."""
 
     runs: dict[str, Run]  # by the contender's name; one replica per split
+    outcomes: dict[str, Outcomes]  # what each contender answered on the test digits of all splits
     report: Path | None = None  # the page, if one was written
     without_plots: str = ""  # why there is no page although a folder was given
 
-    def values(self, name: str, what: str) -> list[float]:
-        """Returns one number per split."""
-        return [record["accuracy"][what] for record in self.runs[name].summary["final"]]
+    @cached_property
+    def evidence(self) -> dict[str, dict[str, Any]]:
+        """The intervals of each contender, compared with training alone."""
+        alone = {"local": self.outcomes["alone"]}
+        return {name: evidence_table(one, against=alone) for name, one in self.outcomes.items()}
 
-    def estimate(self, name: str, what: str) -> Estimate:
-        return Estimate.of(self.values(name, what))
-
-    def gain(self, better: str, than: str, what: str) -> Estimate:
-        """Returns the difference of two rows, split by split."""
-        return Estimate.of([a - b for a, b in zip(self.values(better, what), self.values(than, what))])
+    def gain(self, better: str, than: str) -> Comparison:
+        """Returns how two rows differ, on the same digits."""
+        return versus(self.outcomes[better], self.outcomes[than])
 
     def table(self) -> list[list[str]]:
         """Returns a header and one row per contender."""
         shown = [["accuracy, %", "worst site", "mean over sites", "best site", "busiest node sent"]]
         for name, run in self.runs.items():
-            numbers = [str(self.estimate(name, what)) for what in ("worst", "mean", "best")]
-            shown.append([run.label, *numbers, f"{run.megabytes('bytes_busiest_node'):.2f} MB"])
+            numbers = [_shown(self.evidence[name][what]) for what in ("worst", "mean")]
+            best = max(site["value"] for site in self.evidence[name]["sites"])
+            sent = f"{run.megabytes('bytes_busiest_node'):.2f} MB"
+            shown.append([run.label, *numbers, f"{100 * best:.1f}", sent])
         return shown
 
     @property
     def sentence(self) -> str:
         """Returns what joining and the weights brought."""
-        joined, weighted = self.gain("fixed-weights", "alone", "worst"), self.gain("default", "fixed-weights", "worst")
-        mean = self.gain("default", "fixed-weights", "mean")
+        joined, weighted = self.gain("fixed-weights", "alone"), self.gain("default", "fixed-weights")
         return (
-            f"At the worst site, training together gained {joined} points over training alone, and robust weights "
-            f"{weighted} points over fixed ones. They changed the mean over sites by {100 * mean.mean:+.1f} ± "
-            f"{100 * mean.interval:.1f} points."
+            f"At the worst site, training together: {joined.worst.sentence('training alone')}; robust weights: "
+            f"{weighted.worst.sentence('fixed ones')}. On average over the sites, robust weights: "
+            f"{weighted.mean.sentence('fixed ones')}."
         )
+
+    def sentences(self) -> list[str]:
+        """Returns what each site gains by joining with fairmesh's default, in words."""
+        return self.gain("default", "alone").sentences("alone")
 
     def as_json(self) -> dict[str, Any]:
         """Returns the accuracies as fractions: by contender, and the gains of the sentence."""
+        joined, weighted = self.gain("fixed-weights", "alone"), self.gain("default", "fixed-weights")
         return {
             "contenders": {
                 name: {
-                    **{what: vars(self.estimate(name, what)) for what in ("worst", "mean", "best", "gap")},
-                    "sites": dict(zip(map(str, run.summary["sites"]), run.by_site())),
+                    "worst": self.evidence[name]["worst"]["value"],
+                    "worst_site": self.evidence[name]["worst"]["site"],
+                    "worst_interval": self.evidence[name]["worst"]["interval"],
+                    "mean": self.evidence[name]["mean"]["value"],
+                    "mean_interval": self.evidence[name]["mean"]["interval"],
+                    "best": max(site["value"] for site in self.evidence[name]["sites"]),
+                    "sites": {
+                        site["name"]: {
+                            "value": site["value"],
+                            "n": site["n"],
+                            "interval": site["interval"],
+                            "versus_local": site["versus"]["local"],
+                        }
+                        for site in self.evidence[name]["sites"]
+                    },
                     "bytes_busiest_node": run.summary["bytes_busiest_node"],
                     "nominal_bits_busiest": run.summary["nominal_bits_busiest"],
                     "steps": run.summary["steps"],
@@ -176,14 +181,22 @@ class Outcome:
                 for name, run in self.runs.items()
             },
             "gains": {
-                "training together, worst": vars(self.gain("fixed-weights", "alone", "worst")),
-                "robust weights, worst": vars(self.gain("default", "fixed-weights", "worst")),
-                "robust weights, mean": vars(self.gain("default", "fixed-weights", "mean")),
+                "training together, worst": joined.worst.table(),
+                "robust weights, worst": weighted.worst.table(),
+                "robust weights, mean": weighted.mean.table(),
             },
+            "level": LEVEL,
+            "covers": self.outcomes["default"].covers,
             "rounds": next(iter(self.runs.values())).summary["rounds"],
             "splits": len(next(iter(self.runs.values())).summary["final"]),
             "sentence": self.sentence,
+            "sentences": self.sentences(),
         }
+
+
+def _shown(estimate: Mapping[str, Any]) -> str:
+    low, high = (100 * end for end in estimate["interval"])
+    return f"{100 * estimate['value']:.1f} ({low:.1f} to {high:.1f})"
 
 
 def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | None] | None = None) -> Outcome:
@@ -199,13 +212,18 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
     watching: dict[str, Watching | None] = {}
     splits = range(SPLITS * seed, SPLITS * (seed + 1))
     tasks = [(name, split, ROUNDS, out) for split in splits for name in found]
-    for name, split, run in _carried_out(tasks):
-        found[name][split] = run
+    answered: dict[str, dict[int, Outcomes]] = {name: {} for name in found}
+    for name, split, run, outcomes in _carried_out(tasks):
+        found[name][split], answered[name][split] = run, outcomes
         if watch and name not in watching:
             watching[name] = watch(run.label, ROUNDS * len(splits))
         if watched := watching.get(name):
             watched(ROUNDS * len(found[name]), [r for one in found[name].values() for r in one.summary["final"]])
-    outcome = Outcome({name: _merged(runs) for name, runs in found.items()})
+    outcome = Outcome(
+        {name: _merged(runs) for name, runs in found.items()},
+        {name: of_several_splits([of[split] for split in splits]) for name, of in answered.items()},
+    )
+    outcome = replace(outcome, runs={k: _with_evidence(run, outcome.evidence[k]) for k, run in outcome.runs.items()})
     if out is None:
         return outcome
     try:
@@ -217,7 +235,7 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
 _Task = tuple[str, int, int, Path | None]  # the contender's name, the split, the number of rounds, the folder
 
 
-def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, int, Run]]:
+def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, int, Run, Outcomes]]:
     """Trains in as many processes as there are cores, since the operations are too small to be split among cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(cores, len(tasks))
@@ -244,7 +262,7 @@ def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, int, Run]]:
             pool.shutdown(cancel_futures=True)
 
 
-def _trained(task: _Task) -> tuple[str, int, Run]:
+def _trained(task: _Task) -> tuple[str, int, Run, Outcomes]:
     """Trains one contender on one split. Returns its run with the step that is best at the worst site's validation
     digits."""
     name, split, rounds, out = task
@@ -258,7 +276,8 @@ def _trained(task: _Task) -> tuple[str, int, Run]:
         [_own(r) for r in rs] if contender.alone else rs for rs in (found.records, found.summary["final"])
     )
     steps = [contender.steps[chosen]] if contender.steps else []
-    return name, split, Run(contender.label, found.summary | {"final": final, "steps": steps}, records)
+    run = Run(contender.label, found.summary | {"final": final, "steps": steps}, records)
+    return name, split, run, result.outcomes(chosen).without_outputs()
 
 
 def _worst_on_validation(result: Result, alone: bool) -> list[float]:
@@ -292,11 +311,16 @@ def _merged(runs: Mapping[int, Run]) -> Run:
     return Run(ordered[0].label, summary, records)
 
 
+def _with_evidence(run: Run, evidence: dict[str, Any]) -> Run:
+    """Returns a run with the evidence of all splits."""
+    return replace(run, summary=run.summary | {"evidence": evidence})
+
+
 def _write_report(outcome: Outcome, out: Path) -> Path:
     runs = list(outcome.runs.values())
     ends = {
-        "worst site": [vars(outcome.estimate(name, "worst")) for name in outcome.runs],
-        "mean over sites": [vars(outcome.estimate(name, "mean")) for name in outcome.runs],
+        "worst site": [outcome.evidence[name]["worst"] for name in outcome.runs],
+        "mean over sites": [outcome.evidence[name]["mean"] for name in outcome.runs],
     }
     save_figure(whiskers([run.label for run in runs], ends, "accuracy, %", scale=100), out / "methods.png")
     return write_report(runs, out, TITLE, outcome.sentence, outcome.table(), NOTE).page
@@ -304,8 +328,8 @@ def _write_report(outcome: Outcome, out: Path) -> Path:
 
 TITLE = "Ten sites, six of them small and with another scanner"
 NOTE = (
-    f"± is half of a 95 % interval over {SPLITS} splits of the digits. Alone, CHOCO-SGD, AD-GDA and Fixed weights use "
-    "the best of four step sizes, by the accuracy at the worst site on digits that are used for nothing else; "
-    "fairmesh's default is not tuned. Alone is judged by each site's own model. This is a case in which training "
-    "together and robust weights both pay; docs/weights.md shows cases in which they do not."
+    f"In brackets: 95 % intervals over test digits and {SPLITS} splits of the digits. Alone, CHOCO-SGD, AD-GDA and "
+    "Fixed weights use the best of four step sizes, by the accuracy at the worst site on digits that are used for "
+    "nothing else; fairmesh's default is not tuned. Alone is judged by each site's own model. docs/weights.md shows "
+    "cases in which robust weights do not pay; docs/evidence.md says what the intervals cover."
 )

@@ -47,7 +47,8 @@ def demo(
         if outcome.report
         else f"The runs are in {folder}. There are no plots and no report.html, since {outcome.without_plots}"
     )
-    console().print(f"\n{NOTE}\n\n{outcome.sentence}\n\n{written}", markup=False)
+    sites = "\n".join(outcome.sentences())
+    console().print(f"\n{NOTE}\n\nfairmesh's default:\n{sites}\n\n{outcome.sentence}\n\n{written}", markup=False)
 
 
 def _fresh(out: Path) -> Path:

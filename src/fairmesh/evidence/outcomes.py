@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import over_models
 
 _FORMAT = 1
+_TENSORS = ("losses", "right", "outputs", "targets", "rows")  # of Answers
 _FLOATS_AT_ONCE = 1 << 22  # of inputs and outputs times models
 _OUTPUTS_UP_TO = 1 << 22  # floats of outputs that are kept with a run; losses and right or wrong always are
 
@@ -42,6 +44,8 @@ class Answers:
         right: Whether each row's class is right (seeds, rows), uint8; None if targets are no classes. Default: None.
         outputs: The models' outputs (seeds, rows, ...); None if there are too many to keep. Default: None.
         targets: The rows' targets (rows, ...), kept with the outputs. Default: None.
+        rows: A number for each row, equal for equal inputs (rows,), int64; it tells how many rows splits have in
+            common. Default: None.
     """
 
     digest: str
@@ -49,6 +53,7 @@ class Answers:
     right: Tensor | None = None
     outputs: Tensor | None = None
     targets: Tensor | None = None
+    rows: Tensor | None = None
 
     def __len__(self) -> int:
         return self.losses.shape[1]
@@ -64,7 +69,6 @@ class Outcomes:
         higher_is_better: Whether a larger value of it is better.
         answers: Every set of test rows that was answered. Sites that share a set, and the model, share its answers.
         of_sites: For each split, the number of each site's set in `answers`; -1 for a site that was not measured.
-        overlaps: For each site, the share of its test rows that a split has in common with another.
         judged_on: "test", or "train" if there are no test rows. Default: "test".
         functions: Metrics beyond accuracy and loss, as functions (outputs, targets) -> number. They are not stored.
             Default: {}.
@@ -83,7 +87,6 @@ class Outcomes:
     higher_is_better: bool
     answers: tuple[Answers, ...]
     of_sites: tuple[tuple[int, ...], ...]
-    overlaps: tuple[float, ...]
     judged_on: str = "test"
     functions: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict, repr=False)
 
@@ -93,6 +96,18 @@ class Outcomes:
         seeds = any(answer.losses.shape[0] > 1 for answer in self.answers)
         parts = ["samples", *(["seeds"] if seeds else []), *(["splits"] if len(self.of_sites) > 1 else [])]
         return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+    @cached_property
+    def overlaps(self) -> list[float]:
+        """For each site, the share of its test rows that a split has in common with another."""
+        found: dict[tuple[int, ...], float] = {}
+        keys = [tuple(of_split[i] for of_split in self.of_sites) for i in range(len(self.sites))]
+        for key in set(keys):
+            sets = [self.answers[k].rows for k in key if k >= 0]
+            pairs = [(a, b) for k, a in enumerate(sets) for b in sets[:k] if a is not None and b is not None]
+            shares = [len(np.intersect1d(a.numpy(), b.numpy())) / min(len(a), len(b)) for a, b in pairs]
+            found[key] = min(1.0, float(np.mean(shares))) if shares else 0.0
+        return [found[key] for key in keys]
 
     def at(self, site: int) -> list[Answers]:
         """Returns the answers at a site, one entry per split; none if it was not measured in all of them.
@@ -248,6 +263,10 @@ class Outcomes:
         keys = {i: self.rows_key(i) for i in known}
         return mean_over_sites({i: one or [] for i, one in scores.items()}, keys, self.overlaps, bounds, weight=2.0)
 
+    def without_outputs(self) -> "Outcomes":
+        """Returns the same without the outputs, which only some metrics need."""
+        return replace(self, answers=tuple(replace(one, outputs=None, targets=None) for one in self.answers))
+
     def rows_key(self, site: int) -> tuple[str, ...]:
         """Returns the fingerprints of a site's test rows, one per split; none if it was not measured.
 
@@ -352,14 +371,14 @@ def judged(
     """
     answers: list[Answers] = []
     of_sites = []
-    digests: dict[int, str] = {}
+    known: dict[int, tuple[str, Tensor]] = {}  # of each set: its fingerprint and the numbers of its rows
     for split, models in rows.items():
         of_split = problem.of_split(split)
         sets, which = of_split.held_out(on)  # type: ignore[arg-type]
         judges = [(sets[k], models[:, i]) for i, k in enumerate(which) if k >= 0] if own_models else []
         for samples, some in judges or [(samples, models) for samples in sets]:
             room = _OUTPUTS_UP_TO - sum(0 if one.outputs is None else one.outputs.numel() for one in answers)
-            answers.append(_answers(of_split, samples, some, digests, room))
+            answers.append(_answers(of_split, samples, some, known, room))
         first = len(answers) - (len(judges) or len(sets))
         numbers = [sum(one >= 0 for one in which[:i]) if own_models else k for i, k in enumerate(which)]
         of_sites.append(tuple(first + n if k >= 0 else -1 for n, k in zip(numbers, which)) or (-1,) * problem.n)
@@ -369,14 +388,13 @@ def judged(
         problem.higher_is_better(problem.primary),
         tuple(answers),
         tuple(of_sites),
-        tuple(_overlap(problem, i, list(rows), on) for i in range(problem.n)),
         on,
         dict(problem.metrics_by_name) if functions is None else functions,
     )
 
 
 @torch.no_grad()
-def _answers(problem: Problem, samples: Samples, models: Tensor, digests: dict[int, str], room: int) -> Answers:
+def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int, Any], room: int) -> Answers:
     """Returns what models (seeds, dim) answer on a set, with the outputs if they are no more than `room` floats."""
     model = over_models(
         problem.flat_model.to(models.device, models.dtype), problem.at_once(models.device), in_dims=(0, None)
@@ -394,12 +412,13 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, digests: dict[i
             rights.append((labels == truth.reshape(len(inputs))).to(torch.uint8).cpu())
         if outputs[:, :1].numel() * len(samples) <= room:
             kept.append(outputs.cpu().float())
-    if id(samples) not in digests:
-        digests[id(samples)] = digest_of(samples)
+    if id(samples) not in known:
+        known[id(samples)] = digest_of(samples), _numbered(samples)
+    digest, numbers = known[id(samples)]
     right = torch.cat(rights, dim=1) if rights else None
     outputs = torch.cat(kept, dim=1) if kept else None
     truths = None if outputs is None else samples.targets
-    return Answers(digests[id(samples)], torch.cat(losses, dim=1), right, outputs, truths)
+    return Answers(digest, torch.cat(losses, dim=1), right, outputs, truths, numbers)
 
 
 def digest_of(samples: Samples) -> str:
@@ -415,23 +434,11 @@ def digest_of(samples: Samples) -> str:
     return hasher.hexdigest()[:16]
 
 
-def _overlap(problem: Problem, site: int, splits: Sequence[int], on: str) -> float:
-    """Returns the share of a site's test rows that two splits have in common, on average over pairs of splits."""
-    sets = []
-    for split in splits:
-        samples, which = problem.of_split(split).held_out(on)  # type: ignore[arg-type]
-        if len(splits) < 2 or not which or which[site] < 0:
-            return 0.0
-        sets.append(set(_row_hashes(samples[which[site]]).tolist()))
-    pairs = [(a, b) for k, a in enumerate(sets) for b in sets[:k]]
-    return float(np.mean([len(a & b) / min(len(a), len(b)) for a, b in pairs]))
-
-
-def _row_hashes(samples: Samples) -> np.ndarray:
-    """Returns a number for each row that is equal for equal rows."""
-    words = np.stack([samples.inputs.reshape(len(samples), -1).double().numpy().view(np.uint64)], axis=0)[0]
+def _numbered(samples: Samples) -> Tensor:
+    """Returns a number for each row that is equal for equal inputs."""
+    words = samples.inputs.reshape(len(samples), -1).double().numpy().view(np.uint64)
     factors = np.random.default_rng(0).integers(1, 1 << 63, size=words.shape[1], dtype=np.uint64) | np.uint64(1)
-    return (words * factors).sum(axis=1, dtype=np.uint64)
+    return torch.from_numpy((words * factors).sum(axis=1, dtype=np.uint64).view(np.int64))
 
 
 def joined(parts: Sequence[Outcomes]) -> Outcomes:
@@ -456,8 +463,20 @@ def joined(parts: Sequence[Outcomes]) -> Outcomes:
                 answers.append(found)
             numbers.append(places[key])
         of_sites.append(tuple(numbers))
-    overlaps = tuple(max(part.overlaps[i] for part in parts) for i in range(len(first.sites)))
-    return replace(first, answers=tuple(answers), of_sites=tuple(of_sites), overlaps=overlaps)
+    return replace(first, answers=tuple(answers), of_sites=tuple(of_sites))
+
+
+def of_several_splits(parts: Sequence[Outcomes]) -> Outcomes:
+    """Returns outcomes of one split each as those of several.
+
+    Args:
+        parts: The outcomes of each split.
+    """
+    answers, of_sites = [], []
+    for part in parts:
+        of_sites += [tuple(k if k < 0 else len(answers) + k for k in of_split) for of_split in part.of_sites]
+        answers += part.answers
+    return replace(parts[0], answers=tuple(answers), of_sites=tuple(of_sites))
 
 
 def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
@@ -469,7 +488,7 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
     tensors, tables = {}, {}
     for name, one in outcomes.items():
         for k, answers in enumerate(one.answers):
-            for what in ("losses", "right", "outputs", "targets"):
+            for what in _TENSORS:
                 if (tensor := getattr(answers, what)) is not None:
                     tensors[f"{name}/{k}/{what}"] = tensor.contiguous().clone()
         tables[name] = {
@@ -478,7 +497,6 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             "higher_is_better": one.higher_is_better,
             "digests": [answers.digest for answers in one.answers],
             "of_sites": one.of_sites,
-            "overlaps": one.overlaps,
             "judged_on": one.judged_on,
         }
     # one key, since safetensors writes several in no fixed order, and equal outcomes must be equal files
@@ -516,9 +534,9 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
     for name, table in about["tables"].items():
         answers = []
         for k, digest in enumerate(table.pop("digests")):
-            keys = {what: f"{name}/{k}/{what}" for what in ("losses", "right", "outputs", "targets")}
+            keys = {what: f"{name}/{k}/{what}" for what in _TENSORS}
             answers.append(Answers(digest, **{what: tensors[key] for what, key in keys.items() if key in tensors}))
         table["of_sites"] = tuple(map(tuple, table["of_sites"]))
-        table |= {key: tuple(table[key]) for key in ("sites", "overlaps")}
+        table["sites"] = tuple(table["sites"])
         found[name] = Outcomes(answers=tuple(answers), **table)
     return found

@@ -170,13 +170,13 @@ def reliability(bins: Sequence[Mapping[str, float]]) -> Any:
 
 
 def whiskers(
-    labels: Sequence[str], kinds: Mapping[str, Sequence[Mapping[str, float]]], axis_label: str, scale: float = 1
+    labels: Sequence[str], kinds: Mapping[str, Sequence[Mapping[str, Any]]], axis_label: str, scale: float = 1
 ) -> Any:
     """Draws one row per label with a point and its interval for each kind.
 
     Args:
         labels: The names of the rows, from top to bottom.
-        kinds: By the name of each kind, one {"mean", "interval"} per row.
+        kinds: By the name of each kind, one {"value", "interval": [low, high]} per row.
         axis_label: What is measured.
         scale: What numbers are multiplied by.
     """
@@ -184,7 +184,9 @@ def whiskers(
     rows = range(len(labels))
     for k, (name, numbers) in enumerate(kinds.items()):
         colour, shift = COLOURS[k % len(COLOURS)], 0.22 * (k - (len(kinds) - 1) / 2)
-        means, intervals = ([scale * number[key] for number in numbers] for key in ("mean", "interval"))
+        means = [scale * number["value"] for number in numbers]
+        ends = [[scale * end for end in number["interval"]] for number in numbers]
+        intervals = [[x - low for x, (low, _) in zip(means, ends)], [high - x for x, (_, high) in zip(means, ends)]]
         at = [row + shift for row in rows]
         style: dict[str, Any] = {"ms": 5, "capsize": 3, "lw": 1.4, "color": colour, "label": name}
         axis.errorbar(means, at, xerr=intervals, fmt="osD^"[k % 4], **style)
