@@ -379,6 +379,11 @@ def test_references_are_compared_row_by_row_with_what_the_run_kept(with_referenc
     assert all("better" in row[table[0].index("alone")] for row in table[1:])
 
 
+def test_answers_of_another_version_are_left_out(tmp_path):
+    (tmp_path / "outcomes.safetensors").write_bytes(b"from the future")
+    assert card(_run([0.9, 0.8, 0.7, 0.6], folder=tmp_path))["calibration"] is None
+
+
 def test_calibration_counts_every_prediction_of_every_site(with_reference):
     found = card(Run.from_folder(with_reference))
     assert sum(one["n"] for one in found["calibration"]["bins"]) == sum(site["n"] for site in found["sites"])

@@ -23,9 +23,10 @@ def answers_of(run: Run) -> Outcomes | None:
 
 
 def _read(path: Path, variant: int = 0) -> Outcomes | None:
-    if not path.exists():
-        return None
-    found = read_outcomes(path)
+    try:
+        found = read_outcomes(path) if path.exists() else {}
+    except BadInput:  # of another version; the report does without it
+        found = {}
     return next((found[name] for name in (f"{variant} last", f"{variant} own") if name in found), None)
 
 
