@@ -17,7 +17,6 @@ from fairmesh.problems.flat_model import FlatModel
 AtOnce = int | None  # how many models; None for all
 _LARGE = 1_000_000  # parameters; below that, calling torch for one model at a time costs more than it saves
 _WIDE = 256  # channels
-_NORMS = 8  # layers
 
 
 def slower_stacked(module: nn.Module) -> str | None:
@@ -25,14 +24,10 @@ def slower_stacked(module: nn.Module) -> str | None:
     resumed run must compute the same numbers; benchmarks/notes.md has the measurements."""
     if sum(p.numel() for p in module.parameters()) < _LARGE:
         return None
-    layers = list(module.modules())
-    convolved = [layer for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    convolved = [layer for layer in module.modules() if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     wide = [layer for layer in convolved if layer.groups == 1 and layer.in_channels >= _WIDE]
     if len(wide) >= 4:
         return f"{len(wide)} convolutions of {_WIDE} channels or more are faster on a CPU this way"
-    norms = [layer for layer in layers if isinstance(layer, nn.LayerNorm | nn.GroupNorm)]
-    if len(norms) >= _NORMS:
-        return f"{len(norms)} normalization layers are faster on a CPU this way"
     return None
 
 
