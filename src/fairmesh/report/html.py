@@ -67,8 +67,8 @@ th,td{padding:.25rem .4rem}}
 @media print{@page{size:A4;margin:15mm}:root{color-scheme:light;--ink:#000;--soft:#444;--paper:#fff;--line:#bbb;
 --mark:#eee;--box:#f4f4f4;--good:#000;--bad:#000}
 body{font-size:10pt;max-width:none;padding:0}h2,h3,summary{break-after:avoid}tr,figure,li{break-inside:avoid}
-thead{display:table-header-group}table{font-size:8.5pt}.scroll{overflow:visible}
-.pictures{grid-template-columns:1fr 1fr}td,tbody th{white-space:normal}
+thead{display:table-header-group}table{font-size:7pt}th,td{padding:2pt 3pt}.scroll{overflow:visible}
+.pictures{grid-template-columns:1fr 1fr}
 details:not([open])>*{display:revert}details::details-content{content-visibility:visible;height:auto}
 section.run{break-before:page}pre{white-space:pre-wrap;columns:2}}
 """
