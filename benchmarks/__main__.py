@@ -114,6 +114,39 @@ def bench_rounds(
     show_table(rows)
 
 
+@app.command("models")
+def bench_models(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    case: Annotated[list[str], typer.Option(help="Only this case (repeatable).")] = [],  # noqa: B006
+    precision: Annotated[list[str], typer.Option(help="float32, tf32 or bf16 (repeatable).")] = [],  # noqa: B006
+    algorithm: Annotated[list[str], typer.Option(help="ad-gda or tracked-ad-gda (repeatable).")] = [],  # noqa: B006
+    fuse: Annotated[bool, typer.Option("--fuse", help="Compile the algorithm's part of a round, on a GPU.")] = False,
+    json_: Json = False,
+) -> None:
+    """Time rounds of a ResNet-18 and a vision transformer: the first one, later ones, and their memory."""
+    from dataclasses import asdict
+
+    from benchmarks.real_models import timings
+
+    rows = [["case", "algorithm", "precision", "first round", "ms per round", "10 % to 90 %", "copies", "over loop"]]
+    found = []
+    for one in timings(device, case, precision, algorithm, fuse):
+        found.append(asdict(one))
+        rows.append(
+            [
+                one.case, one.algorithm, one.precision, f"{one.first_round_s:.1f} s", f"{one.ms_per_round:.4g}",
+                f"{one.ms_low:.4g}-{one.ms_high:.4g}", "" if one.copies is None else f"{one.copies:.1f}",
+                "" if one.over_loop is None else f"{one.over_loop:.2f}",
+            ]
+        )  # fmt: skip
+        if not json_:
+            say(f"{', '.join(rows[-1][:3])}: {rows[-1][4]} ms per round")
+    if json_:
+        print_json({"device": device, "fused": fuse, "cases": found})
+        return
+    show_table(rows)
+
+
 @app.command("growth")
 def bench_growth(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

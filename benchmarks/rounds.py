@@ -109,18 +109,18 @@ def timing(name: str, problem: Problem, replicas: int, device: torch.device) -> 
     """Returns the timing of one case. On a CPU, stack and loop take turns, so that other load slows both alike."""
     setting = _setting(name)
     step = stack(problem, setting, replicas, device)
-    loop = _loop(problem, setting, device) if replicas == 1 and name in SETTINGS else None
+    loop = loop_of(problem, setting, device) if replicas == 1 and name in SETTINGS else None
     if device.type == "cuda":
-        times = _device_times(step, 300)
-        loops = _host_times([loop], 1, 20, device)[0] if loop else []
+        times = device_times(step, 300)
+        loops = host_times([loop], 1, 20, device)[0] if loop else []
         ratio = statistics.median(loops) / statistics.median(times) if loops else None
     else:
-        times, *others = _host_times([step, *([loop] if loop else [])], *_blocks(step, loop), device)
+        times, *others = host_times([step, *([loop] if loop else [])], *_blocks(step, loop), device)
         loops = others[0] if others else []
         ratio = statistics.median(slow / fast for slow, fast in zip(loops, times)) if loops else None
     measured = rates(device, _STATE_COPIES * replicas * problem.n * problem.flat_model.dim * 4)
     floor = floor_ms(problem, 2, replicas, measured)
-    middle, (low, high) = statistics.median(times), _most(times)
+    middle, (low, high) = statistics.median(times), most(times)
     return Timing(
         name, replicas, middle, low, high, middle / replicas, floor, middle / floor,
         statistics.median(loops) if loops else None, ratio,
@@ -142,7 +142,7 @@ def stack(problem: Problem, setting: Setting, replicas: int, device: torch.devic
     return step
 
 
-def _loop(problem: Problem, setting: Setting, device: torch.device) -> Callable[[], None]:
+def loop_of(problem: Problem, setting: Setting, device: torch.device) -> Callable[[], None]:
     """Returns a function that runs one more round as a plain per-node loop."""
     matrix = Ring().build(problem.n)[0].matrix
     around = [{int(j): float(matrix[i, j]) for j in matrix[[i]].indices} for i in range(problem.n)]
@@ -155,7 +155,7 @@ def _loop(problem: Problem, setting: Setting, device: torch.device) -> Callable[
     return loop.step
 
 
-def _device_times(step: Callable[[], None], rounds: int) -> list[float]:
+def device_times(step: Callable[[], None], rounds: int) -> list[float]:
     """Returns the milliseconds between GPU events around each round."""
     for _ in range(20):
         step()
@@ -180,7 +180,7 @@ def _blocks(step: Callable[[], None], loop: Callable[[], None] | None) -> tuple[
     return rounds, max(5, min(40, round(2 * _SECONDS / (each * rounds))))
 
 
-def _host_times(
+def host_times(
     functions: list[Callable[[], None]], rounds: int, blocks: int, device: torch.device
 ) -> list[list[float]]:
     """Returns each function's milliseconds per round, in alternating blocks. The first block of each is warm-up."""
@@ -196,7 +196,7 @@ def _host_times(
     return [found[1:] for found in times]
 
 
-def _most(times: list[float]) -> tuple[float, float]:
+def most(times: list[float]) -> tuple[float, float]:
     ordered = sorted(times)
     tenth = len(ordered) // 10
     return ordered[tenth], ordered[-1 - tenth]

@@ -206,15 +206,16 @@ def norm_net(width: int) -> nn.Module:
 
 
 def test_rule_for_one_by_one_depends_on_the_layers_alone():
-    assert missing_from(slower_stacked(norm_net(256)) or "", 4, 256) == []
+    assert missing_from(slower_stacked(norm_net(256), "cpu") or "", 4, 256) == []
     for stays in (
         norm_net(64),
         nn.Linear(2000, 2000),
         nn.TransformerEncoder(nn.TransformerEncoderLayer(192, 4, batch_first=True), 4),
     ):
-        assert slower_stacked(stays) is None
+        assert slower_stacked(stays, "cpu") is None
+    assert missing_from(slower_stacked(stays, "cuda") or "", 8) == []  # norms of a transformer
     for name in ("Logistic", "PaperCNN"):
-        assert slower_stacked(getattr(fm.models, name)().build(torch.Size([3, 32, 32]), 10)) is None
+        assert slower_stacked(getattr(fm.models, name)().build(torch.Size([3, 32, 32]), 10), "cuda") is None
 
 
 def test_module_in_evaluation_mode_trains_without_dropout_and_says_how_to_change_it():

@@ -217,3 +217,42 @@ def test_rerun_of_a_cnn_on_a_gpu_is_bit_identical_metrics_included():
     runs = [fm.train(problem, fm.Ring(), fm.ADGDA(0.5, 0.01), 40, device="cuda", seeds=range(3)) for _ in range(2)]
     assert torch.equal(runs[0].row(), runs[1].row())
     assert runs[0].records == runs[1].records
+
+
+def _trained(captured: bool = True, fuse: bool = False, **settings):
+    """Models after eight rounds on a GPU."""
+    at_once, options = settings.pop("models_at_once", "auto"), Options(device="cuda", **settings)
+    problem = toys.problem(models_at_once=at_once)
+    replicas = replicas_of([toys.ALGORITHMS["tracked"]], [0, 1], None, problem.n)
+    training = Training(problem, fm.Ring(), replicas, options)
+    state = training.initial()
+    if captured:
+        replay = CapturedRounds(training.after_round, state, 0, torch.device("cuda"), fuse)
+        for _ in range(8):
+            replay.advance()
+        return training.view.models(replay.state.algorithm)
+    for t in range(8):
+        state = training.advance(state, t)
+    return training.view.models(state.algorithm)
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_models_one_by_one_on_several_streams_give_the_same_as_a_stack(fuse):
+    stacked = _trained(models_at_once="all", dtype="float64")
+    one_by_one = _trained(models_at_once=1, dtype="float64", fuse=fuse)
+    assert float((stacked - one_by_one).abs().max()) < 1e-10
+
+
+def test_models_one_by_one_are_captured_with_the_same_bits_as_one_operation_at_a_time():
+    assert torch.equal(_trained(models_at_once=1), _trained(models_at_once=1, captured=False))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("at_once", ["all", 1])
+def test_precision_changes_gradients_a_little_and_leaves_torchs_settings(precision, at_once):
+    before = torch.backends.cuda.matmul.fp32_precision
+    exact, short = (_trained(models_at_once=at_once, precision=p) for p in ("float32", precision))
+    apart = float((exact - short).norm() / exact.norm())
+    assert 0 < apart < 5e-2
+    assert short.dtype == torch.float32
+    assert torch.backends.cuda.matmul.fp32_precision == before

@@ -1,7 +1,11 @@
 """Traces a function of tensors once as a flat list of operations, and replays it without the layers above them."""
 
+import itertools
 import warnings
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +36,50 @@ def recorded(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
     module.graph.eliminate_dead_code()  # it never removes in-place operations
     module.recompile()
     return module
+
+
+class Opaque:
+    """A function that a trace holds as one operation, so that what it does with streams, settings of torch or automatic
+    differentiation happens again in every replay.
+
+    Args:
+        function: (rows, further tensors) -> a tensor like rows, and a number per row.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, Tensor]]):
+        self.function = function
+        self._number = next(_numbers)
+        _opaque[self._number] = self
+
+    def __call__(self, rows: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        if not _traces:
+            return self.function(rows, *others)
+        return torch.ops.fairmesh.opaque(self._number, rows, list(others))
+
+
+_numbers = itertools.count()
+_opaque: "weakref.WeakValueDictionary[int, Opaque]" = weakref.WeakValueDictionary()
+_library = torch.library.Library("fairmesh", "FRAGMENT")
+_library.define("opaque(int number, Tensor rows, Tensor[] others) -> (Tensor, Tensor)")
+
+
+@torch.library.impl(_library, "opaque", "CompositeExplicitAutograd")
+def _run_opaque(number: int, rows: Tensor, others: list[Tensor]) -> tuple[Tensor, Tensor]:
+    if _traces:  # the values do not matter, and automatic differentiation is switched off inside a trace
+        return torch.zeros_like(rows), rows.new_zeros(len(rows))
+    place = torch.cuda.stream(torch.cuda.current_stream(rows.device)) if rows.is_cuda else nullcontext()
+
+    def run() -> tuple[Tensor, Tensor]:
+        with place, torch.no_grad():
+            return _opaque[number].function(rows, *others)
+
+    with ThreadPoolExecutor(1) as thread:  # torch forbids automatic differentiation inside an operation, per thread
+        return thread.submit(run).result()
+
+
+@torch.library.register_fake("fairmesh::opaque", lib=_library)
+def _shape_of_opaque(number: int, rows: Tensor, others: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(rows), rows.new_empty(len(rows))
 
 
 _TOLERANCES = {torch.float64: (1e-9, 1e-12)}  # relative, absolute; documented in docs/performance.md

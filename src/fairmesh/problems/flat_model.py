@@ -5,6 +5,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -87,14 +88,18 @@ class FlatModel:
         self.dim = sum(self._sizes)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._inside = _Inside(self._training)
+        self._short_floats = False  # whether it computes in bfloat16 in training mode
         self._holds_a_row = False  # whether the module's parameters are those of a row at the moment
         held = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
         self._fixed = {name: t.detach() for name, t in held.items() if name not in trainable}
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "FlatModel":
-        """Returns the same model with frozen parameters and buffers on a device, in a dtype."""
+    def to(self, device: torch.device, dtype: torch.dtype, short_floats: bool = False) -> "FlatModel":
+        """Returns the same model with frozen parameters and buffers on a device, in a dtype.
+
+        With `short_floats`, it computes in bfloat16 in training mode, where torch's autocast finds that safe."""
         placed = copy.copy(self)
         placed.device, placed.dtype = device, dtype
+        placed._short_floats = short_floats
         placed._fixed = {
             name: t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
             for name, t in self._fixed.items()
@@ -136,11 +141,14 @@ class FlatModel:
                 return functional_call(self._evaluation, self._fixed | self.parameters_of(row), (inputs,))
         for layer in self._dropouts.values():
             layer.uses, layer.again = 0, False
-        with TorchDraws(key):
+        kind, short = row.device.type, self._short_floats
+        with TorchDraws(key), torch.autocast(kind, torch.bfloat16, cache_enabled=False) if short else nullcontext():
             if self._holds_a_row:
-                return self._training(inputs)
-            tensors = self._fixed | self.parameters_of(row) | dict.fromkeys(self._dropouts, key)
-            return functional_call(self._training, tensors, (inputs,))
+                outputs = self._training(inputs)
+            else:
+                tensors = self._fixed | self.parameters_of(row) | dict.fromkeys(self._dropouts, key)
+                outputs = functional_call(self._training, tensors, (inputs,))
+        return outputs.to(row.dtype) if short else outputs
 
     def with_gradient(
         self, loss: Callable[..., Any], row: Tensor, batch: Sequence[Tensor], gradient: Tensor, has_aux: bool = False

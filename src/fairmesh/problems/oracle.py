@@ -22,7 +22,7 @@ from fairmesh.problems.losses import (
 )
 from fairmesh.problems.objective import LEARNABLE, held_out_last
 from fairmesh.problems.problem import Problem
-from fairmesh.problems.stacking import gradients, over_models
+from fairmesh.problems.stacking import Precision, gradients, over_models
 from fairmesh.problems.subgroups import Seen, seen_in
 
 AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
@@ -48,6 +48,7 @@ class Oracle:
         data_device: torch.device | None = None,
         round_cache: RoundCache | None = None,
         trace: bool = True,  # trace model and loss once and replay their operations, on a CPU
+        precision: Precision = "float32",  # of the gradients
     ):
         device = hosted.device
         self.problem, self.dtype = problem, dtype
@@ -101,7 +102,7 @@ class Oracle:
         floats = device.type == "cpu" and inputs.numel() * dtype.itemsize <= AS_FLOATS_UP_TO
         self._inputs = (as_floats(inputs, dtype) if floats else inputs).to(self._data_device)
         self._targets = targets.to(self._data_device)
-        self.model = problem.flat_model.to(device, dtype)
+        self.model = problem.flat_model.to(device, dtype, short_floats=precision == "bf16")
         draw_shape = (len(self.seeds), len(hosted))
         self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
         self._shape = (*draw_shape, self.model.dim)
@@ -111,10 +112,10 @@ class Oracle:
         self._errors = over_models(batch_error(self.model, problem.augment), at_once)
         self._held_values = over_models(evaluation_loss(self.model, problem.loss), at_once)
         self._held_errors = over_models(evaluation_error(self.model), at_once)
-        self._gradients = gradients(self.model, loss, at_once, rows, device, trace=trace)
+        self._gradients = gradients(self.model, loss, at_once, rows, device, trace=trace, precision=precision)
         if self.subgroups:
             each = losses_of_rows(self.model, problem.loss, problem.augment)
-            self._gradients_and_rows = gradients(self.model, each, at_once, rows, device, has_aux=True)
+            self._gradients_and_rows = gradients(self.model, each, at_once, rows, device, True, precision=precision)
             self._held_rows = over_models(evaluation_losses(self.model, problem.loss), at_once)
 
     @staticmethod

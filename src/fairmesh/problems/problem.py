@@ -94,8 +94,8 @@ class Problem:
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
         models_at_once: How many models (nodes times replicas) are evaluated at once: "all" by vmap, a number k >= 1 to
             bound the memory, 1 for one after another, which takes any module. "auto" is "all" or 1, by the kind of
-            model: 1 if vmap cannot evaluate it (LSTMs, checkpointing, branches on data) or, on a CPU, if its layers are
-            slower stacked (docs/performance.md). Results agree to rounding. Default: "auto".
+            model: 1 if vmap cannot evaluate it (LSTMs, checkpointing, branches on data) or if its layers are slower
+            stacked (docs/performance.md). Results agree to rounding. Default: "auto".
         class_names: The names of the classes, in the order of their numbers; empty if they have none. Default: ().
         splits: The same problem with other splits of the data into training and test rows. Every replica is trained on
             every split, all in one batch. `fm.train` makes it from a list of problems. Default: ().
@@ -495,7 +495,7 @@ class Problem:
             if self.models_at_once > 1 and self._why_not_stacked is not None:
                 raise self._not_stackable()
             return self.models_at_once
-        if self.models_at_once == "auto" and device.type == "cpu" and self._slower_stacked is not None:
+        if self.models_at_once == "auto" and self._slower_stacked[device.type] is not None:
             return 1
         if self._why_not_stacked is None:
             return None
@@ -510,8 +510,10 @@ class Problem:
         )
 
     @cached_property
-    def _slower_stacked(self) -> str | None:
-        return slower_stacked(self._module(0))
+    def _slower_stacked(self) -> dict[str, str | None]:
+        """Why models are faster one at a time, by the kind of device."""
+        module = self._module(0)
+        return {kind: slower_stacked(module, kind) for kind in ("cpu", "cuda")}
 
     @cached_property
     def _why_not_stacked(self) -> str | None:
@@ -523,7 +525,7 @@ class Problem:
         """Returns why models are evaluated one after another on a device, unless that was asked for or they are not."""
         if self.models_at_once != "auto" or self.at_once(device) is None:
             return None
-        cause = self._slower_stacked if device.type == "cpu" else None
+        cause = self._slower_stacked[device.type]
         cause = cause or f"torch.vmap cannot evaluate several at once ({self._why_not_stacked})"
         return f"models are evaluated one after another: {cause}"
 

@@ -1,7 +1,9 @@
 """How the models of several nodes are evaluated: all at once by vmap, some at a time, or one after another."""
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,24 +12,31 @@ from torch.utils._pytree import tree_map
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics.generators import GeneratorStates
-from fairmesh.numerics.tracing import Traced, values_readable
+from fairmesh.numerics.tracing import Opaque, Traced, values_readable
 from fairmesh.problems import convolutions
 from fairmesh.problems.flat_model import FlatModel
 
 AtOnce = int | None  # how many models; None for all
 _LARGE = 1_000_000  # parameters; below that, calling torch for one model at a time costs more than it saves
 _WIDE = 256  # channels
+_NORMS = 8  # layers, which a GPU normalizes slowly in a stack
+_STREAMS = 5  # of a GPU, on which models take turns; ten are no faster (benchmarks/notes.md)
+
+Precision = Literal["float32", "tf32", "bf16"]
 
 
-def slower_stacked(module: nn.Module) -> str | None:
-    """Returns why a CPU evaluates this model faster one at a time, or None. It depends on the layers alone, since a
-    resumed run must compute the same numbers; benchmarks/notes.md has the measurements."""
+def slower_stacked(module: nn.Module, kind: str) -> str | None:
+    """Returns why a kind of device, "cpu" or "cuda", evaluates this model faster one at a time, or None. It depends on
+    the layers alone, since a resumed run must compute the same numbers; benchmarks/notes.md has the measurements."""
     if sum(p.numel() for p in module.parameters()) < _LARGE:
         return None
     convolved = [layer for layer in module.modules() if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     wide = [layer for layer in convolved if layer.groups == 1 and layer.in_channels >= _WIDE]
     if len(wide) >= 4:
-        return f"{len(wide)} convolutions of {_WIDE} channels or more are faster on a CPU this way"
+        return f"{len(wide)} convolutions of {_WIDE} channels or more are faster this way"
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.LayerNorm | nn.GroupNorm)]
+    if kind == "cuda" and len(norms) >= _NORMS:
+        return f"{len(norms)} normalization layers are faster on a GPU this way"
     return None
 
 
@@ -67,6 +76,7 @@ def gradients(
     device: torch.device,
     has_aux: bool = False,
     trace: bool = False,
+    precision: Precision = "float32",
 ) -> Callable[..., Any]:
     """Returns a function (rows, inputs, targets, keys, ...) -> (gradients, losses), one row per model.
 
@@ -78,7 +88,19 @@ def gradients(
         device: Where they are.
         has_aux: Whether `loss` returns more than a scalar; it is then returned with the losses. Default: False.
         trace: Whether to trace the operations of a stack once and replay them, on a CPU. Default: False.
+        precision: "tf32" multiplies float32 matrices in TF32; the model itself knows of "bf16". Default: "float32".
     """
+    found = _gradients(model, loss, at_once, models, device, has_aux, trace)
+    if precision == "tf32":
+        found = _in_tf32(found)
+    opaque = device.type == "cuda" and (at_once == 1 or precision == "tf32") and not has_aux
+    return Opaque(found) if opaque else found
+
+
+def _gradients(
+    model: FlatModel, loss: Callable[..., Any], at_once: AtOnce, models: int, device: torch.device, has_aux: bool,
+    trace: bool,
+) -> Callable[..., Any]:  # fmt: skip
     if at_once == 1:
         return _OneByOne(model, loss, has_aux)
     at_once = None if at_once is None or at_once >= models else at_once
@@ -110,14 +132,51 @@ class _OneByOne:
     def __call__(self, rows: Tensor, *batch: Tensor) -> Any:
         before = None if self._checked or not values_readable(rows) else GeneratorStates.now()
         found, values = torch.empty_like(rows), []
-        for k, row in enumerate(rows):
-            values.append(
-                self._model.with_gradient(self._loss, row, [part[k] for part in batch], found[k], self._has_aux)
-            )
+        with _side_streams(rows.device) as stream:
+            for k, row in enumerate(rows):
+                own = [part[k] for part in batch]
+                with stream(k):
+                    values.append(self._model.with_gradient(self._loss, row, own, found[k], self._has_aux))
         if before is not None:
             refuse_moved(before)
             self._checked = True
         return found, tree_map(lambda *parts: torch.stack(parts), *values)
+
+
+@contextmanager
+def _side_streams(device: torch.device) -> Iterator[Callable[[int], AbstractContextManager[Any]]]:
+    """Yields a function that gives the stream of the k-th model: one model of usual size leaves most of a GPU idle."""
+    if device.type != "cuda":
+        yield lambda k: nullcontext()
+        return
+    here, streams = torch.cuda.current_stream(device), _streams_of(device)
+    for stream in streams:
+        stream.wait_stream(here)
+    yield lambda k: torch.cuda.stream(streams[k % len(streams)])
+    for stream in streams:
+        here.wait_stream(stream)
+
+
+@functools.cache
+def _streams_of(device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(_STREAMS)]
+
+
+def _in_tf32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function with products and convolutions of float32 in TF32. All else, such as mixing, is exact."""
+
+    def changed(*arguments: Tensor) -> Any:
+        places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+        before = [place.fp32_precision for place in places]
+        try:
+            for place in places:
+                place.fp32_precision = "tf32"
+            return function(*arguments)
+        finally:
+            for place, value in zip(places, before):
+                place.fp32_precision = value
+
+    return changed
 
 
 def refuse_moved(before: GeneratorStates) -> None:

@@ -2,7 +2,8 @@
 and replayed. For each further round the CPU only launches the graph."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,9 +36,9 @@ def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> t
 
     Returns:
         A function that changes the tensors of a state and the round number in place into those after the round; and
-        these tensors, which are copies of the state's.
+        these tensors. They are the state's own where possible, since copies of a large state may not fit.
     """
-    buffers = [t.clone() for t in flatten_state(state).values()] + [torch.tensor(done, device=device)]
+    buffers = [*_own_tensors(list(flatten_state(state).values())), torch.tensor(done, device=device)]
     names = list(flatten_state(state))
 
     def change(*buffers: Tensor) -> list[Tensor]:
@@ -50,9 +51,32 @@ def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> t
             old.copy_(new)
         return []
 
-    with torch.no_grad():
+    with torch.no_grad(), _unchanged(buffers):
         step(state, buffers[-1])  # once untraced: errors in a user's code are clearer, and tables are made outside
-        return recorded(change, *[t.clone() for t in buffers]), buffers
+        return recorded(change, *buffers), buffers
+
+
+def _own_tensors(tensors: list[Tensor]) -> list[Tensor]:
+    """Returns the tensors, with a copy of each that shares its memory with an earlier one or with itself."""
+    seen: set[int] = set()
+    own = []
+    for tensor in tensors:
+        memory = tensor.untyped_storage()
+        alone = tensor.is_contiguous() and memory.nbytes() == tensor.nbytes and memory.data_ptr() not in seen
+        own.append(tensor if alone else tensor.clone())
+        seen.add(memory.data_ptr())
+    return own
+
+
+@contextmanager
+def _unchanged(buffers: list[Tensor]) -> Iterator[None]:
+    """Restores the buffers' values at the end, from main memory: a GPU may have no room for a second copy."""
+    before = [t.cpu() if t.is_cuda else t.clone() for t in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, before):
+            buffer.copy_(value)
 
 
 def captured_rounds(step: Step, state: Any, done: int, device: torch.device, fuse: bool) -> "CapturedRounds | None":
@@ -82,16 +106,13 @@ class CapturedRounds:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a compiler's remarks on what it might do better
                 run = _inductor.compile(module, self._buffers)  # type: ignore[assignment]
-        before = [t.clone() for t in self._buffers]
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream), torch.no_grad():
-            for _ in range(_WARM_UP):
-                run(*self._buffers)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        for buffer, value in zip(self._buffers, before):
-            buffer.copy_(value)
-        del before
+        with _unchanged(self._buffers):
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream), torch.no_grad():
+                for _ in range(_WARM_UP):
+                    run(*self._buffers)
+            torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph), torch.no_grad():
             run(*self._buffers)

@@ -119,6 +119,7 @@ class Training:
             data_device=self.data_home,
             round_cache=self._round_cache,
             trace=options.trace == "auto",
+            precision=options.precision,
         )
 
     def identity(self) -> dict[str, Any]:
@@ -131,6 +132,7 @@ class Training:
             "placements": [list(replica.placement) for replica in self.replicas],
             **({"splits": [replica.split for replica in self.replicas]} if self.problem.splits else {}),
             "dtype": self.options.dtype,
+            **({"precision": self.options.precision} if self.options.precision != "float32" else {}),
             "data and model": self.problem.digest({site: text for held in digests for site, text in held}),
             "keep_best": self.options.keep_best and self.options.measure_every,
             "keep_iterate": self.options.keep_iterate,

@@ -10,6 +10,7 @@ import torch
 from fairmesh.config.tables import checked
 from fairmesh.errors import BadInput
 from fairmesh.problems.problem import Problem
+from fairmesh.problems.stacking import Precision
 
 
 @checked
@@ -17,8 +18,8 @@ from fairmesh.problems.problem import Problem
 class Options:
     """How a run is measured and carried out.
 
-    Only `dtype` and `lying_neighbours` change what a run computes; `fuse`, `trace` and `threads` change rounding
-    errors.
+    Only `dtype`, `precision` and `lying_neighbours` change what a run computes; `fuse`, `trace` and `threads` change
+    rounding errors.
 
     Args:
         measure_every: Rounds between measurements, >= 1; the last round is always measured. Default: 50.
@@ -27,6 +28,9 @@ class Options:
         threads: Threads of this process on the CPU while it trains, >= 1; None for as many as torch takes, which
             `OMP_NUM_THREADS` sets. Another number changes rounding errors. Default: None.
         dtype: "float32" or "float64". Default: "float32".
+        precision: How gradients are computed. "float32" leaves torch's settings as they are; "tf32" multiplies in TF32
+            on a GPU; "bf16" runs the model under torch's autocast with bfloat16. Models, messages and measurements
+            keep the dtype. Default: "float32".
         data_on: Where training data is kept: on the "device", on the "host", or "auto", on the device if it takes less
             than half of the free memory. Default: "auto".
         own_models: Whether to measure each node's own model too, next to the network's average. Default: False.
@@ -68,6 +72,7 @@ class Options:
     device: str = "cpu"
     threads: int | None = None
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "float32"
     data_on: Literal["auto", "device", "host"] = "auto"
     own_models: bool = False
     measure_phi: bool = False
@@ -93,6 +98,10 @@ class Options:
             raise BadInput('keep_best keeps another round than the last, but best_by = "last"; remove one of them')
         if not 0 <= self.best_smoothing < 1:
             raise BadInput(f"best_smoothing must lie in [0, 1), got {self.best_smoothing}; 0 does not smooth")
+        if self.precision != "float32" and self.dtype != "float32":
+            raise BadInput(f"precision = {self.precision!r} shortens float32, but dtype is {self.dtype!r}; remove one")
+        if self.precision == "tf32" and self.device.startswith("cpu"):
+            raise BadInput("precision = 'tf32' is for GPUs, but device is 'cpu'; use device = 'cuda', or remove it")
         if self.threads is not None and self.threads < 1:
             raise BadInput(f"threads must be >= 1, got {self.threads}")
         if self.lying_neighbours < 0:
