@@ -29,6 +29,7 @@ from fairmesh.training.replicas import Replica, stacked
 
 _EXPLODED = 1e6  # a model whose norm is this many times its initial norm (or 1) has diverged
 _FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s
+_ONE_BY_ONE_FUSED_FROM = 1000  # the model is not compiled then, which leaves 5 to 8 s
 
 
 def check_fits(algorithm: Algorithm, problem: Problem) -> None:
@@ -228,7 +229,8 @@ class Training:
         on_gpu = self.device.type == "cuda" and self.data_home.type == "cuda"
         if not on_gpu or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
-        fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= _FUSED_FROM)
+        enough = _ONE_BY_ONE_FUSED_FROM if self.problem.at_once(self.device) == 1 else _FUSED_FROM
+        fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= enough)
         return captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
 
     def unsound(self, state: TrainingState) -> Tensor:
