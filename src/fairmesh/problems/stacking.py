@@ -166,7 +166,7 @@ def _in_tf32(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function with products and convolutions of float32 in TF32. All else, such as mixing, is exact."""
 
     def changed(*arguments: Tensor) -> Any:
-        places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+        places: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
         before = [place.fp32_precision for place in places]
         try:
             for place in places:
