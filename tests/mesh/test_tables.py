@@ -1,6 +1,7 @@
 """Tables between organisations: all sites fit the same preprocessing as a simulation, from sums; mistakes are named."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.mesh.wire.bulletin import KINDS
 from fairmesh.storage.run_folder import PREPROCESSING
 from tests.data.test_preprocessing import clinic, write
-from tests.mesh.scenarios import Run
+from tests.mesh.scenarios import Run, waits_at
 from tests.refusals import refused
 
 NAMES = ["a", "b", "c"]
@@ -89,6 +90,34 @@ def test_nodes_with_tables_of_their_own_agree_on_one_preprocessing_also_after_a_
     expected = Preprocessing.fitted(sums)
     assert [preprocessing_of(tmp_path, name) for name in NAMES] == [expected] * 3
     assert expected.columns[1].categories == ("east", "north", "south")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [[], ["a"]], ids=["", "after another has left"])
+def test_site_with_a_table_that_has_lost_its_state_gets_the_same_preprocessing_again(tmp_path, founded, left):
+    run = founded(SHARED + TRAINING.replace("rounds = 6", "rounds = 60") + "checkpoint_every = 5\n")
+    own_tables(run)
+    others, there = ["a", "b"], [name for name in NAMES if name not in left]
+    run.start(*others)
+    run.start("c", observe=waits_at(20, tmp_path / "go"))
+    run.until(lambda: run.round("c") >= 18)
+    before = (tmp_path / "c" / "state" / PREPROCESSING).read_bytes()
+    if left:
+        run.crash("a")
+        run.vote(*there, out=left)
+        run.until(lambda: run.events("b", "all have voted"))
+        (tmp_path / "go").touch()
+        run.until(lambda: run.events("c", "continuing"))
+    run.crash("c")
+    shutil.rmtree(tmp_path / "c" / "state")
+    run.start("c")
+    run.stops("c", "fairmesh mesh restore")
+    run.vote(*there, restored=["c"])
+    run.start("c")
+    run.end(*there)
+    assert run.events("c", "this site's state was restored from its neighbours")
+    assert (tmp_path / "c" / "state" / "result" / PREPROCESSING).read_bytes() == before
+    assert preprocessing_of(tmp_path, "b") == preprocessing_of(tmp_path, "c")
 
 
 @pytest.mark.slow

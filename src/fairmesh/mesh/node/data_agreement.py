@@ -47,7 +47,6 @@ class DataAgreement:
     def settle(self, mailroom: Mailroom) -> None:
         """Waits until all sites have agreed on their data, unless they have done so before a restart."""
         node = self._node
-        node = self._node
         if node.facts is None:
             with node.linked(mailroom, only_news=True):
                 node.oversight.activity = "connecting"
