@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fairmesh.errors import Diverged
 from fairmesh.evidence import versus_counts
+from fairmesh.mesh.node import versus_local
 from fairmesh.mesh.node.versus_local import difference, evidence_of, sentences
 from fairmesh.mesh.wire.bulletin import CELLS, FEW, FEWEST, KINDS
 from tests.mesh.scenarios import Run, played
@@ -86,7 +88,29 @@ def verdicts_at_every_site(run: Run) -> None:
     assert not (run.folder / "c" / "state" / "local").exists()
 
 
-SCENARIOS = {one.__name__: one for one in (verdicts_at_every_site,)}
+def a_comparison_that_fails(run: Run) -> None:
+    """The result is complete without it. The site's log has the reason, which the others are not told."""
+
+    def diverges(*arguments) -> None:
+        raise Diverged("the loss of row 17 of patients.csv is not finite")
+
+    def before() -> None:
+        versus_local.early_stopped_models = diverges  # in the process of the node
+
+    run.start("a", "b")
+    run.start("c", before=before)
+    run.end(*NAMES)
+    a, _, c = json.loads((run.folder / "a" / "state" / "result" / "summary.json").read_text())["evidence"]["sites"]
+    assert "local" in a["versus"]
+    assert c["versus"] == {}
+    assert "failed" in c["why_not"]
+    (told,) = run.events("c", "the comparison with this site's model alone failed")
+    assert "patients.csv" in told["reason"]
+    heard = (run.folder / "a" / "state" / "log.jsonl").read_text() + json.dumps(c)
+    assert "patients.csv" not in heard
+
+
+SCENARIOS = {one.__name__: one for one in (verdicts_at_every_site, a_comparison_that_fails)}
 
 
 @pytest.mark.slow

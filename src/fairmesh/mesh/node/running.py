@@ -300,7 +300,8 @@ class _Life:
         oversight, bulletin = node.oversight, node.bulletin
         oversight.activity = "training this site's model alone, to compare"
         common = unconfirmed / "model.safetensors"
-        body = versus_local.compared(node.membership, rounds, common, node.folder / LOCAL, oversight.raise_if_stopped)
+        folder, go_on = node.folder / LOCAL, oversight.raise_if_stopped
+        body = versus_local.compared(node.membership, rounds, common, folder, go_on, node.log)
         if body["why_not"]:
             node.log("warning", "not compared with this site's model alone", reason=body["why_not"])
         bulletin.announce(versus_local.KIND, body, mesh.generation)

@@ -26,8 +26,9 @@ from fairmesh.mesh.node.ending import metrics_by_site
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.store import put_in_place
-from fairmesh.mesh.wire.bulletin import CELLS, FEW, FEWEST, shortened
+from fairmesh.mesh.wire.bulletin import CELLS, FEW, FEWEST
 from fairmesh.mesh.wire.journal import storing
+from fairmesh.mesh.wire.links import Report
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
@@ -38,10 +39,11 @@ from fairmesh.training.references import early_stopped_models, judged_apart
 KIND = "versus_local"  # of announcement
 _ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
 _METRIC = "accuracy"
+_FAILED = "failed; the reason is in the site's log"
 
 
 def compared(
-    membership: Membership, rounds: Rounds, common: Path, folder: Path, go_on: Callable[[], None]
+    membership: Membership, rounds: Rounds, common: Path, folder: Path, go_on: Callable[[], None], report: Report
 ) -> dict[str, Any]:
     """Trains this site's own model, and compares the model in the file `common` with it. What is in `folder` already is
     not computed again, since it may have been announced.
@@ -62,7 +64,8 @@ def compared(
             theirs = rounds.problem.flat_model.row_of_state_dict(load_file(common)).to(own)
             cells = _counted(rounds.problem, mine, theirs, own)
     except (BadInput, Diverged, RuntimeError) as error:  # the result is complete without it
-        why_not = shortened(f"failed: {in_a_line(error)}")
+        why_not = _FAILED  # the error may name files or values of this site
+        report("error", "the comparison with this site's model alone failed", reason=in_a_line(error))
     body = {"generation": generation, "cells": cells, "why_not": why_not}
     if cells:
         with storing(folder.parent):
