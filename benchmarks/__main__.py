@@ -147,6 +147,33 @@ def bench_models(
     show_table(rows)
 
 
+@app.command("memory")
+def bench_memory(
+    case: Annotated[list[str], typer.Option(help="Only this case (repeatable).")] = [],  # noqa: B006
+    json_: Json = False,
+) -> None:
+    """Compare the memory that runs announce with what they take, on a CPU. Takes some minutes."""
+    from dataclasses import asdict
+
+    from benchmarks.memory import uses
+
+    rows, found = [["case", "tune_malloc", "announced", "measured", "announced / measured"]], []
+    for use in uses(case):
+        found.append(asdict(use))
+        rows.append(
+            [
+                use.case, "yes" if use.tuned else "no", f"{use.announced_gib:.2f} GiB", f"{use.measured_gib:.2f} GiB",
+                f"{use.ratio:.2f}",
+            ]
+        )  # fmt: skip
+        if not json_:
+            say(", ".join(rows[-1]))
+    if json_:
+        print_json({"cases": found})
+        return
+    show_table(rows)
+
+
 @app.command("growth")
 def bench_growth(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

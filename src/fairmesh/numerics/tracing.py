@@ -70,6 +70,8 @@ def _run_opaque(number: int, rows: Tensor, others: list[Tensor]) -> tuple[Tensor
     place = torch.cuda.stream(torch.cuda.current_stream(rows.device)) if rows.is_cuda else nullcontext()
 
     def run() -> tuple[Tensor, Tensor]:
+        if rows.is_cuda:
+            torch.cuda.set_device(rows.device)  # a new thread has no device yet
         with place, torch.no_grad():
             return _opaque[number].function(rows, *others)
 

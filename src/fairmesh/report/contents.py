@@ -5,9 +5,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
+import fairmesh
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
@@ -29,7 +29,7 @@ def contents(runs: Sequence[Run], title: str) -> Json:
     return {
         "title": title,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "fairmesh": version("fairmesh"),
+        "fairmesh": fairmesh.__version__,
         "runs": [card(run) for run in runs],
     }
 

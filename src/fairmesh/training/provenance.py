@@ -1,11 +1,11 @@
 """Where a model comes from: the versions that trained it, and what each site's data is, in numbers and digests."""
 
 import platform
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
+import fairmesh
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.problem import Problem
 
@@ -27,7 +27,7 @@ def provenance_of(problem: Problem, process_group: ProcessGroup) -> dict[str, An
         digest, facts = known[i]
         sites.append({"name": site.name, "group": site.group, **counts, **facts, "digest": digest.split(" ")[0]})
     return {
-        "versions": {"fairmesh": version("fairmesh"), "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"fairmesh": fairmesh.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "data": {
             "inputs": list(problem.sites[0].train.inputs.shape[1:]),
             "classes": problem.classes,
