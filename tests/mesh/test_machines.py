@@ -152,6 +152,8 @@ class Wire:
 
     def at(self, own: int):
         class End:
+            first = 0  # nothing was sent before
+
             def as_sent(_, step, payloads):
                 return payloads
 
