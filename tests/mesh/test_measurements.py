@@ -468,6 +468,16 @@ def _files(folder):
     return {name: contents.pop() for name, contents in found.items()}
 
 
+def _smoothly_best(rounds, losses):
+    """Returns the round whose worst loss is least, if each earlier measurement of a site counts half as much."""
+    worst = {}
+    for t, done in enumerate(rounds):
+        weights = [0.5 ** (t - s) for s in range(t + 1)]
+        sums = (sum(w * x for w, x in zip(weights, site)) for site in zip(*losses[: t + 1]))
+        worst[done] = max(sums) / sum(weights)
+    return min(worst, key=lambda done: worst[done])
+
+
 @pytest.mark.slow
 def test_run_that_is_best_early_gives_that_round_at_every_site_also_after_crashes(tmp_path):
     """Few rows and many columns: the test loss falls, then rises."""
@@ -496,13 +506,13 @@ def test_run_that_is_best_early_gives_that_round_at_every_site_also_after_crashe
     assert (summary["best_by"], summary["best_chosen_on"]) == ("worst", "test")
     lines = [json.loads(line) for line in expected["metrics.jsonl"].decode().splitlines()]
     assert [line["round"] for line in lines] == list(range(0, 201, 4))
-    worst = {line["round"]: line["loss"]["worst"] for line in lines[:-1]}
-    assert best == min(worst, key=lambda done: worst[done])
+    assert best == _smoothly_best([line["round"] for line in lines[:-1]], [line["loss"]["sites"] for line in lines[:-1]])
     end = lines[-1]
     assert end["best_model"]["loss"]["worst"] < end["loss"]["worst"]
     # The best model is the average of the sites' models of that round, as a simulation that ends there has it.
     experiment = dataclasses.replace(load_experiment(crashed.folder / "experiment.toml"), rounds=best)
-    simulated = fm.run(experiment, process_group=fleet.KnowingSecrets(NAMES))
+    with pytest.warns(UserWarning, match="R2"):  # the rows are mostly noise
+        simulated = fm.run(experiment, process_group=fleet.KnowingSecrets(NAMES))
     found = load_file(crashed.folder / "a" / "state" / "result" / "model-best.safetensors")
     for name, tensor in simulated.state_dict().items():
         assert torch.allclose(found[name], tensor, rtol=0, atol=1e-6)
