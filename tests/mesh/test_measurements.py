@@ -506,7 +506,9 @@ def test_run_that_is_best_early_gives_that_round_at_every_site_also_after_crashe
     assert (summary["best_by"], summary["best_chosen_on"]) == ("worst", "test")
     lines = [json.loads(line) for line in expected["metrics.jsonl"].decode().splitlines()]
     assert [line["round"] for line in lines] == list(range(0, 201, 4))
-    assert best == _smoothly_best([line["round"] for line in lines[:-1]], [line["loss"]["sites"] for line in lines[:-1]])
+    assert best == _smoothly_best(
+        [line["round"] for line in lines[:-1]], [line["loss"]["sites"] for line in lines[:-1]]
+    )
     end = lines[-1]
     assert end["best_model"]["loss"]["worst"] < end["loss"]["worst"]
     # The best model is the average of the sites' models of that round, as a simulation that ends there has it.
