@@ -112,7 +112,8 @@ class Evaluator:
             each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs).double().cpu()
             losses.index_add_(1, owner, each)  # on the host: a GPU adds in no fixed order
             if bool(each.isnan().any()):
-                unpredicted |= self._without_loss(each, outputs, owner, start, first, len(sizes))
+                lost = ~rows.isfinite().all(dim=1).cpu()
+                unpredicted |= self._without_loss(each, outputs, lost, owner, start, first, len(sizes))
             if problem.classes:
                 labels = vmap(predicted_labels)(outputs)
                 hits.index_add_(1, owner, (labels == targets.reshape(len(inputs))).double().cpu())
@@ -132,16 +133,21 @@ class Evaluator:
                         found[name][r, k] = self._score(name, metric, outputs[r], targets, first + k)
         return {name: found[name] for name in self.names}
 
-    def _without_loss(self, each: Tensor, outputs: Tensor, owner: Tensor, start: int, first: int, sets: int) -> Tensor:
-        """Names the first sample of each set whose loss is NaN. Returns at which sets (rows, sets) the model itself
-        predicts NaN."""
+    def _without_loss(
+        self, each: Tensor, outputs: Tensor, lost: Tensor, owner: Tensor, start: int, first: int, sets: int
+    ) -> Tensor:
+        """Names the first sample of each set whose loss is NaN. Models that are `lost`, since their parameters are not
+        finite, are reported as diverged and not here. Returns at which sets (rows, sets) a model predicts NaN."""
         silent = outputs.isnan().flatten(2).any(dim=-1).cpu() if outputs.ndim > 2 else outputs.isnan().cpu()
         unpredicted = torch.zeros(len(each), sets, dtype=torch.bool)
+        undefined = each.isnan()[~lost].any(dim=0)
         for k in owner[each.isnan().any(dim=0)].unique().tolist():
             mine = owner == k
-            sample = start + int((each.isnan().any(dim=0) & mine).nonzero()[0]) - sum(self._sizes[: first + k])
             unpredicted[:, k] = (silent & mine).any(dim=1)
-            if bool(unpredicted[:, k].any()):
+            if not bool((undefined & mine).any()):
+                continue
+            sample = start + int((undefined & mine).nonzero()[0]) - sum(self._sizes[: first + k])
+            if bool(unpredicted[~lost, k].any()):
                 text = f"the model predicts NaN for {self._split} sample {sample}, so no metric is defined there"
             else:
                 text = f"the loss of {self._split} sample {sample} is NaN, so the loss is not defined there"
