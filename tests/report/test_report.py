@@ -9,10 +9,10 @@ import torch
 
 import fairmesh as fm
 from fairmesh.cli.report import report
-from fairmesh.report.contents import card, ranked
+from fairmesh.report.contents import card
 from fairmesh.report.html import page
 from fairmesh.report.model_card import model_card
-from fairmesh.report.runs import Run, rows_of
+from fairmesh.report.runs import Run, ranked, rows_of
 from fairmesh.report.units import Unit
 from tests.refusals import refused
 from tests.report.pages import Page

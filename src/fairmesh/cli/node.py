@@ -48,7 +48,7 @@ def node(
     It runs unattended. Started again, it continues where it was."""
     from fairmesh.mesh.node.running import run_node
     from fairmesh.mesh.node.versus_local import sentences
-    from fairmesh.report.runs import Run, rows_of
+    from fairmesh.report.runs import Run, caption_of, rows_of
 
     waits = None if patience is None else seconds_of(patience, "--patience")
     folder = run_node(site, patience_s=waits, monitor_port=prometheus, public_draws=public_draws)
@@ -56,7 +56,9 @@ def node(
     if json_:
         print_json(finished.summary | {"folder": str(folder)})
         return
-    show_rows(rows_of(finished.variants()))
+    show_rows(rows_of([finished]))
+    if caption := caption_of([finished]):
+        say(caption)
     for sentence in sentences(finished.summary):
         say(sentence)
     say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")

@@ -16,22 +16,31 @@ if TYPE_CHECKING:
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
     plot: Annotated[Path | None, typer.Option(help="Where to write the picture; compare.png by default.")] = None,
+    sites: Annotated[bool, typer.Option("--sites", help="Also compare the runs site by site.")] = False,
     json_: Json = False,
 ) -> None:
-    """Compare runs in one table and one plot.
+    """Compare runs in one table and one plot, and say which differences are clear.
 
-    The plot shows worst-site accuracy against rounds and against traffic."""
+    Each run is compared with the first one, row by row where both answered the same test rows. Of a sweep with many
+    variants the best few are shown. The plot shows the worst site and the mean against rounds and traffic."""
+    from fairmesh.report.comparison import compared
     from fairmesh.report.plots import plot as plot_runs
-    from fairmesh.report.runs import check_comparable, rows_of
+    from fairmesh.report.runs import caption_of, rows_of
 
-    runs = [variant for run in _loaded(folders) for variant in run.variants()]
-    check_comparable(runs)
-    path = draw(lambda path: plot_runs(runs, path), plot, Path("compare.png"))
+    found = compared(_loaded(folders))
+    path = draw(lambda path: plot_runs(found.shown, path), plot, Path("compare.png"))
     if json_:
-        print_json({"runs": {run.label: run.summary for run in runs}, "plot": str(path) if path else None})
+        print_json(found.as_json() | {"plot": str(path) if path else None})
         return
-    show_rows(rows_of(runs))
-    for run in runs:
+    show_rows(rows_of(found.shown))
+    if verdicts := found.table():
+        show_table(verdicts, "Differences")
+    if sites:
+        show_table(found.by_site(), "Site by site")
+    for line in [caption_of(found.shown), *found.left_out, *(f"warning: {text}" for text in found.warnings)]:
+        if line:
+            say(line)
+    for run in found.shown:
         for note in run.notes():
             say(f"{run.label}: {note}")
     if path:

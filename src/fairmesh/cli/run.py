@@ -96,6 +96,8 @@ def run(
     from fairmesh.numerics import malloc
     from fairmesh.report.runs import (
         Run,
+        best_few,
+        caption_of,
         metric_table,
         metrics_by_site,
         models_in_words,
@@ -147,8 +149,12 @@ def run(
         more |= {"leave_one_out": left_out} if left_out else {}
         print_json(summary.summary | more | {"folder": str(folder)})
         return
-    show_rows(rows_of(summary.variants()))
-    for variant in summary.variants():
+    shown, left_out = best_few(summary)
+    show_rows(rows_of(shown))
+    for line in (caption_of(shown), left_out):
+        if line:
+            say(line)
+    for variant in shown:
         of_variant = "" if variant is summary else f": {variant.label}"
         if metrics := metric_table(variant):
             show_table(metrics, f"All metrics over the sites{of_variant}")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +12,7 @@ from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
 from fairmesh.errors import BadInput
 from fairmesh.report.answers import calibration, compared
-from fairmesh.report.runs import Run, check_comparable, mean_of
+from fairmesh.report.runs import Run, mean_of, ranked
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
 from fairmesh.report.units import defined
 from fairmesh.storage.run_folder import PREPROCESSING
@@ -81,23 +80,6 @@ def _metric(run: Run, name: str) -> Json:
     return {"share": run.unit(name).share, "higher_is_better": run.higher_of(name)} | numbers
 
 
-def ranked(run: Run) -> tuple[list[Run], str]:
-    """Returns the variants of a run and what they are ranked on: "validation", or else what they are judged on. First
-    comes the one whose models the run gives to its user, then the best, and those that diverged last."""
-    variants = run.variants()
-    check_comparable(variants)
-    validated = all(math.isfinite(one.over_sites("worst", "validation")) for one in variants if one.alive)
-    split, sign = "validation" if validated else "test", -1 if run.higher_is_better else 1
-    chosen = run.summary.get("chosen")
-
-    def key(variant: Run) -> tuple[bool, bool, float]:
-        worst = variant.over_sites("worst", split)
-        given = any(record["replica"] == chosen for record in variant.summary["final"])
-        return not given, math.isnan(worst), sign * worst if math.isfinite(worst) else math.inf
-
-    return sorted(variants, key=key), "validation" if validated else run.summary["judged_on"]
-
-
 def _sweep(variants: Sequence[Run], ranked_on: str) -> Json:
     rows = [
         {
@@ -112,15 +94,9 @@ def _sweep(variants: Sequence[Run], ranked_on: str) -> Json:
     return {"ranked_on": ranked_on, "variants": rows}
 
 
-def _evidence(run: Run) -> Json:
-    """Returns the evidence of the summary; nothing if it has none, or one for another metric."""
-    found = run.summary.get("evidence") or {}
-    return found if found.get("metric") == run.metric else {}
-
-
 def _intervals(run: Run) -> Json:
     """Returns the intervals of the worst site and of the mean over sites, where they are known."""
-    evidence = _evidence(run)
+    evidence = run.evidence
     found = {"level": evidence.get("level", 0.95)} | {key: evidence[key] for key in ("covers",) if key in evidence}
     return found | {what: evidence[what] for what in ("worst", "mean") if evidence.get(what)}
 
@@ -129,7 +105,7 @@ def _sites(run: Run) -> list[Json]:
     """Returns what is known of each site, in the order of the sites."""
     summary = run.summary
     names = [str(name) for name in summary["sites"]]
-    evidence = {one["name"]: one for one in _evidence(run).get("sites", [])}
+    evidence = {one["name"]: one for one in run.evidence.get("sites", [])}
     data = _counted(run)
     weights, compared = run.weights(), references(run)
     values = {metric: run.by_site(metric) for metric in run.metrics}

@@ -5,12 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fairmesh.report.contents import Json, contents, ranked
+from fairmesh.report.contents import Json, contents
 from fairmesh.report.plots import curve, dots, network, reliability
 from fairmesh.report.runs import (
+    SHOWN,
     Run,
+    caption_of,
     check_comparable,
     personal_table,
+    ranked,
     rows_of,
     subgroup_table,
     worst_sites,
@@ -19,7 +22,6 @@ from fairmesh.report.sentences import REFERENCES, unit_of, verdicts
 from fairmesh.report.style import svg
 from fairmesh.report.units import Unit, defined
 
-_CURVES = 5  # runs or variants in one picture; more cannot be told apart
 _SENTENCES = 12  # sites; the sentences of more are folded
 _ROWS = 24  # rows of a table; more are folded
 _OVER_SITES = {
@@ -98,7 +100,7 @@ def page(
     parts = [f"<h1>{_text(title)}</h1>", _lead(sentence) if sentence else ""]
     if several:
         parts += [_items((card["label"], card["sentence"]) for card in cards)]
-        parts += [_table(rows or _rows(runs)), _note(note)]
+        parts += [_table(rows or _rows(runs)), _note(note if rows else caption_of(runs))]
         parts += ["<h2>Curves</h2>", _curves(runs), "<h2>Site by site</h2>", *_side_by_side(runs, cards)]
     elif rows:
         parts += [_table(rows), _note(note)]
@@ -131,10 +133,10 @@ def _of_run(run: Run, card: Json, lead: bool) -> Iterable[str]:
     pictures += [_network(card)] if card["graph"] else []
     yield _pictures(pictures) if pictures else ""
     if lead:
-        best = [replace(one, label=one.label.removeprefix(f"{run.label}: ")) for one in variants[:_CURVES]]
+        best = [replace(one, label=one.label.removeprefix(f"{run.label}: ")) for one in variants[:SHOWN]]
         yield f"<h3>Curves</h3>{_curves(best)}"
-        if len(variants) > _CURVES:
-            yield _note(f"Curves of the {_CURVES} best of {len(variants)} variants; the table above has all.")
+        if len(variants) > SHOWN:
+            yield _note(f"Curves of the {SHOWN} best of {len(variants)} variants; the table above has all.")
     yield from _calibration(card)
     yield from _left_out(card)
     yield from _all_metrics(card)
@@ -339,7 +341,7 @@ def _side_by_side(runs: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
     rows = [[_text(names[i]), *(_value(card["sites"][i], unit) for card in cards)] for i in order]
     low = worst_sites([ranked(run)[0][0] for run in runs])
     yield _table([header, *rows], {at for at, i in enumerate(order) if i in low}, escaped=True)
-    pictured = cards[:_CURVES]
+    pictured = cards[:SHOWN]
     series = {
         card["label"]: {
             "values": [unit.scale * card["sites"][i]["metrics"][metric] for i in order[:_DOTS]],
@@ -370,7 +372,7 @@ def _side_by_side(runs: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
 
 def _curves(runs: Sequence[Run]) -> str:
     """Returns pictures of the worst site and the mean against rounds, and of the worst against traffic."""
-    drawn, left = list(runs)[:_CURVES], len(runs) - _CURVES
+    drawn, left = list(runs)[:SHOWN], len(runs) - SHOWN
     wanted = [("worst", "rounds"), ("mean", "rounds"), ("worst", "bytes_busiest_node")]
     said = {"worst": "Worst site", "mean": "Mean over sites"}
     against = {"rounds": "against rounds", "bytes_busiest_node": "against what the busiest node sent"}

@@ -2,7 +2,6 @@
 
 import math
 import os
-import statistics
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.report.units import Unit
+from fairmesh.report.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
 from fairmesh.training.result import Result, summary_of
+
+SHOWN = 5  # runs or variants in one picture; more cannot be told apart
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,6 @@ class Run:
             return self.summary["metrics"][metric]["higher_is_better"]
         return not any(record[metric]["worst"] > record[metric]["best"] for record in self.alive)
 
-    def deviation(self, what: str) -> float:
-        """Returns the standard deviation over the replicas that did not diverge; 0 if there is only one."""
-        values = [record[self.metric][what] for record in self.alive]
-        return statistics.stdev(values) if len(values) > 1 else 0.0
-
     def spread_by(self) -> str:
         """Returns what the replicas differ in, such as "5 splits"; nothing if there is only one."""
         final = self.summary["final"]
@@ -115,6 +111,12 @@ class Run:
         if covered == len(final):
             return " and ".join(told)
         return f"{len(final)} replicas" + (f" ({' and '.join(told)})" if told else "")
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Returns the intervals in the summary; nothing if it has none, or those of another metric."""
+        found = self.summary.get("evidence") or {}
+        return found if found.get("metric") == self.metric else {}
 
     @property
     def higher_is_better(self) -> bool:
@@ -200,29 +202,19 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Returns one row per run, ready to be shown. Numbers leave out replicas that diverged."""
+    """Returns one row per run, ready to be shown. Numbers leave out replicas that diverged, and `caption_of` says what
+    the intervals cover."""
     rows = []
     for run in runs:
-        s, metric, unit = run.summary, run.metric, run.unit()
-        lost = len(s["diverged"])
-        if not run.alive:
-            numbers = dict.fromkeys((f"worst {metric}", "mean", "best", "gap"), "diverged")
-        else:
-            spread = {
-                k: f" ± {unit.shown(run.deviation(k)).removesuffix(' %')}" if len(run.alive) > 1 else ""
-                for k in ("worst", "mean")
-            }
-            some = f" ({lost} of {s['replicas']} diverged)" if lost else ""
-            numbers = {
-                f"worst {metric}": unit.shown(run.over_sites("worst")) + spread["worst"] + some,
-                "mean": unit.shown(run.over_sites("mean")) + spread["mean"],
-                "best": unit.shown(run.over_sites("best")),
-                "gap": unit.gap(run.over_sites("gap")),
-            }
+        s, lost = run.summary, len(run.summary["diverged"])
+        numbers = _numbers(run) if run.alive else dict.fromkeys(("worst", "mean", "best", "gap"), "diverged")
+        if lost and run.alive:
+            numbers["worst"] += f", {lost} of {s['replicas']} diverged"
         rows.append(
             {
                 "run": run.label,
                 "algorithm": s["algorithm"],
+                f"worst {run.metric}": numbers.pop("worst"),
                 **numbers,
                 "rounds": str(s["rounds"]),
                 "busiest node sent": f"{run.megabytes('bytes_busiest_node'):.3g} MB",
@@ -232,15 +224,83 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
     return rows
 
 
+def _numbers(run: Run) -> dict[str, str]:
+    """Returns what is said of all sites, with intervals where they are known."""
+    unit, known = run.unit(), run.evidence
+    if not known:
+        numbers = {what: unit.shown(run.over_sites(what)) for what in ("worst", "mean", "best")}
+        return numbers | {"gap": unit.gap(run.over_sites("gap"))}
+    values = [one["value"] for one in known["sites"] if defined(one["value"])]
+    best = (max if run.higher_is_better else min)(values, default=math.nan)
+    return {
+        **{what: unit.with_interval(known[what]["value"], known[what]["interval"]) for what in ("worst", "mean")},
+        "best": unit.shown(best),
+        "gap": unit.gap(abs(best - known["worst"]["value"])),
+    }
+
+
+def caption_of(runs: Sequence[Run]) -> str:
+    """Returns what the intervals of a table of runs cover; nothing if they have none."""
+    said: dict[tuple[float, str], list[str]] = {}
+    for run in runs:
+        if run.alive and run.evidence:
+            covers = run.evidence["covers"].replace("samples", f"{run.summary['judged_on']} samples")
+            by = run.spread_by()
+            said.setdefault((run.evidence["level"], covers + (f" (means over {by})" if by else "")), []).append(
+                run.label
+            )
+    if not said:
+        return ""
+    texts = [f"{100 * level:.0f} % intervals over {covers}" for level, covers in said]
+    if len(said) > 1:
+        texts = [f"{text}: {', '.join(labels)}" for text, labels in zip(texts, said.values())]
+    return f"In brackets: {'; '.join(texts)}."
+
+
 def check_comparable(runs: Sequence[Run]) -> None:
-    """Refuses runs that cannot be compared in one table."""
+    """Refuses runs that cannot be shown in one table."""
     if not runs:
         raise BadInput("no run to show")
     for run in runs[1:]:
-        for what in ("metric", "nodes"):
+        for what in ("metric", "nodes", "sites", "judged_on"):
             here, there = run.summary[what], runs[0].summary[what]
             if here != there:
-                raise BadInput(f"{run.label} and {runs[0].label} cannot be compared: {what} is {here!r} and {there!r}")
+                said = {"judged_on": "the data that sites are judged on"}.get(what, what)
+                raise BadInput(f"{run.label} and {runs[0].label} cannot be compared: {said} is {here!r} and {there!r}")
+
+
+def ranked(run: Run) -> tuple[list[Run], str]:
+    """Returns the variants of a run and what they are ranked on: "validation", or else what they are judged on. First
+    comes the one whose models the run gives to its user, then the best, and those that diverged last."""
+    variants = run.variants()
+    check_comparable(variants)
+    validated = all(math.isfinite(one.over_sites("worst", "validation")) for one in variants if one.alive)
+    split, sign = "validation" if validated else "test", -1 if run.higher_is_better else 1
+    chosen = run.summary.get("chosen")
+
+    def key(variant: Run) -> tuple[bool, bool, float]:
+        worst = variant.over_sites("worst", split)
+        given = any(record["replica"] == chosen for record in variant.summary["final"])
+        return not given, math.isnan(worst), sign * worst if math.isfinite(worst) else math.inf
+
+    return sorted(variants, key=key), "validation" if validated else run.summary["judged_on"]
+
+
+def best_few(run: Run, most: int = SHOWN) -> tuple[list[Run], str]:
+    """Returns the variants of a run that tables and pictures show, the best first, and what they leave out, in words.
+
+    Args:
+        run: The run, which may be a sweep.
+        most: How many are shown.
+    """
+    variants, ranked_on = ranked(run)
+    if len(variants) <= most:
+        return variants, ""
+    best = "best" if most == 1 else f"{most} best"
+    return variants[:most], (
+        f"{run.label}: only the {best} of {len(variants)} variants by the worst site on {ranked_on} data; "
+        f"{len(variants) - most} others are in summary.json"
+    )
 
 
 def worst_sites(runs: Sequence[Run]) -> set[int]:

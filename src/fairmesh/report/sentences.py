@@ -22,14 +22,21 @@ def unit_of(card: Mapping[str, Any], metric: str | None = None) -> Unit:
     return Unit(metric, card["metrics"][metric]["share"])
 
 
-def versus(compared: Mapping[str, Any], unit: Unit, other: str) -> str:
-    """Returns the verdict on a site against another model, such as "better than alone by 3 to 9 points"."""
+def versus(compared: Mapping[str, Any], unit: Unit, other: str = "") -> str:
+    """Returns the verdict on a site against another model, such as "better than alone by 3 to 9 points".
+
+    Args:
+        compared: The difference, as JSON has it.
+        unit: How the metric is shown.
+        other: What the other model is called; empty if the reader knows. Default: "".
+    """
     interval = compared.get("interval")
     if not interval or not all(map(defined, interval)):
-        return f"not compared with {other}"
+        return f"not compared with {other}" if other else "not compared"
     if compared["verdict"] == "unclear":
-        return f"no clear difference from {other} ({unit.difference(interval)})"
-    return f"{compared['verdict']} than {other} by {unit.difference(sorted(map(abs, interval)), signed=False)}"
+        return f"no clear difference{f' from {other}' if other else ''} ({unit.difference(interval)})"
+    than = f" than {other}" if other else ""
+    return f"{compared['verdict']}{than} by {unit.difference(sorted(map(abs, interval)), signed=False)}"
 
 
 def site_sentence(site: Mapping[str, Any], card: Mapping[str, Any]) -> str:
@@ -61,9 +68,8 @@ def network_sentence(card: Mapping[str, Any]) -> str:
     intervals, unit = card["intervals"], unit_of(card)
     parts = []
     for what, name in (("worst", f"Worst at {worst}: {metric} "), ("mean", f"Mean over {len(measured)} sites: ")):
-        known = intervals.get(what)
-        interval = unit.interval(known["interval"]) if known else ""
-        parts.append(f"{name}{unit.shown(over[what])}{f' ({interval})' if interval else ''}.")
+        known = intervals.get(what) or {"value": over[what], "interval": None}
+        parts.append(f"{name}{unit.with_interval(known['value'], known['interval'])}.")
     counts = verdicts(sites)
     if counts:
         total = sum(counts.values())

@@ -48,6 +48,11 @@ class Unit:
             return ""
         return f"{self._number(ends[0])} to {self.shown(ends[1])}"
 
+    def with_interval(self, value: Any, ends: Sequence[float] | None) -> str:
+        """Returns a value and its interval where it is known, such as "75.9 % (71.0 to 80.2)"."""
+        known = self.interval(ends).removesuffix(" %")
+        return self.shown(value) + (f" ({known})" if known else "")
+
     def gap(self, value: Any) -> str:
         """Returns a distance between two values, such as "3.4 points"."""
         return self.shown(value).replace(" %", " points")
