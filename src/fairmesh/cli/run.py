@@ -149,9 +149,9 @@ def run(
         more |= {"leave_one_out": left_out} if left_out else {}
         print_json(summary.summary | more | {"folder": str(folder)})
         return
-    shown, left_out = best_few(summary)
+    shown, others = best_few(summary)
     show_rows(rows_of(shown))
-    for line in (caption_of(shown), left_out):
+    for line in (caption_of(shown), others):
         if line:
             say(line)
     for variant in shown:

@@ -207,7 +207,9 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, str]]:
     rows = []
     for run in runs:
         s, lost = run.summary, len(run.summary["diverged"])
-        numbers = _numbers(run) if run.alive else dict.fromkeys(("worst", "mean", "best", "gap"), "diverged")
+        numbers: dict[str, str] = dict.fromkeys(("worst", "mean", "best", "gap"), "diverged")
+        if run.alive:
+            numbers = _numbers(run)
         if lost and run.alive:
             numbers["worst"] += f", {lost} of {s['replicas']} diverged"
         rows.append(
