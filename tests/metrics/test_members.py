@@ -188,3 +188,20 @@ def test_settings_outside_their_range_are_refused():
         fm.metrics.Specificity(positive=-1)
     with refused("bins", 0):
         fm.metrics.CalibrationError(bins=0)
+
+
+def test_sensitivity_takes_the_positive_class_by_its_name():
+    sites = [fm.Site(train=(torch.eye(2).repeat(4, 1), torch.arange(8) % 2))] * 2
+    model = torch.nn.Linear(2, 2)
+    given = [fm.metrics.Sensitivity(positive="ill"), {"name": "specificity", "positive": 1}]
+    problem = fm.Problem(model, sites, metrics=given, class_names=["ill", "well"])
+    assert problem.metrics_by_name == {
+        "sensitivity": fm.metrics.Sensitivity(positive=0),
+        "specificity": fm.metrics.Specificity(positive=1),
+    }
+    with refused("sensitivity", "sick", "well"):
+        fm.Problem(model, sites, metrics=[fm.metrics.Sensitivity(positive="sick")], class_names=["ill", "well"])
+    with refused("sensitivity", "ill", "number"):
+        fm.Problem(model, sites, metrics=[fm.metrics.Sensitivity(positive="ill")])
+    with refused("ill", "number"):
+        fm.metrics.Sensitivity(positive="ill")(torch.zeros(2, 2), torch.zeros(2).long())

@@ -39,7 +39,7 @@ def checked(kind: type[T]) -> type[T]:
     original = getattr(kind, hook)
 
     def check(self: Any) -> None:
-        for name, hint in _hints(kind).items():
+        for name, hint in field_types(kind).items():
             value = getattr(self, name)
             taken = from_table(hint, value, name)
             if taken is not value:
@@ -58,7 +58,7 @@ def checked(kind: type[T]) -> type[T]:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """Returns the declared types of a dataclass's fields."""
     try:
         hints = typing.get_type_hints(kind)
@@ -67,10 +67,10 @@ def _hints(kind: type) -> dict[str, Any]:
             f"{kind.__qualname__}: the types of its fields cannot be found ({in_a_line(error)}); annotate them with "
             "names that its module knows"
         ) from error
-    return {name: hints[name] for name in _settings(kind)}
+    return {name: hints[name] for name in settings(kind)}
 
 
-def _settings(kind: type) -> dict[str, dataclasses.Field]:
+def settings(kind: type) -> dict[str, dataclasses.Field]:
     """Returns the fields that a class is constructed with, by name; none for a plain class."""
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     return {field.name: field for field in fields if field.init}
@@ -87,7 +87,7 @@ def to_table(thing: Any, defaults: bool = True) -> Any:
         check_configurable(type(thing), role)
     if role is not None or (dataclasses.is_dataclass(thing) and not isinstance(thing, type)):
         table: dict[str, Any] = {} if role is None else _heading(thing)
-        for name, field in _settings(type(thing)).items():
+        for name, field in settings(type(thing)).items():
             value = getattr(thing, name)
             if value is not None and (defaults or not _is_default(field, value)):
                 table[name] = to_table(value, defaults)
@@ -133,7 +133,7 @@ def check_configurable(kind: type, role: type, where: str = "") -> None:
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         raise BadInput(f"{who} lacks {', '.join(missing)}; a {role.__name__} defines all of them")
-    taken = [name for name in _settings(kind) if name in ("name", "path")]
+    taken = [name for name in settings(kind) if name in ("name", "path")]
     if taken:
         raise BadInput(f"{who} has a field {taken[0]!r}, which files use to name the class itself; rename the field")
 
@@ -306,7 +306,7 @@ def _imported_member(role: type, table: Mapping[str, Any], where: str) -> Any:
 def _with_checked_fields(thing: Any, where: str) -> Any:
     """Returns the object with its fields checked and converted, which a class that is not registered has not done."""
     changed = {}
-    for name, hint in _hints(type(thing)).items():
+    for name, hint in field_types(type(thing)).items():
         value = getattr(thing, name)
         taken = from_table(hint, value, f"{where}.{name}" if where else name)
         if taken is not value:
@@ -329,8 +329,8 @@ def _hint(renamed: str | None, word: str, known: Iterable[str]) -> str:
 def _filled(kind: type, table: Any, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table, got {_described(table)}")
-    hints = _hints(kind)
-    fields = _settings(kind)
+    hints = field_types(kind)
+    fields = settings(kind)
     prefix = f"{where}." if where else ""
     for key in table:
         if key not in fields:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairmesh.config.registry import FAMILIES, registered_name
 from fairmesh.config.tables import from_table
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, nearest
 
 Task = Literal["classes", "binary", "multi-label", "masks", "numbers"]
 TASKS: dict[str, str] = {  # what a problem predicts, in words
@@ -40,6 +40,7 @@ class Metric:
         1.0
     """
 
+    noun: ClassVar[str] = "metric of your own"
     function: Callable[[Tensor, Tensor], Any]
     higher_is_better: bool = True
 
@@ -98,11 +99,26 @@ class NamedMetric(ABC):
                 f"this one predicts {TASKS[task]}; metrics that fit it: {', '.join(fitting)}"
             )
         positive = getattr(self, "positive", None)
-        if positive is not None and classes is not None and positive >= classes:
+        if isinstance(positive, int) and classes is not None and positive >= classes:
             raise BadInput(
                 f"metric {name!r}: positive = {positive}, but the {classes} classes are 0..{classes - 1}; give the "
                 "number of the class"
             )
+
+    def of_classes(self, name: str, class_names: Sequence[str]) -> "NamedMetric":
+        """Returns the metric with the number of the class that it names, if it names one.
+
+        Args:
+            name: The name of the metric in the problem.
+            class_names: The names of the problem's classes, in the order of their numbers.
+        """
+        positive = getattr(self, "positive", None)
+        if not isinstance(positive, str):
+            return self
+        if positive not in class_names:
+            todo = nearest(positive, class_names) if class_names else ": classes have no names here; give its number"
+            raise BadInput(f"metric {name!r}: positive = {positive!r} is no class{todo}")
+        return replace(self, positive=list(class_names).index(positive))  # type: ignore[type-var]
 
 
 class MeanMetric(NamedMetric):

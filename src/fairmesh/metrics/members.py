@@ -164,11 +164,18 @@ class AveragePrecision(NamedMetric):
         return _mean_of_defined(columns)
 
 
-def _check_threshold(threshold: float, positive: int) -> None:
+def _check_threshold(threshold: float, positive: int | str) -> None:
     if not 0 < threshold < 1:
         raise BadInput(f"threshold must lie in (0, 1), got {threshold}")
-    if positive < 0:
-        raise BadInput(f"positive must be the number of a class, >= 0, got {positive}")
+    if isinstance(positive, int) and positive < 0:
+        raise BadInput(f"positive must be the name of a class, or its number >= 0, got {positive}")
+
+
+def _of_class(read: _Read, positive: int | str) -> tuple[Tensor, Tensor]:
+    """Returns the probability of one class for each sample, and 1 where it is true."""
+    if isinstance(positive, str):
+        raise BadInput(f"positive = {positive!r}: only a Problem knows the names of classes; give the number here")
+    return read.probabilities[:, positive], read.truths[:, positive]
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ class Sensitivity(NamedMetric):
 
     Args:
         threshold: The least probability of the positive class that counts as a find, in (0, 1). Default: 0.5.
-        positive: The number of the positive class. Default: 1.
+        positive: The positive class, by its name, such as "ill", or by its number. Default: 1.
 
     Example:
         >>> import torch
@@ -190,15 +197,14 @@ class Sensitivity(NamedMetric):
     tasks: ClassVar = _ONE_CLASS
     is_share: ClassVar = True
     threshold: float = 0.5
-    positive: int = 1
+    positive: int | str = 1
 
     def __post_init__(self):
         _check_threshold(self.threshold, self.positive)
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-        read = _read(outputs, targets)
-        found = (read.probabilities[:, self.positive] >= self.threshold).double()
-        truth = read.truths[:, self.positive]
+        sure, truth = _of_class(_read(outputs, targets), self.positive)
+        found = (sure >= self.threshold).double()
         return counts.double() @ (found * truth) / (counts.double() @ truth)
 
 
@@ -208,7 +214,7 @@ class Specificity(NamedMetric):
 
     Args:
         threshold: The least probability of the positive class that counts as a find, in (0, 1). Default: 0.5.
-        positive: The number of the positive class. Default: 1.
+        positive: The positive class, by its name, such as "ill", or by its number. Default: 1.
 
     Example:
         >>> import torch
@@ -221,15 +227,14 @@ class Specificity(NamedMetric):
     tasks: ClassVar = _ONE_CLASS
     is_share: ClassVar = True
     threshold: float = 0.5
-    positive: int = 1
+    positive: int | str = 1
 
     def __post_init__(self):
         _check_threshold(self.threshold, self.positive)
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-        read = _read(outputs, targets)
-        found = (read.probabilities[:, self.positive] >= self.threshold).double()
-        other = 1 - read.truths[:, self.positive]
+        sure, truth = _of_class(_read(outputs, targets), self.positive)
+        found, other = (sure >= self.threshold).double(), 1 - truth
         return counts.double() @ ((1 - found) * other) / (counts.double() @ other)
 
 

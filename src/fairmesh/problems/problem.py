@@ -146,7 +146,11 @@ class Problem:
         object.__setattr__(self, "sites", sites)
         if isinstance(self.model, nn.Module):  # a copy: training the module later must not change where runs start
             object.__setattr__(self, "model", copy.deepcopy(self.model).cpu())
-        object.__setattr__(self, "metrics", chosen_metrics(self.metrics))
+        metrics = chosen_metrics(self.metrics)
+        for name, metric in metrics.items():
+            if isinstance(metric, NamedMetric):
+                metrics[name] = metric.of_classes(name, self.class_names)
+        object.__setattr__(self, "metrics", metrics)
         for name in self.metrics_by_name:
             if name in _RESERVED:
                 raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
