@@ -128,6 +128,14 @@ def test_constant_is_the_most_frequent_class_or_the_mean():
     assert float(best_constant(problem, 0)) == pytest.approx(float(numbers.mean()), rel=0.01)
 
 
+@pytest.mark.parametrize("loss", ["squared-error", "huber"])
+def test_constant_of_a_few_large_numbers_is_near_their_mean(loss):
+    prices = 250_000 + 60_000 * torch.linspace(-1, 1, 20).view(-1, 1)
+    named = fm.losses.SquaredError() if loss == "squared-error" else fm.losses.Huber()
+    problem = fm.Problem(torch.nn.Linear(2, 1), [(torch.randn(20, 2), prices)], loss=named)
+    assert float(best_constant(problem, 0)) == pytest.approx(250_000, rel=0.01)
+
+
 def test_local_model_stops_early_where_held_out_rows_say_so_and_only_there():
     generator = torch.Generator().manual_seed(0)
 

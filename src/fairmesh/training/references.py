@@ -156,25 +156,28 @@ def _constant_loss(problem: Problem, i: int) -> float:
 def best_constant(problem: Problem, i: int) -> Tensor:
     """Returns the output (1, ...) that has the least loss if it is given for all training rows of a site. For labels
     and cross-entropy its largest entry is the most frequent class."""
-    site = problem.sites[i]
-    outputs = _outputs(problem, site.train, 0, rows=1)
-    constant = torch.zeros_like(outputs).requires_grad_(True)
-    optimizer = torch.optim.LBFGS([constant], max_iter=100, line_search_fn="strong_wolfe")
-
-    def loss_of(samples: Samples) -> Tensor:
-        repeated = constant.expand(len(samples), *constant.shape[1:])
-        return problem.loss(repeated, as_floats(samples.targets, torch.float32))
+    train = problem.sites[i].train
+    outputs = _outputs(problem, train, 0, rows=1)
+    targets = as_floats(train.targets, torch.float32)
+    center, spread = torch.zeros_like(outputs), torch.ones_like(outputs)
+    if problem.task == "numbers":  # which may be prices or lengths, so that the search is in their own spreads
+        columns = targets.reshape(len(train), -1)
+        center, spread = center + columns.mean(dim=0), spread * columns.std(dim=0, correction=0).clamp(min=1e-30)
+    away = torch.zeros_like(outputs).requires_grad_(True)
+    optimizer = torch.optim.LBFGS([away], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        # The penalty keeps the output of a class that the site does not have finite.
-        value = loss_of(site.train) + constant.square().sum() / len(site.train)
+        constant = center + spread * away
+        value = problem.loss(constant.expand(len(train), *constant.shape[1:]), targets)
+        if problem.task != "numbers":  # keeps the output of a class that the site does not have finite
+            value = value + away.square().sum() / len(train)
         value.backward()
         return value
 
     with torch.enable_grad():
         optimizer.step(closure)
-    return constant.detach()
+    return (center + spread * away).detach()
 
 
 def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
