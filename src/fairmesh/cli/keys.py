@@ -19,9 +19,9 @@ name = "ad-gda"
 primal_step = { name = "geometric", start = 1.0, ratio = 0.998 }
 ```
 
-`name = "import"` with `path = "mine.py:MyClass"` names a class of your own ([extending.md](extending.md)). A key that is
-"left out" by default has no value; TOML cannot write the None of the texts. Every key can be set from the command line:
-`fairmesh run FILE --set algorithm.primal_step=0.1`.
+`name = "import"` with `path = "mine.py:MyClass"` names a class of your own ([extending.md](extending.md)). A key
+that is "left out" by default has no value: where a text says None, leave the key out. Every key can be set on the
+command line: `fairmesh run FILE --set algorithm.primal_step=0.1`.
 """
 
 
