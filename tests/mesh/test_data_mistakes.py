@@ -275,7 +275,7 @@ def test_node_that_is_told_to_wait_begins_once_a_person_accepts_the_data_or_it_i
         run.start(*NAMES)
         run.until(lambda: run.events("a", ACCEPT))
         (said,) = run.events("a", ACCEPT)
-        reason = ["input 2", "times as large", "another unit", "fairmesh mesh accept site.toml c"]
+        reason = ["creatinine", "times as large", "another unit", "fairmesh mesh accept site.toml c"]
         assert (said["site"], missing_from(said["reason"], *reason)) == ("c", [])
         run.until(lambda: "accepts the data of c" in run.status("a").get("activity", ""))
         assert missing_from(called("status", site)[2], "this node waits", f"fairmesh mesh accept {site} c") == []
