@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fairmesh.algorithms import Algorithm
 from fairmesh.config.overrides import assignment, flat_table, put, read_toml, resolved_files
+from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import checked, from_table, to_table
 from fairmesh.data.contract import Contract
 from fairmesh.data.datasets import Data
@@ -26,9 +27,10 @@ from fairmesh.losses import BinaryCrossEntropy, NamedLoss
 from fairmesh.losses.members import squared_error
 from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.numerics import trees
 from fairmesh.personalization import Personalization
 from fairmesh.problems.losses import loss_in_spreads
-from fairmesh.problems.models import Logistic, Model, build_in_units
+from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem, Sampling, with_splits
 from fairmesh.storage.files import write_atomically
@@ -204,7 +206,12 @@ class Experiment:
 
     def _of_sites(self, sites: Sequence[Site], outputs: int | None, names: Sequence[str]) -> Problem:
         shape, needed = shape_of(sites)
-        if isinstance(self.loss, BinaryCrossEntropy) and Samples.of(sites[0].train, "site 0").targets.ndim == 1:
+        if not isinstance(shape, torch.Size) and type(self.model) in (FullyConnected, Logistic, PaperCNN):
+            raise BadInput(
+                f"model: {registered_name(self.model)!r} takes one tensor, but samples have several inputs; name a "
+                'module of your own: model = { name = "import", path = "mine.py:Module" }'
+            )
+        if isinstance(self.loss, BinaryCrossEntropy) and _is_vector(Samples.of(sites[0].train, "site 0").targets):
             outputs = 1  # one logit for labels 0 and 1
         model: Callable[[], nn.Module] = partial(self.model.build, shape, outputs or needed)
         loss = _LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
@@ -247,12 +254,20 @@ def _check_swept(path: str) -> None:
         )
 
 
-def shape_of(sites: Sequence[Site]) -> tuple[torch.Size, int]:
-    """Returns the shape of one input, and the number of outputs that a model needs: classes, or numbers to predict."""
+def _is_vector(targets: Any) -> bool:
+    return isinstance(targets, Tensor) and targets.ndim == 1
+
+
+def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:
+    """Returns the shape of one input, or of each of several, and the number of outputs that a model needs: classes, or
+    numbers to predict."""
     if not sites:
         raise BadInput("data: no site")
     every = [Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})") for i, site in enumerate(sites)]
-    shape, targets = every[0].inputs.shape[1:], every[0].targets
+    inputs, targets = every[0].inputs, every[0].targets
+    shape = trees.mapped(lambda part: part.shape[1:], inputs)
+    if not isinstance(targets, Tensor):
+        return shape, 1  # a model of several targets knows what it predicts
     if targets.is_floating_point():
         return shape, max(1, targets.shape[1:].numel())
     labels = 1 + max(int(samples.targets.max()) for samples in every if samples.here)
@@ -300,7 +315,12 @@ def run(
     """
     problem = _problem_at(process_group, experiment) if process_group else experiment.problem()
     targets = problem.sites[0].train.targets
-    if experiment.loss == "cross-entropy" and targets.is_floating_point() and targets[0].numel() == 1:
+    if (
+        experiment.loss == "cross-entropy"
+        and isinstance(targets, Tensor)
+        and targets.is_floating_point()
+        and targets[0].numel() == 1
+    ):
         experiment = replace(experiment, loss="squared-error")
         if announce:
             announce('the targets are numbers, so the loss is the squared error; write loss = "..." to choose another')

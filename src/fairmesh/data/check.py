@@ -14,6 +14,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.data.tables import column_of, is_missing, kind_of, parsed, refuse_many_categories, whole_number_text
 from fairmesh.errors import BadInput
+from fairmesh.numerics import trees
 
 FEW_TEST_ROWS = 30  # with fewer, a metric of the site says little
 _RARE = 0.05  # share of a class
@@ -187,8 +188,8 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
                 f"{name} has {count} test rows; an accuracy from so few is known to about {sure:.0f} points only; "
                 "hold out more (test_share), or repeat the split (splits = 10)",
             )
-    labels = [samples.targets for samples in train.values() if not samples.targets.is_floating_point()]
-    if len(labels) == len(train) and all(one.ndim == 1 for one in labels):
+    labels = [samples.labels for samples in train.values() if samples.labels is not None]
+    if len(labels) == len(train):
         counts = sum((Counter(one.tolist()) for one in labels), Counter())
         total = sum(counts.values())
         for label, count in sorted(counts.items()):
@@ -209,9 +210,9 @@ def _class_name(sites: Sequence[Site], label: int) -> str:
 
 def _classes(name: str, train: Samples, test: Samples | None) -> Iterator[Finding]:
     for what, samples in (("training", train), ("test", test)):
-        if samples is None or samples.targets.is_floating_point() or samples.targets.ndim != 1 or len(samples) < 2:
+        if samples is None or samples.labels is None or len(samples) < 2:
             continue
-        if len(samples.targets.unique()) == 1:
+        if len(samples.labels.unique()) == 1:
             yield Finding(
                 "warning",
                 "single class",
@@ -267,9 +268,9 @@ def _severity(count: int, rows: int) -> Literal["error", "warning"]:
 
 def _keys(samples: Samples) -> list[bytes]:
     """Returns for each sample something that is equal for equal ones."""
-    inputs = samples.inputs.reshape(len(samples), -1).contiguous().numpy()
-    targets = samples.targets.reshape(len(samples), -1).contiguous().numpy()
-    return [a.tobytes() + b.tobytes() for a, b in zip(inputs, targets)]
+    tensors = [*trees.leaves(samples.inputs), *trees.leaves(samples.targets)]
+    parts = [tensor.reshape(len(samples), -1).contiguous().numpy() for tensor in tensors]
+    return [b"".join(part.tobytes() for part in row) for row in zip(*parts)]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -384,6 +384,10 @@ class Contract:
         return made
 
     def _taken(self, samples: Samples, where: str) -> Samples:
+        if not (isinstance(samples.inputs, Tensor) and isinstance(samples.targets, Tensor)):
+            raise BadInput(
+                f"{where}: samples have several inputs or targets, which a contract cannot describe; remove [contract]"
+            )
         wrong = self.inputs.complaints(samples.inputs, where) if self.inputs is not None else []
         inputs = samples.inputs
         if self.columns:
@@ -597,6 +601,8 @@ def _wider(numbers: np.ndarray, whole: bool) -> tuple[float, float]:
 def _of_arrays(data: Data) -> Iterator[str]:
     samples = [Samples.of(site.train, f"site {i}") for i, site in enumerate(data.sites())]
     inputs, targets = samples[0].inputs, [one.targets for one in samples]
+    if not (isinstance(inputs, Tensor) and isinstance(targets[0], Tensor)):
+        raise BadInput("data: samples have several inputs or targets, which a contract cannot describe")
     yield "# The range is wider than that seen: correct it, and say in unit what the numbers are."
     yield "[contract.inputs]"
     yield f"shape = {list(inputs.shape[1:])}"

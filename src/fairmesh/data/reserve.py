@@ -15,12 +15,12 @@ from fairmesh.numerics import random_streams
 FEWEST_ROWS = 10  # a site with fewer holds nothing out: two rows could not tell models apart
 
 
-def order_by_class(targets: Tensor, purpose: str) -> Tensor:
+def order_by_class(samples: Samples, purpose: str) -> Tensor:
     """Returns a random order of the rows in which those of a class are together. Every k-th row of it has the classes
     in their proportions. The order depends on the targets alone, so it is the same wherever the site's data is."""
     key = random_streams.keys(torch.zeros((), dtype=torch.int64), purpose, 0, torch.zeros(1, dtype=torch.int64))
-    order = random_streams.bits(key.squeeze(-1), len(targets)).argsort(stable=True)
-    if targets.is_floating_point() or targets.ndim != 1:
+    order, targets = random_streams.bits(key.squeeze(-1), len(samples)).argsort(stable=True), samples.targets
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
         return order
     return order[targets[order].argsort(stable=True)]
 
@@ -78,7 +78,7 @@ def _reserved(i: int, site: Site, share: float) -> Site:
     if not rows.here:
         kept, away = Samples.elsewhere(count - taken, rows), Samples.elsewhere(taken, rows)
         return dataclasses.replace(site, train=kept, reserved=away)
-    away = spread_over(order_by_class(rows.targets, "reserved rows"), taken)
+    away = spread_over(order_by_class(rows, "reserved rows"), taken)
     return dataclasses.replace(
         site,
         train=rows.take(~away),

@@ -24,16 +24,16 @@ def site_summaries(sites: Sequence[Site]) -> list[SiteSummary]:
     if not sites:
         raise BadInput("no site to show")
     read = [Samples.of(site.train, f"site {i}") for i, site in enumerate(sites)]
-    labels = [samples.targets for samples in read]
-    labelled = all(not targets.is_floating_point() and targets.ndim == 1 for targets in labels)
-    kinds = 1 + max(int(targets.max()) for targets in labels) if labelled else 0
+    labels = [samples.labels for samples in read]
+    kinds = 1 + max((int(one.max()) if one is not None else -1) for one in labels)
+    labelled = all(one is not None for one in labels)
     return [
         SiteSummary(
             site.name or f"node {i}",
             site.group or site.name or f"node {i}",
             len(samples),
             0 if site.test is None else len(Samples.of(site.test, f"test set of site {i}")),
-            tuple(samples.targets.long().bincount(minlength=kinds).tolist()) if labelled else (),
+            tuple(samples.class_counts(kinds)) if labelled else (),
         )
         for i, (site, samples) in enumerate(zip(sites, read))
     ]

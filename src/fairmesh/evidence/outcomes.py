@@ -21,9 +21,10 @@ from torch.func import vmap
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import Combined, Estimate, Number, Share, Worst, mean, resampled, share, total
-from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics, predicted_labels
+from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics
 from fairmesh.metrics.base import resampled as metric_resampled
 from fairmesh.metrics.members import Accuracy
+from fairmesh.numerics import trees
 from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import over_models
@@ -400,17 +401,22 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int
         problem.flat_model.to(models.device, models.dtype), problem.at_once(models.device), in_dims=(0, None)
     )
     targets = as_floats(samples.targets, models.dtype)
-    chunk = max(1, _FLOATS_AT_ONCE // (len(models) * max(1, samples.inputs[0].numel())))
+    chunk = max(1, _FLOATS_AT_ONCE // (len(models) * trees.numbers_per_sample(samples.inputs)))
     losses, rights, kept = [], [], []
+    single = isinstance(targets, Tensor)  # metrics of several targets are not resampled
     for start in range(0, len(samples), chunk):
-        inputs = as_floats(samples.inputs[start : start + chunk].to(models.device), models.dtype)
-        truth = targets[start : start + chunk].to(models.device)
+        inputs, truth = (
+            trees.mapped(lambda part, at=start: part[at : at + chunk].to(models.device), tree)
+            for tree in (samples.inputs, targets)
+        )
+        inputs = as_floats(inputs, models.dtype)
         outputs = model(models, inputs)
         losses.append(vmap(lambda o, t=truth: per_sample(problem.loss, o, t))(outputs).cpu().float())
         if problem.classes:
-            labels = vmap(predicted_labels)(outputs)
-            rights.append((labels == truth.reshape(len(inputs))).to(torch.uint8).cpu())
-        if outputs[:, :1].numel() * len(samples) <= room:
+            right = vmap(lambda o, t=truth: problem.right(o, t))(outputs)
+            rights.append(right.to(torch.uint8).cpu())
+        outputs = vmap(problem.predictions)(outputs)
+        if single and outputs[:, :1].numel() * len(samples) <= room:
             kept.append(outputs.cpu().float())
     if id(samples) not in known:
         known[id(samples)] = digest_of(samples), _numbered(samples)
@@ -428,15 +434,16 @@ def digest_of(samples: Samples) -> str:
         samples: The rows.
     """
     hasher = hashlib.sha256()
-    for tensor in (samples.inputs, samples.targets):
-        hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    for name, tensor in samples.named_tensors()[: None if samples.subgroups is None else -1]:
+        hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return hasher.hexdigest()[:16]
 
 
 def _numbered(samples: Samples) -> Tensor:
     """Returns a number for each row that is equal for equal inputs."""
-    words = samples.inputs.reshape(len(samples), -1).double().numpy().view(np.uint64)
+    parts = [part.reshape(len(samples), -1).double() for part in trees.leaves(samples.inputs)]
+    words = torch.cat(parts, dim=1).numpy().view(np.uint64)
     factors = np.random.default_rng(0).integers(1, 1 << 63, size=words.shape[1], dtype=np.uint64) | np.uint64(1)
     return torch.from_numpy((words * factors).sum(axis=1, dtype=np.uint64).view(np.int64))
 

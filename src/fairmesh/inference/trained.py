@@ -91,6 +91,7 @@ class TrainedModel:
             raise BadInput(f"there is no replica {replica}; they are numbered from 0 to {len(result.replicas) - 1}")
         _refuse_diverged(result.diverged, replica)
         problem = result.problem.of_split(result.replicas[replica].split)
+        _refuse_structure(model_facts(problem))
         module: nn.Module = problem.flat_model.module(result.row(which)[replica])
         about = about_model(result, replica, which)
         if site is not None:
@@ -107,6 +108,15 @@ def _trained(
     classes = facts["classes"] or (() if preprocessing is None else preprocessing.classes)
     shape, output = tuple(facts["input_shape"]), facts["output"]
     return TrainedModel(module.eval(), shape, facts["input_dtype"], output, tuple(classes), preprocessing, dict(about))
+
+
+def _refuse_structure(facts: Mapping[str, Any]) -> None:
+    if facts["output"] == "structure":
+        raise BadInput(
+            "the model has several inputs or outputs, which fm.predict and fm.export cannot take yet; put the weights "
+            'into your own module: fm.inference.load_weights("RUN/model.safetensors", module), or '
+            "module.load_state_dict(result.state_dict())"
+        )
 
 
 def _refuse_diverged(diverged: list[int], replica: int) -> None:
@@ -147,6 +157,7 @@ def load_model(
     summary = read_summary(path)
     if "models" not in summary:
         raise BadInput(f"{path / SUMMARY} was not written by this version of fairmesh; run the experiment again")
+    _refuse_structure(summary["model"])
     entry = _entry(summary, which, replica, path)
     _refuse_diverged(summary["diverged"], entry["replica"])
     stored = path / preprocessing_file(entry.get("split", 0))

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from torch import Tensor
+
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
@@ -257,7 +259,7 @@ def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> tuple
     site = problem.sites[0]
     judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
     labels = site.train.targets
-    one_class = not labels.is_floating_point() and len(labels.unique()) == 1
+    one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
     judged += ", all of one class: is the label column right?" if one_class else ""
     checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
     return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model{checked}"), site

@@ -12,13 +12,14 @@ from fairmesh.config.registry import FAMILIES, registered_name
 from fairmesh.config.tables import from_table
 from fairmesh.errors import BadInput, nearest
 
-Task = Literal["classes", "binary", "multi-label", "masks", "numbers"]
+Task = Literal["classes", "binary", "multi-label", "masks", "numbers", "several"]
 TASKS: dict[str, str] = {  # what a problem predicts, in words
     "classes": "one class per sample",
     "binary": "one of two classes per sample, by one output",
     "multi-label": "several yes-or-no labels per sample",
     "masks": "a class for every pixel or token of a sample",
     "numbers": "numbers",
+    "several": "several targets per sample, which only metrics of your own can read: fm.Metric(function)",
 }
 
 

@@ -14,8 +14,10 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fairmesh.errors import in_a_line
+from fairmesh.numerics.trees import Tree, leaves
 
 _traces: list[None] = []  # one entry per trace in progress
 
@@ -26,7 +28,7 @@ def values_readable(tensor: Tensor) -> bool:
     return tensor.is_cpu and not _traces
 
 
-def recorded(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
+def recorded(function: Callable[..., Any], *arguments: Tree) -> GraphModule:
     """Returns the operations on tensors that a call of the function performs."""
     _traces.append(None)
     try:
@@ -43,18 +45,24 @@ class Opaque:
     differentiation happens again in every replay.
 
     Args:
-        function: (rows, further tensors) -> a tensor like rows, and a number per row.
+        function: (rows, further arguments) -> a tensor like rows, and a number per row.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, Tensor]]):
         self.function = function
+        self._form: Any = None  # of the further arguments
         self._number = next(_numbers)
         _opaque[self._number] = self
 
-    def __call__(self, rows: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, rows: Tensor, *others: Tree) -> tuple[Tensor, Tensor]:
         if not _traces:
             return self.function(rows, *others)
-        return torch.ops.fairmesh.opaque(self._number, rows, list(others))
+        flat, self._form = tree_flatten(others)
+        return torch.ops.fairmesh.opaque(self._number, rows, flat)
+
+    def of_flat(self, rows: Tensor, others: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Calls the function with the tensors of the further arguments."""
+        return self.function(rows, *tree_unflatten(others, self._form))
 
 
 _numbers = itertools.count()
@@ -73,7 +81,7 @@ def _run_opaque(number: int, rows: Tensor, others: list[Tensor]) -> tuple[Tensor
         if rows.is_cuda:
             torch.cuda.set_device(rows.device)  # a new thread has no device yet
         with place, torch.no_grad():
-            return _opaque[number].function(rows, *others)
+            return _opaque[number].of_flat(rows, others)
 
     with ThreadPoolExecutor(1) as thread:  # torch forbids automatic differentiation inside an operation, per thread
         return thread.submit(run).result()
@@ -102,15 +110,15 @@ class Traced:
         self._function = function
         self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
 
-    def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *arguments: Tree) -> tuple[Tensor, ...]:
         if not values_readable(arguments[0]):  # a whole round, with this function in it, is being traced
             return self._function(*arguments)
-        shapes = tuple((t.shape, t.dtype) for t in arguments)
+        shapes = tuple((t.shape, t.dtype) for t in leaves(arguments))
         if shapes not in self._replays:
             self._replays[shapes] = self._checked(arguments)
         return self._replays[shapes](*arguments)
 
-    def _checked(self, arguments: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor, ...]]:
+    def _checked(self, arguments: tuple[Tree, ...]) -> Callable[..., tuple[Tensor, ...]]:
         """Returns the trace, or the function itself if it cannot be traced or the replay does not agree with it."""
         try:
             replay = _tidied(recorded(self._function, *arguments))

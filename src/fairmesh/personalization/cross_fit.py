@@ -11,7 +11,7 @@ from torch import Tensor
 from fairmesh.data.reserve import order_by_class
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.metrics.base import predicted_labels
+from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
 from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.objective import Objective
@@ -87,8 +87,8 @@ class CrossFit:
         self.site_of_row = torch.repeat_interleave(torch.arange(len(sites)), self.sizes)
         self.fold_of_row = torch.cat([_folds_of(pool, unseen, folds) for pool, unseen in pools])
         self.unseen = torch.cat([unseen for _, unseen in pools])
-        self._inputs = torch.cat([pool.inputs for pool, _ in pools])
-        self.targets = as_floats(torch.cat([pool.targets for pool, _ in pools]), dtype)
+        self._inputs = trees.joined([pool.inputs for pool, _ in pools])
+        self.targets = as_floats(trees.joined([pool.targets for pool, _ in pools]), dtype)
         none = torch.zeros(len(sites)).index_add_(0, self.site_of_row, self.unseen.float()) == 0
         self.has_unseen = ~none
         self.judged = self.unseen | none[self.site_of_row]  # rows that judge: the unseen, or all if there are none
@@ -121,12 +121,15 @@ class CrossFit:
         """Returns what the models (sites, folds + 1, dim) predict for all rows, each row by the model of its site that
         was trained without the row's fold: (rows, ...), on the CPU."""
         rows = models[:, : self._folds].flatten(0, 1).to(self._device, self._dtype)
-        width = max(1, _FLOATS_AT_ONCE // (len(rows) * max(1, self._inputs[0].numel())))
+        width = max(1, _FLOATS_AT_ONCE // (len(rows) * trees.numbers_per_sample(self._inputs)))
         found = None
         for table in self._held.split(width, dim=1):
-            inputs = as_floats(self._inputs[table.clamp(min=0)].to(self._device), self._dtype)
+            chosen = trees.at(self._inputs, table.clamp(min=0))
+            inputs = as_floats(trees.mapped(lambda part: part.to(self._device), chosen), self._dtype)
             outputs = self._outputs(rows, inputs)[(table >= 0).to(self._device)].cpu()
-            found = torch.empty(len(self.targets), *outputs.shape[1:], dtype=outputs.dtype) if found is None else found
+            found = (
+                torch.empty(len(self.site_of_row), *outputs.shape[1:], dtype=outputs.dtype) if found is None else found
+            )
             found[table[table >= 0]] = outputs
         if found is None:
             raise ValueError("there are no rows")
@@ -180,7 +183,7 @@ class CrossFit:
     def _scores(self, outputs: Tensor) -> Tensor:
         """Returns how good the output for every row is; more is better, and what is not finite is worst."""
         if self.problem.classes is not None:
-            right = (predicted_labels(outputs) == self.targets.reshape(len(outputs))).double()
+            right = self.problem.right(outputs, self.targets).double()
             return right.masked_fill(~outputs.isfinite().flatten(1).all(dim=1), -torch.inf)
         losses = per_sample(self.problem.loss, outputs, self.targets).double()
         return -losses.nan_to_num(nan=torch.inf)
@@ -239,7 +242,7 @@ def _pool(problem: Problem, i: int) -> tuple[Samples, Tensor]:
     shared = sum(other.validation is site.validation for other in problem.sites) > 1
     more = site.reserved if site.reserved is not None else None if shared else site.validation
     parts = [site.train] if more is None else [site.train, more]
-    pool = Samples(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
+    pool = Samples(trees.joined([part.inputs for part in parts]), trees.joined([part.targets for part in parts]))
     return pool, torch.arange(len(pool)) >= len(site.train)
 
 
@@ -248,7 +251,7 @@ def _folds_of(pool: Samples, unseen: Tensor, folds: int) -> Tensor:
     fold = torch.empty(len(pool), dtype=torch.int64)
     for part in (unseen, ~unseen):
         rows = part.nonzero().flatten()
-        fold[rows[order_by_class(pool.targets[rows], "folds")]] = torch.arange(len(rows)) % folds
+        fold[rows[order_by_class(pool.take(rows), "folds")]] = torch.arange(len(rows)) % folds
     return fold
 
 
@@ -263,7 +266,9 @@ def sites_at_once(problem: Problem, sites: Sequence[int], folds: int, dtype: tor
     used = 0.0
     for i in sites:
         train = problem.sites[i].train
-        values = 12 * problem.flat_model.dim + 2 * rows_to_learn_from(problem, i) * max(1, train.inputs[0].numel())
+        values = 12 * problem.flat_model.dim + 2 * rows_to_learn_from(problem, i) * trees.numbers_per_sample(
+            train.inputs
+        )
         size = (folds + 1) * values * dtype.itemsize
         if not portions or used + size > 1 << 30:
             portions.append([])

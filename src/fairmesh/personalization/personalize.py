@@ -12,6 +12,7 @@ from fairmesh.config.tables import from_table
 from fairmesh.data.reserve import FEWEST_ROWS
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
+from fairmesh.numerics import trees
 from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
 from fairmesh.personalization.cross_fit import CrossFit, rows_to_learn_from, sites_at_once
 from fairmesh.personalization.evidence import HeldOut, mixed
@@ -103,6 +104,15 @@ def personalize(
     )
 
 
+def refuse_structure(problem: Problem) -> None:
+    """Raises BadInput if the outputs of a site's models cannot be mixed."""
+    if problem.structured is not None:
+        raise BadInput(
+            f"personalization mixes models of one input and one output tensor, but {problem.structured} of this "
+            "problem have another form; train without it, or keep parts of the model at each site"
+        )
+
+
 def personalized(
     problem: Problem,
     row: Tensor,
@@ -116,6 +126,7 @@ def personalized(
     progress: Progress | None = None,
 ) -> Personalized:
     """Returns the own models of the sites that are here, from the common model `row` (dim,)."""
+    refuse_structure(problem)
     method = from_table(Personalization, method, "personalization")
     device = device or torch.device("cpu")
     able = [i for i in problem.here if rows_to_learn_from(problem, i) >= FEWEST_ROWS]
@@ -230,10 +241,12 @@ _FLOATS_AT_ONCE = 1 << 23
 def outputs_on(problem: Problem, row: Tensor, samples: Samples) -> Tensor:
     """Returns a model's outputs for a set of samples, on the CPU."""
     model = problem.flat_model.to(row.device, row.dtype)
-    chunk = max(1, _FLOATS_AT_ONCE // max(1, samples.inputs[0].numel()))
-    return torch.cat(
-        [model(row, as_floats(inputs.to(row.device), row.dtype)).cpu() for inputs in samples.inputs.split(chunk)]
-    )
+    chunk = max(1, _FLOATS_AT_ONCE // trees.numbers_per_sample(samples.inputs))
+    made = []
+    for start in range(0, len(samples), chunk):
+        few = trees.mapped(lambda part, at=start: part[at : at + chunk].to(row.device), samples.inputs)
+        made.append(model(row, as_floats(few, row.dtype)).cpu())
+    return torch.cat(made)
 
 
 def _kept(problem: Problem, i: int, row: Tensor) -> PersonalSite:

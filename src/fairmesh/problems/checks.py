@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fairmesh.errors import BadInput, in_a_line
+from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
+from fairmesh.numerics.trees import Tree
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.losses import Augmentation, Loss, batch_loss, per_sample
 from fairmesh.problems.stacking import refuse_moved
@@ -18,7 +20,7 @@ _SPREAD = 3.0  # standard deviation of drawn outputs around those of the model
 
 
 def check_gradient(
-    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tensor, Tensor]
+    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tree, Tree]
 ) -> None:
     """Computes one gradient on a small batch. Raises BadInput if model and loss cannot be run, if the loss is not a
     finite scalar, or if random numbers are drawn that are not the node's own."""
@@ -33,7 +35,7 @@ def check_gradient(
     except BadInput:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise _failed(error) from error
+        raise _failed(error, batch[1]) from error
     refuse_moved(before)
     if not bool(torch.isfinite(value)):
         raise BadInput(f"the loss of the first samples of site 0 is {float(value)} before training has begun")
@@ -57,10 +59,10 @@ def _scalar(function):
 
 
 def why_not_stacked(
-    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tensor, Tensor]
+    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tree, Tree]
 ) -> str | None:
     """Returns why vmap cannot evaluate several models at once, in a line, or None if it can."""
-    arguments = [t.unsqueeze(0) for t in (row, *batch, torch.zeros((), dtype=torch.int64))]
+    arguments = trees.mapped(lambda t: t.unsqueeze(0), (row, *batch, torch.zeros((), dtype=torch.int64)))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that an operation falls back to a loop
@@ -71,7 +73,7 @@ def why_not_stacked(
     return None
 
 
-def check_mean(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+def check_mean(loss: Loss, outputs: Tensor, targets: Tree) -> None:
     """Raises BadInput if the loss of a batch is not the mean of the losses of its samples.
 
     Args:
@@ -79,20 +81,21 @@ def check_mean(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
         outputs: What the model gives for some of the samples.
         targets: The targets of these samples and of more.
     """
-    for at in (outputs, *_drawn_like(outputs, len(targets))):
-        wanted = targets[: len(at)]
+    for at in (outputs, *_drawn_like(outputs, trees.length(targets))):
+        wanted = trees.at(targets, slice(len(at)))
         try:
             whole, parts = loss(at, wanted), per_sample(loss, at, wanted)
         except Exception as error:
             if at is outputs:
-                raise _failed(error) from error
+                raise _failed(error, wanted) from error
             continue  # a loss may not accept all outputs
         if bool(torch.isfinite(whole)) and not torch.allclose(whole, parts.mean(), rtol=1e-3, atol=1e-6):
             raise BadInput(
                 f"the loss of {len(at)} samples is {float(whole):.6g}, but the mean of their single losses is "
                 f"{float(parts.mean()):.6g}; every node is measured by the mean over its samples: use "
-                f"reduction='mean', no class weights, targets {tuple(wanted.shape)} that go with outputs "
-                f"{tuple(at.shape)}, and for padding or masks the mean of each sample's own mean"
+                f"reduction='mean', no class weights, targets {trees.form_in_words(wanted)} that go with outputs "
+                f"{tuple(at.shape[1:])}, and for padding, masks or class weights a loss of fm.losses, such as "
+                "fm.losses.CrossEntropy(ignore_index=-100, class_weights=...)"
             )
 
 
@@ -110,5 +113,12 @@ def _drawn_like(outputs: Tensor, samples: int) -> Iterator[Tensor]:
             yield torch.softmax(noise, dim=1)  # for a loss of probabilities
 
 
-def _failed(error: Exception) -> BadInput:
-    return BadInput(f"model and loss cannot be run on a few samples of the first sites: {in_a_line(error)}")
+def _failed(error: Exception, targets: Tree) -> BadInput:
+    said = in_a_line(error)
+    whole = isinstance(targets, Tensor) and not targets.is_floating_point()
+    remedy = ""
+    if whole and ("Long" in said or "Bool" in said):  # such as those of several labels
+        remedy = "; targets are whole numbers: give floats, or loss=fm.losses.BinaryCrossEntropy() for labels 0 and 1"
+    elif whole and targets.ndim > 1 and int(targets.min()) < 0:
+        remedy = f"; to leave targets out: loss=fm.losses.CrossEntropy(ignore_index={int(targets.min())})"
+    return BadInput(f"model and loss cannot be run on a few samples of the first sites: {said}{remedy}")

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
+from fairmesh.numerics.trees import Tree
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
@@ -88,6 +89,7 @@ class FlatModel:
         self.dim = sum(self._sizes)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._inside = _Inside(self._training)
+        self._read: Callable[[Any], Tensor] | None = None
         self._short_floats = False  # whether it computes in bfloat16 in training mode
         self._holds_a_row = False  # whether the module's parameters are those of a row at the moment
         held = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
@@ -105,6 +107,12 @@ class FlatModel:
             for name, t in self._fixed.items()
         }
         return placed
+
+    def reading(self, read: Callable[[Any], Tensor] | None) -> "FlatModel":
+        """Returns the same model with outputs that are read as one tensor by a function; None for as they are."""
+        made = copy.copy(self)
+        made._read = read
+        return made
 
     @property
     def architecture(self) -> str:
@@ -131,23 +139,29 @@ class FlatModel:
         pieces = row.split(self._sizes, dim=-1)
         return {name: piece.reshape(shape) for name, piece, shape in zip(self._names, pieces, self._shapes)}
 
-    def __call__(self, row: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
+    def __call__(self, row: Tensor, inputs: Tree, key: Tensor | None = None) -> Tensor:
         """Returns the outputs of the model with this row's parameters.
+
+        A tuple of inputs is its positional arguments, and a dictionary its keyword arguments.
 
         With a key, the model is in training mode and draws its random numbers from the key. Without one, a model that
         draws all the same draws the same numbers every time."""
+        positional, keywords = _arguments(inputs)
         if key is None:
             with TorchDraws(torch.zeros((), dtype=torch.int64, device=row.device)):
-                return functional_call(self._evaluation, self._fixed | self.parameters_of(row), (inputs,))
+                tensors = self._fixed | self.parameters_of(row)
+                outputs = functional_call(self._evaluation, tensors, positional, keywords)
+                return outputs if self._read is None else self._read(outputs)
         for layer in self._dropouts.values():
             layer.uses, layer.again = 0, False
         kind, short = row.device.type, self._short_floats
         with TorchDraws(key), torch.autocast(kind, torch.bfloat16, cache_enabled=False) if short else nullcontext():
             if self._holds_a_row:
-                outputs = self._training(inputs)
+                outputs = self._training(*positional, **keywords)
             else:
                 tensors = self._fixed | self.parameters_of(row) | dict.fromkeys(self._dropouts, key)
-                outputs = functional_call(self._training, tensors, (inputs,))
+                outputs = functional_call(self._training, tensors, positional, keywords)
+            outputs = outputs if self._read is None else self._read(outputs)
         return outputs.to(row.dtype) if short else outputs
 
     def with_gradient(
@@ -218,6 +232,13 @@ class FlatModel:
             value = parameters[source] if source in parameters else tensor.detach()
             result[name] = value.to(dtype=tensor.dtype).clone()
         return result
+
+
+def _arguments(inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the positional and the keyword arguments of a model."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def _refuse_unsuitable(module: nn.Module) -> None:

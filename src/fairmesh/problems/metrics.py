@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.metrics.base import predicted_labels
+from fairmesh.numerics import trees
+from fairmesh.numerics.trees import Tree
 from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import over_models
@@ -56,8 +57,8 @@ class Evaluator:
         self._outputs = over_models(model, at_once, in_dims=(0, None))
         if sets:
             home = home or device
-            self._inputs = torch.cat([samples.inputs for samples in sets]).to(home)
-            self._targets = as_floats(torch.cat([samples.targets for samples in sets]), dtype).to(home)
+            self._inputs = _placed(trees.joined([samples.inputs for samples in sets]), home)
+            self._targets = _placed(as_floats(trees.joined([samples.targets for samples in sets]), dtype), home)
             self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes))
 
     def __bool__(self) -> bool:
@@ -98,15 +99,15 @@ class Evaluator:
         if not sizes:  # the sites of this process have no such set: one column, which no site reads
             return {name: torch.full((len(rows), 1), torch.nan, dtype=torch.float64) for name in self.names}
         begin, count = sum(self._sizes[:first]), sum(sizes)
-        chunk = evaluated_at_once(len(rows), self._inputs[0].numel())
+        chunk = evaluated_at_once(len(rows), trees.numbers_per_sample(self._inputs))
         losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64)
         hits, unpredicted = torch.zeros_like(losses), torch.zeros_like(losses, dtype=torch.bool)
         own = problem.metrics_by_name
         kept: list[Tensor] = []
         for start in range(begin, begin + count, chunk):
             here = slice(start, min(start + chunk, begin + count))
-            inputs = as_floats(self._inputs[here].to(self._device), self._dtype)
-            targets = self._targets[here].to(self._device)
+            inputs = as_floats(_placed(trees.at(self._inputs, here), self._device), self._dtype)
+            targets = _placed(trees.at(self._targets, here), self._device)
             owner = self._set_of_sample[here] - first
             outputs = self._outputs(rows, inputs)
             each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs).double().cpu()
@@ -115,17 +116,18 @@ class Evaluator:
                 lost = ~rows.isfinite().all(dim=1).cpu()
                 unpredicted |= self._without_loss(each, outputs, lost, owner, start, first, len(sizes))
             if problem.classes:
-                labels = vmap(predicted_labels)(outputs)
-                hits.index_add_(1, owner, (labels == targets.reshape(len(inputs))).double().cpu())
+                right = vmap(lambda o, t=targets: problem.right(o, t))(outputs)
+                hits.index_add_(1, owner, right.double().cpu())
             if own:
-                kept.append(outputs.cpu())
+                kept.append(vmap(problem.predictions)(outputs).cpu())
         lengths = torch.tensor(sizes, dtype=torch.float64)
         found = {"loss": losses / lengths}
         if problem.classes:
             found["accuracy"] = (hits / lengths).masked_fill(unpredicted, torch.nan)
         if own:
             pieces = torch.cat(kept, dim=1).split(sizes, dim=1)
-            truths = self._targets[begin : begin + count].cpu().split(sizes)
+            ends = torch.tensor([begin, *sizes]).cumsum(0).tolist()
+            truths = [_placed(trees.at(self._targets, slice(*ends[k : k + 2])), "cpu") for k in range(len(sizes))]
             for name, metric in own.items():
                 found[name] = torch.full_like(losses, torch.nan)
                 for k, (outputs, targets) in enumerate(zip(pieces, truths)):
@@ -154,7 +156,7 @@ class Evaluator:
             self._note("loss", first + k, text, raised=False)
         return unpredicted
 
-    def _score(self, name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor, k: int):
+    def _score(self, name: str, metric: Callable[[Tensor, Any], Any], outputs: Tensor, targets: Tree, k: int):
         try:
             return _score(name, metric, outputs, targets)
         except BadInput as error:
@@ -231,27 +233,32 @@ def measured_names(problem: Problem) -> list[str]:
     return list(dict.fromkeys([*problem.metrics_by_name, *built_in]))
 
 
-def measured(problem: Problem, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+def measured(problem: Problem, outputs: Tensor, targets: Tree) -> dict[str, float]:
     """Returns each metric of a model, given its outputs for a whole set of samples. It is NaN where it fails."""
     found = {"loss": float(per_sample(problem.loss, outputs, targets).double().mean())}
     if bool(outputs.isnan().any()):
         return dict.fromkeys(measured_names(problem), torch.nan)
     if problem.classes:
-        found["accuracy"] = float((predicted_labels(outputs) == targets.reshape(len(outputs))).double().mean())
+        found["accuracy"] = float(problem.right(outputs, targets).double().mean())
     for name, metric in problem.metrics_by_name.items():
         try:
-            found[name] = _score(name, metric, outputs, targets)
+            found[name] = _score(name, metric, problem.predictions(outputs), targets)
         except BadInput:
             found[name] = torch.nan
     return {name: found[name] for name in measured_names(problem)}
 
 
-def _score(name: str, metric: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor) -> float:
+def _placed(tree: Tree, device: torch.device | str) -> Tree:
+    return trees.mapped(lambda part: part.to(device), tree)
+
+
+def _score(name: str, metric: Callable[[Tensor, Any], Any], outputs: Tensor, targets: Tree) -> float:
     try:
         return float(metric(outputs, targets))
     except Exception as error:  # a user's function may raise anything
         raise BadInput(
-            f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
+            f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets {trees.form_in_words(targets)} per "
+            "sample: "
             f"{in_a_line(error)}"
         ) from error
 
@@ -264,7 +271,7 @@ def support(problem: Problem, split: Literal["test", "validation", "train"]) -> 
     for samples in sets:
         entry: dict[str, Any] = {"n": len(samples)}
         if problem.classes:
-            entry["classes"] = torch.bincount(samples.targets.reshape(-1).long(), minlength=problem.classes).tolist()
+            entry["classes"] = samples.class_counts(problem.classes)
         elif problem.task == "multi-label":
             entry["classes"] = (samples.targets > 0.5).sum(dim=0).tolist()
         found.append(entry)

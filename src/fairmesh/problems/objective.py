@@ -12,7 +12,7 @@ from fairmesh.config.tables import checked
 from fairmesh.data.reserve import FEWEST_ROWS, spread_over
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
-from fairmesh.numerics import random_streams
+from fairmesh.numerics import random_streams, trees
 
 LEARNABLE = 0.5  # a site where a model can learn away this share of the untrained model's loss counts in full
 BY_CHANCE = 3.0  # variance of a row's loss, as a multiple of the squared mean loss
@@ -224,7 +224,7 @@ def held_out_last(samples: Samples, site: int, count: int) -> Tensor:
     rows = len(samples)
     key = random_streams.keys(torch.tensor([site]), "held-out rows", 0, torch.tensor([0]))
     order = random_streams.bits(key, rows).flatten().argsort(stable=True)
-    targets = samples.targets.reshape(rows, -1)[:, 0]
+    targets = trees.leaves(samples.targets)[0].reshape(rows, -1)[:, 0]
     if samples.subgroups is not None:
         order = order[samples.subgroups[order].argsort(stable=True)]
     order = order[targets[order].argsort(stable=True)]  # by target and subgroup, and in random order within one

@@ -1,14 +1,16 @@
 """Losses and gradients of all hosted nodes at once, on batches drawn from counter-based streams."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairmesh.errors import BadInput
-from fairmesh.numerics import random_streams
+from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
+from fairmesh.numerics.trees import Tree
 from fairmesh.problems import convolutions
 from fairmesh.problems.losses import (
     as_floats,
@@ -75,7 +77,7 @@ class Oracle:
         self._largest, self._padded = int(self._sizes.max()), problem.sampling.order == "full" and not even
         self._weighted = self._padded or problem.objective.subgroups is not None
         held = [split.sites[i].train for split in every for i in problem.here]
-        inputs, targets = (torch.cat([getattr(samples, what) for samples in held]) for what in ("inputs", "targets"))
+        inputs, targets = (trees.joined([getattr(samples, what) for samples in held]) for what in ("inputs", "targets"))
         self.subgroups = problem.subgroup_count if problem.objective.subgroups else 0
         numbers = {i: problem.subgroup_numbers(i) for i in problem.here} if self.subgroups else {}
         self._judge: tuple[Tensor, Tensor] | None = None  # first row and number of rows that judge each hosted node
@@ -99,9 +101,10 @@ class Oracle:
 
         self._learnable = None if learnable[0] is None else tuple(map(of_nodes, zip(*learnable)))  # type: ignore[arg-type]
         self._excess = None if references[0] is None else of_nodes([r - r.mean() for r in references if r is not None])
-        floats = device.type == "cpu" and inputs.numel() * dtype.itemsize <= AS_FLOATS_UP_TO
-        self._inputs = (as_floats(inputs, dtype) if floats else inputs).to(self._data_device)
-        self._targets = targets.to(self._data_device)
+        numbers_here = sum(part.numel() for part in trees.leaves(inputs))
+        floats = device.type == "cpu" and numbers_here * dtype.itemsize <= AS_FLOATS_UP_TO
+        self._inputs = self._kept(as_floats(inputs, dtype) if floats else inputs)
+        self._targets = self._kept(targets)
         self.model = problem.flat_model.to(device, dtype, short_floats=precision == "bf16")
         draw_shape = (len(self.seeds), len(hosted))
         self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
@@ -109,9 +112,9 @@ class Oracle:
         at_once, rows = problem.at_once(device), draw_shape[0] * draw_shape[1]
         loss = (weighted_loss if self._weighted else batch_loss)(self.model, problem.loss, problem.augment)
         self._values = over_models(convolutions.of_many(loss, at_once or rows, device), at_once)
-        self._errors = over_models(batch_error(self.model, problem.augment), at_once)
+        self._errors = over_models(batch_error(self.model, problem.augment, problem.right), at_once)
         self._held_values = over_models(evaluation_loss(self.model, problem.loss), at_once)
-        self._held_errors = over_models(evaluation_error(self.model), at_once)
+        self._held_errors = over_models(evaluation_error(self.model, problem.right), at_once)
         self._gradients = gradients(self.model, loss, at_once, rows, device, trace=trace, precision=precision)
         if self.subgroups:
             each = losses_of_rows(self.model, problem.loss, problem.augment)
@@ -184,8 +187,8 @@ class Oracle:
         return None if rejoin is None else (round_index < rejoin).to(self.dtype)
 
     def _prepare_judging(
-        self, problem: Problem, sites: Tensor, sizes: Tensor, inputs: Tensor, targets: Tensor, numbers: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self, problem: Problem, sites: Tensor, sizes: Tensor, inputs: Tree, targets: Tree, numbers: Tensor | None
+    ) -> tuple[Tree, Tree, Tensor | None]:
         """Finds the rows that judge each hosted node. Returns inputs, targets and subgroups with these in their
         place."""
         objective, device = problem.objective, sizes.device
@@ -205,10 +208,13 @@ class Oracle:
                 sets += of_split
             lengths = torch.tensor([len(samples) for samples in sets])
             which = torch.tensor(of_site)
-            first, counts = (len(inputs) + lengths.cumsum(0) - lengths)[which].to(device), lengths[which].to(device)
+            first, counts = (
+                (trees.length(inputs) + lengths.cumsum(0) - lengths)[which].to(device),
+                lengths[which].to(device),
+            )
             apart = counts
-            inputs = torch.cat([inputs, *(samples.inputs for samples in sets)])
-            targets = torch.cat([targets, *(samples.targets for samples in sets)])
+            inputs = trees.joined([inputs, *(samples.inputs for samples in sets)])
+            targets = trees.joined([targets, *(samples.targets for samples in sets)])
         else:
             counts = torch.tensor([objective.held_out_of(size) for size in sizes.tolist()], device=device)
             orders, begin = [], 0
@@ -218,7 +224,8 @@ class Oracle:
                     orders.append(begin + held_out_last(samples, i, objective.held_out_of(len(samples))))
                     begin += len(samples)
             order = torch.cat(orders)
-            inputs, targets, numbers = inputs[order], targets[order], None if numbers is None else numbers[order]
+            inputs, targets = trees.at(inputs, order), trees.at(targets, order)
+            numbers = None if numbers is None else numbers[order]
             self._trained_sizes = (sizes - counts)[sites].unsqueeze(-1)
             first = self._starts_of(problem, sizes) + sizes - counts
             apart = counts
@@ -237,7 +244,7 @@ class Oracle:
             values = function(models.reshape(-1, models.shape[-1]), inputs, targets, weights)
         return values.view(*self._shape[:-1], 1)
 
-    def _held_batch(self, judge: tuple[Tensor, Tensor], round_index: Tensor, call: int) -> tuple[Tensor, ...]:
+    def _held_batch(self, judge: tuple[Tensor, Tensor], round_index: Tensor, call: int) -> tuple[Any, ...]:
         """Returns inputs, targets, weights and subgroups of rows that judge each hosted node: (nodes, rows, ...)."""
         (first, counts), sampling, device = judge, self.problem.sampling, self.seeds.device
         largest = int(counts.max()) if sampling.order == "full" else sampling.batch
@@ -251,14 +258,13 @@ class Oracle:
             return chosen.flatten(1).to(self._data_device)
 
         chosen = self._round_cache.at(("held-out", call), indices, round_index)
-        shape = (self._shape[0] * self._shape[1], -1)
-        inputs = as_floats(self._inputs.index_select(0, chosen).to(device, non_blocking=True), self.dtype)
-        targets = as_floats(self._targets.index_select(0, chosen).to(device, non_blocking=True), self.dtype)
-        weights = torch.full((1, largest), 1.0 / largest, dtype=self.dtype, device=device).expand(shape[0], -1)
+        inputs, targets = self._gathered(self._inputs, chosen), self._gathered(self._targets, chosen)
+        weights = torch.full((1, largest), 1.0 / largest, dtype=self.dtype, device=device)
+        weights = weights.expand(self._shape[0] * self._shape[1], -1)
         if sampling.order == "full":
             weights = ((torch.arange(largest, device=device) < counts).to(self.dtype) / counts).flatten(0, 1)
         numbers = self._numbers_of(chosen) if self.subgroups else torch.zeros(0)
-        return inputs.unflatten(0, shape), targets.unflatten(0, shape), weights, numbers
+        return inputs, targets, weights, numbers
 
     def _numbers_of(self, chosen: Tensor) -> Tensor:
         """Returns the subgroups of the chosen rows of each hosted node: (nodes, rows)."""
@@ -338,7 +344,7 @@ class Oracle:
         key = random_streams.keys(self.seeds, f"batch {call}", rounds.unsqueeze(-1), self._identities)
         return self._starts + random_streams.integers(key, sampling.batch, sizes)
 
-    def _batch(self, round_index: Tensor, call: int, calls: int) -> tuple[Tensor, ...]:
+    def _batch(self, round_index: Tensor, call: int, calls: int) -> tuple[Any, ...]:
         """Returns inputs, targets, the key of the model's random numbers, and sample weights of a padded full batch."""
         device = self.seeds.device
 
@@ -346,20 +352,30 @@ class Oracle:
             return random_streams.keys(self.seeds, f"model {call}", rounds.unsqueeze(-1), self._identities).flatten(1)
 
         chosen = self._chosen(round_index, call, calls)
-        shape = (self._shape[0] * self._shape[1], -1)
-        inputs = self._inputs.index_select(0, chosen).to(device, non_blocking=True)
-        targets = self._targets.index_select(0, chosen).to(device, non_blocking=True)
         key = self._round_cache.at(("model", call), keys, round_index)
-        floats = targets.to(self.dtype) if targets.is_floating_point() else targets
-        batch = (as_floats(inputs, self.dtype).unflatten(0, shape), floats.unflatten(0, shape), key)
+        batch = (self._gathered(self._inputs, chosen), self._gathered(self._targets, chosen), key)
         if self._padded:
             steps, sizes = torch.arange(self._largest, device=device), self._sizes_in(round_index)
             weights = (steps < sizes).to(self.dtype) / sizes
             return *batch, weights.flatten(0, 1)
         if self._weighted:
-            count = batch[0].shape[1]
-            return *batch, torch.full((batch[0].shape[0], count), 1.0 / count, dtype=self.dtype, device=device)
+            nodes, count = trees.leaves(batch[0])[0].shape[:2]
+            return *batch, torch.full((nodes, count), 1.0 / count, dtype=self.dtype, device=device)
         return batch
+
+    def _kept(self, data: Tree) -> Tree:
+        """Returns data where it stays during the run."""
+        return trees.mapped(lambda part: part.to(self._data_device), data)
+
+    def _gathered(self, data: Tree, chosen: Tensor) -> Tree:
+        """Returns the chosen rows of each hosted node, as the model sees them: (nodes, rows, ...)."""
+        shape = (self._shape[0] * self._shape[1], -1)
+
+        def gathered(part: Tensor) -> Tensor:
+            rows = part.index_select(0, chosen).to(self.seeds.device, non_blocking=True)
+            return as_floats(rows, self.dtype).unflatten(0, shape)
+
+        return trees.mapped(gathered, data)
 
     def _chosen(self, round_index: Tensor, call: int, calls: int) -> Tensor:
         """Returns the indices of the rows in a batch of all hosted nodes, one after another."""

@@ -15,16 +15,28 @@ from torch import Tensor, nn
 
 from fairmesh.config.tables import checked
 from fairmesh.data.preprocessing import Preprocessing
-from fairmesh.data.samples import Samples
+from fairmesh.data.samples import Samples, Targets
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.losses import NamedLoss
 from fairmesh.losses.members import squared_error
-from fairmesh.metrics.base import Metric, NamedMetric, Task, chosen_metrics, task_of
+from fairmesh.metrics.base import Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
+from fairmesh.numerics import trees
+from fairmesh.numerics.trees import Tree
 from fairmesh.problems.checks import check_gradient, check_mean, why_not_stacked
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.losses import Augmentation, Loss, as_floats, reads_logits
 from fairmesh.problems.objective import Objective
+from fairmesh.problems.outputs import (
+    PackedLoss,
+    Packing,
+    Read,
+    classes_last,
+    classes_second,
+    is_built_in,
+    logits_of,
+    read_packed,
+)
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
 
@@ -78,7 +90,9 @@ class Problem:
             random functions draw from fairmesh's random streams while the model runs.
         sites: One `Site` per node, or just its training samples.
         loss: One of `fm.losses`, or a function (outputs, targets) -> scalar tensor, the mean over the samples. If
-            targets are numbers, cross-entropy stands for the squared error. Default: torch.nn.functional.cross_entropy.
+            targets are numbers, cross-entropy stands for the squared error. Losses of fairmesh and torch get the tensor
+            that predicts (`read`), and a function of your own gets all that the model returns. Default:
+            torch.nn.functional.cross_entropy.
         sampling: Which samples a node uses for a gradient. Default: Sampling().
         prior: p, one number > 0 per site, scaled to sum to one; None for each site's share of all training samples.
             Default: None.
@@ -99,6 +113,11 @@ class Problem:
         class_names: The names of the classes, in the order of their numbers; empty if they have none. Default: ().
         splits: The same problem with other splits of the data into training and test rows. Every replica is trained on
             every split, all in one batch. `fm.train` makes it from a list of problems. Default: ().
+        targets: Which part of a sample is its target, and the others are inputs: the name in a dictionary, or several
+            names; the place in a tuple. None for the one that is called "labels", "label", "targets" or "target", and
+            for the second of a tuple. Default: None.
+        read: What the model returns -> the tensor that predicts, (samples, classes, ...) or numbers. None for the
+            output itself, or its `logits`; the classes of tokens or pixels may also be on its last axis. Default: None.
 
     Raises:
         BadInput: The sites' data do not fit each other, the model or the loss.
@@ -130,6 +149,8 @@ class Problem:
     models_at_once: int | Literal["auto", "all"] = "auto"
     class_names: Sequence[str] = ()
     splits: Sequence["Problem"] = ()
+    targets: Targets = None
+    read: Read | None = None
 
     def __post_init__(self):
         if not self.sites:
@@ -160,10 +181,10 @@ class Problem:
         for i, site in enumerate(sites):
             for what in ("inputs", "targets"):
                 here, there = getattr(site.train, what), getattr(first, what)
-                if here.shape[1:] != there.shape[1:] or here.dtype != there.dtype:
+                if trees.form(here) != trees.form(there):
                     raise BadInput(
-                        f"site {i} ({site.name}): {what} are {tuple(here.shape[1:])} {here.dtype}, but site 0 has "
-                        f"{tuple(there.shape[1:])} {there.dtype}; all sites need the same"
+                        f"site {i} ({site.name}): {what} are {trees.form_in_words(here)}, but site 0 has "
+                        f"{trees.form_in_words(there)}; all sites need the same"
                     )
         if self.objective.subgroups:
             for i in self.here:
@@ -176,8 +197,17 @@ class Problem:
     def _settle_loss(self) -> None:
         """Chooses the loss of numbers if none was given, and finds balanced class weights."""
         targets = self.sites[0].train.targets
+        if not isinstance(targets, Tensor):
+            if is_built_in(self.loss):
+                raise BadInput(
+                    f"targets are several tensors ({trees.form_in_words(targets)}), but the loss takes one; give "
+                    "loss=function(outputs, targets) of your own, or one target with Problem(targets=...)"
+                )
+            self._pack_outputs()
+            return
         if self.loss is nn.functional.cross_entropy and targets.is_floating_point() and targets[0].numel() == 1:
             object.__setattr__(self, "loss", squared_error)
+        self._pack_outputs()
         if isinstance(self.loss, NamedLoss) and self.loss.is_balanced:
             if len(self.here) < self.n:
                 raise BadInput(
@@ -185,11 +215,17 @@ class Problem:
                     "weights as a list, one number per class"
                 )
             labels = torch.cat([site.train.targets.flatten() for site in self.sites]).long()
-            labels = labels[(labels >= 0) & (labels != getattr(self.loss, "ignore_index", None))]
+            labels = labels[(labels >= 0) & (labels != self._ignored)]
             counts = torch.bincount(labels, minlength=self._outputs_per_target()).tolist()
             object.__setattr__(self, "loss", self.loss.fitted(counts))
         if isinstance(self.loss, NamedLoss):
             self.loss.check(self._outputs_per_target())
+
+    def _pack_outputs(self) -> None:
+        """Lets a loss of the user's own see all that the model returns."""
+        given = self.loss.function if isinstance(self.loss, PackedLoss) else self.loss
+        packing = self._readings[2]
+        object.__setattr__(self, "loss", given if packing is None else PackedLoss(given, packing))
 
     def _outputs_per_target(self) -> int:
         """Returns how many classes the outputs of the model can tell apart; one logit tells two."""
@@ -200,7 +236,7 @@ class Problem:
         """Raises BadInput if another split differs in more than its rows."""
         for what, mine, theirs in (
             ("number of sites", self.n, other.n),
-            ("shape of inputs", self.sites[0].train.inputs.shape[1:], other.sites[0].train.inputs.shape[1:]),
+            ("form of inputs", trees.form(self.sites[0].train.inputs), trees.form(other.sites[0].train.inputs)),
             ("number of parameters", self.flat_model.dim, other.flat_model.dim),
             ("metrics", list(self.metrics_by_name), list(other.metrics_by_name)),
             ("sampling", self.sampling, other.sampling),
@@ -238,9 +274,11 @@ class Problem:
     def _read(self, i: int, site: Site) -> Site:
         """Returns the site with a name, a group, and every set as Samples; a set that sites share is read once."""
         name = site.name or f"node {i}"
-        sets: dict[str, Samples | None] = {"train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})")}
+        sets: dict[str, Samples | None] = {
+            "train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})", self.targets)
+        }
         if site.reserved is not None:
-            sets["reserved"] = Samples.of(site.reserved, f"reserved rows of site {i} ({name})")
+            sets["reserved"] = Samples.of(site.reserved, f"reserved rows of site {i} ({name})", self.targets)
         for split, shared in (("test", self.test), ("validation", self.validation)):
             source = getattr(site, split)
             source = shared if source is None else source
@@ -248,7 +286,7 @@ class Problem:
                 sets[split] = None
             elif source is not None:
                 known = self._sets.get(id(source))
-                read = known[1] if known else Samples.of(source, f"{split} set of site {i} ({name})")
+                read = known[1] if known else Samples.of(source, f"{split} set of site {i} ({name})", self.targets)
                 sets[split] = read
                 self._sets[id(source)] = source, read  # keeps the source alive, so that its id is not reused
         return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, **sets)
@@ -343,7 +381,65 @@ class Problem:
     @cached_property
     def flat_model(self) -> FlatModel:
         """The model as one row of its trainable parameters."""
+        return self._whole_model.reading(self._readings[0])
+
+    @cached_property
+    def _whole_model(self) -> FlatModel:
         return FlatModel(self._module(0))
+
+    @cached_property
+    def _readings(self) -> tuple[Read | None, Read | None, Packing | None]:
+        """How outputs of the module become the tensor that losses get; how that becomes the one that predicts; and how
+        a structure is packed for a loss of the user's own."""
+        whole, samples = self._whole_outputs_of_probe(), self.sites[self.here[0]].train
+        read = self.read or logits_of
+        predicting = read(whole)
+        if not isinstance(predicting, Tensor):
+            raise BadInput(f"read must return one tensor, got a {type(predicting).__name__}")
+        count = min(2, len(samples))
+        if predicting.ndim == 0 or len(predicting) != count:
+            raise BadInput(
+                f"the model gives {tuple(predicting.shape)} for {count} samples; it must give one row per sample"
+            )
+        plain = isinstance(whole, Tensor)
+        loss = self.loss.function if isinstance(self.loss, PackedLoss) else self.loss
+        if self.read is None and classes_last(
+            predicting, trees.at(samples.targets, slice(2)), not plain, is_built_in(loss)
+        ):
+            read = functools.partial(classes_second, logits_of)
+        unchanged = self.read is None and plain and read is logits_of
+        if is_built_in(loss) or unchanged:
+            return None if unchanged else read, None, None
+        if plain:
+            return None, read, None
+        packing = Packing(whole, count)
+        return packing.pack, functools.partial(read_packed, read, packing), packing
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Returns the tensor that predicts, which metrics read, of the outputs of one model (samples, ...)."""
+        read = self._readings[1]
+        return outputs if read is None else read(outputs)
+
+    @property
+    def structured(self) -> str | None:
+        """What model and samples have several of, or read in a special way; None if inputs, targets and outputs are one
+        tensor each, as the model takes and gives it."""
+        train = self.sites[0].train
+        found = [what for what in ("inputs", "targets") if not isinstance(getattr(train, what), Tensor)]
+        outputs = [] if self._readings == (None, None, None) else ["outputs"]
+        return " and ".join(found + outputs) or None
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns for each sample whether its class is predicted (samples,). One without a label, which the loss
+        ignores, counts as right."""
+        labels = predicted_labels(self.predictions(outputs))
+        truths, ignored = targets.reshape(labels.shape), self._ignored
+        return labels == truths if ignored is None else (labels == truths) | (truths == ignored)
+
+    @property
+    def _ignored(self) -> int | None:
+        """The label of samples that the loss ignores."""
+        return getattr(self.loss, "ignore_index", None) if isinstance(self.loss, NamedLoss) else None
 
     def _module(self, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
@@ -372,9 +468,9 @@ class Problem:
     def task(self) -> Task:
         """What the problem predicts: "classes", "binary" (two classes by one output), "multi-label", "masks" or
         "numbers"."""
-        outputs, samples = self._outputs_of_probe(), self.sites[self.here[0]].train
-        if not isinstance(outputs, Tensor):
-            raise BadInput(f"the model must return one tensor, got a {type(outputs).__name__}")
+        outputs, samples = self.predictions(self._outputs_of_probe()), self.sites[self.here[0]].train
+        if not isinstance(samples.targets, Tensor):
+            return "several"
         logits = reads_logits(self.loss) and all(
             bool(((t == 0) | (t == 1)).all()) for t in (self.sites[i].train.targets for i in self.here)
         )
@@ -385,14 +481,30 @@ class Problem:
         """The number of classes that the model distinguishes, or None if targets are not labels."""
         if self.task == "binary":
             return 2
-        return self._outputs_of_probe().shape[-1] if self.task == "classes" else None
+        return self.predictions(self._outputs_of_probe()).shape[-1] if self.task == "classes" else None
 
     def _outputs_of_probe(self) -> Tensor:
-        model = self.flat_model.to(torch.device("cpu"), torch.float32)
-        with torch.no_grad():
-            return model(
-                self.initial_row(0).float(), as_floats(self.sites[self.here[0]].train.inputs[:2], torch.float32)
+        read = self._readings[0]
+        whole = self._whole_outputs_of_probe()
+        return whole if read is None else read(whole)
+
+    def _whole_outputs_of_probe(self) -> Any:
+        """Returns all that the model returns for two samples."""
+        inputs = trees.at(self.sites[self.here[0]].train.inputs, slice(2))
+        model = self._whole_model.to(torch.device("cpu"), torch.float32)
+        try:
+            with torch.no_grad():
+                return model(self._whole_model.row_of(self._module(0)).float(), as_floats(inputs, torch.float32))
+        except BadInput:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            handed = (
+                ""
+                if isinstance(inputs, Tensor)
+                else ("; a dictionary of inputs is handed to forward as keywords, a tuple as positional arguments")
             )
+            shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else trees.form_in_words(inputs)
+            raise BadInput(f"the model does not accept inputs of shape {shape}: {error}{handed}") from error
 
     @property
     def primary(self) -> str:
@@ -425,7 +537,7 @@ class Problem:
                 continue
             if id(samples) not in found:
                 found[id(samples)] = len(sets)
-                sets.append(self._checked(samples, f"{split} set of site {i} ({site.name})"))
+                sets.append(self._checked(samples, f"{split} set of site {i} ({site.name})", split != "train"))
             of_site.append(found[id(samples)])
         return sets, of_site if any(self.has(i, split) for i in range(self.n)) else []
 
@@ -433,23 +545,37 @@ class Problem:
         """Returns whether site i has a set of a split, here or in another process."""
         return getattr(self.sites[i], split) is not None
 
-    def _checked(self, samples: Samples, what: str) -> Samples:
+    def _checked(self, samples: Samples, what: str, judges: bool = True) -> Samples:
         first = self.sites[0].train
         for part in ("inputs", "targets"):
             here, there = getattr(samples, part), getattr(first, part)
-            if here.shape[1:] != there.shape[1:] or here.dtype != there.dtype:
+            if trees.form(here) != trees.form(there):
                 raise BadInput(
-                    f"{what}: {part} are {tuple(here.shape[1:])} {here.dtype}, but training {part} are "
-                    f"{tuple(there.shape[1:])} {there.dtype}"
+                    f"{what}: {part} are {trees.form_in_words(here)}, but training {part} are "
+                    f"{trees.form_in_words(there)}"
                 )
         if self.classes is not None and samples.here:
-            lowest, highest = int(samples.targets.min()), int(samples.targets.max())
+            labels = samples.targets
+            if self._ignored is not None:
+                labels = labels[labels != self._ignored]
+                if not len(labels) or (judges and len(labels) < len(samples)):
+                    raise BadInput(
+                        f"{what}: {len(samples) - len(labels)} of {len(samples)} samples have no label (target "
+                        f"{self._ignored}, which the loss ignores)"
+                        + ("; leave them out, since they cannot judge a model" if judges else "; label some")
+                    )
+            lowest, highest = int(labels.min()), int(labels.max())
             if lowest < 0 or highest >= self.classes:
                 shown = "one output" if self.task == "binary" else f"{self.classes} classes"
                 raise BadInput(
                     f"{what}: labels run from {lowest} to {highest}, but the model has {shown}: "
                     f"labels must lie in 0..{self.classes - 1}"
                     + ("; to predict numbers, give targets as floats" if self.task == "binary" else "")
+                    + (
+                        f"; samples without a label: loss = fm.losses.CrossEntropy(ignore_index={lowest})"
+                        if lowest < 0 and self._ignored is None
+                        else ""
+                    )
                 )
         return samples
 
@@ -459,38 +585,33 @@ class Problem:
         model = self.flat_model.to(
             torch.device("cpu"), torch.float32
         )  # refuses a model that cannot be a row of parameters
-        try:
-            self._outputs_of_probe()
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shape = tuple(self.sites[0].train.inputs.shape[1:])
-            raise BadInput(f"the model does not accept inputs of shape {shape}: {error}") from error
         for i, site in enumerate(self.sites):
-            self._checked(site.train, f"site {i} ({site.name})")
+            self._checked(site.train, f"site {i} ({site.name})", judges=False)
             if site.reserved is not None:
-                self._checked(site.reserved, f"reserved rows of site {i} ({site.name})")
+                self._checked(site.reserved, f"reserved rows of site {i} ({site.name})", judges=False)
         for split in ("test", "validation"):
             self.held_out(split)
         inputs, targets, more = self._few_samples()
         row = self.initial_row(0).float()
         check_gradient(model, row, self.loss, self.augment, (inputs, targets))
         with torch.no_grad():
-            check_mean(self.loss, model(row, inputs), torch.cat([targets, more]))
+            check_mean(self.loss, model(row, inputs), trees.joined([targets, more]))
         self.at_once(torch.device("cpu"))  # refuses a model that cannot be evaluated in the way that is asked for
         for name, metric in self.metrics_by_name.items():
             if isinstance(metric, NamedMetric):
                 metric.check(name, self.task, self.classes)
 
-    def _few_samples(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _few_samples(self) -> tuple[Tree, Tree, Tree]:
         """Returns inputs and targets of two samples of each of several sites, since one site may hold a single class;
         and targets of more samples, spread over these sites."""
         some = [self.sites[i].train for i in self.here[:8]]
         two = torch.arange(2)
         inputs, targets = (
-            torch.cat([getattr(samples, what)[two % len(samples)] for samples in some])
+            trees.joined([trees.at(getattr(samples, what), two % len(samples)) for samples in some])
             for what in ("inputs", "targets")
         )
         spread = [torch.linspace(0, len(samples) - 1, min(len(samples), _TARGETS_CHECKED)).long() for samples in some]
-        more = torch.cat([samples.targets[rows] for samples, rows in zip(some, spread)])
+        more = trees.joined([trees.at(samples.targets, rows) for samples, rows in zip(some, spread)])
         return as_floats(inputs, torch.float32), as_floats(targets, torch.float32), as_floats(more, torch.float32)
 
     def at_once(self, device: torch.device) -> AtOnce:
@@ -567,6 +688,8 @@ class Problem:
             hasher.update(name.encode())
         if self.models_at_once != "auto":  # "auto" depends on the model alone
             hasher.update(f"{self.models_at_once} at once".encode())
+        if self.read is not None:
+            hasher.update(f"read by {_named(self.read)}".encode())
         if self.objective.identity() is not None:
             hasher.update(f"{self.objective.identity()}".encode())
         return hasher.hexdigest()[:16]
@@ -575,7 +698,10 @@ class Problem:
 def _is_empty(source: Any) -> bool:
     """Returns whether a set of samples has none."""
     try:
-        return len(source[0] if isinstance(source, tuple | list) else source) == 0
+        first = source[0] if isinstance(source, tuple | list) else source
+        while isinstance(first, Mapping | tuple) and first:
+            first = next(iter(first.values() if isinstance(first, Mapping) else first))
+        return len(first) == 0
     except (TypeError, IndexError):  # then reading it says what is wrong
         return False
 
@@ -584,7 +710,8 @@ def _fingerprint(samples: Samples) -> str:
     hasher = hashlib.sha256()
     if samples.subgroups is not None:
         hasher.update(repr(samples.subgroup_names).encode())
-    for tensor in (samples.inputs, samples.targets, *([] if samples.subgroups is None else [samples.subgroups])):
+    for name, tensor in samples.named_tensors():
+        hasher.update(name.encode())
         hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return hasher.hexdigest()
@@ -595,6 +722,8 @@ def _named(function: Any) -> str:
     if isinstance(function, functools.partial):
         args = tuple(_named(one) if callable(one) else one for one in function.args)
         return f"{_named(function.func)} {args} {function.keywords}"
+    if isinstance(function, PackedLoss):
+        return f"{_named(function.function)} of all outputs"
     if isinstance(function, nn.Module | NamedLoss):
         return repr(function)
     code = getattr(function, "__code__", None)

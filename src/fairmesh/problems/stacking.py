@@ -11,8 +11,10 @@ from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_map
 
 from fairmesh.errors import BadInput
+from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
 from fairmesh.numerics.tracing import Opaque, Traced, values_readable
+from fairmesh.numerics.trees import Tree
 from fairmesh.problems import convolutions
 from fairmesh.problems.flat_model import FlatModel
 
@@ -54,12 +56,12 @@ def over_models(function: Callable[..., Any], at_once: AtOnce, in_dims: Any = 0)
 
     def in_portions(*arguments: Any) -> Any:
         own = [True] * len(arguments) if in_dims == 0 else [dim == 0 for dim in in_dims]
-        count = next(len(argument) for argument, mine in zip(arguments, own) if mine)
+        count = next(trees.length(argument) for argument, mine in zip(arguments, own) if mine)
         found = []
         for first in range(0, count, at_once):
-            here = [a[first : first + at_once] if mine else a for a, mine in zip(arguments, own)]
+            here = [trees.at(a, slice(first, first + at_once)) if mine else a for a, mine in zip(arguments, own)]
             if at_once == 1:
-                one = function(*(a[0] if mine else a for a, mine in zip(here, own)))
+                one = function(*(trees.at(a, 0) if mine else a for a, mine in zip(here, own)))
                 found.append(tree_map(lambda t: t.unsqueeze(0), one))
             else:
                 found.append(stacked(*here))
@@ -110,11 +112,11 @@ def _gradients(
     if at_once is None:
         return stacked
 
-    def in_portions(rows: Tensor, *batch: Tensor) -> Any:
+    def in_portions(rows: Tensor, *batch: Tree) -> Any:
         found, losses = torch.empty_like(rows), []
         for first in range(0, len(rows), at_once):
             here = slice(first, first + at_once)
-            found[here], values = stacked(rows[here], *(part[here] for part in batch))
+            found[here], values = stacked(rows[here], *(trees.at(part, here) for part in batch))
             losses.append(values)
         return found, tree_map(lambda *parts: torch.cat(parts), *losses)
 
@@ -129,12 +131,12 @@ class _OneByOne:
         self._model, self._loss, self._has_aux = model, loss, has_aux
         self._checked = False  # whether the first call drew from no generator but the nodes' streams
 
-    def __call__(self, rows: Tensor, *batch: Tensor) -> Any:
+    def __call__(self, rows: Tensor, *batch: Tree) -> Any:
         before = None if self._checked or not values_readable(rows) else GeneratorStates.now()
         found, values = torch.empty_like(rows), []
         with _side_streams(rows.device) as stream:
             for k, row in enumerate(rows):
-                own = [part[k] for part in batch]
+                own = [trees.at(part, k) for part in batch]
                 with stream(k):
                     values.append(self._model.with_gradient(self._loss, row, own, found[k], self._has_aux))
         if before is not None:

@@ -95,13 +95,22 @@ def _results(card: Json) -> Iterable[str]:
     yield _table([["over the sites", "worst", "mean", "best", "better is"], *over])
 
 
+def _shape(shape: Any) -> str:
+    """Returns the shape of one input in words, or those of several."""
+    if isinstance(shape, dict):
+        return ", ".join(f"{name} {_shape(one)}" for name, one in shape.items())
+    if shape and isinstance(shape[0], list | dict):
+        return ", ".join(map(_shape, shape))
+    return " x ".join(map(str, shape)) or "1"
+
+
 def _data(card: Json) -> Iterable[str]:
     """Yields what each site holds, without any row of it."""
     if not card["provenance"]:
         yield "The data stays at the sites; no description of it was shared beyond the numbers above."
         return
     data = card["provenance"]["data"]
-    inputs = " x ".join(map(str, data["inputs"])) or "1"
+    inputs = _shape(data["inputs"])
     predicted = f"one of {data['classes']} classes" if data["classes"] else "numbers"
     yield f"Each sample has inputs of shape {inputs}; the model predicts {predicted}."
     sets = ("train", "validation", "test")

@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
+from fairmesh.numerics import trees
 from fairmesh.problems.losses import as_floats, augmented
 from fairmesh.problems.metrics import evaluated_at_once
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
@@ -83,8 +84,8 @@ def footprint(
     fixed_passes = (at_once or 0) * batch.pass_ + batch.evaluation
     duals = _DUAL_COPIES * n * every * dtype.itemsize if algorithm.keeps_node_rows() else 0
     held = [split.sites[i] for split in problem.every_split for i in problem.here]
-    data = sum(s.train.inputs.nbytes + s.train.targets.nbytes for s in held) if data_counts else 0
-    floats = sum(s.train.inputs.numel() for s in held) * dtype.itemsize
+    data = sum(s.train.nbytes for s in held) if data_counts else 0
+    floats = sum(trees.numbers_per_sample(s.train.inputs) * len(s.train) for s in held) * dtype.itemsize
     data += floats if data_counts and floats <= AS_FLOATS_UP_TO else 0
     shown = passes + fixed_passes + n * batch.inputs
     description = (f"data ({data / _GIB:.2f} GiB), " if data > 0.01 * _GIB else "") + (
@@ -113,7 +114,8 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
     """Runs one pass in training mode, with dropout and augmentation, to find out what it keeps."""
     train = max((problem.sites[i].train for i in problem.here), key=len)
     samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
-    inputs = as_floats(train.inputs[torch.arange(min(samples, 8)) % len(train)], torch.float32)
+    few = torch.arange(min(samples, 8)) % len(train)
+    inputs = as_floats(trees.at(train.inputs, few), torch.float32)
     row = problem.initial_row(0).float().requires_grad_()
     kept: dict[int, int] = {}
 
@@ -125,14 +127,15 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         outputs = model(row, augmented(problem.augment, inputs, key), key)
     kept.pop(row.untyped_storage().data_ptr(), None)
-    kept[inputs.untyped_storage().data_ptr()] = inputs.nbytes
-    unit = samples * dtype.itemsize / 4 / len(inputs)
+    for part in trees.leaves(inputs):
+        kept[part.untyped_storage().data_ptr()] = part.nbytes
+    unit = samples * dtype.itemsize / 4 / len(few)
     activations = sum(kept.values()) + outputs.nbytes
     tested = sum(len(samples) for samples in problem.held_out("test")[0])
-    at_once = min(tested, evaluated_at_once(1, inputs[0].numel()))
-    widest = max(kept.values()) / len(inputs) * dtype.itemsize / 4
+    at_once = min(tested, evaluated_at_once(1, trees.numbers_per_sample(inputs)))
+    widest = max(kept.values()) / len(few) * dtype.itemsize / 4
     evaluation = int(_WIDEST * widest * at_once)
-    return _Batch(samples, int(2 * inputs.nbytes * unit), int(_ACTIVATIONS * activations * unit), evaluation)
+    return _Batch(samples, int(2 * trees.nbytes(inputs) * unit), int(_ACTIVATIONS * activations * unit), evaluation)
 
 
 def measured_copies(algorithm: Algorithm, nodes: int) -> float:

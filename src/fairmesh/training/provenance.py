@@ -7,6 +7,7 @@ import torch
 
 import fairmesh
 from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.numerics import trees
 from fairmesh.problems.problem import Problem
 
 _SETS = ("train", "validation", "test")
@@ -29,7 +30,7 @@ def provenance_of(problem: Problem, process_group: ProcessGroup) -> dict[str, An
     return {
         "versions": {"fairmesh": fairmesh.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "data": {
-            "inputs": list(problem.sites[0].train.inputs.shape[1:]),
+            "inputs": trees.shapes(problem.sites[0].train.inputs),
             "classes": problem.classes,
             "splits": len(problem.every_split),
             "digest": problem.digest({i: digest for i, (digest, _) in known.items()}),
@@ -41,5 +42,5 @@ def provenance_of(problem: Problem, process_group: ProcessGroup) -> dict[str, An
 def _classes(problem: Problem, i: int) -> dict[str, dict[str, list[int]]]:
     """Returns how many samples of each class the sets of site i have."""
     sets = {name: getattr(problem.sites[i], name) for name in _SETS}
-    count = lambda samples: samples.targets.bincount(minlength=problem.classes or 0).tolist()  # noqa: E731
+    count = lambda samples: samples.class_counts(problem.classes or 0)  # noqa: E731
     return {"classes": {name: count(samples) for name, samples in sets.items() if samples is not None and len(samples)}}

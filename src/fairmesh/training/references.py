@@ -13,6 +13,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
+from fairmesh.numerics import trees
 from fairmesh.problems.losses import as_floats
 from fairmesh.problems.metrics import SplitEvaluator
 from fairmesh.problems.objective import Objective, held_out_last
@@ -189,7 +190,7 @@ def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
 @torch.no_grad()
 def _outputs(problem: Problem, samples: Samples, seed: int, rows: int | None = None) -> Tensor:
     model = problem.flat_model.to(torch.device("cpu"), torch.float32)
-    return model(problem.initial_row(seed).float(), as_floats(samples.inputs[:rows], torch.float32))
+    return model(problem.initial_row(seed).float(), as_floats(trees.at(samples.inputs, slice(rows)), torch.float32))
 
 
 def _check_finite(field: str, found: dict[int, float], problem: Problem) -> None:

@@ -19,6 +19,7 @@ from fairmesh.evidence.outcomes import Outcomes, judged
 from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import over_sites
 from fairmesh.networks.roles import StateView
+from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import Personalized
 from fairmesh.problems.metrics import measured_names
 from fairmesh.problems.problem import Problem
@@ -403,9 +404,9 @@ def model_facts(problem: Problem) -> dict[str, Any]:
     inputs, targets = problem.sites[0].train.inputs, problem.sites[0].train.targets
     return {
         "architecture": problem.flat_model.architecture,
-        "input_shape": list(inputs.shape[1:]),
-        "input_dtype": str(inputs.dtype).removeprefix("torch."),
-        "outputs": problem.classes or max(1, targets.shape[1:].numel()),
+        "input_shape": trees.shapes(inputs),
+        "input_dtype": str(inputs.dtype).removeprefix("torch.") if isinstance(inputs, Tensor) else trees.form(inputs),
+        "outputs": problem.classes or max(1, trees.leaves(targets)[0].shape[1:].numel()),
         "output": _output(problem),
         "classes": list(problem.class_names),
     }
@@ -413,6 +414,8 @@ def model_facts(problem: Problem) -> dict[str, Any]:
 
 def _output(problem: Problem) -> str:
     """Returns what the model's outputs are, by its task and the loss that it is trained with."""
+    if problem.structured is not None:
+        return "structure"
     if problem.task in ("binary", "multi-label"):
         return "logit"
     if problem.task != "classes":

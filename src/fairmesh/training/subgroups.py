@@ -7,6 +7,7 @@ import torch
 
 from fairmesh.algorithms.subgroups import SubgroupState, weights_of
 from fairmesh.errors import BadInput
+from fairmesh.numerics import trees
 from fairmesh.problems.losses import as_floats
 from fairmesh.problems.metrics import measured
 
@@ -55,7 +56,7 @@ def outcomes(result: "Result", replica: int) -> list[SubgroupOutcome]:
         for k, name in enumerate(samples.subgroup_names):
             mine = samples.subgroups == k
             if bool(mine.any()):
-                found = measured(problem, outputs[mine], samples.targets[mine])
+                found = measured(problem, outputs[mine], trees.at(samples.targets, mine))
                 made.append(SubgroupOutcome(str(site.name), name, int(mine.sum()), found, weights.get(name)))
     if not made:
         raise BadInput(

@@ -21,7 +21,7 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import malloc
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.outcome import Personalized, PersonalSite
-from fairmesh.personalization.personalize import personalized
+from fairmesh.personalization.personalize import personalized, refuse_structure
 from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
@@ -153,6 +153,7 @@ def train(
     with process_group.fail_together():
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
         if personalization is not None:
+            refuse_structure(problem)
             method: Personalization = from_table(Personalization, personalization, "personalization")
             personalization = method
             problem = problem.each(lambda split: replace(split, sites=reserve(split.sites, method.share)))

@@ -14,7 +14,7 @@ from fairmesh.config.imports import called
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.numerics import random_streams
+from fairmesh.numerics import random_streams, trees
 
 
 class Data(ABC):
@@ -229,11 +229,13 @@ class Corrupted(Data):
         for i in self.corrupted:
             inputs, targets = samples[i].inputs, samples[i].targets
             if self.how == "inputs":
+                if not isinstance(inputs, Tensor):
+                    raise BadInput(f'site {i} has several inputs, of which noise can say nothing; use how = "labels"')
                 inputs = self._noise(i, inputs)
-            elif targets.ndim != 1 or targets.dtype != torch.long:
+            elif samples[i].labels is None:
                 raise BadInput(
                     f"labels of site {i} cannot be drawn, because its targets are not classes but "
-                    f'{tuple(targets.shape)} {targets.dtype}; use how = "inputs"'
+                    f'{trees.form_in_words(targets)}; use how = "inputs"'
                 )
             else:
                 targets = self._drawn(i, len(targets), 1 + max(int(one.targets.max()) for one in samples))

@@ -24,6 +24,7 @@ from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.links import Credentials, Neighbour
+from fairmesh.numerics import trees
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
 
@@ -137,8 +138,8 @@ def facts(site: Site) -> dict[str, Any]:
     columns = ["table", []] if is_fitted(site) else None  # the number of inputs follows from all sites' tables
     return {
         "samples": len(site.train),
-        "inputs": [str(site.train.inputs.dtype), list(site.train.inputs.shape[1:])] if columns is None else columns,
-        "targets": [str(site.train.targets.dtype), list(site.train.targets.shape[1:])],
+        "inputs": trees.form(site.train.inputs) if columns is None else columns,
+        "targets": trees.form(site.train.targets),
         "outputs": shape_of([site])[1],
         "test": site.test is not None,
         "validation": site.validation is not None,

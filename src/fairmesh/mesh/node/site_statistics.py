@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fairmesh.data.contract import Column
 from fairmesh.data.preprocessing import is_fitted
@@ -39,6 +40,8 @@ def statistics(samples: Samples) -> dict[str, list[float]]:
     if len(samples) < SAMPLES_AT_LEAST:
         return WITHHELD
     inputs, targets = samples.inputs, samples.targets
+    if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
+        return WITHHELD  # several inputs or targets have no common scale
     each = inputs.ndim == 2 and inputs.shape[1] <= INPUTS_AT_MOST
     rows = (inputs if each else inputs.reshape(-1, 1)).double()
     mean, spread = rows.mean(0), rows.std(0, correction=0)

@@ -37,6 +37,7 @@ _PER_SECOND, _AT_ONCE = 4.0, 40.0  # announcements of one site that a neighbour 
 OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
 _SAMPLES_AT_MOST = 10**12  # so that a product with the size of an input is an integer
 _AXES, _AXIS_AT_MOST = 8, 1 << 32  # of the shape of one sample
+_PARTS, _DEEP = 64, 4  # inputs of a sample, and how deep they may be nested
 _NUMBER_AT_MOST = 1 << 53
 _GENERATIONS_AT_MOST = 256
 _NUMBERS_AT_MOST = 100  # statistics of one kind
@@ -57,8 +58,13 @@ def _samples(value: Any) -> bool:
     return _count(value) and 1 <= value <= _SAMPLES_AT_MOST
 
 
-def _sample_form(value: Any) -> bool:
-    """Returns whether this is a dtype and the shape of one sample."""
+def _sample_form(value: Any, depth: int = 0) -> bool:
+    """Returns whether this is a dtype and the shape of one sample, or a list or table of such, of which samples have
+    several."""
+    if isinstance(value, dict | list) and value and not (isinstance(value, list) and isinstance(value[0], str)):
+        parts = value.values() if isinstance(value, dict) else value
+        names = all(map(_short, value)) if isinstance(value, dict) else True
+        return depth < _DEEP and len(value) <= _PARTS and names and all(_sample_form(one, depth + 1) for one in parts)
     if not (isinstance(value, list) and len(value) == 2 and _short(value[0]) and isinstance(value[1], list)):
         return False
     return len(value[1]) <= _AXES and all(_count(axis) and axis <= _AXIS_AT_MOST for axis in value[1])

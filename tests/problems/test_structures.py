@@ -1,0 +1,406 @@
+"""Inputs, targets and outputs may be tensors, tuples, dictionaries or ModelOutputs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fairmesh as fm
+from fairmesh.data.samples import Samples
+from tests.refusals import refused
+
+transformers = pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+
+
+def drawn(k: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(k))
+
+
+def trained(problem: fm.Problem, rounds: int = 20, **options) -> fm.Result:
+    return fm.train(problem, fm.Ring(), fm.DSGD(0.3), rounds, measure_every=rounds, **options)
+
+
+class Both(nn.Module):
+    """A linear model of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, left, right):
+        return self.layer(torch.cat([left, right], dim=1))
+
+
+class One(nn.Module):
+    """The same of one input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+
+def halves(k: int) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = drawn(k, 12, 5)
+    return inputs[:, :2], inputs[:, 2:], (inputs.sum(dim=1) > 0).long()
+
+
+def of_names(k: int):
+    left, right, labels = halves(k)
+    return {"right": right, "left": left, "labels": labels}
+
+
+class Items(torch.utils.data.Dataset):
+    """A Dataset of dictionaries, with lists as tokenizers give them."""
+
+    def __init__(self, k: int):
+        self.parts = of_names(k)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        item = {name: part[i] for name, part in self.parts.items()}
+        return item | {"left": item["left"].tolist(), "labels": int(item["labels"])}
+
+
+class Columns:
+    """A set of Hugging Face's kind: not a torch Dataset, but with items."""
+
+    def __init__(self, k: int):
+        self.items = Items(k)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+SOURCES = {
+    "tuple": lambda k: ((halves(k)[0], halves(k)[1]), halves(k)[2]),
+    "arrays": lambda k: (tuple(np.asarray(part) for part in halves(k)[:2]), halves(k)[2].numpy()),
+    "names": lambda k: ({"left": halves(k)[0], "right": halves(k)[1]}, halves(k)[2]),
+    "table": of_names,
+    "dataset": Items,
+    "columns": Columns,
+}
+
+
+@pytest.mark.parametrize("at_once", [pytest.param("all", id="all"), 1, 2])
+@pytest.mark.parametrize("source", [SOURCES["tuple"], SOURCES["names"]], ids=["tuple", "names"])
+def test_several_inputs_train_as_the_same_numbers_in_one_tensor(source, at_once):
+    torch.manual_seed(0)
+    several, single = Both(), One()
+    single.load_state_dict(several.state_dict())
+    whole = [(torch.cat(halves(k)[:2], dim=1), halves(k)[2]) for k in range(3)]
+    results = [
+        trained(fm.Problem(model, [fm.Site(s, test=s) for s in sets], sampling=fm.Sampling(4), models_at_once=at_once))
+        for model, sets in ((several, [source(k) for k in range(3)]), (single, whole))
+    ]
+    assert torch.equal(*(result.row() for result in results))
+    assert results[0].final[0]["accuracy"]["sites"] == results[1].final[0]["accuracy"]["sites"]
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_samples_of_every_form_are_the_same(source):
+    read, (left, right, labels) = Samples.of(source(0), "it"), halves(0)
+    inputs = read.inputs if isinstance(read.inputs, tuple) else (read.inputs["left"], read.inputs["right"])
+    for found, wanted in zip((*inputs, read.targets), (left, right, labels)):
+        assert torch.allclose(found.to(wanted.dtype), wanted)
+    assert len(read) == 12
+    assert read.targets.dtype == torch.int64
+
+
+def test_the_target_is_found_by_name_by_place_or_by_a_rule():
+    left, right, labels = halves(0)
+    named = {"left": left, "right": right, "diagnosis": labels}
+    for source, targets in ((named, "diagnosis"), (torch.utils.data.TensorDataset(left, right, labels), 2)):
+        problem = fm.Problem(Both(), [source] * 2, targets=targets)
+        assert torch.equal(problem.sites[0].train.targets, labels)
+        assert dataclasses.replace(problem, weight_decay=0.1).sites[0].train.targets is not None
+    with refused("'diagnosis'", "Problem(targets="):
+        fm.Problem(Both(), [named])
+    with refused("'label'", "'diagnosis'"):
+        fm.Problem(Both(), [named], targets="label")
+    with refused("4 parts", "Problem(targets="):
+        fm.Problem(Both(), [torch.utils.data.TensorDataset(left, right, labels, labels)])
+
+
+def test_a_problem_with_several_inputs_has_a_digest_of_names_and_values():
+    sites = [of_names(k) for k in range(2)]
+    digest = fm.Problem(Both(), sites).digest()
+    model = Both()
+    same = [{name: one[name] for name in ("labels", "left", "right")} for one in sites]
+    swapped = [one | {"left": one["left"] + 1} for one in sites]
+    first, again, other = (fm.Problem(model, given).digests_here() for given in (sites, same, swapped))
+    assert first == again != other
+    assert digest
+
+
+def test_several_inputs_are_kept_by_a_process_judged_on_held_out_rows_and_reserved():
+    sites = [fm.Site(of_names(k), test=of_names(k + 9)) for k in range(3)]
+    problem = fm.Problem(Both(), fm.data.reserve(sites, 0.3), objective=fm.Objective(judged_on="held-out", share=0.4))
+    kept = problem.keeping([1])
+    assert kept.here == [1]
+    assert kept.digests_here()[1] == problem.digests_here()[1]
+    result = fm.train(problem, fm.Ring(), fm.ADGDA(primal_step=0.1), 4, measure_every=4)
+    assert len(result.final[0]["accuracy"]["sites"]) == 3
+    assert len(result.evidence()["sites"]) == 3
+    with refused("personalization", "inputs"):
+        trained(problem, personalization=fm.personalization.Mixture())
+    with refused("load_weights"):
+        fm.export(result, "model.onnx")
+
+
+def bert(kind: str, **settings) -> nn.Module:
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=16, **settings,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return getattr(transformers, kind)(config).train()
+
+
+def tokens(k: int, length: int = 6) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(k)
+    ids = torch.randint(0, 30, (8, length), generator=generator)
+    lengths = torch.randint(2, length + 1, (8, 1), generator=generator)
+    return {"input_ids": ids, "attention_mask": (torch.arange(length) < lengths).long()}
+
+
+def test_bert_as_it_is_trains_on_a_dataset_of_dictionaries():
+    sites = [fm.Site(tokens(k) | {"labels": tokens(k)["input_ids"][:, 0] % 2}) for k in range(2)]
+    problem = fm.Problem(bert("BertForSequenceClassification", num_labels=2), sites, test=sites[0].train)
+    assert (problem.task, problem.classes) == ("classes", 2)
+    result = trained(problem, 2)
+    assert 0.0 <= result.final[0]["accuracy"]["worst"] <= 1.0
+    assert torch.equal(result.row(), trained(problem, 2).row())
+
+
+@pytest.mark.parametrize("classes", [3, 6], ids=["3 classes", "as many classes as tokens"])
+def test_bert_classifies_tokens_and_padding_does_not_count(classes):
+    def site(k: int):
+        one = tokens(k)
+        return one | {"labels": (one["input_ids"] % classes).where(one["attention_mask"] == 1, -100)}
+
+    module = bert("BertForTokenClassification", num_labels=classes)
+    loss = fm.losses.CrossEntropy(ignore_index=-100)
+    problem = fm.Problem(module, [site(0), site(1)], loss, test=site(2), metrics=["accuracy"])
+    assert problem.task == "masks"
+    one, row = tokens(2), problem.initial_row(0).float()
+    with torch.no_grad():
+        outputs = problem.flat_model(row, one)
+        truth, logits = site(2)["labels"], module.eval()(**one).logits
+    counted = [nn.functional.cross_entropy(a[t >= 0], t[t >= 0]) for a, t in zip(logits, truth) if bool((t >= 0).any())]
+    assert torch.allclose(problem.loss(outputs, truth), torch.stack(counted).mean(), atol=1e-5)
+    shares = [(a[t >= 0].argmax(-1) == t[t >= 0]).double().mean() for a, t in zip(logits, truth)]
+    measured = fm.metrics.Accuracy()(outputs, truth)
+    assert measured == pytest.approx(float(torch.stack(shares).mean()))
+
+
+def test_tokens_with_classes_on_the_last_axis_take_the_plain_cross_entropy():
+    inputs = drawn(0, 10, 7, 4)
+    labels = inputs.argmax(dim=-1)[..., :] % 3
+    problem = fm.Problem(nn.Linear(4, 3), [(inputs, labels)] * 2, test=(inputs, labels), metrics=["accuracy"])
+    assert problem.task == "masks"
+    last = trained(problem, 100).final[0]
+    assert last["accuracy"]["worst"] > 0.8
+    with refused("read=", "transpose"):  # seven tokens, seven classes
+        fm.Problem(nn.Linear(4, 7), [(inputs, labels)] * 2)
+    read = fm.Problem(nn.Linear(4, 7), [(inputs, labels)] * 2, read=lambda outputs: outputs.transpose(1, 2))
+    assert read.task == "masks"
+
+
+def test_a_padded_loss_of_torch_is_refused_and_the_named_one_is_offered():
+    inputs = drawn(0, 8, 7, 4)
+    labels = inputs.argmax(dim=-1)
+    labels[:4, 2:] = -100
+    with refused("ignore_index", "fm.losses.CrossEntropy"):
+        fm.Problem(nn.Linear(4, 4), [(inputs, labels)])
+
+
+class Graph(nn.Module):
+    """A graph network: features of nodes and their adjacency."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, features, adjacency):
+        return self.head((adjacency @ self.layer(features)).relu().mean(dim=1))
+
+
+def test_a_graph_network_takes_features_and_adjacency_as_a_tuple():
+    sites = []
+    for k in range(3):
+        adjacency = (drawn(k, 20, 4, 4) > 0).float()
+        labels = (adjacency.sum(dim=(1, 2)) > 8).long()
+        data = (torch.ones(20, 4, 3), adjacency), labels
+        sites.append(fm.Site(data, test=data))
+    first, last = trained(fm.Problem(Graph(), sites, models_at_once="all"), 30).records
+    assert last["loss"]["worst"] < first["loss"]["worst"]
+
+
+class TwoOutputs(nn.Module):
+    """Predicts a class and a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.classes, self.number = nn.Linear(3, 2), nn.Linear(3, 1)
+
+    def forward(self, inputs):
+        return self.classes(inputs), self.number(inputs).squeeze(-1)
+
+
+def both_losses(outputs, targets):
+    logits, number = outputs
+    return nn.functional.cross_entropy(logits, targets["class"]) + (number - targets["size"]).square().mean()
+
+
+def sized(k: int):
+    inputs = drawn(k, 16, 3)
+    return inputs, {"class": (inputs[:, 0] > 0).long(), "size": inputs[:, 1].contiguous()}
+
+
+@pytest.mark.parametrize("at_once", [pytest.param("all", id="all"), 1])
+def test_two_outputs_and_two_targets_train_by_a_loss_of_the_users_own(at_once):
+    torch.manual_seed(0)
+    sites = [fm.Site(sized(k), test=sized(k)) for k in range(3)]
+    right = fm.Metric(lambda logits, targets: (logits.argmax(-1) == targets["class"]).double().mean())
+    problem = fm.Problem(
+        TwoOutputs(), sites, both_losses, fm.Sampling(order="full"), models_at_once=at_once,
+        read=lambda outputs: outputs[0], metrics={"right": right},
+    )  # fmt: skip
+    assert problem.task == "several"
+    row = problem.initial_row(0).float()
+    with torch.no_grad():
+        wanted = both_losses(TwoOutputs.forward(problem.initial_model(0), sized(0)[0]), sized(0)[1])
+        assert torch.allclose(problem.loss(problem.flat_model(row, sized(0)[0]), sized(0)[1]), wanted)
+    result = trained(problem, 60)
+    assert result.final[0]["right"]["worst"] > 0.8
+    assert result.final[0]["loss"]["worst"] < float(wanted)
+    assert dataclasses.replace(problem, weight_decay=0.1).loss(problem.flat_model(row, sized(0)[0]), sized(0)[1]) > 0
+
+
+def test_outputs_that_nothing_says_how_to_read_are_refused():
+    inputs, targets = sized(0)
+    with refused("tuple of 2", "read="):
+        fm.Problem(TwoOutputs(), [(inputs, targets["class"])])
+    with refused("targets", "loss=function"):
+        fm.Problem(nn.Linear(3, 2), [(inputs, targets)])
+    with refused("keywords", "left"):
+        fm.Problem(nn.Linear(5, 2), [of_names(0)])
+
+
+class Summed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, inputs):
+        return {"logits": self.layer(inputs), "size": inputs.sum()}
+
+
+def test_outputs_without_a_row_per_sample_are_refused_where_a_loss_sees_them():
+    inputs, targets = sized(0)
+    fm.Problem(Summed(), [(inputs, targets["class"])])  # reads the logits
+    with refused("one row per sample"):
+        fm.Problem(Summed(), [(inputs, targets["class"])], lambda o, t: nn.functional.cross_entropy(o["logits"], t))
+
+
+def test_a_language_model_keeps_its_cache_to_itself_if_the_loss_is_the_users_own():
+    config = transformers.GPT2Config(
+        vocab_size=12, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    module = transformers.GPT2LMHeadModel(config).train()
+    ids = tokens(0)["input_ids"] % 12
+
+    def next_token(outputs, targets):
+        return nn.functional.cross_entropy(outputs.logits[:, :-1].transpose(1, 2), targets[:, 1:])
+
+    problem = fm.Problem(module, [({"input_ids": ids}, ids)] * 2, next_token, models_at_once=1)
+    assert torch.isfinite(trained(problem, 1).row()).all()
+
+
+def test_whole_numbers_for_a_loss_of_floats_are_refused_with_the_loss_that_takes_them():
+    inputs = drawn(0, 10, 3)
+    site = inputs, (inputs > 0).long()
+    with refused("BinaryCrossEntropy", "floats"):
+        fm.Problem(nn.Linear(3, 3), [site], nn.functional.binary_cross_entropy_with_logits)
+    assert fm.Problem(nn.Linear(3, 3), [site], fm.losses.BinaryCrossEntropy()).task == "multi-label"
+
+
+def test_samples_without_a_label_train_with_ignore_index_and_cannot_judge():
+    inputs = drawn(0, 20, 3)
+    labels = inputs.argmax(dim=1)
+    some = labels.where(torch.arange(20) % 2 == 0, -1)
+    with refused("ignore_index=-1", "-1 to 2"):
+        fm.Problem(nn.Linear(3, 3), [(inputs, some)])
+    loss = fm.losses.CrossEntropy(ignore_index=-1)
+    sites = [fm.Site((inputs, some), test=(inputs, labels))] * 2
+    problem = fm.Problem(nn.Linear(3, 3), sites, loss, fm.Sampling(order="full"))
+    changed = inputs.where(torch.arange(20)[:, None] % 2 == 0, 7.0)
+    other = fm.Problem(problem.model, [fm.Site((changed, some), test=(inputs, labels))] * 2, loss, problem.sampling)
+    rows = [trained(one, 30).row() for one in (problem, other)]
+    assert torch.allclose(*rows, atol=1e-6)  # what has no label teaches nothing
+    assert trained(problem, 30).final[0]["accuracy"]["worst"] > 0.6
+    with refused("10 of 20", "test"):
+        fm.Problem(nn.Linear(3, 3), [fm.Site((inputs, labels), test=(inputs, some))], loss)
+
+
+def test_a_data_loader_is_refused_with_the_way_out():
+    loader = torch.utils.data.DataLoader(Items(0), batch_size=4)
+    with refused("DataLoader", "loader.dataset", "Sampling(batch="):
+        fm.Problem(Both(), [loader])
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self, *items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+def test_text_and_items_of_unequal_length_are_refused_by_name():
+    with refused("'text'", "numbers"):
+        Samples.of(Texts(*[{"text": "good", "ids": [1, 2], "label": 0}] * 2), "it")
+    with refused("unequal size", "padding"):
+        Samples.of(Texts({"ids": [1, 2], "label": 0}, {"ids": [1], "label": 0}), "it")
+
+
+def test_several_inputs_come_from_an_experiment_file_with_a_module_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import torch, fairmesh as fm\n"
+        "from torch import nn\n"
+        "class Both(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(5, 2)\n"
+        "    def forward(self, left, right):\n"
+        "        return self.layer(torch.cat([left, right], dim=1))\n"
+        "def sites():\n"
+        "    draw = lambda k: torch.randn(12, 5, generator=torch.Generator().manual_seed(k))\n"
+        "    sets = [({'left': (x := draw(k))[:, :2], 'right': x[:, 2:]}, (x.sum(1) > 0).long()) for k in range(3)]\n"
+        "    return [fm.Site(one, test=one, name=f'site {k}') for k, one in enumerate(sets)]\n"
+    )
+    (tmp_path / "experiment.toml").write_text(
+        'rounds = 4\n[data]\nname = "import"\npath = "mine.py:sites"\n[model]\nname = "import"\npath = "mine.py:Both"\n'
+        '[algorithm]\nname = "dsgd"\nprimal_step = 0.1\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    result = fm.run(fm.load_experiment("experiment.toml"), out="run")
+    assert result.rounds == 4
+    with refused("load_weights"):
+        fm.inference.load_model("run")
+    with refused("'logistic'", "several inputs"):
+        fm.run(dataclasses.replace(fm.load_experiment("experiment.toml"), model=fm.models.Logistic()))
