@@ -1,6 +1,8 @@
 """Inputs, targets and outputs may be tensors, tuples, dictionaries or ModelOutputs."""
 
 import dataclasses
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import fairmesh as fm
+from fairmesh.data.check import check_sites
+from fairmesh.data.contract import Arrays, Contract
 from fairmesh.data.samples import Samples
+from fairmesh.data.summary import site_summaries
+from fairmesh.mesh.node.membership import facts
+from fairmesh.mesh.node.site_statistics import WITHHELD, statistics
+from fairmesh.mesh.wire.bulletin import KINDS
 from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
@@ -404,3 +412,37 @@ def test_several_inputs_come_from_an_experiment_file_with_a_module_of_ones_own(t
         fm.inference.load_model("run")
     with refused("'logistic'", "several inputs"):
         fm.run(dataclasses.replace(fm.load_experiment("experiment.toml"), model=fm.models.Logistic()))
+
+
+def test_the_code_of_the_documentation_runs():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    section = page.split("### Several inputs, targets and outputs")[1].split("\n### ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    found: dict = {}
+    exec(code, found)
+    assert found["problem"].classes == 2
+    assert found["result"].rounds == 2
+
+
+def test_what_a_site_announces_of_several_inputs_are_their_forms():
+    site = fm.Problem(Both(), [of_names(0)]).sites[0]
+    said = facts(site)
+    assert said["inputs"] == {"left": ["torch.float32", [2]], "right": ["torch.float32", [3]]}
+    assert all(KINDS["facts"][what](said[what]) for what in ("inputs", "targets"))
+    assert KINDS["facts"]["inputs"]([["torch.float32", [2]], ["torch.float32", [3, 3]]])
+    deep = ["torch.float32", [2]]
+    for _ in range(6):
+        deep = [deep]
+    for wrong in (deep, {}, [["torch.float32", [-1]]], {"x" * 1000: ["torch.float32", [2]]}):
+        assert not KINDS["facts"]["inputs"](wrong)
+    assert statistics(Samples.of({"x": torch.ones(30, 2), "label": torch.arange(30) % 2}, "it")) == WITHHELD
+
+
+def test_checks_and_summaries_of_data_know_several_inputs_and_a_contract_refuses_them():
+    sites = [fm.Site(of_names(k), test=of_names(k), name=f"site {k}") for k in range(2)]
+    (first, _) = site_summaries(sites)
+    assert (first.train, sum(first.classes)) == (12, 12)
+    assert any(finding.what == "test rows in training" for finding in check_sites(sites))
+    contract = Contract(inputs=Arrays(shape=(2,)))
+    with refused("several inputs", "contract"):
+        contract.checked(sites)
