@@ -300,6 +300,8 @@ def test_outputs_that_nothing_says_how_to_read_are_refused():
     inputs, targets = sized(0)
     with refused("tuple of 2", "read="):
         fm.Problem(TwoOutputs(), [(inputs, targets["class"])])
+    with refused("read", "IndexError"):
+        fm.Problem(TwoOutputs(), [(inputs, targets["class"])], read=lambda outputs: outputs[2])
     with refused("targets", "loss=function"):
         fm.Problem(nn.Linear(3, 2), [(inputs, targets)])
     with refused("keywords", "left"):

@@ -138,7 +138,7 @@ class Samples:
         except Exception as error:  # a user's Dataset may raise anything
             raise BadInput(
                 f"{what} must be a pair (inputs, targets) of arrays, or (inputs, targets, subgroups), or a dictionary "
-                f"of arrays, or a Dataset of such items: {type(error).__name__}: {in_a_line(error)}"
+                f"of arrays, or a Dataset of such items: {in_a_line(error)}"
             ) from error
         every = [*trees.named(inputs, "inputs"), *trees.named(targets, "targets")]
         if any(tensor.layout != torch.strided for _, tensor in every):

@@ -17,7 +17,7 @@ from fairmesh.config.tables import checked
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples, Targets
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, in_a_line
 from fairmesh.losses import NamedLoss
 from fairmesh.losses.members import squared_error
 from fairmesh.metrics.base import Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
@@ -393,7 +393,12 @@ class Problem:
         a structure is packed for a loss of the user's own."""
         whole, samples = self._whole_outputs_of_probe(), self.sites[self.here[0]].train
         read = self.read or logits_of
-        predicting = read(whole)
+        try:
+            predicting = read(whole)
+        except BadInput:
+            raise
+        except Exception as error:  # the user's function may raise anything
+            raise BadInput(f"read fails for what the model returns: {in_a_line(error)}") from error
         if not isinstance(predicting, Tensor):
             raise BadInput(f"read must return one tensor, got a {type(predicting).__name__}")
         count = min(2, len(samples))
