@@ -80,7 +80,7 @@ def test_demo_shows_every_site_and_writes_its_page_and_plots(written):
     assert outcome.sentence.split(";")[0] in page
     assert page.count("<svg") >= 3
     assert set(json.loads((folder / "report.json").read_text())) >= {"runs"}
-    for name in ("methods.png", "split-0/ad-gda/model.safetensors"):
+    for name in ("methods.png", "ad-gda/model.safetensors"):
         assert (folder / name).stat().st_size > 0
 
 

@@ -80,7 +80,7 @@ def test_demo_without_matplotlib_shows_its_tables_and_says_how_to_get_plots(tmp_
     assert "site 9 (shifted)" in shown.output
     assert "fairmesh[plot]" in shown.output
     assert not (tmp_path / "new" / "report.html").exists()
-    assert Run.from_folder(tmp_path / "new" / "split-0" / "ad-gda").summary["rounds"] == 4
+    assert Run.from_folder(tmp_path / "new" / "ad-gda").summary["rounds"] == 4
 
 
 def test_topology_without_matplotlib_gives_its_numbers(tmp_path, monkeypatch, without):

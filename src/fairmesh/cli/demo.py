@@ -20,10 +20,9 @@ from fairmesh.compression.compressors import Quantize
 from fairmesh.data.datasets import Digits
 from fairmesh.errors import MissingPackage
 from fairmesh.evidence import LEVEL, Comparison, Outcomes, evidence_table, versus
-from fairmesh.evidence.outcomes import of_several_splits
 from fairmesh.experiment import Experiment
 from fairmesh.experiment import run as run_experiment
-from fairmesh.problems.metrics import Evaluator
+from fairmesh.problems.metrics import SplitEvaluator
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling
 from fairmesh.regularizers.members import ChiSquare
@@ -37,10 +36,10 @@ from fairmesh.training.options import Options
 from fairmesh.training.result import Result
 
 ROUNDS = 400
-SPLITS = 4
+SPLITS = 8
 _SIZES = (270, 240, 210, 170, 25, 25, 25, 25, 25, 25)
 _ODD = 6
-_WORTH_PROCESSES = 2000  # rounds in all; fewer take less time than starting processes
+_WORTH_PROCESSES = 2000  # rounds of all splits; fewer take less time than starting processes
 
 
 @dataclass(frozen=True)
@@ -91,14 +90,16 @@ def contenders() -> dict[str, Contender]:
     }
 
 
-def experiment(contender: Contender, split: int, rounds: int) -> Experiment:
-    """Returns the experiment of one split, which decides who gets which digits and which batches are drawn."""
+def experiment(contender: Contender, seed: int, rounds: int, splits: int) -> Experiment:
+    """Returns the experiment of a row. A split decides who gets which digits; all splits train as one batch."""
+    first = splits * seed
     return Experiment(
-        data=Digits(nodes=len(_SIZES), odd=_ODD, instrument="shifted", sizes=_SIZES, validation_share=0.1, seed=split),
+        data=Digits(nodes=len(_SIZES), odd=_ODD, instrument="shifted", sizes=_SIZES, validation_share=0.1, seed=first),
         algorithm=contender.algorithm,
         rounds=rounds,
         sampling=Sampling(batch=32),
-        seeds=(split,),
+        seeds=(seed,),
+        splits=splits,
         sweep={"primal_step.start": contender.steps} if contender.steps else {},
         objective=contender.objective,
         options=Options(
@@ -208,21 +209,14 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
         out: The folder to write; None to write nothing.
         watch: Makes a watcher from the name of a contender and the number of its rounds.
     """
-    found: dict[str, dict[int, Run]] = {name: {} for name in contenders()}
-    watching: dict[str, Watching | None] = {}
-    splits = range(SPLITS * seed, SPLITS * (seed + 1))
-    tasks = [(name, split, ROUNDS, out) for split in splits for name in found]
-    answered: dict[str, dict[int, Outcomes]] = {name: {} for name in found}
-    for name, split, run, outcomes in _carried_out(tasks):
-        found[name][split], answered[name][split] = run, outcomes
-        if watch and name not in watching:
-            watching[name] = watch(run.label, ROUNDS * len(splits))
-        if watched := watching.get(name):
-            watched(ROUNDS * len(found[name]), [r for one in found[name].values() for r in one.summary["final"]])
-    outcome = Outcome(
-        {name: _merged(runs) for name, runs in found.items()},
-        {name: of_several_splits([of[split] for split in splits]) for name, of in answered.items()},
-    )
+    runs, answered = {}, {}
+    tasks = [(name, seed, ROUNDS, SPLITS, out) for name in _LONGEST_FIRST]
+    for name, run, outcomes in _carried_out(tasks):
+        runs[name], answered[name] = run, outcomes
+        if watched := watch and watch(run.label, ROUNDS):
+            watched(ROUNDS, run.summary["final"])
+    names = list(contenders())
+    outcome = Outcome({name: runs[name] for name in names}, {name: answered[name] for name in names})
     outcome = replace(outcome, runs={k: _with_evidence(run, outcome.evidence[k]) for k, run in outcome.runs.items()})
     if out is None:
         return outcome
@@ -232,14 +226,17 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
         return replace(outcome, without_plots=str(missing))
 
 
-_Task = tuple[str, int, int, Path | None]  # the contender's name, the split, the number of rounds, the folder
+_Task = tuple[
+    str, int, int, int, Path | None
+]  # the contender's name, the seed, the numbers of rounds and splits, the folder
+_LONGEST_FIRST = ("fixed-weights", "ad-gda", "choco-sgd", "alone", "default")
 
 
-def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, int, Run, Outcomes]]:
+def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, Run, Outcomes]]:
     """Trains in as many processes as there are cores, since the operations are too small to be split among cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(cores, len(tasks))
-    if workers == 1 or sum(rounds for _, _, rounds, _ in tasks) < _WORTH_PROCESSES:
+    if workers == 1 or sum(rounds * splits for _, _, rounds, splits, _ in tasks) < _WORTH_PROCESSES:
         yield from map(_trained, tasks)
         return
     context = multiprocessing.get_context("spawn")  # a fork may not use torch's threads
@@ -262,22 +259,24 @@ def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, int, Run, Outcom
             pool.shutdown(cancel_futures=True)
 
 
-def _trained(task: _Task) -> tuple[str, int, Run, Outcomes]:
-    """Trains one contender on one split. Returns its run with the step that is best at the worst site's validation
-    digits."""
-    name, split, rounds, out = task
+def _trained(task: _Task) -> tuple[str, Run, Outcomes]:
+    """Trains one contender on all splits. Returns its run with the step of each split that is best at the worst site's
+    validation digits."""
+    name, seed, rounds, splits, out = task
     contender = contenders()[name]
-    folder = None if out is None else out / f"split-{split}" / name
-    result = run_experiment(experiment(contender, split, rounds), out=folder)
+    folder = None if out is None else out / name
+    result = run_experiment(experiment(contender, seed, rounds, splits), out=folder)
     worst = _worst_on_validation(result, contender.alone)
-    chosen = max(range(len(worst)), key=lambda r: -1.0 if r in result.diverged else worst[r])
-    found = Run.from_result(result).variants()[chosen]
-    records, final = (
-        [_own(r) for r in rs] if contender.alone else rs for rs in (found.records, found.summary["final"])
-    )
-    steps = [contender.steps[chosen]] if contender.steps else []
-    run = Run(contender.label, found.summary | {"final": final, "steps": steps}, records)
-    return name, split, run, result.outcomes(chosen).without_outputs()
+    chosen = [
+        max(
+            (r for r, replica in enumerate(result.replicas) if replica.split == split),
+            key=lambda r: -1.0 if r in result.diverged else worst[r],
+        )
+        for split in range(splits)
+    ]
+    models = result.state.algorithm.models if contender.alone else None
+    outcomes = result.judged(chosen, "last", models).without_outputs()
+    return name, _chosen_run(result, contender, chosen), outcomes
 
 
 def _worst_on_validation(result: Result, alone: bool) -> list[float]:
@@ -286,7 +285,9 @@ def _worst_on_validation(result: Result, alone: bool) -> list[float]:
         return [record["validation"]["accuracy"]["worst"] for record in result.final]
     models = result.state.algorithm.models
     placements = torch.tensor([replica.placement for replica in result.replicas])
-    judged = Evaluator(result.problem, "validation", models.device, models.dtype).of_own_models(models, placements)
+    splits = [replica.split for replica in result.replicas]
+    judge = SplitEvaluator(result.problem, splits, "validation", models.device, models.dtype)
+    judged = judge.of_own_models(models, placements)
     return judged["accuracy"].amin(dim=-1).tolist()
 
 
@@ -295,20 +296,25 @@ def _own(record: dict[str, Any]) -> dict[str, Any]:
     return record | record["own_models"]
 
 
-def _merged(runs: Mapping[int, Run]) -> Run:
-    """Returns the runs of all splits as the replicas of one run."""
-    ordered = [runs[split] for split in sorted(runs)]
-    records = [r | {"replica": k} for k, one in enumerate(ordered) for r in one.records]
-    final = [r | {"replica": k} for k, one in enumerate(ordered) for r in one.summary["final"]]
-    largest = ("bytes_busiest_node", "nominal_bits_busiest", "bytes_total")
-    summary = ordered[0].summary | {
+def _chosen_run(result: Result, contender: Contender, chosen: Sequence[int]) -> Run:
+    """Returns the run of the chosen replicas, one per split."""
+    number, own = {r: k for k, r in enumerate(chosen)}, _own if contender.alone else dict
+    records, final = (
+        [own(record) | {"replica": number[record["replica"]]} for record in known if record["replica"] in number]
+        for known in (result.records, result.final)
+    )
+    whole = Run.from_result(result).summary
+    steps = [result.replicas[r].algorithm.primal_step.start for r in chosen] if contender.steps else []  # type: ignore[attr-defined]
+    summary = whole | {
         **{what: statistics.fmean(r["accuracy"][what] for r in final) for what in ("worst", "mean", "best", "gap")},
-        **{what: max(one.summary[what] for one in ordered) for what in largest},
-        "steps": [step for one in ordered for step in one.summary["steps"]],
-        "replicas": len(ordered),
+        **{what: max(r[what] for r in final) for what in ("bytes_busiest_node", "nominal_bits_busiest", "bytes_total")},
+        "variants": [whole["variants"][0] | {"changes": {}, "replicas": list(range(len(chosen)))}],
+        "diverged": [number[r] for r in result.diverged if r in number],
+        "steps": steps,
+        "replicas": len(chosen),
         "final": final,
     }
-    return Run(ordered[0].label, summary, records)
+    return Run(contender.label, summary, records)
 
 
 def _with_evidence(run: Run, evidence: dict[str, Any]) -> Run:

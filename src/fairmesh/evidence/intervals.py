@@ -271,12 +271,14 @@ def quantile(probability: float, freedom: float | None) -> float:
     return float(ndtri(probability) if freedom is None else stdtrit(freedom, probability))
 
 
-def share(scores: Scores, overlap: float = 0.0) -> Share:
+def share(scores: Scores, overlap: float = 0.0, training: float | None = None) -> Share:
     """Returns the estimate of a share.
 
     Args:
         scores: 1 where the answer is right and 0 where it is wrong: one array (seeds, rows) per split.
         overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+        training: The share of its training rows that a split has in common with another, where that is less; None for
+            `overlap`. Default: None.
 
     Example:
         >>> import numpy as np
@@ -289,7 +291,9 @@ def share(scores: Scores, overlap: float = 0.0) -> Share:
     if not arrays:
         return Share(math.nan, 0)
     of_rows = [float(a.mean(axis=0).var()) / a.shape[1] for a in arrays]
-    value, variance, freedom = spread([a.mean(axis=1) for a in arrays], of_rows, _interactions(arrays), overlap)
+    value, variance, freedom = spread(
+        [a.mean(axis=1) for a in arrays], of_rows, _interactions(arrays), overlap, training
+    )
     return _as_share(value, variance, freedom, arrays)
 
 
@@ -302,12 +306,14 @@ def _as_share(value: float, variance: float, freedom: float | None, arrays: Sequ
     return Share(value, rows, effective, freedom if spread_of_one else None)
 
 
-def mean(scores: Scores, overlap: float = 0.0) -> Number:
+def mean(scores: Scores, overlap: float = 0.0, training: float | None = None) -> Number:
     """Returns the estimate of a mean over rows, such as a loss, by a studentised bootstrap.
 
     Args:
         scores: The number at each row: one array (seeds, rows) per split.
         overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+        training: The share of its training rows that a split has in common with another, where that is less; None for
+            `overlap`. Default: None.
 
     Example:
         >>> import numpy as np
@@ -322,7 +328,9 @@ def mean(scores: Scores, overlap: float = 0.0) -> Number:
         return Number(math.nan, 0, math.nan)
     by_row = [a.mean(axis=0) for a in arrays]
     variances = [float(a.var(ddof=1)) / len(a) if len(a) > 1 else math.nan for a in by_row]
-    value, variance, freedom = spread([a.mean(axis=1) for a in arrays], variances, _interactions(arrays), overlap)
+    value, variance, freedom = spread(
+        [a.mean(axis=1) for a in arrays], variances, _interactions(arrays), overlap, training
+    )
     rows = _rows(arrays)
     pivots = _pivots(by_row)
     if pivots is None and freedom is None:
@@ -330,7 +338,7 @@ def mean(scores: Scores, overlap: float = 0.0) -> Number:
     return Number(value, rows, math.sqrt(variance) if variance >= 0 else math.nan, freedom, pivots)
 
 
-def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True) -> Number:
+def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, training: float | None = None) -> Number:
     """Returns the estimate of the difference a - b of two models that answered the same test rows.
 
     For shares it is the interval of Agresti and Min with one more row: half of it is right only by `a`, and half only
@@ -341,6 +349,8 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True) -> N
         b: The scores of the other at the same rows.
         overlap: The share of its test rows that a split has in common with another. Default: 0.0.
         shares: Whether scores are right (1) or wrong (0). Default: True.
+        training: The share of its training rows that a split has in common with another, where that is less; None for
+            `overlap`. Default: None.
 
     Example:
         >>> import numpy as np
@@ -352,8 +362,8 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True) -> N
     """
     differences = [_difference(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     if not shares:
-        return mean(differences, overlap)
-    return total([differences], overlap, added=[(-1.0, 1.0)])
+        return mean(differences, overlap, training)
+    return total([differences], overlap, added=[(-1.0, 1.0)], training=training)
 
 
 def total(
@@ -361,6 +371,7 @@ def total(
     overlap: float = 0.0,
     added: Sequence[tuple[float, float] | None] = (),
     weight: float = 0.5,
+    training: float | None = None,
 ) -> Number:
     """Returns the estimate of a sum of means over groups of rows, such as the mean over sites of their differences.
 
@@ -370,6 +381,8 @@ def total(
         added: The lowest and highest score of a row in each group. A row of each is added, so that rows that happen to
             be equal have a variance. Empty to add none. Default: ().
         weight: The weight of such a row. Default: 0.5.
+        training: The share of its training rows that a split has in common with another, where that is less; None for
+            `overlap`. Default: None.
 
     Example:
         >>> import numpy as np
@@ -392,7 +405,7 @@ def total(
         moments = [_moments(one.mean(axis=0), end, weight) for one, end in zip(here, ends)]
         centre += sum(mean for mean, _ in moments) / splits
         of_rows.append(sum(variance for _, variance in moments))
-    value, variance, freedom = spread(points, of_rows, interactions, overlap)
+    value, variance, freedom = spread(points, of_rows, interactions, overlap, training)
     known = [end for end in ends if end is not None]
     limits = (sum(low for low, _ in known), sum(high for _, high in known)) if known else None
     error = math.sqrt(variance) if variance >= 0 else math.nan
@@ -443,6 +456,7 @@ def resampled(
     bounded: bool = False,
     difference: bool = False,
     resamples: int = _RESAMPLES_OF_FUNCTIONS,
+    training: float | None = None,
 ) -> Estimate:
     """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error.
 
@@ -456,6 +470,8 @@ def resampled(
             Default: False.
         difference: Whether it is the difference of two such metrics. Default: False.
         resamples: How often rows are drawn again. Default: 400.
+        training: The share of its training rows that a split has in common with another, where that is less; None for
+            `overlap`. Default: None.
 
     Example:
         >>> import numpy as np
@@ -477,7 +493,7 @@ def resampled(
         enough = len(drawn) >= max(2, resamples // 10)
         variance = float(drawn.var(ddof=1)) if enough else math.nan
         variances.append(max(variance, (count + 1.0) ** -2) if bounded and difference and enough else variance)
-    value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap)
+    value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap, training)
     empty = [np.zeros((s, n)) for s, n in zip(seeds, rows)]
     if bounded and not difference:
         return _as_share(value, variance, freedom, empty)
@@ -492,17 +508,22 @@ def spread(
     of_rows: Sequence[float],
     interactions: Sequence[float],
     overlap: float = 0.0,
+    training: float | None = None,
 ) -> tuple[float, float, float | None]:
     """Returns a mean over splits and seeds, its variance and the degrees of freedom of that, None for many.
 
     Splits have test rows in common, so their means are correlated. The variance due to rows counts this exactly. What
-    splits differ by beyond their rows counts as in the corrected resampled t-test (Nadeau and Bengio, 2003).
+    splits differ by beyond their rows counts as in the corrected resampled t-test (Nadeau and Bengio, 2003). That test
+    takes the share of common test rows as the correlation of the models' effects; models whose training sets have fewer
+    rows in common are less correlated.
 
     Args:
         points: For each split, the value of every seed.
         of_rows: For each split, the variance of its mean over seeds, due to the choice of its test rows.
         interactions: For each split, how much of the variance between its seeds is due to the choice of test rows.
         overlap: The share of its test rows that a split has in common with another. Default: 0.0.
+        training: The share of its training rows that a split has in common with another, where that is less; None for
+            `overlap`. Default: None.
     """
     splits, means = len(points), np.array([one.mean() for one in points])
     value, rows = float(means.mean()), float(np.mean(of_rows))
@@ -518,7 +539,8 @@ def spread(
     if splits > 1:
         found = float(means.var(ddof=1))
         explained = (1.0 - overlap) * rows + between * float(np.mean([1.0 / len(one) for one in points]))
-        trained_apart = overlap / (1.0 - overlap) if overlap < 1.0 else 0.0
+        common = overlap if training is None else min(overlap, training)
+        trained_apart = common / (1.0 - common) if common < 1.0 else 0.0
         if found > explained:
             variance += (found - explained) * (1.0 / splits + trained_apart)
             uncertain += min(variance, found * (1.0 / splits + trained_apart)) ** 2 / (splits - 1)

@@ -73,6 +73,8 @@ class Outcomes:
         judged_on: "test", or "train" if there are no test rows. Default: "test".
         functions: Metrics beyond accuracy and loss, as functions (outputs, targets) -> number. They are not stored.
             Default: {}.
+        trained_in_common: For each site, the share of its training rows that a split has in common with another, if
+            every site trains alone; None for models of all sites. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -90,6 +92,7 @@ class Outcomes:
     of_sites: tuple[tuple[int, ...], ...]
     judged_on: str = "test"
     functions: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict, repr=False)
+    trained_in_common: tuple[float, ...] | None = None
 
     @property
     def covers(self) -> str:
@@ -105,10 +108,17 @@ class Outcomes:
         keys = [tuple(of_split[i] for of_split in self.of_sites) for i in range(len(self.sites))]
         for key in set(keys):
             sets = [self.answers[k].rows for k in key if k >= 0]
-            pairs = [(a, b) for k, a in enumerate(sets) for b in sets[:k] if a is not None and b is not None]
-            shares = [len(np.intersect1d(a.numpy(), b.numpy())) / min(len(a), len(b)) for a, b in pairs]
-            found[key] = min(1.0, float(np.mean(shares))) if shares else 0.0
+            found[key] = _in_common([rows for rows in sets if rows is not None])
         return [found[key] for key in keys]
+
+    def training_overlap(self, site: int) -> float | None:
+        """Returns the share of its training rows that a split has in common with another; None for a model of all
+        sites.
+
+        Args:
+            site: The number of the site.
+        """
+        return None if self.trained_in_common is None else self.trained_in_common[site]
 
     def at(self, site: int) -> list[Answers]:
         """Returns the answers at a site, one entry per split; none if it was not measured in all of them.
@@ -197,8 +207,11 @@ class Outcomes:
             def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
                 return resamples_of(function, here[split], seed, counts)
 
-            return resampled(resample, sizes, seeds, self.overlaps[site], bounded=self.is_share(metric))
-        return (share if self.counts_right(metric) else mean)(scores, self.overlaps[site])
+            training = self.training_overlap(site)
+            share_like = self.is_share(metric)
+            return resampled(resample, sizes, seeds, self.overlaps[site], bounded=share_like, training=training)
+        estimate = share if self.counts_right(metric) else mean
+        return estimate(scores, self.overlaps[site], self.training_overlap(site))
 
     def function(self, metric: str) -> Callable[[Tensor, Tensor], Any]:
         """Returns the function of a metric that is no mean over rows.
@@ -359,6 +372,7 @@ def judged(
     *,
     on: str = "test",
     own_models: bool = False,
+    trained_alone: bool = False,
     functions: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
 ) -> Outcomes:
     """Returns what models answer on the test rows of every site.
@@ -368,6 +382,7 @@ def judged(
         rows: For each split, the models as rows: (seeds, dim), or (seeds, sites, dim) with `own_models`.
         on: "test", "validation" or "train". Default: "test".
         own_models: Whether every site is judged by a model of its own. Default: False.
+        trained_alone: Whether these models were trained on the rows of their sites only. Default: False.
         functions: Metrics beyond accuracy and loss; None for the problem's own. Default: None.
     """
     answers: list[Answers] = []
@@ -391,7 +406,24 @@ def judged(
         tuple(of_sites),
         on,
         dict(problem.metrics_by_name) if functions is None else functions,
+        _trained_in_common(problem, list(rows)) if trained_alone else None,
     )
+
+
+def _trained_in_common(problem: Problem, splits: Sequence[int]) -> tuple[float, ...] | None:
+    """Returns, for each site, the share of its training rows that a split has in common with another; None if there is
+    one split, or rows are elsewhere."""
+    of_splits = [[site.train for site in problem.of_split(split).sites] for split in splits]
+    if len(splits) < 2 or not all(samples.here for of_split in of_splits for samples in of_split):
+        return None
+    return tuple(_in_common([_numbered(samples) for samples in of_site]) for of_site in zip(*of_splits))
+
+
+def _in_common(sets: Sequence[Tensor]) -> float:
+    """Returns the share of a set's row numbers that are in another set, averaged over pairs; 0 for one set."""
+    pairs = [(a, b) for k, a in enumerate(sets) for b in sets[:k]]
+    shares = [len(np.intersect1d(a.numpy(), b.numpy())) / min(len(a), len(b)) for a, b in pairs]
+    return min(1.0, float(np.mean(shares))) if shares else 0.0
 
 
 @torch.no_grad()
@@ -473,19 +505,6 @@ def joined(parts: Sequence[Outcomes]) -> Outcomes:
     return replace(first, answers=tuple(answers), of_sites=tuple(of_sites))
 
 
-def of_several_splits(parts: Sequence[Outcomes]) -> Outcomes:
-    """Returns outcomes of one split each as those of several.
-
-    Args:
-        parts: The outcomes of each split.
-    """
-    answers, of_sites = [], []
-    for part in parts:
-        of_sites += [tuple(k if k < 0 else len(answers) + k for k in of_split) for of_split in part.of_sites]
-        answers += part.answers
-    return replace(parts[0], answers=tuple(answers), of_sites=tuple(of_sites))
-
-
 def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
     """Returns outcomes as the content of a safetensors file.
 
@@ -505,6 +524,7 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             "digests": [answers.digest for answers in one.answers],
             "of_sites": one.of_sites,
             "judged_on": one.judged_on,
+            "trained_in_common": one.trained_in_common,
         }
     # one key, since safetensors writes several in no fixed order, and equal outcomes must be equal files
     return save(tensors, {"outcomes": json.dumps({"format": _FORMAT, "tables": tables})})
@@ -545,5 +565,7 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
             answers.append(Answers(digest, **{what: tensors[key] for what, key in keys.items() if key in tensors}))
         table["of_sites"] = tuple(map(tuple, table["of_sites"]))
         table["sites"] = tuple(table["sites"])
+        known = table.pop("trained_in_common", None)
+        table["trained_in_common"] = None if known is None else tuple(known)
         found[name] = Outcomes(answers=tuple(answers), **table)
     return found

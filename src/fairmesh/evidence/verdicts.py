@@ -231,7 +231,8 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None, level: float = L
 def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
     mine, theirs = a.scores(site, metric), b.scores(site, metric)
     if mine is not None and theirs is not None:
-        return paired(mine, theirs, a.overlaps[site], shares=a.counts_right(metric))
+        training = _training_overlap(a, b, site, mine, theirs)
+        return paired(mine, theirs, a.overlaps[site], shares=a.counts_right(metric), training=training)
     here, there, function = a.at(site), b.at(site), a.function(metric)
 
     def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
@@ -239,6 +240,19 @@ def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
 
     sizes = [len(one) for one in here]
     return resampled(resample, sizes, [1] * len(here), a.overlaps[site], a.is_share(metric), difference=True)
+
+
+def _training_overlap(
+    a: Outcomes, b: Outcomes, site: int, mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
+) -> float | None:
+    """Returns how much the training of two models has in common between splits: the mean of both, weighted by how much
+    each varies between splits."""
+    if len(mine) < 2 or (a.trained_in_common is None and b.trained_in_common is None):
+        return None
+    variances = [float(np.var([one.mean() for one in scores], ddof=1)) for scores in (mine, theirs)]
+    found = [one.training_overlap(site) for one in (a, b)]
+    common = [a.overlaps[site] if one is None else min(one, a.overlaps[site]) for one in found]
+    return float(np.average(common, weights=variances)) if sum(variances) > 0 else None
 
 
 def _mean_of(function: Any, answers: Answers, counts: np.ndarray) -> np.ndarray:

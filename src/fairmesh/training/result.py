@@ -159,7 +159,9 @@ class Result:
             rows = self.row(which)[chosen]
         splits = [self.replicas[r].split for r in chosen]
         by_split = {k: rows[[one == k for one in splits]] for k in sorted(set(splits))}
-        return judged(self.problem, by_split, on=self.judged_on, own_models=models is not None)
+        own = models is not None
+        alone = own and self.judged_alone
+        return judged(self.problem, by_split, on=self.judged_on, own_models=own, trained_alone=alone)
 
     def every_outcome(self) -> dict[str, Outcomes]:
         """Returns all that a run keeps of what its models answered: of the last and the best round, of every algorithm
