@@ -1,7 +1,7 @@
 """How long the reference models of a run take, next to the run itself."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fairmesh.cli.demo import contenders, experiment
 from fairmesh.experiment import run
@@ -22,7 +22,7 @@ class Cost:
 
 def cost_of_references(rounds: int = 400, splits: int = 4) -> Cost:
     """Trains fairmesh's default on the demo's sites, and all references."""
-    chosen = replace(experiment(contenders()["default"], 0, rounds), splits=splits)
+    chosen = experiment(contenders()["default"], 0, rounds, splits)
     started = time.process_time()
     result = run(chosen)
     trained = time.process_time()

@@ -4,6 +4,7 @@ of docs/evidence.md."""
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from scipy.special import ndtr
 
 from fairmesh.evidence import Share, Worst, mean, paired, share
 from fairmesh.evidence.intervals import Combined, Estimate
@@ -84,6 +85,45 @@ def _replicas(splits: int, seeds: int, of_splits: float, of_seeds: float) -> Dra
     return draw
 
 
+def _pool(*trained: int) -> Draw:
+    """Eight random splits of one pool of 4 * `rows` samples into a quarter for testing and the rest, of which a linear
+    classifier trains on the first few: its accuracy, or the difference of two that train on different numbers."""
+    signal, cached = np.array([1.2, *[0.0] * 9]), {}
+
+    def samples(rng: np.random.Generator, count: int):
+        labels = rng.choice([-1.0, 1.0], size=count)
+        return rng.normal(size=(count, 10)) + labels[:, None] * signal, labels
+
+    def classifier(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        return (inputs * labels[:, None]).mean(axis=0)
+
+    def truth(count: int) -> float:
+        if count not in cached:
+            rng = np.random.default_rng(count)
+            models = np.array([classifier(*samples(rng, count)) for _ in range(20_000 if count < 100 else 2000)])
+            cached[count] = float(ndtr(models @ signal / np.linalg.norm(models, axis=1)).mean())
+        return cached[count]
+
+    def draw(rng: np.random.Generator, rows: int):
+        inputs, labels = samples(rng, 4 * rows)
+        scores: list[list[np.ndarray]] = [[] for _ in trained]
+        for _ in range(8):
+            order = rng.permutation(4 * rows)
+            test = order[:rows]
+            for found, count in zip(scores, trained):
+                rest = order[rows : rows + count]
+                right = inputs[test] @ classifier(inputs[rest], labels[rest]) * labels[test] > 0
+                found.append(right[None].astype(float))
+        common = [min(0.25, count / (4 * rows)) for count in trained]
+        if len(trained) == 1:
+            return share(scores[0], 0.25, common[0]), truth(trained[0])
+        variances = [np.var([one.mean() for one in found], ddof=1) for found in scores]
+        both = float(np.average(common, weights=variances)) if sum(variances) else 0.25
+        return paired(*scores, overlap=0.25, training=both), truth(trained[0]) - truth(trained[1])
+
+    return draw
+
+
 CASES: dict[str, Draw] = {
     "one site, accuracy 0.6 to 0.98": _one(0.6, 0.98),
     "one site, accuracy 0.7": _one(0.7, 0.7),
@@ -110,6 +150,9 @@ CASES: dict[str, Draw] = {
     "4 splits that differ only by their rows": _replicas(4, 1, 0.0, 0.0),
     "10 splits that differ, 2 seeds": _replicas(10, 2, 0.05, 0.03),
     "4 seeds that differ": _replicas(1, 4, 0.0, 0.05),
+    "8 splits of one pool, trained on 6 rows": _pool(6),
+    "8 splits of one pool, trained on 55 rows": _pool(55),
+    "8 splits of one pool, 6 rows against 55": _pool(6, 55),
 }
 
 

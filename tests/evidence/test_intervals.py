@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fairmesh.evidence import Number, Share, Worst, mean, paired, paired_counts, resampled, share, total
-
-SIZES = (20, 50, 500)
+from tests.evidence.coverage import CASES, SIZES, coverage
 
 
 def covered(draws, truth, level=0.95) -> float:
@@ -123,6 +122,12 @@ def test_share_covers_seeds_and_splits(splits, seeds, of_splits, of_seeds):
     assert 0.91 <= covered(draws, 0.8) <= 0.985
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if "pool" in case])
+def test_splits_of_one_pool_cover_the_truth_for_small_training_sets(case):
+    assert 0.93 <= coverage(case, 50) <= 0.998  # differences on so few rows are covered too often
+
+
 def test_more_spread_over_seeds_or_splits_widens_an_interval():
     rng = np.random.default_rng(0)
     rows = (rng.uniform(size=(1, 100)) < 0.8).astype(float)
@@ -137,6 +142,8 @@ def test_more_spread_over_seeds_or_splits_widens_an_interval():
 
     assert width(share(apart)) > 2 * width(share(alike))
     assert width(share(alike, overlap=1.0)) == pytest.approx(width(share(alike[:1])), rel=0.02)
+    assert width(share(apart, overlap=0.3, training=0.01)) < 0.9 * width(share(apart, overlap=0.3))
+    assert width(share(apart, overlap=0.3, training=0.9)) == width(share(apart, overlap=0.3))
     seeds = np.concatenate(apart)
     assert width(share([seeds])) > 1.3 * width(share([alike[0]]))
 

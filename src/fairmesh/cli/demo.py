@@ -229,7 +229,7 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
 _Task = tuple[
     str, int, int, int, Path | None
 ]  # the contender's name, the seed, the numbers of rounds and splits, the folder
-_LONGEST_FIRST = ("fixed-weights", "ad-gda", "choco-sgd", "alone", "default")
+_LONGEST_FIRST = ("alone", "fixed-weights", "ad-gda", "choco-sgd", "default")
 
 
 def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, Run, Outcomes]]:
