@@ -299,10 +299,11 @@ def _own(record: dict[str, Any]) -> dict[str, Any]:
 def _chosen_run(result: Result, contender: Contender, chosen: Sequence[int]) -> Run:
     """Returns the run of the chosen replicas, one per split."""
     number, own = {r: k for k, r in enumerate(chosen)}, _own if contender.alone else dict
-    records, final = (
-        [own(record) | {"replica": number[record["replica"]]} for record in known if record["replica"] in number]
-        for known in (result.records, result.final)
-    )
+
+    def of_chosen(known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [own(r) | {"replica": number[r["replica"]]} for r in known if r["replica"] in number]
+
+    records, final = of_chosen(result.records), of_chosen(result.final)
     whole = Run.from_result(result).summary
     steps = [result.replicas[r].algorithm.primal_step.start for r in chosen] if contender.steps else []  # type: ignore[attr-defined]
     summary = whole | {
