@@ -66,7 +66,7 @@ def own_tables(run: Run, **changes) -> dict[str, Path]:
         )
         files[name] = Path(write(run.folder / name / "rows.csv", columns))
         path = run.folder / name / "site.toml"
-        text = path.read_text().replace('data = "experiment"\n', "")
+        text = path.read_text().replace('data = "experiment"\n', "").partition("\n[data]\n")[0]
         path.write_text(f'{text}\n[data]\nname = "table"\nfile = "rows.csv"\ntarget = "ill"\n')
     return files
 
@@ -126,8 +126,9 @@ def test_site_whose_table_lacks_a_column_ends_with_the_reason_and_the_others_nam
     own_tables(run, c=lambda columns: {key: values for key, values in columns.items() if key != "age"})
     run.start(*NAMES)
     run.until(lambda: run.events("a", "the data of the sites does not fit together"))
-    (told,) = run.events("a", "the data of the sites does not fit together")
+    told = run.events("a", "the data of the sites does not fit together")[0]
     assert (told["site"], "'age'" in told["reason"]) == ("c", True)
+    run.stops("c", "'age'")
     own_tables(run)
     run.kill()
     run.start(*NAMES)
