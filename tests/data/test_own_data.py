@@ -137,6 +137,7 @@ def test_table_standardizes_columns_over_the_training_rows(tmp_path):
     assert torch.allclose(inputs.std(0, correction=0), torch.ones(2), atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:worse than predicting")  # targets are noise
 def test_table_of_numbers_to_predict_with_chosen_columns_and_no_site_column(tmp_path):
     file = write_csv(tmp_path / "t.csv")
     data = fm.data.Table(

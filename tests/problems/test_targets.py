@@ -24,6 +24,7 @@ def test_masks_train_by_dice_and_by_cross_entropy_with_void_pixels():
         masks[:, 0, 0] = 255
         given.append(fm.Site((inputs, masks), test=(inputs, masks)))
     for loss in (fm.losses.Dice(ignore_index=255), fm.losses.CrossEntropy("balanced", ignore_index=255)):
+        torch.manual_seed(0)
         model = torch.nn.Conv2d(1, 2, 1)
         made = fm.Problem(model, given, loss=loss, metrics=["dice", "accuracy"])
         assert (made.task, made.primary) == ("masks", "accuracy")
