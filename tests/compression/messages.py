@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairmesh.compression.codes import Code
+from fairmesh.compression.codes import Code, Composite, row_of
 from fairmesh.compression.compressors import Compressor
 from tests import toys
 
@@ -19,13 +19,13 @@ def template_of(compressor: Compressor, dim: int, dtype: torch.dtype) -> Code:
     return code_of(compressor, torch.zeros(1, dim, dtype=dtype))
 
 
-def row(code: Code, *index: int) -> Code:
-    """Returns the code of one row of a stack."""
-    return code._replace(**{k: t[index].unsqueeze(0) for k, t in code._asdict().items() if isinstance(t, Tensor)})
+row = row_of
 
 
 def bits(code: Code) -> list:
     """Returns everything in a code, for comparison to the bit."""
+    if isinstance(code, Composite):
+        return [Composite, code.assemble, *map(bits, code.parts)]
     as_bytes = [t.contiguous().flatten().view(torch.uint8).tolist() for t in code if isinstance(t, Tensor)]
     return [type(code), [(t.dtype, tuple(t.shape)) for t in code if isinstance(t, Tensor)], as_bytes] + [
         item for item in code if not isinstance(item, Tensor)

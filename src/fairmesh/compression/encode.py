@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairmesh.compression.codes import (
     Code,
+    Composite,
     Dense,
     Levels,
     Signs,
@@ -82,6 +83,8 @@ class _RowGaps(NamedTuple):
 
 def encode_part(code: Code) -> bytes:
     """Returns the bytes of one row's code, whose tensors have one row each."""
+    if isinstance(code, Composite):
+        return b"".join(map(encode_part, code.parts))
     if isinstance(code, Dense):
         return PART.pack(RAW, code.values.shape[-1]) + _raw(_array(code.values))
     if isinstance(code, Signs):

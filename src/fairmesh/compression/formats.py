@@ -1,6 +1,7 @@
 """The formats of a message's parts, and their lengths, which are known without encoding."""
 
 import functools
+import operator
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,10 +13,13 @@ from torch import Tensor
 from fairmesh.compression import entropy
 from fairmesh.compression.codes import (
     Code,
+    Composite,
     Dense,
     Levels,
     Signs,
     Sparse,
+    tensors_in,
+    with_tensors,
 )
 from fairmesh.compression.entropy import Array
 from fairmesh.numerics.tracing import values_readable
@@ -212,11 +216,12 @@ def sizes_of_rows(code: Sparse | Levels) -> Tensor:
 
 def part_sizes(code: Code) -> Tensor | int:
     """Returns the exact bytes of each row's part, (..., nodes), or one number if it follows from the shape."""
+    if isinstance(code, Composite):
+        return functools.reduce(operator.add, map(part_sizes, code.parts))
     if isinstance(code, SizedByShape):
         return size_by_shape(code)
-    tensors = {name: t for name, t in code._asdict().items() if isinstance(t, Tensor)}
-    flat = {name: t.reshape(-1, t.shape[-1]) for name, t in tensors.items()}
-    return sizes_of_rows(code._replace(**flat)).reshape(next(iter(tensors.values())).shape[:-1])
+    flat = with_tensors(code, lambda tensor: tensor.reshape(-1, tensor.shape[-1]))
+    return sizes_of_rows(flat).reshape(tensors_in(code)[0].shape[:-1])
 
 
 def plain_size(rows: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from fairmesh.compression import (
     encode,
     plain_size,
 )
-from fairmesh.compression.codes import Code, Dense
+from fairmesh.compression.codes import Code, Dense, row_of, tensors_in
 from fairmesh.compression.compressors import FLOAT_BITS
 from fairmesh.errors import BadInput, Diverged
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
@@ -156,7 +156,7 @@ class RemoteNetwork(Network):
         followed = {name for name, part in parts.items() if part.followed} if len(self._neighbours) > 1 else set()
         made = []
         for k in range(len(self._here)):
-            codes = [{name: _row(part.code, r, k) for name, part in parts.items()} for r in range(replicas)]
+            codes = [{name: row_of(part.code, r, k) for name, part in parts.items()} for r in range(replicas)]
             whole = [encode(one, now) for one in codes]
             some = [encode({n: c for n, c in one.items() if n in followed}, now) if followed else b"" for one in codes]
             made.append((whole, some))
@@ -165,7 +165,7 @@ class RemoteNetwork(Network):
     def _decoder(self, parts: Mapping[str, Part], now: int) -> Callable[[Edge, bytes], list[dict[str, Code]]]:
         """Returns how the messages of each replica are decoded. If one sender sends the same bytes to several nodes of
         this process, they are decoded once."""
-        templates = {name: _row(part.code, 0, 0) for name, part in parts.items()}
+        templates = {name: row_of(part.code, 0, 0) for name, part in parts.items()}
         followed = {name: template for name, template in templates.items() if parts[name].followed}
         neighbours = dict(zip(self._here, self._neighbours[now % len(self._neighbours)]))
         replicas = _replicas(next(iter(parts.values())).code)
@@ -300,13 +300,7 @@ def _neighbours(mixing: Mixing, node: int) -> list[int]:
 
 
 def _replicas(code: Code) -> int:
-    return len(next(t for t in code if isinstance(t, Tensor)))
-
-
-def _row(code: Code, replica: int, node: int) -> Any:
-    """Returns one node's code of one replica, with tensors of one row."""
-    taken: list[Any] = [t[replica, node].unsqueeze(0) if isinstance(t, Tensor) else t for t in code]
-    return type(code)(*taken)
+    return len(tensors_in(code)[0])
 
 
 def _joined(texts: Sequence[bytes]) -> bytes:

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
+from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
 
@@ -113,6 +114,14 @@ class FlatModel:
         made = copy.copy(self)
         made._read = read
         return made
+
+    @property
+    def layout(self) -> Layout:
+        """Where each parameter lies in a row that algorithms train and send."""
+        count, total = 0, 0
+        while total < self.dim:
+            count, total = count + 1, total + self._sizes[count]
+        return Layout(tuple(self._names[:count]), tuple(map(tuple, self._shapes[:count])))
 
     @property
     def architecture(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.compression.compressors import Compressor
+from fairmesh.compression.compressors import Compressor, with_layout
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import Role, StateView, roles_of
@@ -88,10 +88,9 @@ def check_algorithm(
     problem = small_problem() if problem is None else problem
     topologies = (Ring(), Changing((Ring(), Star()))) if topologies is None else topologies
     algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
+    bound = with_layout(algorithm, problem.flat_model.layout)  # as in a run
     with running("a run in float32"):
-        _check_state(
-            algorithm, problem, *stack(problem, topologies[0].build(problem.n), algorithm, dtype=torch.float32)
-        )
+        _check_state(bound, problem, *stack(problem, topologies[0].build(problem.n), bound, dtype=torch.float32))
     _, oracle = stack(problem, topologies[0].build(problem.n), algorithm, seeds=_SEEDS)
     order = mixed_up(problem.n)
     moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
@@ -100,16 +99,16 @@ def check_algorithm(
         with running(f"a run over {topology}"):
             cycle = topology.build(problem.n)
             network = MemoryNetwork(cycle, dtype=torch.float64)
-            _check_state(algorithm, problem, network, oracle)
-            _check_purity(algorithm, network, oracle)
-            ended = after(algorithm, network, oracle, rounds)
+            _check_state(bound, problem, network, oracle)
+            _check_purity(bound, network, oracle)
+            ended = after(bound, network, oracle, rounds)
             moved_network = MemoryNetwork(relabelled(cycle, order), dtype=torch.float64, identities=order)
-            renamed = after(algorithm, moved_network, moved_oracle, rounds)
+            renamed = after(bound, moved_network, moved_oracle, rounds)
             _check_naming(ended, renamed, order, _roles(algorithm, ended[0]), tolerance)
             if keeps_average:
                 _check_average(algorithm, network, rounds)
         with running(f"a run on several hosts over {topology}"):
-            _check_hosts(ended, algorithm, problem, topology, rounds, tolerance)
+            _check_hosts(ended, bound, problem, topology, rounds, tolerance)
     topology = topologies[0]
     with running("a run"):
         _check_resuming(algorithm, problem, topology, rounds)

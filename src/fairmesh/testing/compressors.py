@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairmesh import compression
-from fairmesh.compression.codes import Code
+from fairmesh.compression.codes import Code, Composite, row_of
 from fairmesh.compression.compressors import Compressor
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.random_streams import Draw
@@ -79,11 +79,6 @@ def rows_of_every_kind(dim: int, dtype: torch.dtype) -> Tensor:
     return rows.to(dtype)
 
 
-def row_of(code: Code, *index: int) -> Code:
-    """Returns the code of one row of a stack."""
-    return code._replace(**{k: t[index].unsqueeze(0) for k, t in code._asdict().items() if isinstance(t, Tensor)})
-
-
 def _check_zero(compressor: Compressor, dim: int, dtype: torch.dtype) -> None:
     for zero in (0.0, -0.0):
         rows = torch.full((2, 3, dim), zero, dtype=dtype)
@@ -99,7 +94,10 @@ def _check_purity(compressor: Compressor, dim: int, dtype: torch.dtype) -> None:
     decoded = code.decode()
     require(torch.equal(rows, before), "compress changes the rows that it is given")
     require(torch.equal(torch.get_rng_state(), state), "compress draws from torch's generator; use draw.uniforms(...)")
-    require(isinstance(code, Code), f"compress gives a {type(code).__name__}, none of Dense, Sparse, Levels, Signs")
+    require(
+        isinstance(code, Code),
+        f"compress gives a {type(code).__name__}, none of Dense, Sparse, Levels, Signs, Composite",
+    )
     found, wanted = ((tuple(t.shape), str(t.dtype)[6:]) for t in (decoded, rows))
     require(found == wanted, f"rows {wanted} are decoded as {found}")
     require(
@@ -154,13 +152,23 @@ def _check_codec(compressor: Compressor, dim: int, dtype: torch.dtype) -> None:
         counted = compression.HEADER_BYTES + int(sizes[0, i])
         require(len(message) == counted, f"row {i} of length {dim} takes {len(message)} bytes, counted as {counted}")
         received = compression.decode(message, template, 3)["model"]
-        for name, value in sent._asdict().items():
-            there = getattr(received, name)
-            if not isinstance(value, Tensor):
-                require(there == value, f"{name} of row {i} is {there} after decoding, {value} before")
-                continue
-            alike = there.shape == value.shape and there.dtype == value.dtype and _bits(there) == _bits(value)
-            require(alike, f"{name} of row {i} of length {dim} is not the same bits after encoding and decoding")
+        _require_same_code(received, sent, f"row {i} of length {dim}")
+
+
+def _require_same_code(received: Code, sent: Code, whose: str) -> None:
+    if isinstance(sent, Composite) and isinstance(received, Composite):
+        require(received.assemble == sent.assemble, f"assemble of {whose} differs between a zero row and this one")
+        for k, (one, other) in enumerate(zip(received.parts, sent.parts)):
+            _require_same_code(one, other, f"part {k} of {whose}")
+        require_close(received.decode(), sent.decode(), 0.0, f"{whose} before and after encoding and decoding")
+        return
+    for name, value in sent._asdict().items():
+        there = getattr(received, name)
+        if not isinstance(value, Tensor):
+            require(there == value, f"{name} of {whose} is {there} after decoding, {value} before")
+            continue
+        alike = there.shape == value.shape and there.dtype == value.dtype and _bits(there) == _bits(value)
+        require(alike, f"{name} of {whose} is not the same bits after encoding and decoding")
 
 
 def _bits(tensor: Tensor) -> list[int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.schedules import as_schedule
 from fairmesh.algorithms.subgroups import SubgroupState, initial_state
+from fairmesh.compression.compressors import with_layout
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network, Traffic
@@ -104,7 +105,8 @@ class Training:
                     "that could be clipped; use ad-gda, tracked-ad-gda or choco-sgd"
                 )
         self._round_cache = RoundCache()
-        algorithms = [replica.algorithm for replica in self.replicas]
+        layout = problem.flat_model.layout
+        algorithms = [with_layout(replica.algorithm, layout) for replica in self.replicas]
         self.algorithm = stacked(algorithms, self.dtype, self.device)
         self.placements = torch.tensor([replica.placement for replica in self.replicas])
         self.data_home = home_of_data(problem, self.device, options.data_on)
