@@ -514,22 +514,22 @@ class Natural(Compressor):
     """
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
-        sizes = rows.abs()
+        dim, sizes = rows.shape[-1], rows.abs()
         largest = sizes.amax(dim=-1, keepdim=True)
         mantissa, top = torch.frexp(largest)  # largest = mantissa * 2^top, mantissa in [1/2, 1)
         scales = (largest / torch.where(mantissa > 0, mantissa, 1.0)).float().clamp_(max=2.0**127)  # 2^top, exactly
+        least = scales.to(rows.dtype) * 2.0 ** (1 - _OCTAVES)
+        uniforms = draw.uniforms(dim)
+        up = uniforms * least < sizes  # how a number below the least is rounded
+        ordinary = (sizes >= least) & (sizes > 0)
         mantissas, exponents = torch.frexp(sizes)
-        uniforms = draw.uniforms(rows.shape[-1])
-        below = top - exponents  # octaves between the power above and the top one
-        below = below + (uniforms >= 2.0 * mantissas - 1.0).to(below.dtype)  # to the power below it
-        least = _power_of_two(torch.full_like(below, _OCTAVES - 1), rows.dtype) * scales.to(rows.dtype)
-        tiny = sizes < least
-        rounded = torch.where(uniforms * least < sizes, _OCTAVES - 1, _OCTAVES).to(below.dtype)
-        levels = torch.where(tiny, rounded, below).clamp_(max=_OCTAVES)
-        levels = torch.where(sizes > 0, levels, _OCTAVES).to(rows.dtype)
+        del sizes
+        levels = exponents.neg_().add_(top)  # octaves between the power of two above and the top one
+        down = uniforms >= mantissas.mul_(2.0).sub_(1.0)
+        del uniforms, mantissas
+        levels = torch.where(ordinary, levels.add_(down), _OCTAVES - up.to(levels.dtype)).clamp_(max=_OCTAVES)
+        exponent_code = Levels(levels.to(rows.dtype), torch.ones_like(scales), dim, 1.0, _OCTAVES)
         signs = torch.ones_like(rows).copysign_(rows + 0.0)  # -0.0 + 0.0 is 0.0
-        dim = rows.shape[-1]
-        exponent_code = Levels(levels, torch.ones_like(scales), dim, 1.0, _OCTAVES)
         return Composite((exponent_code, Signs(signs, scales, dim)), _natural)
 
     def delta(self, dim: int) -> float:
@@ -544,13 +544,13 @@ class Natural(Compressor):
 
 def _power_of_two(octaves: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns 2^-octaves of whole numbers in 0 .. 126, from the bits of a float32: the same on every device."""
-    return ((127 - octaves.to(torch.int32)) << 23).view(torch.float32).to(dtype)
+    return octaves.to(torch.int32).neg_().add_(127).bitwise_left_shift_(23).view(torch.float32).to(dtype)
 
 
 def _natural(levels: Tensor, signed: Tensor) -> Tensor:
     """Returns the rows of a natural compression, from octaves below the top power and that power with signs."""
     powers = _power_of_two(levels.clamp(0, _OCTAVES), levels.dtype)
-    return torch.where(levels == _OCTAVES, 0.0, signed * powers)
+    return powers.mul_(signed).masked_fill_(levels == _OCTAVES, 0.0)
 
 
 class _Matrix(NamedTuple):

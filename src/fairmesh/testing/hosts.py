@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
 from fairmesh.algorithms.subgroups import initial_state
+from fairmesh.compression.compressors import with_layout
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.process_group import ProcessGroup
@@ -138,7 +139,7 @@ def on_hosts(
         >>> run.states[1].models.shape, run.post.bytes_carried > 0
         (torch.Size([1, 2, 53]), True)
     """
-    post = Post(len(blocks))
+    post, algorithm = Post(len(blocks)), with_layout(algorithm, problem.flat_model.layout)
 
     def one(host: int) -> tuple[Any, list[Traffic]]:
         with post.arrived:  # one computes at a time, and lets others while it waits: tracing is not for threads
