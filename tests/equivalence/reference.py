@@ -439,7 +439,7 @@ class Mesh:
     """Nodes that know their neighbours over all graphs of a schedule, and the weights of each round."""
 
     def __init__(self, problem: fm.Problem, topology: fm.topologies.Topology, seed: int, calls: int):
-        self.n = problem.n
+        self.n, self.layout = problem.n, problem.flat_model.layout
         self.weights = [mixing.matrix.toarray() for mixing in topology.build(self.n)]
         self.prior = problem.prior_of_sites.numpy()
         self.seed = seed
@@ -649,7 +649,7 @@ def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
     harsh = harsh or getattr(compressor, "rounding", "") == "ceil"
     rate = (
         (0.8 if harsh else 2)
-        * steady_contraction(compressor.bound(mesh.problem.flat_model.layout), mesh.dim)
+        * steady_contraction(compressor.bound(mesh.layout), mesh.dim)
         / max(largest, 1e-6)
     )
     return min(1.0, max(0.001, round(rate, 3)))
