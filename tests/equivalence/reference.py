@@ -647,11 +647,7 @@ def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
     leaves_out = fm.TopK | fm.compressors.RandomK | fm.compressors.TopKQuantize | fm.compressors.LowRank
     harsh = isinstance(compressor, leaves_out)
     harsh = harsh or getattr(compressor, "rounding", "") == "ceil"
-    rate = (
-        (0.8 if harsh else 2)
-        * steady_contraction(compressor.bound(mesh.layout), mesh.dim)
-        / max(largest, 1e-6)
-    )
+    rate = (0.8 if harsh else 2) * steady_contraction(compressor.bound(mesh.layout), mesh.dim) / max(largest, 1e-6)
     return min(1.0, max(0.001, round(rate, 3)))
 
 
