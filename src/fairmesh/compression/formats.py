@@ -1,7 +1,6 @@
 """The formats of a message's parts, and their lengths, which are known without encoding."""
 
 import functools
-import operator
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -217,7 +216,7 @@ def sizes_of_rows(code: Sparse | Levels) -> Tensor:
 def part_sizes(code: Code) -> Tensor | int:
     """Returns the exact bytes of each row's part, (..., nodes), or one number if it follows from the shape."""
     if isinstance(code, Composite):
-        return functools.reduce(operator.add, map(part_sizes, code.parts))
+        return sum(map(part_sizes, code.parts))
     if isinstance(code, SizedByShape):
         return size_by_shape(code)
     flat = with_tensors(code, lambda tensor: tensor.reshape(-1, tensor.shape[-1]))
