@@ -208,3 +208,8 @@ def test_bootstrap_of_fifty_sites_is_quick():
 def test_number_follows_students_t():
     low, high = Number(2.5, 4, 1.2909944 / 2, freedom=3).interval()
     assert (high - low) / 2 == pytest.approx(3.1824463 * 1.2909944 / 2)
+
+
+def test_interval_contains_the_value_also_where_its_centre_is_far_from_it():
+    low, high = Number(0.9, rows=4, error=0.01, centre=0.7, limits=(0.0, 1.0)).interval()
+    assert low < 0.7 < 0.9 == high

@@ -125,3 +125,16 @@ def test_run_folder_keeps_outcomes_and_evidence(tmp_path):
     read = read_outcomes(tmp_path / "outcomes.safetensors")
     assert len(read) == 2
     assert evidence_table(read["1 last"]) == result.evidence(variant=1)
+
+
+def test_comparison_does_not_count_a_site_that_is_not_measured_as_unclear(result):
+    sites = [replace(site, test=None) if i == 0 else site for i, site in enumerate(DATA.sites())]
+    run = fm.train(
+        fm.Problem(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), sites),
+        fm.Ring(),
+        fm.DSGD(),
+        rounds=2,
+    )
+    found = versus(run.outcomes(), run.outcomes())
+    assert "3 without a clear difference, 1 not compared" in found.sentence("itself")
+    assert "not compared" in found.sentences("itself")[0]

@@ -11,7 +11,7 @@ from fairmesh.personalization.cross_fit import CrossFit
 from fairmesh.personalization.outcome import PersonalModel
 from fairmesh.training import reference_models
 from fairmesh.training.references import best_constant
-from tests.refusals import refused
+from tests.refusals import missing_from, refused
 
 NAMES = ["local", "average", "pooled", "fine-tuned", "constant"]
 
@@ -180,3 +180,13 @@ def test_references_refuse_what_they_cannot_do():
     swept = fm.train(_problem(), fm.Ring(), [fm.DSGD(0.1), fm.DSGD(0.2)], 1)
     with refused("sweep", "2"):
         reference_models.add_references(swept, fm.Ring(), fm.Options())
+
+
+def test_table_says_not_measured_and_a_sentence_where_a_constant_answer_is_as_good():
+    labels = torch.tensor([0] * 18 + [1] * 2)
+    sites = [fm.Site((torch.randn(20, 2), labels), test=(torch.randn(20, 2), labels), name=name) for name in "ab"]
+    sites.append(fm.Site((torch.randn(20, 2), labels), name="c"))
+    problem = fm.Problem(torch.nn.Linear(2, 2), sites)
+    compared = fm.compare_with_references(problem, algorithm=fm.DSGD(0.0), rounds=1, references=["constant"])
+    assert [row.split("  ")[0] for row in str(compared).splitlines() if "not measured" in row] == ["c"]
+    assert missing_from(compared.constant_sentence(), "a, b") == []

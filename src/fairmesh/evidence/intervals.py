@@ -133,7 +133,8 @@ class Number(Estimate):
             wider = away / float(ndtri(1.0 - tail)) if self.freedom is not None else 1.0
             away = max(0.0, (-found if upper else found)) * wider
         moved = centre + away * self.error if upper else centre - away * self.error
-        return moved if self.limits is None else min(max(moved, self.limits[0]), self.limits[1])
+        moved = moved if self.limits is None else min(max(moved, self.limits[0]), self.limits[1])
+        return max(moved, self.value) if upper else min(moved, self.value)  # the centre may be far from it: few rows
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Difference:
         """
         low, high = self.interval
         if math.isnan(self.difference) or math.isnan(low) or math.isnan(high):
-            return f"compared with {other}: not measured"
+            return f"not compared with {other}, since it is not measured or not defined"
         if self.verdict == "unclear":
             return (
                 f"no clear difference from {other} ({_signed(low, metric)} to {_signed(high, metric)}{_unit(metric)})"
@@ -180,11 +180,13 @@ class Comparison:
         Args:
             other: What was compared with, such as "alone".
         """
-        n = len(self.at_sites)
+        n, unknown = len(self.at_sites), sum(math.isnan(one.difference) for one in self.at_sites)
         counts = f"{self.count('better')} of {n} sites are better than {other}, {self.count('worse')} worse"
+        counts += f", {self.count('unclear') - unknown} without a clear difference"
+        counts += f", {unknown} not compared" if unknown else ""
         return (
-            f"{counts}, {self.count('unclear')} without a clear difference; the worst site: "
-            f"{self.worst.sentence(other, self.metric)}; the mean over sites: {self.mean.sentence(other, self.metric)}"
+            f"{counts}; the worst site: {self.worst.sentence(other, self.metric)}; the mean over sites: "
+            f"{self.mean.sentence(other, self.metric)}"
         )
 
 

@@ -129,6 +129,20 @@ class ReferenceComparison:
         found = self.versus("local")
         return [*found.sentences("alone"), found.sentence("alone")]
 
+    def constant_sentence(self) -> str | None:
+        """Returns at which sites a constant answer does at least as well as the run; None if nowhere, or not known."""
+        if "constant" not in self.references or not self._sound("constant"):
+            return None
+        sign = 1.0 if self.result.problem.higher_is_better(self.result.problem.primary) else -1.0
+        pairs = zip(self.result.problem.sites, self.values(), self.values("constant"))
+        found = [str(site.name) for site, mine, constant in pairs if sign * constant >= sign * mine]
+        if not found:
+            return None
+        names = ", ".join(found[:5]) + (f" and {len(found) - 5} other sites" if len(found) > 5 else "")
+        return (
+            f"a constant answer, the best one for the site's training rows, does at least as well as the run at {names}"
+        )
+
     def _sound(self, name: str) -> bool:
         """Returns whether some replicas of the run and of a reference did not diverge."""
         return all(len(one.diverged) < len(one.replicas) for one in (self.result, self.references[name]))
@@ -166,10 +180,10 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def shown_value(value: float, metric: str) -> str:
+def shown_value(value: float, metric: str, missing: str = "not defined") -> str:
     """Returns a metric as text."""
     if math.isnan(value):
-        return "not defined"
+        return missing
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
@@ -181,11 +195,14 @@ def reference_table(
     def cell(reference: dict[str, Any], i: int) -> str:
         if "failed" in reference or reference["diverged"]:
             return "diverged" if reference.get("diverged") else "failed"
-        return shown_value(reference["sites"][i], metric)
+        return shown_value(reference["sites"][i], metric, missing[i])
 
+    known = [values, *(one["sites"] for one in references.values() if "sites" in one)]
+    idle = [all(math.isnan(column[i]) for column in known) for i in range(len(sites))]
+    missing = ["not measured" if one else "not defined" for one in idle]
     header = [f"site ({metric})", "this run", *(one["title"] for one in references.values())]
     rows = [
-        [name, shown_value(values[i], metric), *(cell(one, i) for one in references.values())]
+        [name, shown_value(values[i], metric, missing[i]), *(cell(one, i) for one in references.values())]
         for i, name in enumerate(sites)
     ]
     return [header, *rows]
