@@ -6,8 +6,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fairmesh as fm
+from fairmesh.cli.main import app
 from fairmesh.data.check import check_sites, check_table, table_of_file
 from tests.data.test_own_data import write_images
 from tests.data.test_preprocessing import write
@@ -63,7 +65,7 @@ def repeated() -> dict:
 CASES = {
     "constant column": (changed("ward", ["a"] * 300), ["warning", "'ward'", "exclude"]),
     "empty column": (changed("ward", [""] * 300), ["warning", "'ward'"]),
-    "identifier": (changed("ward", [f"P{i}" for i in range(300)]), ["warning", "'ward'", "exclude"]),
+    "identifier": (changed("ward", [f"P{i}" for i in range(300)]), ["error", "'ward'", "exclude"]),
     "leak": (changed("ward", np.where(rows()["ill"] == "y", "died", "home")), ["error", "'ward'", "'ill'"]),
     "unusable column": (changed("mass", ["heavy", *rows()["mass"][1:]]), ["error", "row 1", "'heavy'"]),
     "missing values differ": (changed("mass", gaps()), ["warning", "'mass'", "100% ", "south"]),
@@ -71,7 +73,7 @@ CASES = {
     "kinds differ": (changed("ward", dated()), ["east", "date"]),
     "test rows in training": (repeated(), ["error", "test rows"]),
     "duplicate rows": (repeated(), ["warning", "training rows"]),
-    "few test rows": ({k: v[:60] for k, v in rows().items()}, ["warning", "4 test rows", "test_share"]),
+    "few test rows": ({k: v[:60] for k, v in rows().items()}, ["warning", "(4)", "test_share"]),
     "single class": (changed("ill", np.where(rows()["site"] == "east", "y", rows()["ill"])), ["east", "one class"]),
     "rare class": (changed("ill", ["y"] * 10 + ["n"] * 290), ["warning", "class 'y'"]),
 }  # fmt: skip
@@ -94,6 +96,15 @@ def test_check_finds_a_number_that_tells_the_number_to_predict(tmp_path):
     columns = rows() | {"grams": 1000 * mass, "ill": mass}
     data = table_of_file(write(tmp_path / "t.csv", columns), "ill", "site", "numbers")
     assert [one.what for one in check_table(data)] == ["leak", "leak"]
+
+
+def test_check_says_an_identifier_once_and_looks_at_the_rest_without_it(tmp_path):
+    columns = rows() | {"patient": np.array([f"P{i}" for i in range(300)]), "ill": np.array(["y"] * 10 + ["n"] * 290)}
+    done = CliRunner().invoke(
+        app, ["data", "check", write(tmp_path / "t.csv", columns), "--target", "ill", "--site", "site", "--json"]
+    )
+    said = [one["what"] for one in json.loads(done.output)["findings"]]
+    assert (done.exit_code, said.count("identifier"), "rare class" in said) == (1, 1, True)
 
 
 def test_check_finds_rows_of_one_site_at_another():

@@ -4,7 +4,7 @@ import json
 import shlex
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -165,6 +165,8 @@ def _findings(
     while isinstance(inside := getattr(inner, "data", None), Data):
         inner = inside
     findings = list(check_table(inner)) if isinstance(inner, Table) else []
+    if experiment is None and isinstance(made, Table):  # the rest is looked at without them
+        made = replace(made, exclude=tuple(one.column for one in findings if one.column))
     try:
         sites = made.sites() if experiment is None else experiment.sites(made)
     except BadInput as error:

@@ -33,11 +33,13 @@ class Finding:
         severity: "error" if the data cannot be used or results would mislead; "warning" if a person should look.
         what: A short name of the kind of finding.
         sentence: What, where, and what to do.
+        column: The column of a table that it is about; "" for none. Default: "".
     """
 
     severity: Literal["error", "warning"]
     what: str
     sentence: str
+    column: str = ""
 
 
 def table_of_file(
@@ -60,8 +62,9 @@ def check_table(table: Table) -> Iterator[Finding]:
     target = column_of(columns, table.target, table.file)
     sites = column_of(columns, table.site, table.file) if table.site else np.array([""] * len(target))
     for name in names:
-        yield from _column(table, name, columns[name], target)
-        if table.site:
+        found = list(_column(table, name, columns[name], target))
+        yield from found
+        if table.site and not any(one.what in ("identifier", "unusable column") for one in found):
             yield from _between_sites(table, name, columns[name], sites)
 
 
@@ -70,7 +73,7 @@ def _column(table: Table, name: str, values: np.ndarray, target: np.ndarray) -> 
     known = [text for text in texts if text]
     leave_out = f'leave it out: exclude = ["{name}"]'
     if not known:
-        yield Finding("warning", "empty column", f"column {name!r} has no values; {leave_out}")
+        yield Finding("warning", "empty column", f"column {name!r} has no values; {leave_out}", name)
         return
     if len(set(known)) == 1:
         said = "has the same value in every row" if len(known) == len(texts) else "has only one value and gaps"
@@ -78,13 +81,14 @@ def _column(table: Table, name: str, values: np.ndarray, target: np.ndarray) -> 
         return
     if _is_identifier(values, known):
         said = f"column {name!r} has a different value in every row, as an identifier has; {leave_out}"
-        yield Finding("warning", "identifier", said)
+        refused = name not in table.types and np.isnan(parsed(values)[0]).all()
+        yield Finding("error" if refused else "warning", "identifier", said, name)
         return
     try:
         if name not in table.types and name not in table.categories and kind_of(values, name, table.file) == "category":
             refuse_many_categories(values, name, table.file)
     except BadInput as error:
-        yield Finding("error", "unusable column", str(error))
+        yield Finding("error", "unusable column", str(error), name)
         return
     if _tells_target(values, texts, target, table.predict):
         yield Finding(
@@ -179,15 +183,17 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
     for name in named:
         if name not in test:
             yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
-        elif len(test[name]) < FEW_TEST_ROWS:
-            count = len(test[name])
-            sure = 100 / math.sqrt(count)
-            yield Finding(
-                "warning",
-                "few test rows",
-                f"{name} has {count} test rows; an accuracy from so few is known to about {sure:.0f} points only; "
-                "hold out more (test_share), or repeat the split (splits = 10)",
-            )
+    few = {name: len(samples) for name, samples in test.items() if len(samples) < FEW_TEST_ROWS}
+    if few:
+        said = ", ".join(f"{name} ({count})" for name, count in few.items())
+        least, numbers = min(few.values()), any(one.labels is None for one in train.values())
+        sure = f"an accuracy from {least} rows is known to about {100 / math.sqrt(least):.0f} points"
+        yield Finding(
+            "warning",
+            "few test rows",
+            f"few test rows at {said}; {'a metric from so few says little' if numbers else f'{sure} only'}; hold out "
+            "more (test_share), or repeat the split (splits = 10)",
+        )
     labels = [samples.labels for samples in train.values() if samples.labels is not None]
     if len(labels) == len(train):
         counts = sum((Counter(one.tolist()) for one in labels), Counter())

@@ -254,7 +254,7 @@ class Instrument(Partition):
 
 @dataclass(frozen=True)
 class BySite(Partition):
-    """One node per site that the data name, judged by all test samples of that site.
+    """One node per site that the data name, judged by all test samples of that site, if it has any.
 
     Args:
         nodes: The number of nodes that share each site's samples equally, one number per site; empty for one node
@@ -287,11 +287,9 @@ class BySite(Partition):
         made: list[Site] = []
         for k, (name, count) in enumerate(zip(pool.site_names, counts)):
             judge = _chosen(pool.test, pool.test_sites == k)
-            if not len(judge[0]):
-                raise BadInput(f"site {name!r} has no test sample; give it some, or leave the site out")
             for share in dealt(_chosen(pool.train, pool.sites == k), count, least=1):
                 label = f"site {len(made)} ({name})" if self.nodes else name
-                made.append(Site(share, judge, group=name, name=label))
+                made.append(Site(share, judge if len(judge[0]) else None, group=name, name=label))
         return made
 
 

@@ -31,17 +31,16 @@ def check_split(share: float, seed: int) -> None:
 
 
 def split_by_site(samples: Pair, sites: ArrayLike | None, share: float, seed: int) -> Pool:
-    """Returns a pool in which a share of each site's samples, drawn at random, at least one, is for testing."""
+    """Returns a pool in which a share of each site's samples, drawn at random, at least one, is for testing. A site
+    with a single sample trains on it and is not measured."""
     names, index = _indexed(sites if sites is not None else [""] * len(samples[0]))
     testing = np.zeros(len(index), bool)
     generator = np.random.default_rng(seed)
-    for k, name in enumerate(names):
+    for k in range(len(names)):
         mine = generator.permutation(np.flatnonzero(index == k))
-        count = max(1, round(share * len(mine)))
-        if count >= len(mine):
-            where = f"site {name!r} has" if sites is not None else "there are"
-            raise BadInput(f"{where} {len(mine)} samples: too few to train and to test; give more, or leave it out")
-        testing[mine[:count]] = True
+        testing[mine[: min(max(1, round(share * len(mine))), len(mine) - 1)]] = True
+    if not testing.any():
+        raise BadInput(f"there are too few samples ({len(index)}) to train and to test; give more")
     test = torch.from_numpy(testing)
     train, judge = ((samples[0][which], samples[1][which]) for which in (~test, test))
     if sites is None:

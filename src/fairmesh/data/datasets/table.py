@@ -21,12 +21,15 @@ from fairmesh.data.tables import (
     encoded,
     kind_of,
     missing_in,
+    parsed,
     read_table,
     refuse_many_categories,
     rows_in_words,
     whole_number_text,
 )
 from fairmesh.errors import BadInput
+
+_MANY_LABELS = 100  # different numbers among the labels, from which on they look like numbers to predict
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,8 @@ class Table(Data):
             pooled = torch.from_numpy(target.astype(np.float32))
         else:
             target = _texts(_known(columns, plan.target, self.file))
+            if not plan.classes:
+                _refuse_numbers(target, plan.target, self.file)
             pooled = torch.from_numpy(_numbered(target, plan.classes, f"{self.file}, column {plan.target!r}"))
         where = _whole_numbers(_known(columns, self.site, self.file)) if self.site else None
         subgroups = _texts(_known(columns, self.subgroup, self.file)) if self.subgroup else None
@@ -197,18 +202,26 @@ class Table(Data):
     def _site(self, i: int, site: Site, table: SiteTable, judges: dict[int, np.ndarray]) -> Site:
         """Returns a site whose samples are known by the numbers of their rows."""
         train = _rows(site.train)
-        rows = {"train": train, "test": judges.setdefault(id(site.test), _rows(site.test))}
-        if self.validation_share:
+        rows = {"train": train}
+        if site.test is not None:
+            rows["test"] = judges.setdefault(id(site.test), _rows(site.test))
+        if self.validation_share and len(train) > 1:
             count = max(1, round(self.validation_share / (1 - self.test_share) * len(train)))
-            if count >= len(train):
-                raise BadInput(
-                    f"site {site.name!r} has {len(train)} rows that are not for testing: too few to train and to "
-                    "validate; give more, or leave it out"
-                )
+            count = min(count, len(train) - 1)
             chosen = np.zeros(len(train), bool)
             chosen[np.random.default_rng((self.seed, i)).permutation(len(train))[:count]] = True
             rows |= {"train": train[~chosen], "validation": train[chosen]}
         return replace(site, table=replace(table, rows=rows))
+
+
+def _refuse_numbers(labels: np.ndarray, name: str, file: str) -> None:
+    """Refuses labels that are numbers, another one in almost every row."""
+    distinct = len(set(labels.tolist()))
+    if distinct > max(_MANY_LABELS, len(labels) / 2) and not np.isnan(parsed(labels)[0]).any():
+        raise BadInput(
+            f"{file}: the target {name!r} has {distinct:,} different numbers in {len(labels):,} rows, too many for "
+            'labels; to predict a number, write predict = "numbers"; if they are labels, list them as classes'
+        )
 
 
 def _rows(samples: tuple[Tensor, Tensor]) -> np.ndarray:
