@@ -145,8 +145,9 @@ class Experiment:
             raise BadInput(f"rounds must be >= 1, got {self.rounds}")
         if self.algorithm is DEFAULT_ALGORITHM:  # this object: it was left out
             object.__setattr__(self, "algorithm", algorithm_for(self.objective))
-            compared = self.algorithm.with_fixed_weights() is not None
-            object.__setattr__(self, "options", replace(self.options, compare_weights=compared))
+            if self.options.compare_weights is None:
+                compared = self.algorithm.with_fixed_weights() is not None
+                object.__setattr__(self, "options", replace(self.options, compare_weights=compared))
             object.__setattr__(self, "objective", completed(self.objective))
         chosen_metrics(self.metrics)  # refuses a name that is listed twice
         object.__setattr__(self, "seeds", tuple(self.seeds))

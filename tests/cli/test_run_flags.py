@@ -59,6 +59,8 @@ def test_run_writes_references_and_sites_left_out(called, file, tmp_path):
     assert [len(row) for row in written["values"]["accuracy"]] == [3, 3]  # two splits
     code, out, _ = called(*run, "--resume")
     assert (code, missing_from(out, "each site alone", "constant answer")) == (0, [])
+    assert called("run", file, "--set", "splits=2", "--resume", "--json")[0] == 0  # references still belong to the run
+    assert list(json.loads((tmp_path / "runs/a/summary.json").read_text())["references"]) == list(found["references"])
 
 
 def test_settings_that_cannot_be_swept_say_what_to_do(called, file):

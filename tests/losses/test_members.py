@@ -160,3 +160,10 @@ def test_numbers_without_a_loss_are_fitted_by_squares_and_a_bad_fit_is_told(tmp_
     plain = fm.Problem(torch.nn.Linear(2, 1), [(torch.randn(4, 2), torch.randn(4)) for _ in range(2)])
     assert plain.loss is squared_error
     assert result.notes[-1] in said
+
+
+@pytest.mark.parametrize("name", ["huber", "squared-error", "absolute-error"])
+def test_loss_of_numbers_refuses_classes(name):
+    loss = from_table(fm.losses.NamedLoss, name)
+    with refused(name, "class", "cross-entropy", "predict"):
+        fm.Problem(torch.nn.Linear(2, 3), [(torch.randn(6, 2), torch.arange(6) % 3)], loss=loss)

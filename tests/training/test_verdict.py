@@ -103,3 +103,10 @@ def test_fixed_weights_of_an_algorithm_stay_at_the_prior(name):
     weights = fm.train(problem, fm.Ring(), fixed, 8).weights()
     if weights is not None:
         torch.testing.assert_close(weights[0].double(), problem.prior_of_sites, rtol=0, atol=1e-6)
+
+
+def test_default_algorithm_is_compared_with_fixed_weights_unless_the_file_says_no():
+    data = fm.data.Digits(nodes=3)
+    assert fm.Experiment(data).options.compare_weights is True
+    assert fm.Experiment(data, options=fm.Options(compare_weights=False)).options.compare_weights is False
+    assert not fm.Experiment(data, algorithm=fm.TrackedADGDA()).options.compare_weights

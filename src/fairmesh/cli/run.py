@@ -91,7 +91,7 @@ def run(
     """Train the experiment in a TOML file.
 
     Writes metrics, summary, model and checkpoint to the run's folder."""
-    from fairmesh.experiment import add_references, leave_one_out_of, load_experiment
+    from fairmesh.experiment import LEFT_OUT, add_references, leave_one_out_of, load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
     from fairmesh.report.runs import (
@@ -108,6 +108,7 @@ def run(
     from fairmesh.storage.run_folder import set_aside
     from fairmesh.training.leave_one_out import left_out_table
     from fairmesh.training.observers import Watch
+    from fairmesh.training.reference_models import FOLDER as REFERENCES_FOLDER
     from fairmesh.training.reference_models import check_one_algorithm, reference_table
 
     if seeds is not None and seeds < 1:
@@ -120,6 +121,9 @@ def run(
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
     folder = out or Path("runs") / experiment.stem
+    if resume and network == "memory":  # what belonged to the run still does
+        with_references = with_references or (folder / REFERENCES_FOLDER).is_dir()
+        leave_one_out = leave_one_out or (folder / LEFT_OUT).exists()
     with loaded_on(network, timeout, lambda: load_experiment(experiment, assignments)) as (loaded, process_group):
         silent = process_group is not None and not process_group.is_leader
         if with_references or leave_one_out:
@@ -171,6 +175,8 @@ def run(
         show_table(reference_table(references.as_json(), list(sites), values, summary.metric), "Next to references")
         for sentence in references.sentences():
             say(sentence)
+        if constant := references.constant_sentence():
+            say(constant)
         for name, reason in references.failed.items():
             say(f"the reference {name} failed: {reason}")
     if left_out:

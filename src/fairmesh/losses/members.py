@@ -161,6 +161,8 @@ class SquaredError(NamedLoss):
         5.0
     """
 
+    of_numbers: ClassVar[bool] = True
+
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         return _differences(outputs, targets).square().mean(dim=1)
 
@@ -175,6 +177,8 @@ class AbsoluteError(NamedLoss):
         >>> float(fm.losses.AbsoluteError()(torch.tensor([[1.0], [3.0]]), torch.zeros(2)))
         2.0
     """
+
+    of_numbers: ClassVar[bool] = True
 
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         return _differences(outputs, targets).abs().mean(dim=1)
@@ -194,6 +198,7 @@ class Huber(NamedLoss):
         8.0
     """
 
+    of_numbers: ClassVar[bool] = True
     delta: float = 1.0
 
     def __post_init__(self):

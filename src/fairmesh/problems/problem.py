@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import checked
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples, Targets
@@ -20,7 +21,7 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.losses import NamedLoss
 from fairmesh.losses.members import squared_error
-from fairmesh.metrics.base import Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
+from fairmesh.metrics.base import TASKS, Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.checks import check_gradient, check_mean, why_not_stacked
@@ -598,6 +599,11 @@ class Problem:
             self.held_out(split)
         inputs, targets, more = self._few_samples()
         row = self.initial_row(0).float()
+        if isinstance(self.loss, NamedLoss) and self.loss.of_numbers and self.task in ("classes", "masks"):
+            raise BadInput(
+                f"the loss {registered_name(self.loss)!r} needs numbers to predict, but the problem predicts "
+                f'{TASKS[self.task]}; write loss = "cross-entropy", or, in the [data] of a table, predict = "numbers"'
+            )
         check_gradient(model, row, self.loss, self.augment, (inputs, targets))
         with torch.no_grad():
             check_mean(self.loss, model(row, inputs), trees.joined([targets, more]))

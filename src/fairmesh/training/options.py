@@ -46,7 +46,7 @@ class Options:
         keep_iterate: Whether to keep an iterate drawn uniformly over time, the output of Theorem 2. Default: False.
         on_divergence: "stop" raises `Diverged`; "mark" lets the other replicas continue. Default: "stop".
         compare_weights: Whether to train once more with fixed weights, before the run, and to say afterwards at which
-            sites the weights helped. Takes twice as long. Default: False.
+            sites the weights helped. Takes twice as long. None for yes if the algorithm was left out. Default: None.
         lying_neighbours: How many neighbours of each node may send anything, >= 0. If > 0, gossip is clipped: a node
             moves towards the public copy of a neighbour by at most a radius that follows from its other neighbours.
             reproduction/clipping.md measures what this protects from, and what it costs unusual sites. Default: 0.
@@ -81,7 +81,7 @@ class Options:
     best_smoothing: float = 0.5
     keep_iterate: bool = False
     on_divergence: Literal["stop", "mark"] = "stop"
-    compare_weights: bool = False
+    compare_weights: bool | None = None
     lying_neighbours: int = 0
     count_bytes: bool = True
     memory_gib: float | None = None

@@ -162,8 +162,9 @@ def best_constant(problem: Problem, i: int) -> Tensor:
     targets = as_floats(train.targets, torch.float32)
     center, spread = torch.zeros_like(outputs), torch.ones_like(outputs)
     if problem.task == "numbers":  # which may be prices or lengths, so that the search is in their own spreads
-        columns = targets.reshape(len(train), -1)
-        center, spread = center + columns.mean(dim=0), spread * columns.std(dim=0, correction=0).clamp(min=1e-30)
+        columns = targets.reshape(len(train), *outputs.shape[1:])
+        center, spread = columns.mean(dim=0, keepdim=True), columns.std(dim=0, keepdim=True, correction=0)
+        spread = spread.clamp(min=1e-30)
     away = torch.zeros_like(outputs).requires_grad_(True)
     optimizer = torch.optim.LBFGS([away], max_iter=100, line_search_fn="strong_wolfe")
 
