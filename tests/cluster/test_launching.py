@@ -10,7 +10,7 @@ import torch
 
 import fairmesh as fm
 from fairmesh.cli.cluster import leave, stop_where_ended
-from fairmesh.cli.launching import OUTCOME
+from fairmesh.cli.launching import OUTCOME, known_to
 from fairmesh.cli.main import main
 from fairmesh.errors import LostProcess
 from fairmesh.networks.cluster import backend_of
@@ -101,3 +101,9 @@ def test_backend_of_a_rank_is_its_own_gpu_or_none():
         backend_of("cuda", 0, 4, gpus=2)
     with refused("rank", "GPU"):
         backend_of("cuda:0", 0, 1, gpus=1)
+
+
+def test_launch_leaves_out_what_an_older_torchrun_does_not_take():
+    asked = ["launching", "--nnodes=1", "--shutdown-timeout=60", "-m", "fairmesh"]
+    assert known_to({"--nnodes", "--shutdown-timeout"}, asked) == asked
+    assert known_to({"--nnodes"}, asked) == ["launching", "--nnodes=1", "-m", "fairmesh"]

@@ -1,5 +1,6 @@
 """Runs an experiment over several processes of this machine, which torchrun starts, watches and restarts."""
 
+import importlib
 import os
 import runpy
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,14 @@ def _quiet_about_signals(kind: type[BaseException], error: BaseException, trace:
         sys.__excepthook__(kind, error, trace)
 
 
+def known_to(options: Container[str], arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments without the time for ranks to finish, if this torchrun does not take it: that of torch 2.11
+    always waits for 30 s."""
+    return [one for one in arguments if "--shutdown-timeout" in options or not one.startswith("--shutdown-timeout=")]
+
+
 if __name__ == "__main__":
     sys.excepthook = _quiet_about_signals
+    parser = importlib.import_module("torch.distributed.run").get_args_parser()
+    sys.argv = known_to({option for action in parser._actions for option in action.option_strings}, sys.argv)
     runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
