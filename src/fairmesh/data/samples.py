@@ -15,6 +15,7 @@ from fairmesh.numerics.generators import GeneratorStates
 from fairmesh.numerics.trees import Tree
 
 TARGET_NAMES = ("labels", "label", "targets", "target")  # of the target in samples with names, if it is not given
+_AT_ONCE = 1 << 24  # numbers that are checked together
 Targets = str | int | Sequence[str] | None  # which part of a sample is the target
 
 
@@ -149,13 +150,26 @@ class Samples:
         if len(every[0][1]) == 0:
             raise BadInput(f"{what} is empty; give it samples, or leave the site out")
         for name, tensor in every:
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor.reshape(len(tensor), -1))).any(dim=1).nonzero()[0])
+            bad = _first_not_finite(tensor)
+            if bad is not None:
                 raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")
         return Samples(inputs, trees.mapped(_as_labels, targets), *_numbered(subgroups, len(every[0][1]), what))
 
     def __len__(self) -> int:
         return trees.length(self.inputs)
+
+
+def _first_not_finite(tensor: Tensor) -> int | None:
+    """Returns the first sample with a number that is not finite, or None. It reads the samples in portions, since they
+    may be more than memory can hold."""
+    if not tensor.is_floating_point():
+        return None
+    rows = max(1, _AT_ONCE // max(1, tensor[0].numel()))
+    for start in range(0, len(tensor), rows):
+        finite = torch.isfinite(tensor[start : start + rows])
+        if not bool(finite.all()):
+            return start + int((~finite.reshape(len(finite), -1)).any(dim=1).nonzero()[0])
+    return None
 
 
 def _as_labels(targets: Tensor) -> Tensor:

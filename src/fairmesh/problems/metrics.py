@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fairmesh.data.rows import Rows
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
@@ -56,9 +57,9 @@ class Evaluator:
         model, at_once = problem.flat_model.to(self._device, dtype), problem.at_once(self._device)
         self._outputs = over_models(model, at_once, in_dims=(0, None))
         if sets:
-            home = home or device
-            self._inputs = _placed(trees.joined([samples.inputs for samples in sets]), home)
-            self._targets = _placed(as_floats(trees.joined([samples.targets for samples in sets]), dtype), home)
+            home = torch.device(home or device)
+            self._inputs = Rows([samples.inputs for samples in sets], home)
+            self._targets = Rows([samples.targets for samples in sets], home)
             self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes))
 
     def __bool__(self) -> bool:
@@ -99,15 +100,17 @@ class Evaluator:
         if not sizes:  # the sites of this process have no such set: one column, which no site reads
             return {name: torch.full((len(rows), 1), torch.nan, dtype=torch.float64) for name in self.names}
         begin, count = sum(self._sizes[:first]), sum(sizes)
-        chunk = evaluated_at_once(len(rows), trees.numbers_per_sample(self._inputs))
+        chunk = evaluated_at_once(len(rows), self._inputs.numbers_per_sample)
         losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64)
         hits, unpredicted = torch.zeros_like(losses), torch.zeros_like(losses, dtype=torch.bool)
         own = problem.metrics_by_name
         kept: list[Tensor] = []
         for start in range(begin, begin + count, chunk):
             here = slice(start, min(start + chunk, begin + count))
-            inputs = as_floats(_placed(trees.at(self._inputs, here), self._device), self._dtype)
-            targets = _placed(trees.at(self._targets, here), self._device)
+            inputs, targets = (
+                as_floats(_placed(rows.between(here.start, here.stop), self._device), self._dtype)
+                for rows in (self._inputs, self._targets)
+            )
             owner = self._set_of_sample[here] - first
             outputs = self._outputs(rows, inputs)
             each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs).double().cpu()
@@ -127,7 +130,10 @@ class Evaluator:
         if own:
             pieces = torch.cat(kept, dim=1).split(sizes, dim=1)
             ends = torch.tensor([begin, *sizes]).cumsum(0).tolist()
-            truths = [_placed(trees.at(self._targets, slice(*ends[k : k + 2])), "cpu") for k in range(len(sizes))]
+            truths = [
+                as_floats(_placed(self._targets.between(*ends[k : k + 2]), "cpu"), self._dtype)
+                for k in range(len(sizes))
+            ]
             for name, metric in own.items():
                 found[name] = torch.full_like(losses, torch.nan)
                 for k, (outputs, targets) in enumerate(zip(pieces, truths)):

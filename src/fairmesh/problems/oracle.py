@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairmesh.data.rows import Rows
+from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.random_streams import SecretIdentities
@@ -77,15 +79,15 @@ class Oracle:
         self._largest, self._padded = int(self._sizes.max()), problem.sampling.order == "full" and not even
         self._weighted = self._padded or problem.objective.subgroups is not None
         held = [split.sites[i].train for split in every for i in problem.here]
-        inputs, targets = (trees.joined([getattr(samples, what) for samples in held]) for what in ("inputs", "targets"))
         self.subgroups = problem.subgroup_count if problem.objective.subgroups else 0
         numbers = {i: problem.subgroup_numbers(i) for i in problem.here} if self.subgroups else {}
         self._judge: tuple[Tensor, Tensor] | None = None  # first row and number of rows that judge each hosted node
         self.rows_apart = torch.zeros_like(self._sizes)  # how many of these are not trained on (replicas, nodes, 1)
-        of_rows = inputs, targets, torch.cat(list(numbers.values())) if numbers else None
+        order, numbers_of_rows = None, torch.cat(list(numbers.values())) if numbers else None
         if problem.objective.judged_on != "training":
-            of_rows = self._prepare_judging(problem, sites, sizes, *of_rows)
-        inputs, targets, numbers_of_rows = of_rows
+            judges, order = self._prepare_judging(problem, sites, sizes)
+            held = [*held, *judges]
+            numbers_of_rows = numbers_of_rows if numbers_of_rows is None or order is None else numbers_of_rows[order]
         # the subgroup of each row, if subgroups have weights
         self._numbers = torch.zeros(0) if numbers_of_rows is None else numbers_of_rows.to(self._data_device)
         shares = torch.zeros(problem.n, self.subgroups, dtype=torch.float64)
@@ -101,10 +103,11 @@ class Oracle:
 
         self._learnable = None if learnable[0] is None else tuple(map(of_nodes, zip(*learnable)))  # type: ignore[arg-type]
         self._excess = None if references[0] is None else of_nodes([r - r.mean() for r in references if r is not None])
-        numbers_here = sum(part.numel() for part in trees.leaves(inputs))
+        numbers_here = sum(len(samples) * trees.numbers_per_sample(samples.inputs) for samples in held)
         floats = device.type == "cpu" and numbers_here * dtype.itemsize <= AS_FLOATS_UP_TO
-        self._inputs = self._kept(as_floats(inputs, dtype) if floats else inputs)
-        self._targets = self._kept(targets)
+        change = (lambda part: as_floats(part, dtype)) if floats else None
+        self._inputs = Rows([samples.inputs for samples in held], self._data_device, order, change)
+        self._targets = Rows([samples.targets for samples in held], self._data_device, order)
         self.model = problem.flat_model.to(device, dtype, short_floats=precision == "bf16")
         draw_shape = (len(self.seeds), len(hosted))
         self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
@@ -187,13 +190,15 @@ class Oracle:
         return None if rejoin is None else (round_index < rejoin).to(self.dtype)
 
     def _prepare_judging(
-        self, problem: Problem, sites: Tensor, sizes: Tensor, inputs: Tree, targets: Tree, numbers: Tensor | None
-    ) -> tuple[Tree, Tree, Tensor | None]:
-        """Finds the rows that judge each hosted node. Returns inputs, targets and subgroups with these in their
-        place."""
+        self, problem: Problem, sites: Tensor, sizes: Tensor
+    ) -> tuple[Sequence[Samples], Tensor | None]:
+        """Finds the rows that judge each hosted node. Returns sets that follow the training rows, and the order of the
+        training rows if it is another one."""
         objective, device = problem.objective, sizes.device
+        sets: list[Samples] = []
+        order: Tensor | None = None
         if objective.judged_on == "validation":
-            sets, of_site = [], []
+            of_site = []
             for split in problem.every_split:
                 of_split, which_set = split.held_out("validation")
                 if not which_set:
@@ -208,13 +213,10 @@ class Oracle:
                 sets += of_split
             lengths = torch.tensor([len(samples) for samples in sets])
             which = torch.tensor(of_site)
-            first, counts = (
-                (trees.length(inputs) + lengths.cumsum(0) - lengths)[which].to(device),
-                lengths[which].to(device),
-            )
+            trained = sum(len(split.sites[i].train) for split in problem.every_split for i in problem.here)
+            first = (trained + lengths.cumsum(0) - lengths)[which].to(device)
+            counts = lengths[which].to(device)
             apart = counts
-            inputs = trees.joined([inputs, *(samples.inputs for samples in sets)])
-            targets = trees.joined([targets, *(samples.targets for samples in sets)])
         else:
             counts = torch.tensor([objective.held_out_of(size) for size in sizes.tolist()], device=device)
             orders, begin = [], 0
@@ -224,8 +226,6 @@ class Oracle:
                     orders.append(begin + held_out_last(samples, i, objective.held_out_of(len(samples))))
                     begin += len(samples)
             order = torch.cat(orders)
-            inputs, targets = trees.at(inputs, order), trees.at(targets, order)
-            numbers = None if numbers is None else numbers[order]
             self._trained_sizes = (sizes - counts)[sites].unsqueeze(-1)
             first = self._starts_of(problem, sizes) + sizes - counts
             apart = counts
@@ -233,7 +233,7 @@ class Oracle:
             first, counts = first - torch.where(alone, sizes, 0), torch.where(alone, sizes, counts)
         self._judge = first[sites].unsqueeze(-1), counts[sites].unsqueeze(-1)
         self.rows_apart = apart[sites].unsqueeze(-1)
-        return inputs, targets, numbers
+        return sets, order
 
     def _on_held_rows(
         self, judge: tuple[Tensor, Tensor], function: Callable, models: Tensor, round_index: Tensor, call: int
@@ -363,19 +363,14 @@ class Oracle:
             return *batch, torch.full((nodes, count), 1.0 / count, dtype=self.dtype, device=device)
         return batch
 
-    def _kept(self, data: Tree) -> Tree:
-        """Returns data where it stays during the run."""
-        return trees.mapped(lambda part: part.to(self._data_device), data)
-
-    def _gathered(self, data: Tree, chosen: Tensor) -> Tree:
+    def _gathered(self, data: Rows, chosen: Tensor) -> Tree:
         """Returns the chosen rows of each hosted node, as the model sees them: (nodes, rows, ...)."""
         shape = (self._shape[0] * self._shape[1], -1)
 
         def gathered(part: Tensor) -> Tensor:
-            rows = part.index_select(0, chosen).to(self.seeds.device, non_blocking=True)
-            return as_floats(rows, self.dtype).unflatten(0, shape)
+            return as_floats(part.to(self.seeds.device, non_blocking=True), self.dtype).unflatten(0, shape)
 
-        return trees.mapped(gathered, data)
+        return trees.mapped(gathered, data.take(chosen))
 
     def _chosen(self, round_index: Tensor, call: int, calls: int) -> Tensor:
         """Returns the indices of the rows in a batch of all hosted nodes, one after another."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import checked
 from fairmesh.data.preprocessing import Preprocessing
+from fairmesh.data.rows import stays_apart
 from fairmesh.data.samples import Samples, Targets
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, in_a_line
@@ -664,6 +665,16 @@ class Problem:
         cause = self._slower_stacked[device.type]
         cause = cause or f"torch.vmap cannot evaluate several at once ({self._why_not_stacked})"
         return f"models are evaluated one after another: {cause}"
+
+    def note_on_data(self, device: torch.device) -> str | None:
+        """Returns that training data is too large to be copied on a device, or None."""
+        sets = [split.sites[i].train.inputs for split in self.every_split for i in self.here]
+        size = sum(map(trees.nbytes, sets)) / 2.0**30
+        return (
+            f"training data ({size:.2f} GiB) stays where it is, and batches are gathered from it"
+            if stays_apart(sets, device)
+            else None
+        )
 
     def note_on_evaluation_mode(self) -> str | None:
         """Returns which layers a module in evaluation mode trains without, or None."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from fairmesh.algorithms.base import Algorithm
+from fairmesh.data.rows import stays_apart
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
@@ -84,7 +85,8 @@ def footprint(
     fixed_passes = (at_once or 0) * batch.pass_ + batch.evaluation
     duals = _DUAL_COPIES * n * every * dtype.itemsize if algorithm.keeps_node_rows() else 0
     held = [split.sites[i] for split in problem.every_split for i in problem.here]
-    data = sum(s.train.nbytes for s in held) if data_counts else 0
+    apart = stays_apart([s.train.inputs for s in held], device)  # then no copy is made
+    data = sum(s.train.nbytes for s in held) if data_counts and not apart else 0
     floats = sum(trees.numbers_per_sample(s.train.inputs) * len(s.train) for s in held) * dtype.itemsize
     data += floats if data_counts and floats <= AS_FLOATS_UP_TO else 0
     shown = passes + fixed_passes + n * batch.inputs

@@ -44,7 +44,7 @@ from fairmesh.training.observers import (
     observe,
     stop_signals,
 )
-from fairmesh.training.options import DTYPES, Options, device_of, with_threads
+from fairmesh.training.options import DTYPES, Options, device_of, home_of_data, with_threads
 from fairmesh.training.portions import (
     merged,
     on_host,
@@ -187,7 +187,9 @@ def train(
     at_once = min(process_group.all_gather_json(at_once))
     switched_off = problem.note_on_evaluation_mode()
     if announce:
-        for said in filter(None, (problem.note_on_stacking(kind["device"]), switched_off, sentence)):
+        home = home_of_data(problem, kind["device"], chosen.data_on)
+        notes = (problem.note_on_stacking(kind["device"]), problem.note_on_data(home), switched_off, sentence)
+        for said in filter(None, notes):
             announce(said)
         if problem.preprocessing is not None:
             announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
