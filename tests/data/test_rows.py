@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,6 +61,16 @@ def test_runs_with_data_apart_are_bit_for_bit_those_with_a_copy(order, judged_on
     assert torch.equal(*(result.row() for result in found))
     assert found[0].final[0]["loss"] == found[1].final[0]["loss"]
     assert sum("stays where it is" in text for text in said) == 1
+
+
+def test_an_array_that_is_mapped_read_only_stays_as_it_is_if_the_model_changes_its_inputs(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "COPIED_UP_TO", 0)
+    np.save(tmp_path / "inputs.npy", drawn(0, 12, 3).numpy())
+    inputs = np.load(tmp_path / "inputs.npy", mmap_mode="r")
+    model = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(3, 2))
+    problem = fm.Problem(model, [(inputs, torch.arange(12) % 2)] * 3, sampling=fm.Sampling(4), models_at_once=1)
+    fm.train(problem, fm.Ring(), fm.DSGD(0.1), 2)
+    assert np.array_equal(inputs, drawn(0, 12, 3).numpy())
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ class Rows:
             if first < stop and start < end:
                 found.append(trees.at(one, slice(max(start - first, 0), stop - first)))
             first = end
-        return found[0] if len(found) == 1 else trees.joined(found)
+        return trees.joined(found)  # a copy also of one part: a model may change its inputs in place
 
     @property
     def numbers_per_sample(self) -> int:

@@ -1,5 +1,6 @@
 """The samples of a site as tensors, read once and checked on reading."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -237,7 +238,9 @@ def _read(values: Any, where: str) -> Tree:
         return tuple(_read(value, f"{where} {k}") for k, value in enumerate(values))
     if isinstance(values, list) and values and isinstance(values[0], str):
         raise BadInput(f"{where} are text, such as {values[0][:20]!r}; turn it into numbers, or leave it out")
-    return torch.as_tensor(values).detach().cpu()
+    with warnings.catch_warnings():  # data that is mapped read-only is only read
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(values).detach().cpu()
 
 
 def _is_part(value: Any, of: type = list) -> bool:

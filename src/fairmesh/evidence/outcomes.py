@@ -438,7 +438,7 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int
     single = isinstance(targets, Tensor)  # metrics of several targets are not resampled
     for start in range(0, len(samples), chunk):
         inputs, truth = (
-            trees.mapped(lambda part, at=start: part[at : at + chunk].to(models.device), tree)
+            trees.mapped(lambda part, at=start: part[at : at + chunk].to(models.device, copy=True), tree)
             for tree in (samples.inputs, targets)
         )
         inputs = as_floats(inputs, models.dtype)

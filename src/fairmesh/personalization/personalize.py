@@ -244,7 +244,7 @@ def outputs_on(problem: Problem, row: Tensor, samples: Samples) -> Tensor:
     chunk = max(1, _FLOATS_AT_ONCE // trees.numbers_per_sample(samples.inputs))
     made = []
     for start in range(0, len(samples), chunk):
-        few = trees.mapped(lambda part, at=start: part[at : at + chunk].to(row.device), samples.inputs)
+        few = trees.mapped(lambda part, at=start: part[at : at + chunk].to(row.device, copy=True), samples.inputs)
         made.append(model(row, as_floats(few, row.dtype)).cpu())
     return torch.cat(made)
 

@@ -497,7 +497,8 @@ class Problem:
 
     def _whole_outputs_of_probe(self) -> Any:
         """Returns all that the model returns for two samples."""
-        inputs = trees.at(self.sites[self.here[0]].train.inputs, slice(2))
+        train = self.sites[self.here[0]].train
+        inputs = trees.at(train.inputs, torch.arange(min(2, len(train))))  # a copy: a model may change its inputs
         model = self._whole_model.to(torch.device("cpu"), torch.float32)
         try:
             with torch.no_grad():
