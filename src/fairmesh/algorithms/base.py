@@ -17,6 +17,7 @@ from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.bounds import Content
 from fairmesh.numerics import random_streams
+from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.random_streams import SERVER, Draw, SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.problems.oracle import Oracle
@@ -153,7 +154,8 @@ class Round:
 
         Args:
             models: Where to evaluate, one row per hosted node: (..., nodes, dim).
-            call: Which batch of the round to use, from 0 to `oracle_calls()` - 1.
+            call: Which batch of the round to use, from 0 to `oracle_calls()` - 1. Asking for one call twice gives the
+                same batch and the same random numbers, at other models too.
         """
         if self._subgroups is None:
             return self._oracle.losses_and_gradients(models, self.index, call)
@@ -168,6 +170,31 @@ class Round:
     def errors(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns each node's 0-1 error on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
         return self._oracle.errors(models, self.index, call)
+
+    def sample_losses(self, models: Tensor, call: int = 0) -> Tensor:
+        """Returns the loss of every sample of each node's batch: (..., nodes, samples). Arguments as in
+        `losses_and_gradients`. Refused for models that are evaluated one by one."""
+        return self._oracle.sample_losses(models, self.index, call)
+
+    def sample_gradients(self, models: Tensor, call: int = 0) -> Tensor:
+        """Returns the gradient of every sample's loss, without weight decay and clipping: (..., nodes, samples, dim).
+        Their mean is the batch's gradient. Arguments as in `losses_and_gradients`; refused as `sample_losses` is."""
+        return self._oracle.sample_gradients(models, self.index, call)
+
+    @property
+    def sizes(self) -> Tensor:
+        """How many training rows each hosted node has, (..., nodes, 1)."""
+        return self._oracle.sizes
+
+    @property
+    def all_sizes(self) -> Tensor:
+        """How many training rows every node of the network has, (..., 1, n)."""
+        return self._oracle.all_sizes
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes and places of the parameters in a row of `models`."""
+        return self._oracle.model.layout
 
     def learnable_shares(self, losses: Tensor) -> Tensor:
         """Returns how much of each node's loss a model can lower, (..., nodes, 1) in [0, 1]."""

@@ -119,6 +119,29 @@ def integers(key: Tensor, count: int, below: Tensor) -> Tensor:
     return ((bits(key, count).to(torch.int64) & 0xFFFFFFFF) * below) >> 32
 
 
+_SWAPS = 24  # rounds of a permutation
+
+
+def permuted(key: Tensor, at: Tensor, size: Tensor) -> Tensor:
+    """Returns the images of `at` in [0, size) under a random permutation of that range, one per key; int64.
+
+    In each of 24 rounds a number swaps places with its mirror image about a random point, or does not (Hoang, Morris,
+    Rogaway: An Enciphering Scheme Based on a Card Shuffle, CRYPTO 2012). It is a permutation for every size, nothing is
+    stored, and only integers are computed. `key`, `at` and `size` broadcast; sizes are below 2^31."""
+    for swap in range(1, _SWAPS + 1):
+        of_round = _mix64(key ^ swap)
+        mirror = (((of_round & 0xFFFFFFFF) * size) >> 32) - at
+        mirror = torch.where(mirror < 0, mirror + size, mirror)
+        chance = _mix64(of_round + torch.maximum(at, mirror))
+        at = torch.where(chance < 0, mirror, at)
+    return at
+
+
+def epoch_keys(key: Tensor, epochs: Tensor) -> Tensor:
+    """Returns a key for each epoch (..., count), from the keys (...) of streams."""
+    return _mix64(key.unsqueeze(-1) + epochs)
+
+
 class Draw:
     """What each hosted node draws for one purpose in one round, from keys (..., nodes). `ahead` gives its sixteen_bits
     if they are computed for many rounds at once."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import jacrev
 
 from fairmesh.data.rows import Rows
 from fairmesh.data.samples import Samples
@@ -73,6 +74,7 @@ class Oracle:
         sites = placements.index_select(1, hosted)  # (replicas, nodes)
         sizes = torch.tensor([len(site.train) for split in every for site in split.sites], device=device)
         self._sizes = sizes[sites].unsqueeze(-1)
+        self.sizes, self.all_sizes = self._sizes, sizes[placements].unsqueeze(1)  # (..., nodes, 1), (..., 1, n)
         self._starts = self._starts_of(problem, sizes)[sites].unsqueeze(-1)
         self._trained_sizes: Tensor | None = None  # where rows are held out
         even = bool((self._sizes == self._sizes.min()).all()) and problem.objective.judged_on != "held-out"
@@ -315,6 +317,42 @@ class Oracle:
         rejoin = self.problem.objective.rejoin_round()
         return self._trained_sizes if rejoin is None else torch.where(rounds < rejoin, self._trained_sizes, self._sizes)
 
+    def sample_losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+        """Returns the loss of every sample of each node's batch: (replicas, nodes, samples)."""
+        with torch.no_grad():
+            return self._of_samples(lambda function: function, models, round_index, call)
+
+    def sample_gradients(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+        """Returns the gradient of every sample's loss, without weight decay and clipping: (replicas, nodes, samples,
+        dim)."""
+        return self._of_samples(jacrev, models, round_index, call)
+
+    def _of_samples(self, what: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+        """Returns `what` of the function row -> losses of the samples in a batch, for each node."""
+        at_once = self.problem.at_once(self.seeds.device)
+        if at_once == 1:
+            why = self.problem.note_on_stacking(self.seeds.device) or "models_at_once = 1"
+            raise BadInput(
+                f"losses and gradients of single samples need torch.vmap, but {why}; use models_at_once='all'"
+            )
+        if self._padded:
+            raise BadInput(
+                "losses and gradients of single samples need batches of one length; with order = 'full' sites of "
+                "unequal size have none: use Sampling(batch=...)"
+            )
+        each = losses_of_rows(self.model, self.problem.loss, self.problem.augment)
+
+        def one(row: Tensor, inputs: Any, targets: Any, key: Tensor) -> Tensor:
+            return what(lambda given: each(given, inputs, targets, key, row.new_zeros(()))[1])(row)
+
+        rows, function = models.reshape(-1, models.shape[-1]), over_models(one, at_once)
+        repeats = 1 if self.problem.sampling.order == "full" else self.problem.sampling.batches_per_step
+        found = [
+            function(rows, *self._batch(round_index, call * repeats + k, self._calls * repeats)[:3])
+            for k in range(repeats)
+        ]
+        return torch.cat(found, dim=1).unflatten(0, self._shape[:-1])
+
     def _measured(self, function: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         rows = models.reshape(-1, models.shape[-1])
         with torch.no_grad():
@@ -337,10 +375,14 @@ class Oracle:
         if sampling.order == "full":
             steps = torch.arange(self._largest, device=device).expand(len(rounds), 1, 1, -1)
             return self._starts + steps % sizes
-        if sampling.order == "cyclic":
+        if sampling.order in ("cyclic", "shuffled"):
             first = (rounds * calls + call) * sampling.batch
             steps = first[:, None, None, None] + torch.arange(sampling.batch, device=device)
-            return self._starts + steps % sizes
+            if sampling.order == "cyclic":
+                return self._starts + steps % sizes
+            streams = random_streams.keys(self.seeds, "epochs", 0, self._identities)  # (replicas, nodes)
+            epochs = random_streams.epoch_keys(streams, steps // sizes)
+            return self._starts + random_streams.permuted(epochs, steps % sizes, sizes)
         key = random_streams.keys(self.seeds, f"batch {call}", rounds.unsqueeze(-1), self._identities)
         return self._starts + random_streams.integers(key, sampling.batch, sizes)
 

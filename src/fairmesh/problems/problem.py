@@ -57,8 +57,9 @@ class Sampling:
 
     Args:
         batch: Samples per batch, >= 1; not used by `order = "full"`. Default: 50.
-        order: "random" draws with replacement, "cyclic" takes the samples in their order, "full" takes all samples of
-            the node. Default: "random".
+        order: "random" draws with replacement. "shuffled" takes every sample once per epoch, in a random order that
+            differs from epoch to epoch; a batch that reaches over the end of an epoch continues in the next. "cyclic"
+            takes the samples in their order, "full" takes all samples of the node. Default: "random".
         batches_per_step: Batches per gradient, >= 1, whose gradients are averaged (the AD-GDA paper's oracle
             averaging). Default: 1.
 
@@ -69,7 +70,7 @@ class Sampling:
     """
 
     batch: int = 50
-    order: Literal["random", "cyclic", "full"] = "random"
+    order: Literal["random", "shuffled", "cyclic", "full"] = "random"
     batches_per_step: int = 1
 
     def __post_init__(self):

@@ -193,7 +193,7 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._oracle, name)
-        if name not in ("losses_and_gradients", "losses", "errors"):
+        if name not in ("losses_and_gradients", "losses", "errors", "sample_losses", "sample_gradients"):
             return found
 
         def counted(models: Tensor, round_index: Tensor, call: int) -> Any:

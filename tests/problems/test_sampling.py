@@ -1,0 +1,82 @@
+"""Which samples make a batch, and what an algorithm sees of them."""
+
+import pytest
+import torch
+from torch import nn
+
+import fairmesh as fm
+from fairmesh.algorithms import Round
+from fairmesh.numerics import random_streams
+from tests import toys
+from tests.refusals import refused
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
+def test_permutation_takes_every_number_once_and_differs_by_key(size):
+    key = random_streams.keys(torch.arange(20), "test", 0, torch.tensor([5]))  # (20, 1)
+    found = random_streams.permuted(key, torch.arange(size), torch.tensor(size))
+    assert torch.equal(found.sort(dim=-1).values, torch.arange(size).expand(20, -1))
+    if size >= 64:
+        assert len({tuple(row.tolist()) for row in found}) == 20
+        fixed = (found == torch.arange(size)).sum(dim=-1).double().mean()  # one on average
+        assert fixed < 2.5
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_shuffled_sampling_takes_every_row_once_per_epoch(calls):
+    sizes, batch = (5, 12, 7), 4
+    problem = toys.problem(3, sites=toys.sites(3, sizes), sampling=fm.Sampling(batch=batch, order="shuffled"))
+    _, oracle = toys.on_stack(problem, fm.Ring(), seeds=(0, 9), calls=calls)
+    rounds = torch.arange(60)
+    taken = torch.stack([oracle._indices(rounds, k, calls) for k in range(calls)], dim=1)
+    taken = taken.permute(2, 3, 0, 1, 4).flatten(2)  # replicas, nodes, samples in the order of their use
+    first = 0
+    for i, size in enumerate(sizes):
+        epochs = (taken[:, i] - first)[:, : 20 * size].unflatten(-1, (20, size))
+        assert torch.equal(epochs.sort(dim=-1).values, torch.arange(size).expand(2, 20, -1))
+        assert len({tuple(epoch.tolist()) for epoch in epochs.flatten(0, 1)}) > 20  # another order in each
+        first += size
+
+
+@pytest.mark.slow
+def test_shuffled_run_resumes_and_replicas_and_hosts_agree():
+    problem = toys.problem(4, sampling=fm.Sampling(batch=5, order="shuffled"))
+    fm.testing.check_algorithm(fm.DSGD(0.1), problem=problem, topologies=[fm.Ring()], rounds=2)
+
+
+def seen(problem: fm.Problem, calls: int = 1) -> tuple[Round, torch.Tensor]:
+    network, oracle = toys.on_stack(problem, fm.Ring(), seeds=(0, 1), calls=calls)
+    return Round(torch.tensor(2), oracle, network), oracle.initial_models()
+
+
+def test_round_tells_sizes_and_layout():
+    ctx, models = seen(toys.problem(3, sites=toys.sites(3, (5, 12, 7))))
+    assert ctx.sizes.squeeze(-1).tolist() == [[5, 12, 7]] * 2
+    assert ctx.all_sizes.tolist() == [[[5, 12, 7]]] * 2
+    assert ctx.layout.dim == models.shape[-1]
+
+
+def test_means_over_samples_are_those_of_the_batch_with_dropout_too():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3))
+    ctx, models = seen(toys.problem(3, model=model, sampling=fm.Sampling(batch=7, batches_per_step=2)))
+    losses, gradients = ctx.losses_and_gradients(models)
+    assert ctx.sample_losses(models).shape == (2, 3, 14)
+    assert torch.allclose(ctx.sample_losses(models).mean(dim=-1, keepdim=True), losses)
+    assert torch.allclose(ctx.sample_gradients(models).mean(dim=-2), gradients)
+
+
+def test_one_call_asked_for_twice_gives_the_same_batch():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3))
+    ctx, models = seen(toys.problem(3, model=model), calls=2)
+    first, again, other = (ctx.losses_and_gradients(models, call)[1] for call in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+
+
+def test_single_samples_are_refused_one_by_one_and_for_padded_batches():
+    ctx, models = seen(toys.problem(3, models_at_once=1))
+    with refused("single samples", "vmap", "models_at_once"):
+        ctx.sample_gradients(models)
+    ctx, models = seen(toys.problem(3, sampling=fm.Sampling(order="full")))
+    with refused("single samples", "full", "Sampling"):
+        ctx.sample_losses(models)
