@@ -10,7 +10,7 @@ import fairmesh as fm
 from fairmesh.personalization.cross_fit import CrossFit
 from fairmesh.personalization.outcome import PersonalModel
 from fairmesh.training import reference_models
-from fairmesh.training.references import best_constant
+from fairmesh.training.references import best_constant, constant_values
 from tests.refusals import missing_from, refused
 
 NAMES = ["local", "average", "pooled", "fine-tuned", "constant"]
@@ -190,3 +190,12 @@ def test_table_says_not_measured_and_a_sentence_where_a_constant_answer_is_as_go
     compared = fm.compare_with_references(problem, algorithm=fm.DSGD(0.0), rounds=1, references=["constant"])
     assert [row.split("  ")[0] for row in str(compared).splitlines() if "not measured" in row] == ["c"]
     assert missing_from(compared.constant_sentence(), "a, b") == []
+
+
+def test_constant_answer_is_the_share_of_the_most_frequent_class_of_a_sites_training_rows():
+    train, test = torch.tensor([0] * 6 + [1] * 4), torch.tensor([0] * 3 + [1] * 5)
+    rows = [(torch.randn(len(labels), 3), labels) for labels in (train, test)]
+    sites = [fm.Site(rows[0], test=rows[1]), fm.Site(rows[0]), fm.Site(rows[1], test=rows[0])]
+    first, unmeasured, last = constant_values(fm.Problem(torch.nn.Linear(3, 2), sites), "test")
+    assert (first, last) == pytest.approx((3 / 8, 4 / 10))
+    assert unmeasured != unmeasured

@@ -3,7 +3,7 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,10 @@ from fairmesh.cli.cluster import loaded_on
 from fairmesh.cli.progress import progress
 from fairmesh.cli.terminal import Json, console, print_json, say, show_rows, show_table
 from fairmesh.errors import BadInput
+
+if TYPE_CHECKING:
+    from fairmesh.report.runs import Run
+    from fairmesh.training.result import Result
 
 
 def demo(
@@ -179,6 +183,8 @@ def run(
             say(constant)
         for name, reason in references.failed.items():
             say(f"the reference {name} failed: {reason}")
+    elif process_group is None and (line := _constant_in_words(result, summary)):
+        say(line)
     if left_out:
         show_table(left_out_table(left_out), "Each site by a model that was trained without it")
     if result.diverged:
@@ -189,6 +195,30 @@ def run(
     if note := models_in_words(summary.summary):
         say(note)
     say(f"written to {folder}; for a page with plots: fairmesh report {folder}")
+
+
+def _constant_in_words(result: "Result", run: "Run") -> str | None:
+    """Returns what a constant answer would reach, which any model should exceed, and at which sites it does as well."""
+    from fairmesh.report.units import defined
+    from fairmesh.training.references import constant_values
+
+    problem = result.problem.of_split(0)
+    if problem.task not in ("classes", "binary", "numbers"):
+        return None
+    better = (lambda a, b: a >= b) if run.higher_is_better else (lambda a, b: a <= b)
+    pairs = zip(map(str, run.summary["sites"]), constant_values(problem, result.judged_on), run.by_site())
+    known = [(name, constant, mine) for name, constant, mine in pairs if defined(constant) and defined(mine)]
+    if not known:
+        return None
+    values, unit = [constant for _, constant, _ in known], run.unit()
+    worst = (min if run.higher_is_better else max)(values)
+    as_good = [name for name, constant, mine in known if better(constant, mine)]
+    more = f" and {len(as_good) - 5} more" if len(as_good) > 5 else ""
+    where = f"; it does as well as the run at {', '.join(as_good[:5])}{more}" if as_good else ""
+    return (
+        f"a constant answer, the best for each site's training rows, reaches {unit.shown(worst)} at the worst site "
+        f"and {unit.shown(sum(values) / len(values))} on average{where}"
+    )
 
 
 def use_data(folder: Path | None) -> None:

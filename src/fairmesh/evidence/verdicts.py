@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fairmesh.config.registry import registered
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import (
     LEVEL,
@@ -17,6 +18,7 @@ from fairmesh.evidence.intervals import (
     resampled,
 )
 from fairmesh.evidence.outcomes import Answers, Outcomes, independent_mean, mean_over_sites, resamples_of
+from fairmesh.metrics import NamedMetric
 
 Verdict = Literal["better", "worse", "unclear"]
 
@@ -67,7 +69,9 @@ class Difference:
 
 
 def _in_points(metric: str) -> bool:
-    return metric not in ("loss", "mae", "rmse", "r2")
+    """Returns whether a metric is a share, whose differences are in points. A user's own metric may be anything."""
+    kind = registered(NamedMetric).get(metric)
+    return kind is not None and issubclass(kind, NamedMetric) and kind.is_share
 
 
 def _unit(metric: str) -> str:

@@ -15,7 +15,7 @@ from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.numerics import trees
 from fairmesh.problems.losses import as_floats
-from fairmesh.problems.metrics import SplitEvaluator
+from fairmesh.problems.metrics import SplitEvaluator, measured
 from fairmesh.problems.objective import Objective, held_out_last
 from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.topology.graphs import Topology
@@ -180,6 +180,22 @@ def best_constant(problem: Problem, i: int) -> Tensor:
     with torch.enable_grad():
         optimizer.step(closure)
     return (center + spread * away).detach()
+
+
+def constant_values(problem: Problem, judged_on: str) -> list[float]:
+    """Returns the primary metric at every site if the answer is always the one that is best for the site's training
+    rows; NaN where it is not defined, or the site's samples are elsewhere or missing."""
+    found = []
+    for i, site in enumerate(problem.sites):
+        samples = getattr(site, judged_on)
+        if samples is None or not samples.here or not len(samples):
+            found.append(math.nan)
+            continue
+        constant = best_constant(problem, i)
+        with torch.no_grad():
+            outputs = constant.expand(len(samples), *constant.shape[1:])
+            found.append(measured(problem, outputs, as_floats(samples.targets, torch.float32))[problem.primary])
+    return found
 
 
 def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
