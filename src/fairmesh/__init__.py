@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.personalization.personalize import personalize
     from fairmesh.problems import models as models
     from fairmesh.problems.objective import Objective
+    from fairmesh.problems.parts import Parts
     from fairmesh.problems.problem import Problem, Sampling
     from fairmesh.regularizers.members import ChiSquare
     from fairmesh.report.plots import plot
@@ -91,6 +92,7 @@ __all__ = [
     "Metric",
     "Objective",
     "Options",
+    "Parts",
     "Problem",
     "Quantize",
     "Result",
@@ -175,6 +177,7 @@ _HOMES = {  # name -> module that defines it
     "export": "inference.export",
     "predict": "inference.predict",
     "Objective": "problems.objective",
+    "Parts": "problems.parts",
     "Problem": "problems.problem",
     "Sampling": "problems.problem",
     "personalize": "personalization.personalize",

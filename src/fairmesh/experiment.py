@@ -29,9 +29,11 @@ from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
 from fairmesh.personalization import Personalization
+from fairmesh.problems.batch_norm import BatchNormPolicy
 from fairmesh.problems.losses import loss_in_spreads
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN, build_in_units
 from fairmesh.problems.objective import Objective
+from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem, Sampling, with_splits
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json, with_nan
@@ -88,6 +90,9 @@ class Experiment:
             `higher_is_better`. Default: {}.
         objective: Which losses the robust weights follow. Default: Objective(), the training losses.
         models_at_once: How many models are evaluated at once, as in `Problem`. Default: "auto".
+        parts: Which parameters stay at their site and which are not trained. Default: Parts(), all are shared.
+        batch_norm: What BatchNorm layers do: "frozen", "local", "shared", "convert" or "refuse", as in `Problem`.
+            Default: "refuse".
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`; None for only the common model. Default: None.
         contract: What the data of every site must look like, as in `fm.data.Contract`; None for no check. Default:
@@ -130,6 +135,8 @@ class Experiment:
     )
     objective: Objective = field(default_factory=Objective)
     models_at_once: int | Literal["auto", "all"] = "auto"
+    parts: Parts = field(default_factory=Parts)
+    batch_norm: BatchNormPolicy = "refuse"
     personalization: Personalization | None = None
     contract: Contract | None = None
     observers: tuple[Observer, ...] = ()
@@ -224,7 +231,7 @@ class Experiment:
             if (target.center, target.scale) != (0.0, 1.0):
                 model = partial(build_in_units, self.model, shape, target.center, target.scale)
                 loss = partial(loss_in_spreads, loss, target.scale)
-        return Problem(
+        problem = Problem(
             model=model,
             sites=sites,
             loss=loss,
@@ -236,8 +243,13 @@ class Experiment:
             metrics=self.metrics,
             objective=self.objective,
             models_at_once=self.models_at_once,
+            parts=self.parts,
+            batch_norm=self.batch_norm,
             class_names=names,
         )
+        if self.personalization is not None:
+            problem.refuse_own_parts("personalization")
+        return problem
 
 
 def _check_swept(path: str) -> None:

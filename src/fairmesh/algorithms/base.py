@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fairmesh.algorithms.own_parts import OwnRound, OwnState
 from fairmesh.algorithms.schedules import Schedule, as_schedule
 from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState
 from fairmesh.compression.codes import Dense
@@ -138,6 +139,7 @@ class Round:
         network: Network,
         round_cache: RoundCache | None = None,
         subgroups: SubgroupState | None = None,
+        own_parts: OwnState | None = None,
     ):
         self.index = index  # t, a scalar tensor
         self._oracle, self._network, self._round_cache = oracle, network, round_cache or RoundCache()
@@ -148,6 +150,7 @@ class Round:
         self.sent: list[Traffic] = []
         self._subgroups = None if subgroups is None else SubgroupRound(subgroups, oracle, prior_weights(self))
         self._delivery: Delivery | None = None
+        self._own_parts = None if own_parts is None else OwnRound(own_parts, oracle)
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
         """Returns each node's loss and gradient on its batch: (..., nodes, 1) and (..., nodes, dim).
@@ -157,29 +160,39 @@ class Round:
             call: Which batch of the round to use, from 0 to `oracle_calls()` - 1. Asking for one call twice gives the
                 same batch and the same random numbers, at other models too.
         """
+        own = self._own_of(call)
         if self._subgroups is None:
-            return self._oracle.losses_and_gradients(models, self.index, call)
-        losses, gradients, seen = self._oracle.by_subgroup(models, self.index, call, self._subgroups.ratios)
-        self._subgroups.saw(seen, self.while_open(1.0))
+            losses, gradients = self._oracle.losses_and_gradients(models, self.index, call, **own)
+        else:
+            ratios = self._subgroups.ratios
+            losses, gradients, seen = self._oracle.by_subgroup(models, self.index, call, ratios, **own)
+            self._subgroups.saw(seen, self.while_open(1.0))
+        if self._own_parts is not None:
+            self._own_parts.saw(call, gradients[..., models.shape[-1] :])
+            gradients = gradients[..., : models.shape[-1]]
         return losses, gradients
+
+    def _own_of(self, call: int) -> dict[str, Tensor]:
+        """Returns the nodes' own parts for a batch, as an argument of the oracle, if they have any."""
+        return {} if self._own_parts is None else {"own": self._own_parts.rows(call)}
 
     def losses(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns each node's loss on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
-        return self._oracle.losses(models, self.index, call)
+        return self._oracle.losses(models, self.index, call, **self._own_of(call))
 
     def errors(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns each node's 0-1 error on its batch: (..., nodes, 1). Arguments as in `losses_and_gradients`."""
-        return self._oracle.errors(models, self.index, call)
+        return self._oracle.errors(models, self.index, call, **self._own_of(call))
 
     def sample_losses(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns the loss of every sample of each node's batch: (..., nodes, samples). Arguments as in
         `losses_and_gradients`. Refused for models that are evaluated one by one."""
-        return self._oracle.sample_losses(models, self.index, call)
+        return self._oracle.sample_losses(models, self.index, call, **self._own_of(call))
 
     def sample_gradients(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns the gradient of every sample's loss, without weight decay and clipping: (..., nodes, samples, dim).
         Their mean is the batch's gradient. Arguments as in `losses_and_gradients`; refused as `sample_losses` is."""
-        return self._oracle.sample_gradients(models, self.index, call)
+        return self._oracle.sample_gradients(models, self.index, call, **self._own_of(call))
 
     @property
     def sizes(self) -> Tensor:
@@ -254,6 +267,10 @@ class Round:
         """Returns what the nodes remember of their subgroups after the round."""
         return None if self._subgroups is None else self._subgroups.after(self._delivery)
 
+    def own_parts_after(self) -> OwnState | None:
+        """Returns the nodes' own parts after the round."""
+        return None if self._own_parts is None else self._own_parts.after()
+
     def hosted(self, row: Tensor) -> Tensor:
         """Returns the hosted nodes' entries (..., nodes) of a row over all nodes (..., 1, n)."""
         return row.squeeze(-2).index_select(-1, self._network.hosted)
@@ -269,6 +286,8 @@ class Round:
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> Tensor:
         """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""
+        if self._own_parts is not None:
+            self._own_parts.receivers = receivers
         return self._counted(self._network.broadcast(row, receivers))
 
     def average(self, rows: Tensor, weights: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.errors import BadInput, nearest
 from fairmesh.inference.predictor import Output, Predictor
 from fairmesh.personalization.outcome import PersonalModel
+from fairmesh.problems.batch_norm import under_policy
 from fairmesh.problems.flat_model import architecture_of
 from fairmesh.problems.models import Model, build_in_units
 from fairmesh.storage.run_folder import (
@@ -77,8 +78,8 @@ class TrainedModel:
         Args:
             result: The result of `fm.train` or `fm.run`.
             which: "final", the "best" round, the "time-average" or the "iterate". Default: "final".
-            site: The site whose own model is wanted, if the run has a personalization; None for the common model.
-                Default: None.
+            site: The site whose own model is wanted, if the run has a personalization or local parts; None for the
+                common model. Default: None.
             replica: The number of the replica; None for the chosen one, as `Result.chosen` says. Default: None.
 
         Raises:
@@ -92,9 +93,11 @@ class TrainedModel:
         _refuse_diverged(result.diverged, replica)
         problem = result.problem.of_split(result.replicas[replica].split)
         _refuse_structure(model_facts(problem))
-        module: nn.Module = problem.flat_model.module(result.row(which)[replica])
+        module: nn.Module = problem.flat_model.module(result.whole_row(replica, which))
         about = about_model(result, replica, which)
-        if site is not None:
+        if site is not None and problem.flat_model.own_dim:
+            module, about = problem.flat_model.module(result.whole_row(replica, which, site)), about | {"site": site}
+        elif site is not None:
             found = {own.name: own for one in result.personal if one.replica == replica for own in one.sites}
             if site not in found:
                 raise BadInput(f"there is no own model of a site {site!r}{nearest(site, found)}")
@@ -132,8 +135,8 @@ def load_model(
     Args:
         folder: The run's folder; also the folder of a site or of its node's state, between organisations.
         which: "final", the "best" round, the "time-average" or the "iterate". Default: "final".
-        site: The site whose own model is wanted, if the run has a personalization; None for the common model. Default:
-            None.
+        site: The site whose own model is wanted, if the run has a personalization or local parts; None for the common
+            model. Default: None.
         replica: The number of the replica, if the run has several; None for that of `model.safetensors`. Default:
             None.
 
@@ -167,9 +170,13 @@ def load_model(
         file = path / entry["file"]
         about = load_weights(file, module)
     else:
-        file = _personal_file(path, summary, site, entry["replica"])
-        about = _checked_about(file, module)
-        module = PersonalModel.load(file, module)
+        file = _site_file(path, summary, site, entry)
+        if file is not None:
+            about = load_weights(file, module)
+        else:
+            file = _personal_file(path, summary, site, entry["replica"])
+            about = _checked_about(file, module)
+            module = PersonalModel.load(file, module)
     return _trained(module, summary["model"], preprocessing, about)
 
 
@@ -229,7 +236,8 @@ def _module(folder: Path, facts: Mapping[str, Any], preprocessing: Preprocessing
     target = None if preprocessing is None or preprocessing.target.kind != "number" else preprocessing.target
     if target is not None and (target.center, target.scale) != (0.0, 1.0):
         return build_in_units(model, shape, target.center, target.scale)
-    return model.build(shape, facts["outputs"])
+    built = model.build(shape, facts["outputs"])
+    return under_policy(built, "convert") if table.get("batch_norm") == "convert" else built
 
 
 def _with_files(table: Any, folder: Path) -> Any:
@@ -283,6 +291,21 @@ def load_weights(path: str | os.PathLike, module: nn.Module) -> dict[str, Any]:
     except RuntimeError as error:
         raise BadInput(f"the weights in {path} do not fit this module: {' '.join(str(error).split())}") from error
     return about
+
+
+def _site_file(folder: Path, summary: Mapping[str, Any], site: str, entry: Mapping[str, Any]) -> Path | None:
+    """Returns the file of a site's model, if parts of the model stay at the sites; else None."""
+    of_node = folder.parent / "personal" / "site.safetensors"
+    if of_node.exists():
+        own = read_model(of_node)[1].get("site", site)
+        if own != site:
+            raise BadInput(f"{of_node} is the model of {own!r}, not of {site!r}; others are at their sites")
+        return of_node
+    mine = [one for one in summary.get("site_models", []) if one["replica"] == entry["replica"]]
+    names = {one["site"]: f"{one['name']}.safetensors" for one in mine if one["which"] == entry["which"]}
+    if mine and site not in names:
+        raise BadInput(f"there is no {entry['which']} model of a site {site!r} in {folder}{nearest(site, names)}")
+    return folder / names[site] if mine else None
 
 
 def _personal_file(folder: Path, summary: Mapping[str, Any], site: str, replica: int) -> Path:

@@ -127,6 +127,7 @@ def personalized(
 ) -> Personalized:
     """Returns the own models of the sites that are here, from the common model `row` (dim,)."""
     refuse_structure(problem)
+    problem.refuse_own_parts("personalization")
     method = from_table(Personalization, method, "personalization")
     device = device or torch.device("cpu")
     able = [i for i in problem.here if rows_to_learn_from(problem, i) >= FEWEST_ROWS]

@@ -4,21 +4,22 @@ import copy
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.trees import Tree
+from fairmesh.problems.batch_norm import STATISTICS, moments, replace_layers, statistics_of
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
@@ -72,29 +73,63 @@ class _Inside(nn.Module):
 
 
 class FlatModel:
-    """The trainable parameters of a module as one row; frozen parameters and buffers are not part of it."""
+    """The trainable parameters of a module as one row; frozen parameters and buffers are not part of it.
 
-    def __init__(self, module: nn.Module):
+    A row begins with the shared parameters (`dim` numbers), which algorithms train and send. A node's own part follows
+    (`own_dim` numbers): local parameters, then the running statistics of BatchNorm layers in training mode.
+
+    Args:
+        module: The user's module.
+        local: The names of local parameters. Default: ().
+        local_affine: Whether the affine parameters of BatchNorm layers in training mode are local too. Default: False.
+        pool_statistics: Whether a site is judged with the statistics of all sites together. Default: False.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        local: Collection[str] = (),
+        local_affine: bool = False,
+        pool_statistics: bool = False,
+    ):
         _refuse_unsuitable(module)
         self._original = module
         tensors = [*module.parameters(), *module.buffers()]
         self._training = copy.deepcopy(module, {id(t): t for t in tensors})  # the tensors themselves are shared
         self._dropouts = _replace_dropouts(self._training)
+        self._norms = replace_layers(self._training)
         self._evaluation = copy.deepcopy(self._training, {id(t): t for t in tensors}).eval()
         trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not trainable:
             raise BadInput("the model has no trainable parameter; set requires_grad on those to train")
-        self._names = list(trainable)
-        self._shapes = [p.shape for p in trainable.values()]
-        self._sizes = [p.numel() for p in trainable.values()]
-        self.dim = sum(self._sizes)
+        affine = {f"{path}.{name}" for path in self._norms for name in ("weight", "bias")} if local_affine else set()
+        mine = [name for name in trainable if name in affine or name in local]
+        shared = [name for name in trainable if name not in mine]
+        if not shared:
+            raise BadInput(
+                "all trained parameters are local, so there is nothing to share; to train every site alone, use the "
+                "algorithm fm.Local() without local parts"
+            )
+        statistics = {
+            f"{path}.{name}": getattr(norm, name) for path, norm in self._norms.items() for name in STATISTICS
+        }
+        rows = {name: trainable[name] for name in (*shared, *mine)} | statistics
+        self._names = list(rows)
+        self._shapes = [p.shape for p in rows.values()]
+        self._sizes = [p.numel() for p in rows.values()]
+        self._of_statistics = [t.numel() for t in statistics.values()]
+        self.dim, self.local_dim = (sum(trainable[name].numel() for name in names) for names in (shared, mine))
+        self.own_dim = sum(self._sizes) - self.dim
+        self._pool_statistics = pool_statistics
+        rates = [(norm.momentum, norm.running_mean.numel()) for norm in self._norms.values() for _ in STATISTICS]
+        self.momenta = torch.tensor([rate for rate, count in rates for _ in range(count)], dtype=torch.float64)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._inside = _Inside(self._training)
         self._read: Callable[[Any], Tensor] | None = None
         self._short_floats = False  # whether it computes in bfloat16 in training mode
         self._holds_a_row = False  # whether the module's parameters are those of a row at the moment
         held = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
-        self._fixed = {name: t.detach() for name, t in held.items() if name not in trainable}
+        self._fixed = {name: t.detach() for name, t in held.items() if name not in rows}
 
     def to(self, device: torch.device, dtype: torch.dtype, short_floats: bool = False) -> "FlatModel":
         """Returns the same model with frozen parameters and buffers on a device, in a dtype.
@@ -103,6 +138,7 @@ class FlatModel:
         placed = copy.copy(self)
         placed.device, placed.dtype = device, dtype
         placed._short_floats = short_floats
+        placed.momenta = self.momenta.to(device, dtype)
         placed._fixed = {
             name: t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
             for name, t in self._fixed.items()
@@ -135,18 +171,73 @@ class FlatModel:
         return made
 
     def row_of(self, module: nn.Module) -> Tensor:
-        """Returns the trainable parameters of a module of the same architecture, as one row."""
-        parameters = dict(module.named_parameters())
-        return torch.cat([parameters[name].detach().flatten() for name in self._names])
+        """Returns the trainable parameters of a module of the same architecture, and its statistics, as one row."""
+        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        return torch.cat([held[name].detach().flatten() for name in self._names])
 
     def row_of_state_dict(self, state_dict: Mapping[str, Tensor]) -> Tensor:
-        """Returns the trainable parameters of a state_dict of the user's module, as one row."""
+        """Returns the trainable parameters of a state_dict of the user's module, and its statistics, as one row."""
         return torch.cat([state_dict[name].flatten() for name in self._names])
 
     def parameters_of(self, row: Tensor) -> dict[str, Tensor]:
-        """Returns a row as named parameters."""
+        """Returns a row as named parameters and statistics."""
+        if row.shape[-1] != self.dim + self.own_dim:
+            raise ValueError(f"a row of {row.shape[-1]} numbers is not one of {self.dim} shared and {self.own_dim} own")
         pieces = row.split(self._sizes, dim=-1)
         return {name: piece.reshape(shape) for name, piece, shape in zip(self._names, pieces, self._shapes)}
+
+    @property
+    def differs_by_site(self) -> bool:
+        """Whether sites are judged with local parameters or BatchNorm statistics of their own."""
+        return bool(self.local_dim) or (bool(self._of_statistics) and not self._pool_statistics)
+
+    @property
+    def pools_statistics(self) -> bool:
+        """Whether the sites' BatchNorm statistics are averaged for the common model."""
+        return bool(self._of_statistics) and self._pool_statistics
+
+    def own_for_judging(self, own: Tensor, shares: Tensor) -> Tensor:
+        """Returns the own parts that sites are judged with, given those that they have.
+
+        Args:
+            own: The own part of every site, (..., sites, own_dim).
+            shares: The share of each site in all samples (sites,).
+        """
+        if not self._pool_statistics:
+            return own
+        common = self._pooled(own, shares).unsqueeze(-2)
+        return torch.cat([own[..., : self.local_dim], common.expand(*own.shape[:-1], -1)], dim=-1)
+
+    def _pooled(self, own: Tensor, shares: Tensor) -> Tensor:
+        """Returns the BatchNorm statistics of all sites' data together."""
+        if not self._of_statistics:
+            return own[..., 0, self.local_dim :]
+        mean = (shares.to(own.device).unsqueeze(-1) * self.moments(own)).sum(dim=-2)
+        return self.statistics_of(mean).to(own.dtype)
+
+    def moments(self, own: Tensor) -> Tensor:
+        """Returns the moments behind the statistics in own parts, whose average over sites means something."""
+        return moments(own[..., self.local_dim :], self._of_statistics)
+
+    def statistics_of(self, averaged: Tensor) -> Tensor:
+        """Returns the statistics that averaged moments stand for."""
+        return statistics_of(averaged, self._of_statistics)
+
+    def at_site(self, row: Tensor, own: Tensor) -> Tensor:
+        """Returns the common model as a site is judged by it: with the site's own part.
+
+        Args:
+            row: The common model, (dim + own_dim,).
+            own: The own part of the site, (own_dim,).
+        """
+        first = self.dim + self.local_dim
+        kept = row[first:] if self._pool_statistics else own[self.local_dim :]
+        return torch.cat([row[: self.dim], own[: self.local_dim].to(row), kept.to(row)])
+
+    def common_own(self, own: Tensor, shares: Tensor) -> Tensor:
+        """Returns the own part of the common model, (..., own_dim): the mean of the sites' local parameters, and the
+        statistics of all their data. Arguments as in `own_for_judging`."""
+        return torch.cat([own[..., : self.local_dim].mean(dim=-2), self._pooled(own, shares)], dim=-1)
 
     def __call__(self, row: Tensor, inputs: Tree, key: Tensor | None = None) -> Tensor:
         """Returns the outputs of the model with this row's parameters.
@@ -161,7 +252,7 @@ class FlatModel:
                 tensors = self._fixed | self.parameters_of(row)
                 outputs = functional_call(self._evaluation, tensors, positional, keywords)
                 return outputs if self._read is None else self._read(outputs)
-        for layer in self._dropouts.values():
+        for layer in (*self._dropouts.values(), *self._norms.values()):
             layer.uses, layer.again = 0, False
         kind, short = row.device.type, self._short_floats
         with TorchDraws(key), torch.autocast(kind, torch.bfloat16, cache_enabled=False) if short else nullcontext():
@@ -200,7 +291,7 @@ class FlatModel:
             with torch.enable_grad():
                 found = loss(row, *batch)
                 value = found[0] if has_aux else found
-            for layer in self._dropouts.values():
+            for layer in (*self._dropouts.values(), *self._norms.values()):
                 layer.again = True
             torch.autograd.backward(value)  # not grad(), which checkpointing in its old form does not support
             with torch.no_grad():
@@ -233,7 +324,8 @@ class FlatModel:
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """Returns a row as a state_dict of the user's module."""
         parameters = self.parameters_of(row.detach().cpu())
-        alias = {id(p): name for name, p in self._original.named_parameters()}
+        tensors = (*self._original.named_parameters(), *self._original.named_buffers())
+        alias = {id(tensor): name for name, tensor in tensors}
         result = {}
         held = self._original.state_dict(keep_vars=True)
         for name, tensor in held.items():
@@ -252,15 +344,11 @@ def _arguments(inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _refuse_unsuitable(module: nn.Module) -> None:
     for name, layer in module.named_modules():
-        where = f"layer {name or 'itself'} ({type(layer).__name__})"
-        if isinstance(layer, _NormBase):
-            instance = "Instance" in type(layer).__name__
-            uses_batch = layer.training and layer.track_running_stats if instance else layer.running_mean is None
-            if (not instance and layer.training) or uses_batch:
-                raise BadInput(
-                    f"{where} keeps batch statistics, which nodes with different data cannot share; use nn.GroupNorm, "
-                    "or call .eval() on a frozen pretrained layer"
-                )
+        if isinstance(layer, _InstanceNorm) and layer.training and layer.track_running_stats:
+            raise BadInput(
+                f"layer {name or 'itself'} ({type(layer).__name__}) keeps running statistics, which nodes with "
+                "different data cannot share; use track_running_stats=False, or call .eval() on a pretrained layer"
+            )
     for name, tensor in module.named_parameters():
         if is_lazy(tensor):
             raise BadInput(f"parameter {name} is not initialised yet; run the lazy model once on a sample first")

@@ -112,7 +112,8 @@ class Oracle:
         self._targets = Rows([samples.targets for samples in held], self._data_device, order)
         self.model = problem.flat_model.to(device, dtype, short_floats=precision == "bf16")
         draw_shape = (len(self.seeds), len(hosted))
-        self.initial_rows = torch.stack([problem.initial_row(int(seed)) for seed in seeds]).to(device, dtype)
+        start = torch.stack([problem.initial_whole_row(int(seed)) for seed in seeds]).to(device, dtype)
+        self.initial_rows, self._initial_own = start.split([self.model.dim, self.model.own_dim], dim=-1)
         self._shape = (*draw_shape, self.model.dim)
         at_once, rows = problem.at_once(device), draw_shape[0] * draw_shape[1]
         loss = (weighted_loss if self._weighted else batch_loss)(self.model, problem.loss, problem.augment)
@@ -137,26 +138,38 @@ class Oracle:
         """Returns the initial models, the same row at every node of a replica: (replicas, nodes, dim)."""
         return self.initial_rows.unsqueeze(1).expand(self._shape).clone()
 
-    def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
-        """Returns losses (replicas, nodes, 1) and gradients (replicas, nodes, dim)."""
+    def initial_own(self) -> Tensor:
+        """Returns the own parts that nodes start from, the same at every node of a replica: (replicas, nodes,
+        own_dim)."""
+        return self._initial_own.unsqueeze(1).expand(*self._shape[:-1], -1).clone()
+
+    def losses_and_gradients(
+        self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns losses (replicas, nodes, 1) and gradients (replicas, nodes, dim). With the nodes' own parts,
+        gradients of these follow: (replicas, nodes, dim + own_dim)."""
+        models = _whole(models, own)
         rows = models.reshape(-1, models.shape[-1])
         gradients, losses = self._over_batches(self._gradients, rows, round_index, call)
-        gradients = self._tamed(gradients.view(self._shape), models)
+        gradients = self._tamed(gradients.view(*self._shape[:-1], -1), models)
         if self._judge is not None:
             return self.losses(models, round_index, call), gradients
         return self._compared(losses.view(*self._shape[:-1], 1)), gradients
 
     def _tamed(self, gradients: Tensor, models: Tensor) -> Tensor:
-        """Returns gradients with weight decay and clipping, in place."""
+        """Returns gradients with weight decay and clipping, in place. The statistics of BatchNorm layers have none."""
+        trained = self.model.dim + self.model.local_dim
+        mine = gradients[..., :trained] if self.model.own_dim else gradients
         if self.problem.weight_decay:
-            gradients = gradients.add_(models, alpha=self.problem.weight_decay)
+            mine.add_(models[..., :trained], alpha=self.problem.weight_decay)
         if self.problem.clip_norm is not None:
-            norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
-            gradients = gradients.mul_((self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0))
+            norms = torch.linalg.vector_norm(mine, dim=-1, keepdim=True)
+            mine.mul_((self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0))
         return gradients
 
-    def losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+    def losses(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
         """Returns losses (replicas, nodes, 1)."""
+        models = _whole(models, own)
         if self._judge is not None:
             return self._compared(self._on_held_rows(self._judge, self._held_values, models, round_index, call))
         return self._compared(self._measured(self._values, models, round_index, call))
@@ -165,8 +178,9 @@ class Oracle:
         """Returns the losses' excess over the references, plus the references' mean."""
         return losses if self._excess is None else (losses - self._excess).clamp_(min=0.0)
 
-    def errors(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+    def errors(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
         """Returns the share of each node's batch that its row misclassifies: (replicas, nodes, 1)."""
+        models = _whole(models, own)
         if self.problem.classes is None:
             raise BadInput("the 0-1 error needs class labels, which this problem does not have; use ascends = 'loss'")
         if self._judge is not None:
@@ -274,7 +288,7 @@ class Oracle:
         return found.unflatten(0, (self._shape[0] * self._shape[1], -1))
 
     def by_subgroup(
-        self, models: Tensor, round_index: Tensor, call: int, ratios: Tensor
+        self, models: Tensor, round_index: Tensor, call: int, ratios: Tensor, own: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Seen]:
         """Returns losses and gradients with each row's loss multiplied by the ratio of its subgroup, and the losses by
         subgroup on the rows that judge.
@@ -283,7 +297,9 @@ class Oracle:
             models: As in `losses_and_gradients`.
             round_index: As there.
             call: As there.
-            ratios: (replicas, nodes, subgroups)."""
+            ratios: (replicas, nodes, subgroups).
+            own: As there."""
+        models = _whole(models, own)
         rows, of_nodes, shape = models.reshape(-1, models.shape[-1]), ratios.flatten(0, 1), self._shape[:-1]
 
         def seen_of(each: Tensor, numbers: Tensor, weights: Tensor) -> Seen:
@@ -308,7 +324,7 @@ class Oracle:
                 each = self._held_rows(rows, inputs, targets)
             weighed = weights * of_nodes.gather(1, numbers)  # divided by its sum: few rows hold no exact shares
             losses, seen = (each * weighed).sum(dim=-1) / weighed.sum(dim=-1), seen_of(each, numbers, weights)
-        return self._compared(losses.view(*shape, 1)), self._tamed(gradients.view(self._shape), models), seen
+        return self._compared(losses.view(*shape, 1)), self._tamed(gradients.view(*shape, -1), models), seen
 
     def _sizes_in(self, rounds: Tensor) -> Tensor:
         """Returns how many rows each hosted node trains on, for rounds that broadcast with (replicas, nodes, 1)."""
@@ -317,15 +333,15 @@ class Oracle:
         rejoin = self.problem.objective.rejoin_round()
         return self._trained_sizes if rejoin is None else torch.where(rounds < rejoin, self._trained_sizes, self._sizes)
 
-    def sample_losses(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+    def sample_losses(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
         """Returns the loss of every sample of each node's batch: (replicas, nodes, samples)."""
         with torch.no_grad():
-            return self._of_samples(lambda function: function, models, round_index, call)
+            return self._of_samples(lambda function: function, _whole(models, own), round_index, call)
 
-    def sample_gradients(self, models: Tensor, round_index: Tensor, call: int) -> Tensor:
+    def sample_gradients(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
         """Returns the gradient of every sample's loss, without weight decay and clipping: (replicas, nodes, samples,
         dim)."""
-        return self._of_samples(jacrev, models, round_index, call)
+        return self._of_samples(jacrev, _whole(models, own), round_index, call)[..., : self.model.dim]
 
     def _of_samples(self, what: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns `what` of the function row -> losses of the samples in a batch, for each node."""
@@ -421,3 +437,8 @@ class Oracle:
             return self._indices(rounds, call, calls).flatten(1).to(self._data_device)
 
         return self._round_cache.at(("batch", call), indices, round_index)
+
+
+def _whole(models: Tensor, own: Tensor | None) -> Tensor:
+    """Returns rows of shared parameters with the nodes' own parts behind them."""
+    return models if own is None else torch.cat([models, own], dim=-1)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,13 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.rows import stays_apart
 from fairmesh.data.samples import Samples, Targets
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, in_a_line
+from fairmesh.errors import BadInput, in_a_line, nearest
 from fairmesh.losses import NamedLoss
 from fairmesh.losses.members import squared_error
 from fairmesh.metrics.base import TASKS, Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
+from fairmesh.problems.batch_norm import BatchNormPolicy, layers_of, under_policy
 from fairmesh.problems.checks import check_gradient, check_mean, why_not_stacked
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.losses import Augmentation, Loss, as_floats, reads_logits
@@ -39,6 +40,7 @@ from fairmesh.problems.outputs import (
     logits_of,
     read_packed,
 )
+from fairmesh.problems.parts import Parts
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
 
@@ -89,8 +91,8 @@ class Problem:
 
     Args:
         model: A module, whose weights every run starts from, or a function without arguments that makes one, called
-            for each seed. Layers with batch statistics are refused; use `nn.GroupNorm`. Dropout and torch's other
-            random functions draw from fairmesh's random streams while the model runs.
+            for each seed. Dropout and torch's other random functions draw from fairmesh's random streams while the
+            model runs.
         sites: One `Site` per node, or just its training samples.
         loss: One of `fm.losses`, or a function (outputs, targets) -> scalar tensor, the mean over the samples. If
             targets are numbers, cross-entropy stands for the squared error. Losses of fairmesh and torch get the tensor
@@ -113,6 +115,11 @@ class Problem:
             bound the memory, 1 for one after another, which takes any module. "auto" is "all" or 1, by the kind of
             model: 1 if vmap cannot evaluate it (LSTMs, checkpointing, branches on data) or if its layers are slower
             stacked (docs/performance.md). Results agree to rounding. Default: "auto".
+        parts: Which parameters stay at their site and which are not trained. Default: Parts(), all are shared.
+        batch_norm: What BatchNorm layers do: "frozen" (statistics as given, for pretrained networks), "local"
+            (statistics and affine parameters stay at the site: FedBN), "shared" (affine parameters are shared,
+            statistics are averaged for the common model), "convert" (nn.GroupNorm instead), or "refuse", which accepts
+            layers in evaluation mode only, as "frozen" does (docs/models-and-parts.md). Default: "refuse".
         class_names: The names of the classes, in the order of their numbers; empty if they have none. Default: ().
         splits: The same problem with other splits of the data into training and test rows. Every replica is trained on
             every split, all in one batch. `fm.train` makes it from a list of problems. Default: ().
@@ -150,6 +157,8 @@ class Problem:
     )
     objective: Objective = field(default_factory=Objective)
     models_at_once: int | Literal["auto", "all"] = "auto"
+    parts: Parts = field(default_factory=Parts)
+    batch_norm: BatchNormPolicy = "refuse"
     class_names: Sequence[str] = ()
     splits: Sequence["Problem"] = ()
     targets: Targets = None
@@ -162,6 +171,8 @@ class Problem:
             raise BadInput(f"weight_decay must be a finite number >= 0, got {self.weight_decay}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise BadInput(f"clip_norm must be > 0, got {self.clip_norm}")
+        if self.batch_norm not in get_args(BatchNormPolicy):
+            raise BadInput(f"batch_norm: {self.batch_norm!r}{nearest(self.batch_norm, get_args(BatchNormPolicy))}")
         number = type(self.models_at_once) is int and self.models_at_once >= 1
         if not number and self.models_at_once not in ("auto", "all"):
             raise BadInput(f"models_at_once must be 'auto', 'all' or a whole number >= 1, got {self.models_at_once!r}")
@@ -244,6 +255,8 @@ class Problem:
             ("metrics", list(self.metrics_by_name), list(other.metrics_by_name)),
             ("sampling", self.sampling, other.sampling),
             ("models_at_once", self.models_at_once, other.models_at_once),
+            ("parts", self.parts, other.parts),
+            ("batch_norm", self.batch_norm, other.batch_norm),
         ):
             if mine != theirs:
                 raise BadInput(
@@ -388,7 +401,20 @@ class Problem:
 
     @cached_property
     def _whole_model(self) -> FlatModel:
-        return FlatModel(self._module(0))
+        module = self._module(0)
+        local, shared = self.batch_norm == "local", self.batch_norm == "shared"
+        return FlatModel(module, self.parts.local_names(module), local_affine=local, pool_statistics=shared)
+
+    def prepared(self, module: nn.Module) -> nn.Module:
+        """Returns a module of the user's as it is trained: frozen by name, and with its BatchNorm layers under the
+        policy. It changes the module."""
+        self.parts.freeze(module)
+        return under_policy(module, self.batch_norm, self.parts.frozen)
+
+    @cached_property
+    def _prepared(self) -> nn.Module:
+        module, as_given = cast(nn.Module, self.model), (self.parts, self.batch_norm) == (Parts(), "refuse")
+        return self.prepared(module if as_given else copy.deepcopy(module))
 
     @cached_property
     def _readings(self) -> tuple[Read | None, Read | None, Packing | None]:
@@ -451,21 +477,31 @@ class Problem:
 
     def _module(self, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
-            return self.model
+            return self._prepared
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = self.model()
         if not isinstance(made, nn.Module):
             raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
-        return made.cpu()
+        return self.prepared(made.cpu())
 
     def initial_model(self, seed: int) -> nn.Module:
         """Returns the module that every node of a replica starts from. It must not be changed."""
         return self._module(seed)
 
     def initial_row(self, seed: int) -> Tensor:
-        """Returns the model that every node of a replica starts from, as a row (dim,) in float64."""
+        """Returns the shared parameters that every node of a replica starts from, as a row (dim,) in float64."""
+        return self.initial_whole_row(seed)[: self.flat_model.dim]
+
+    def initial_whole_row(self, seed: int) -> Tensor:
+        """Returns the model that every node of a replica starts from, its own part included, as a row in float64."""
         return self.flat_model.row_of(self._module(seed)).double()
+
+    @property
+    def shares_of_samples(self) -> Tensor:
+        """The share of each site in all training samples (n,), float64."""
+        sizes = torch.tensor([len(site.train) for site in self.sites], dtype=torch.float64)
+        return sizes / sizes.sum()
 
     @property
     def metrics_by_name(self) -> dict[str, Callable[[Tensor, Tensor], Any]]:
@@ -601,12 +637,13 @@ class Problem:
         for split in ("test", "validation"):
             self.held_out(split)
         inputs, targets, more = self._few_samples()
-        row = self.initial_row(0).float()
         if isinstance(self.loss, NamedLoss) and self.loss.of_numbers and self.task in ("classes", "masks"):
             raise BadInput(
                 f"the loss {registered_name(self.loss)!r} needs numbers to predict, but the problem predicts "
                 f'{TASKS[self.task]}; write loss = "cross-entropy", or, in the [data] of a table, predict = "numbers"'
             )
+        row = self.initial_whole_row(0).float()
+        self._check_batches()
         check_gradient(model, row, self.loss, self.augment, (inputs, targets))
         with torch.no_grad():
             check_mean(self.loss, model(row, inputs), trees.joined([targets, more]))
@@ -614,6 +651,23 @@ class Problem:
         for name, metric in self.metrics_by_name.items():
             if isinstance(metric, NamedMetric):
                 metric.check(name, self.task, self.classes)
+
+    def _check_batches(self) -> None:
+        """Raises BadInput if BatchNorm layers cannot compute the statistics of a batch."""
+        if not len(self.flat_model.momenta):
+            return
+        sizes, full = [len(site.train) for site in self.sites], self.sampling.order == "full"
+        if full and len(set(sizes)) > 1:
+            raise BadInput(
+                f'batch_norm = "{self.batch_norm}" with sampling.order = "full": batches of sites of different size '
+                'are padded, which would change their statistics; use order = "random" or "cyclic", or batch_norm = '
+                '"convert"'
+            )
+        if (sizes[0] if full else self.sampling.batch) == 1:
+            raise BadInput(
+                f'batch_norm = "{self.batch_norm}" needs batches of 2 samples or more, since one has no statistics, '
+                'but sampling.batch is 1; use a larger batch, or batch_norm = "frozen" or "convert"'
+            )
 
     def _few_samples(self) -> tuple[Tree, Tree, Tree]:
         """Returns inputs and targets of two samples of each of several sites, since one site may hold a single class;
@@ -658,7 +712,7 @@ class Problem:
     def _why_not_stacked(self) -> str | None:
         inputs, targets, _ = self._few_samples()
         model = self.flat_model.to(torch.device("cpu"), torch.float32)
-        return why_not_stacked(model, self.initial_row(0).float(), self.loss, self.augment, (inputs, targets))
+        return why_not_stacked(model, self.initial_whole_row(0).float(), self.loss, self.augment, (inputs, targets))
 
     def note_on_stacking(self, device: torch.device) -> str | None:
         """Returns why models are evaluated one after another on a device, unless that was asked for or they are not."""
@@ -686,6 +740,35 @@ class Problem:
             "model.train() before fm.Problem(model, ...) to train with dropout"
         )
 
+    def refuse_own_parts(self, what: str) -> None:
+        """Raises BadInput if parts of the model stay at their sites, for what does not know such parts."""
+        if self.flat_model.own_dim:
+            raise BadInput(
+                f"{what} does not go with parts of a model that stay at their sites, which are personal already; leave "
+                'out parts.local, and use batch_norm = "frozen" or "convert"'
+            )
+
+    def note_on_parts(self) -> str | None:
+        """Returns which parts of the model stay at their site or are not trained, and what BatchNorm layers do, or None
+        if there is nothing to say."""
+        flat, module, said = self.flat_model, self._module(0), []
+        layers = layers_of(module)
+        if self.batch_norm == "convert":
+            said.append('batch_norm = "convert": nn.GroupNorm stands for BatchNorm')
+        elif layers:
+            policy = "frozen" if self.batch_norm == "refuse" else self.batch_norm
+            does = {
+                "frozen": "keep their statistics",
+                "local": "keep statistics and affine parameters at their site",
+                "shared": "share affine parameters, and average their statistics for the common model",
+            }[policy]
+            said.append(f'batch_norm = "{policy}": BatchNorm layers ({len(layers)}) {does}')
+        if flat.local_dim or self.parts.frozen:
+            every = sum(p.numel() for p in module.parameters())
+            still = every - flat.dim - flat.local_dim
+            said.append(f"parameters: {flat.dim:,} shared, {flat.local_dim:,} local and never sent, {still:,} frozen")
+        return "; ".join(said) or None
+
     def digests_here(self) -> dict[int, str]:
         """Returns a fingerprint of the training data of every site that is here, in all splits."""
         return dict(self._digests)
@@ -702,7 +785,7 @@ class Problem:
         hasher = hashlib.sha256()
         hasher.update(repr(sorted((self.digests_here() if of_sites is None else of_sites).items())).encode())
         hasher.update(self.prior_of_sites.numpy().tobytes())
-        hasher.update(self.initial_row(0).numpy().tobytes())
+        hasher.update(self.initial_whole_row(0).numpy().tobytes())
         for tensor in self.flat_model.fixed():
             hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
         described = (self._module(0), self.sampling, self.weight_decay, self.clip_norm)
@@ -714,6 +797,8 @@ class Problem:
             hasher.update(f"{self.models_at_once} at once".encode())
         if self.read is not None:
             hasher.update(f"read by {_named(self.read)}".encode())
+        if (self.parts, self.batch_norm) != (Parts(), "refuse"):
+            hasher.update(f"{self.parts} {self.batch_norm}".encode())
         if self.objective.identity() is not None:
             hasher.update(f"{self.objective.identity()}".encode())
         return hasher.hexdigest()[:16]

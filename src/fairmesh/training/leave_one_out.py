@@ -111,7 +111,7 @@ def leave_one_site_out(
     options = {"compare_weights": False, "measure_every": rounds} | options  # only the last models are looked at
     result = train(with_splits(without, same_sites=False), topology, algorithm, rounds, seeds=seeds, **options)
     judged_on = "test" if problem.held_out("test")[1] else "train"
-    rows = result.row().cpu().float()
+    rows = torch.stack([result.whole_row(r) for r in range(len(result.replicas))]).cpu().float()
     of_run = [[r for r, one in enumerate(result.replicas) if one.split == k] for k in range(len(without))]
     values: dict[str, list[list[float]]] = {}
     for k, split in enumerate(every):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.own_parts import OwnState, initial_own_state
 from fairmesh.algorithms.schedules import as_schedule
 from fairmesh.algorithms.subgroups import SubgroupState, initial_state
 from fairmesh.compression.compressors import with_layout
@@ -62,6 +63,7 @@ class Best(NamedTuple):
     score: Tensor  # (replicas,)
     round: Tensor  # (replicas,)
     model: Tensor  # (replicas, dim)
+    own: Tensor | None = None  # the sites' own parts in that round (replicas, n, own_dim)
 
 
 class TrainingState(NamedTuple):
@@ -74,6 +76,7 @@ class TrainingState(NamedTuple):
     sent: Traffic
     best: Annotated[Best | None, HELD_BY_ALL]
     subgroups: SubgroupState | None = None  # of the hosted nodes, if they have weights
+    own: OwnState | None = None  # what stays at each of the hosted nodes, if the model has such parts
 
 
 class Training:
@@ -169,7 +172,13 @@ class Training:
         of_nodes = torch.zeros(count, len(self.network.hosted), dtype=torch.float64, device=self.device)
         of_server = torch.zeros(count, dtype=torch.float64, device=self.device)
         sent = Traffic(of_nodes, of_server, of_nodes.clone(), of_server.clone())
-        best = Best(torch.full((count,), -torch.inf, dtype=torch.float64), torch.zeros(count, dtype=torch.int64), rows)
+        own = initial_own_state(self.oracle)
+        best = Best(
+            torch.full((count,), -torch.inf, dtype=torch.float64),
+            torch.zeros(count, dtype=torch.int64),
+            rows,
+            None if own is None else own.rows[:, :1].expand(-1, self.problem.n, -1).clone(),
+        )
         return TrainingState(
             algorithm=state,
             average_model=rows,
@@ -178,6 +187,7 @@ class Training:
             sent=sent,
             best=best if self.options.keep_best else None,
             subgroups=initial_state(self.oracle),
+            own=own,
         )
 
     def advance(self, state: TrainingState, done: int) -> TrainingState:
@@ -186,7 +196,7 @@ class Training:
 
     def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
         """Returns the state after the round whose number is in a scalar tensor. Uses operations on tensors only."""
-        ctx = Round(index, self.oracle, self.network, self._round_cache, state.subgroups)
+        ctx = Round(index, self.oracle, self.network, self._round_cache, state.subgroups, state.own)
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
         duals = self.view.duals(state.algorithm)
         share = self._round_cache.at("share", self._shares, index)
@@ -199,7 +209,15 @@ class Training:
             sent=state.sent.plus(ctx.sent),
             best=state.best,
             subgroups=ctx.subgroups_after(),
+            own=ctx.own_parts_after(),
         )
+
+    def whole_models(self, state: TrainingState) -> Tensor:
+        """Returns the models of the hosted nodes with their own parts: (replicas, nodes, dim + own_dim)."""
+        models = self.view.models(state.algorithm)
+        if state.own is None:
+            return models
+        return torch.cat([models.expand(-1, state.own.rows.shape[1], -1), state.own.rows], dim=-1)
 
     def _shares(self, rounds: Tensor) -> Tensor:
         """Returns the share of round t in the mean over time: 1 / (t + 1)."""
@@ -240,6 +258,9 @@ class Training:
         models, duals = self.view.models(state.algorithm), self.view.duals(state.algorithm)
         start = torch.linalg.vector_norm(self.oracle.initial_rows, dim=-1, keepdim=True).clamp(min=1.0)
         bad = ~(torch.linalg.vector_norm(models, dim=-1) <= _EXPLODED * start)
+        if state.own is not None:
+            exploded = ~(torch.linalg.vector_norm(state.own.rows, dim=-1) < torch.inf)
+            bad = bad | (exploded.any(dim=-1, keepdim=True) if bad.shape != exploded.shape else exploded)
         return bad if duals is None else bad | ~torch.isfinite(duals).all(dim=-1)
 
     def unsound_quantity(self, state: TrainingState, replica: int, row: int) -> tuple[str, float]:
@@ -247,6 +268,9 @@ class Training:
         norm = float(torch.linalg.vector_norm(self.view.models(state.algorithm)[replica, row]))
         duals = self.view.duals(state.algorithm)
         finite_duals = duals is None or bool(torch.isfinite(duals[replica, row]).all())
+        own = None if state.own is None or state.own.rows.shape[1] <= row else state.own.rows[replica, row]
+        if own is not None and not bool(torch.isfinite(own).all()):
+            return "non-finite local parts; lower parts.step", norm
         what = (
             "non-finite dual weights"
             if not finite_duals

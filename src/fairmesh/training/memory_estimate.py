@@ -72,7 +72,7 @@ def footprint(
         device: Where the run is. Default: the CPU.
         tuned: Whether freed memory stays in the process (`tune_malloc`). Default: False.
     """
-    every, dim = problem.n, problem.flat_model.dim
+    every, dim = problem.n, problem.flat_model.dim + problem.flat_model.own_dim
     n = every if hosted is None else hosted
     batch = _batch_bytes(problem, dtype)
     a_copy, copies = n * dim * dtype.itemsize, float(algorithm.copies_at_peak)
@@ -118,7 +118,7 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
     samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
     few = torch.arange(min(samples, 8)) % len(train)
     inputs = as_floats(trees.at(train.inputs, few), torch.float32)
-    row = problem.initial_row(0).float().requires_grad_()
+    row = problem.initial_whole_row(0).float().requires_grad_()
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Network, Traffic
@@ -59,15 +60,31 @@ class Meter:
     def judged_on(self) -> Literal["test", "train"]:
         return "test" if self._test else "train"
 
-    def by_site(self, rows: Tensor, split: str) -> dict[str, Tensor]:
-        """Returns each metric of the rows (replicas, dim) at every site: (replicas, sites)."""
+    def own_of_sites(self, own: OwnState | None) -> Tensor | None:
+        """Returns the own part of every site (replicas, sites, own_dim), from those of the hosted nodes; None if
+        models have no own parts."""
+        if own is None:
+            return None
+        every = self._network.gather(own.rows)
+        nodes = self._node_of_site.to(every.device).unsqueeze(-1)
+        return every.gather(-2, nodes.expand(-1, -1, every.shape[-1]))
+
+    def by_site(self, rows: Tensor, split: str, own: Tensor | None = None) -> dict[str, Tensor]:
+        """Returns each metric of the rows (replicas, dim) at every site: (replicas, sites). Sites are judged with their
+        own parts (replicas, sites, own_dim), if they have any."""
         evaluator = {"test": self._test or self._train, "validation": self._validation, "train": self._train}[split]
         if not evaluator:
             return {}
         with self._network.process_group.fail_together():
-            found = evaluator.of_sites(rows)
+            found = self._judged_by(evaluator, rows, own)
         self._explain(evaluator.troubles, split if evaluator is not self._train else "train")  # type: ignore[arg-type]
         return found if self._network.process_group.world_size == 1 else self._from_holders(found)
+
+    def _judged_by(self, evaluator: SplitEvaluator, rows: Tensor, own: Tensor | None) -> dict[str, Tensor]:
+        if own is None:
+            return evaluator.of_sites(rows)
+        models = with_own_parts(self._problem, rows, own, self._splits)
+        return evaluator.of_own_models(models, torch.arange(self._problem.n).expand(len(rows), -1))
 
     def _explain(self, troubles: Sequence[Trouble], split: Literal["test", "validation", "train"]) -> None:
         """Says once why a metric has no value at a site. Refuses a metric that fails at every site."""
@@ -97,13 +114,14 @@ class Meter:
         elif self._network.process_group.is_leader:
             warnings.warn(text, UserWarning, stacklevel=2)
 
-    def explain_numbers(self, rows: Tensor) -> None:
-        """Says at which sites the models (replicas, dim) predict numbers worse than the site's mean would."""
+    def explain_numbers(self, rows: Tensor, own: Tensor | None = None) -> None:
+        """Says at which sites the models (replicas, dim), with the sites' own parts, predict numbers worse than the
+        site's mean would."""
         if self._problem.task != "numbers":
             return
         with_r2 = self._problem.each(lambda split: replace(split, metrics=["r2"]))
         judge = SplitEvaluator(with_r2, self._splits, self.judged_on, *self._placed)
-        found = judge.of_sites(rows)
+        found = self._judged_by(judge, rows, own)
         found = found if self._network.process_group.world_size == 1 else self._from_holders(found)
         values = found["r2"].nanmean(dim=0).tolist()
         worse = [str(site.name) for site, value in zip(self._problem.sites, values) if value < 0]
@@ -151,21 +169,22 @@ class Meter:
             return self.mean(duals)
         return None if own is None else normalized(self._network.gather(own).squeeze(-1))
 
-    def records(self, round_index: int, state: Any, sent: Traffic) -> list[Record]:
+    def records(self, round_index: int, state: Any, sent: Traffic, own_parts: OwnState | None = None) -> list[Record]:
         """Returns one record per replica for the network-average model. `state` is the algorithm's, of the hosted
-        nodes."""
+        nodes. Each site is judged with its own part of the model, if there is one."""
         models, duals, weights = self._view.models(state), self._view.duals(state), self.weights(state)
-        average = self.mean(models)
+        average, mine = self.mean(models), self.own_of_sites(own_parts)
         columns: list[dict[str, Any]] = [{"round": round_index, "replica": r} for r in range(len(average))]
         if self._problem.splits:
             columns = [column | {"split": split} for column, split in zip(columns, self._splits)]
-        with_spread(columns, self.by_site(average, "test"), self._problem, None)
+        with_spread(columns, self.by_site(average, "test", mine), self._problem, None)
         if self._validation:
-            with_spread(columns, self.by_site(average, "validation"), self._problem, "validation")
+            with_spread(columns, self.by_site(average, "validation", mine), self._problem, "validation")
         if self._own_models and self._network.n > 1:
             with self._network.process_group.fail_together():
                 judge = self._test or self._train
-                own = judge.of_own_models(models, self._sites_here)  # type: ignore[union-attr]
+                rows = models if own_parts is None else torch.cat([models, own_parts.rows], dim=-1)
+                own = judge.of_own_models(rows, self._sites_here)  # type: ignore[union-attr]
             self._explain(judge.troubles, self.judged_on)  # type: ignore[union-attr]
             own = {k: self._of_nodes(v).gather(-1, self._node_of_site) for k, v in own.items()}
             with_spread(columns, own, self._problem, "own_models")
@@ -185,19 +204,33 @@ class Meter:
             for column, apart in zip(columns, self._consensus_error(duals, weights)):
                 column["consensus_duals"] = float(apart)
         if self._regularizer is not None:
-            for column, value in zip(columns, self.worst_case(average)):
+            for column, value in zip(columns, self.worst_case(average, mine)):
                 column["phi"] = float(value)
         return columns
 
-    def worst_case(self, rows: Tensor) -> Tensor:
+    def worst_case(self, rows: Tensor, own: Tensor | None = None) -> Tensor:
         """Returns Phi(theta) = max over lambda of g, from every site's whole training set: (replicas,)."""
         if self._regularizer is None:
             raise ValueError("this meter was made without a regularizer")
-        losses = self.by_site(rows, "train")["loss"].unsqueeze(-2)
+        losses = self.by_site(rows, "train", own)["loss"].unsqueeze(-2)
         priors = [split.prior_of_sites for split in self._problem.every_split]
         prior = torch.stack([priors[k] for k in self._splits]).unsqueeze(-2)
         times = self._problem.n if self._alpha_of_sum else 1
         return worst_case(self._regularizer, times * losses, prior).flatten() / times
+
+
+def with_own_parts(problem: Problem, rows: Tensor, own: Tensor, splits: Sequence[int]) -> Tensor:
+    """Returns the models that sites are judged by: the common rows (replicas, dim) with each site's own part.
+
+    Args:
+        problem: The problem.
+        rows: The shared parameters of each replica.
+        own: The own part of every site (replicas, sites, own_dim).
+        splits: The split of each replica.
+    """
+    shares = torch.stack([problem.of_split(k).shares_of_samples for k in splits])
+    own = problem.flat_model.own_for_judging(own, shares)
+    return torch.cat([rows.unsqueeze(1).expand(-1, problem.n, -1), own.to(rows)], dim=-1)
 
 
 def with_spread(columns: list[Record], values: dict[str, Tensor], problem: Problem, under: str | None) -> None:

@@ -257,7 +257,7 @@ class Measuring(Observer):
         run = self.run
         if not run.measure_due or any(r["round"] == round for r in run.records[-len(run.training.replicas) :]):
             return
-        run.new_records = self._meter.records(round, state.algorithm, state.sent)
+        run.new_records = self._meter.records(round, state.algorithm, state.sent, state.own)
         for record, replica in zip(run.new_records, run.training.replicas):
             record["seed"] = replica.seed
         run.records += run.new_records
@@ -293,10 +293,12 @@ class KeepBest(Observer):
         scores = self._scored(run.new_records)
         better = replaces(scores, best.score)
         average = self._meter.mean(run.training.view.models(state.algorithm))
+        chosen, own = better.to(average.device)[:, None], self._meter.own_of_sites(state.own)
         run.best = Best(
             torch.maximum(scores, best.score),
             torch.where(better, round, best.round),
-            torch.where(better.to(average.device)[:, None], average, best.model),
+            torch.where(chosen, average, best.model),
+            None if own is None or best.own is None else torch.where(chosen.unsqueeze(-1), own, best.own),
         )
         run.state = state._replace(best=run.best)
 

@@ -125,7 +125,8 @@ def early_stopped_models(
     after every round and may raise.
 
     Returns:
-        The least loss of each split and site (splits, nodes), and the model that had it (splits, nodes, dim).
+        The least loss of each split and site (splits, nodes), and the model that had it with its own part (splits,
+        nodes, dim + own_dim).
     """
     splits, local = range(len(problem.every_split)), with_run_length(Local(), rounds)
     replicas = [Replica(seed, tuple(range(problem.n)), local, k) for k in splits]
@@ -134,11 +135,11 @@ def early_stopped_models(
     nodes = network.hosted.cpu()
     every, best = max(1, rounds // _LOOKS), torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
     first = training.initial()
-    found = training.view.models(first.algorithm)
+    found = training.whole_models(first)
     for done, state in training.states(first, 0, rounds):
         go_on()
         if done and (done % every == 0 or done == rounds):
-            placements, models = nodes.expand(len(replicas), -1), training.view.models(state.algorithm)
+            placements, models = nodes.expand(len(replicas), -1), training.whole_models(state)
             losses = judge.of_own_models(models, placements)["loss"].nan_to_num(nan=torch.inf)
             found = torch.where((losses < best).unsqueeze(-1).to(models.device), models, found)
             best = torch.minimum(best, losses)
@@ -207,7 +208,9 @@ def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
 @torch.no_grad()
 def _outputs(problem: Problem, samples: Samples, seed: int, rows: int | None = None) -> Tensor:
     model = problem.flat_model.to(torch.device("cpu"), torch.float32)
-    return model(problem.initial_row(seed).float(), as_floats(trees.at(samples.inputs, slice(rows)), torch.float32))
+    return model(
+        problem.initial_whole_row(seed).float(), as_floats(trees.at(samples.inputs, slice(rows)), torch.float32)
+    )
 
 
 def _check_finite(field: str, found: dict[int, float], problem: Problem) -> None:

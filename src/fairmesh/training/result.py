@@ -27,6 +27,7 @@ from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.best_round import RoundScores
 from fairmesh.training.loop import TrainingState
+from fairmesh.training.meter import with_own_parts
 from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, has_subgroups, outcomes
 from fairmesh.training.verdict import WeightsVerdict, verdict_of
@@ -37,6 +38,7 @@ class Averages(NamedTuple):
 
     model: Tensor  # (replicas, dim)
     dual: Tensor | None  # (replicas, n)
+    own: Tensor | None = None  # the sites' own parts (replicas, n, own_dim), by site
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,16 +154,19 @@ class Result:
         if not replicas:
             raise BadInput("all replicas diverged, so there is nothing to judge; use smaller steps")
         chosen = list(replicas)
+        splits = [self.replicas[r].split for r in chosen]
+        own = self.own_parts(which)
         if models is not None:
             nodes = torch.tensor([self.replicas[r].placement for r in chosen]).argsort(dim=-1).to(models.device)
             rows = models[chosen].gather(1, nodes.unsqueeze(-1).expand(-1, -1, models.shape[-1]))
+            rows = rows if own is None else torch.cat([rows, own[chosen].to(rows)], dim=-1)
+        elif own is not None:
+            rows = with_own_parts(self.problem, self.row(which)[chosen], own[chosen], splits)
         else:
             rows = self.row(which)[chosen]
-        splits = [self.replicas[r].split for r in chosen]
         by_split = {k: rows[[one == k for one in splits]] for k in sorted(set(splits))}
-        own = models is not None
-        alone = own and self.judged_alone
-        return judged(self.problem, by_split, on=self.judged_on, own_models=own, trained_alone=alone)
+        alone = models is not None and self.judged_alone
+        return judged(self.problem, by_split, on=self.judged_on, own_models=rows.ndim == 3, trained_alone=alone)
 
     def every_outcome(self) -> dict[str, Outcomes]:
         """Returns all that a run keeps of what its models answered: of the last and the best round, of every algorithm
@@ -224,7 +229,7 @@ class Result:
         return sum(values) / len(values)
 
     def row(self, which: Literal["final", "last", "time-average", "iterate", "best"] = "final") -> Tensor:
-        """Returns models averaged over the network, as rows (replicas, dim).
+        """Returns models averaged over the network, as rows (replicas, dim). They hold the shared parameters.
 
         Args:
             which: "final", of the last round ("last" means the same); "time-average" over all rounds, the paper's
@@ -246,6 +251,53 @@ class Result:
         if found is None:
             raise BadInput(f"the run did not keep {which!r}; train with keep_{which} = True")
         return found
+
+    def own_parts(self, which: str = "final") -> Tensor | None:
+        """Returns what stays at the sites, local parameters and BatchNorm statistics, as rows (replicas, sites,
+        own_dim); None if the model has no such parts.
+
+        Args:
+            which: As in `row`. Own parts are kept for the "best" round; of other models they are those of the last.
+        """
+        if which == "best" and self.state.best is not None:
+            return self.state.best.own
+        if self.averages is not None:
+            return self.averages.own
+        if self.state.own is None:
+            return None
+        rows = self.state.own.rows
+        nodes = torch.tensor([replica.placement for replica in self.replicas]).argsort(dim=-1).to(rows.device)
+        return rows.gather(1, nodes.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))
+
+    def whole_row(self, replica: int = 0, which: str = "final", site: str | None = None) -> Tensor:
+        """Returns a model as one row, with what stays at the sites.
+
+        Args:
+            replica: The number of the replica, from 0.
+            which: As in `row`.
+            site: The site whose own part it has; None for the average over the sites. Default: None.
+
+        Raises:
+            BadInput: There is no such site, or sites have no own parts.
+        """
+        row, own = self.row(which)[replica], self.own_parts(which)  # type: ignore[arg-type]
+        names = [str(one.name) for one in self.problem.sites]
+        if site is not None and own is None:
+            raise BadInput(
+                f"site {site!r} has no model of its own: all parts of the model are shared; see parts and batch_norm "
+                "of fm.Problem, or personalization"
+            )
+        if site is not None and site not in names:
+            raise BadInput(f"there is no site {site!r}{nearest(site, names)}")
+        if own is None:
+            return row
+        problem = self.problem.of_split(self.replicas[replica].split)
+        if site is None:
+            part = problem.flat_model.common_own(own[replica], problem.shares_of_samples)
+        else:
+            judging = problem.flat_model.own_for_judging(own[replica], problem.shares_of_samples)
+            part = judging[names.index(site)]
+        return torch.cat([row, part.to(row)])
 
     def weights(self, which: Literal["last", "time-average"] = "last") -> Tensor | None:
         """Returns the weights lambda (replicas, n) by node, or None if the algorithm has none.
@@ -278,15 +330,23 @@ class Result:
         return outcomes(self, replica)
 
     def state_dict(
-        self, replica: int = 0, which: Literal["final", "last", "time-average", "iterate", "best"] = "final"
+        self,
+        replica: int = 0,
+        which: Literal["final", "last", "time-average", "iterate", "best"] = "final",
+        site: str | None = None,
     ) -> dict[str, Tensor]:
         """Returns a model averaged over the network, as a state_dict of the user's module.
 
         Args:
             replica: The number of the replica, from 0.
             which: As in `row`.
+            site: The site whose local parts it has; None for the common model, in which local parameters are the mean
+                over the sites, and BatchNorm statistics those of all sites' data. Default: None.
+
+        Raises:
+            BadInput: There is no such site, or all parts of the model are shared.
         """
-        return self.problem.flat_model.state_dict(self.row(which)[replica])
+        return self.problem.flat_model.state_dict(self.whole_row(replica, which, site))
 
 
 def metric_tables(problem: Problem, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -392,6 +452,29 @@ def model_files(result: Result) -> list[ModelFile]:
     return files
 
 
+class SiteFile(NamedTuple):
+    """A model with the own part of a site, which a run writes."""
+
+    name: str  # of the file, without its ending
+    replica: int
+    which: str  # "final" or "best"
+    site: str
+
+
+def site_files(result: Result) -> list[SiteFile]:
+    """Returns the sites' models that a run writes next to the common ones, if parts of the model are local. Sites are
+    numbered, since their names need not be names of files."""
+    if not result.problem.flat_model.differs_by_site:
+        return []
+    kinds = {"final": "site", "best": "site-best"}
+    return [
+        SiteFile(file.name.replace(_FILES[file.which], f"{kinds[file.which]}-{i}", 1), file.replica, file.which, name)
+        for file in model_files(result)
+        if file.which in kinds
+        for i, name in enumerate(str(one.name) for one in result.problem.sites)
+    ]
+
+
 def about_model(result: Result, replica: int, which: str) -> dict[str, Any]:
     """Returns what a model's file says about itself. It is the same wherever the same model was trained."""
     best = result.state.best
@@ -399,6 +482,12 @@ def about_model(result: Result, replica: int, which: str) -> dict[str, Any]:
     at = rounds.get(which)
     about = {"architecture": result.problem.flat_model.architecture, "which": which, "replica": replica}
     return about if at is None else about | {"round": at}
+
+
+def parts_of(problem: Problem) -> dict[str, Any]:
+    """Returns how many parameters stay at their site, and what BatchNorm layers do, for summaries."""
+    local, note = problem.flat_model.local_dim, problem.note_on_parts()
+    return {} if note is None else {"local_parameters": local, "parts": note}
 
 
 def model_facts(problem: Problem) -> dict[str, Any]:
@@ -474,6 +563,7 @@ def summary_of(result: Result) -> dict[str, Any]:
         **({} if result.stop_reason is None else {"stopped_early": result.stop_reason}),
         "nodes": result.problem.n,
         "parameters": result.problem.flat_model.dim,
+        **parts_of(result.problem),
         "nominal_bits_busiest": max(record["nominal_bits_busiest"] for record in final),
         "bytes_busiest_node": max(record["bytes_busiest_node"] for record in final),
         "bytes_total": max(record["bytes_total"] for record in final),
@@ -482,6 +572,7 @@ def summary_of(result: Result) -> dict[str, Any]:
         "chosen": result.chosen,
         "model": model_facts(result.problem),
         "models": _listed_models(result, variants),
+        **({"site_models": [one._asdict() for one in of_sites]} if (of_sites := site_files(result)) else {}),
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
         **({"support": result.support} if result.support else {}),

@@ -46,12 +46,13 @@ def has_subgroups(result: "Result") -> bool:
 def outcomes(result: "Result", replica: int) -> list[SubgroupOutcome]:
     """Returns what the common model of a replica does for every subgroup of the sites that are here."""
     problem, made = result.problem.of_split(result.replicas[replica].split), []
-    model, row = problem.flat_model.to(torch.device("cpu"), torch.float32), result.row()[replica].cpu().float()
+    model, shared = problem.flat_model.to(torch.device("cpu"), torch.float32), not problem.flat_model.own_dim
     for i in problem.here:
         site = problem.sites[i]
         samples = getattr(site, result.judged_on)
         if samples.subgroups is None:
             continue
+        row = result.whole_row(replica, site=None if shared else str(site.name)).cpu().float()
         outputs, weights = model(row, as_floats(samples.inputs, torch.float32)), _weights(result, replica, i)
         for k, name in enumerate(samples.subgroup_names):
             mine = samples.subgroups == k

@@ -67,6 +67,7 @@ from fairmesh.training.result import (
     chosen_replica,
     model_files,
     outcomes_name,
+    site_files,
     summary_of,
     variants_of,
 )
@@ -154,6 +155,7 @@ def train(
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
         if personalization is not None:
             refuse_structure(problem)
+            problem.refuse_own_parts("personalization")
             method: Personalization = from_table(Personalization, personalization, "personalization")
             personalization = method
             problem = problem.each(lambda split: replace(split, sites=reserve(split.sites, method.share)))
@@ -188,7 +190,8 @@ def train(
     switched_off = problem.note_on_evaluation_mode()
     if announce:
         home = home_of_data(problem, kind["device"], chosen.data_on)
-        notes = (problem.note_on_stacking(kind["device"]), problem.note_on_data(home), switched_off, sentence)
+        stacking, data = problem.note_on_stacking(kind["device"]), problem.note_on_data(home)
+        notes = (problem.note_on_parts(), stacking, data, switched_off, sentence)
         for said in filter(None, notes):
             announce(said)
         if problem.preprocessing is not None:
@@ -333,7 +336,8 @@ def _run(
             folder.close()
         raise
     if run.diverged != list(range(len(training.replicas))):
-        meter.explain_numbers(meter.mean(training.view.models(run.state.algorithm)))
+        average = meter.mean(training.view.models(run.state.algorithm))
+        meter.explain_numbers(average, meter.own_of_sites(run.state.own))
     result = replace(_result(run, meter, time.perf_counter() - started), fixed=fixed)
     if personalization is not None:
         if announce:
@@ -391,7 +395,11 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
     """Returns the result, with the averages over the nodes of all processes."""
     training, state, averages = run.training, run.state, None
     if training.network.process_group.world_size > 1:
-        averages = Averages(meter.mean(training.view.models(state.algorithm)), meter.weights(state.algorithm))
+        averages = Averages(
+            meter.mean(training.view.models(state.algorithm)),
+            meter.weights(state.algorithm),
+            meter.own_of_sites(state.own),
+        )
         if not training.algorithm.needs_server:
             mean = training.network.mean_of_processes
             state = state._replace(
@@ -474,6 +482,10 @@ def write_outcome(folder: RunFolder, result: Result, provenance: dict[str, Any])
     for file in model_files(result):
         about = about_model(result, file.replica, file.which)
         folder.write_model(file.name, result.state_dict(file.replica, file.which), about)  # type: ignore[arg-type]
+    for own in site_files(result):
+        about = about_model(result, own.replica, own.which) | {"site": own.site}
+        state_dict = result.state_dict(own.replica, own.which, own.site)  # type: ignore[arg-type]
+        folder.write_model(own.name, state_dict, about)
     for personal in result.personal:
         suffix = f"-{personal.replica}" if personal.replica else ""
         for site in personal.sites:

@@ -33,7 +33,7 @@ def disk_of(membership: Membership, own: Site) -> Disk:
     problem = common_problem(membership, own, {member.name: said for member in membership.mesh.present})
     state = Rounds.idle(membership, problem).state
     checkpoint = checkpoint_bytes(state)
-    model = problem.flat_model.dim * state.average_model.element_size()
+    model = (problem.flat_model.dim + problem.flat_model.own_dim) * state.average_model.element_size()
     at_most = _CHECKPOINTS * checkpoint + _SEGMENTS * (journal_allowed(model) + model) + _MODELS * model + _SMALL
     return Disk(model, checkpoint, at_most, 4 * model + _SMALL)
 

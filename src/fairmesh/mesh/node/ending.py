@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.compression import DecodeError
 from fairmesh.config.tables import to_table
 from fairmesh.mesh.agreement import portable
@@ -50,6 +51,9 @@ _BEST, _OF_BEST = (
 )  # where a record has the metrics of the best round's model, and how it is summed
 
 
+_MOMENTS = "moments of "  # how BatchNorm statistics are summed
+
+
 class _Averages(NamedTuple):
     """The result that all nodes share, in the form of an algorithm's state with one node."""
 
@@ -74,9 +78,15 @@ def write_result(
     own, sites, all_sites = torch.eye(n, dtype=torch.float64)[number], torch.arange(n), torch.tensor([-1])
     view = training.view
     pieces = _pieces(state, view, own)
+    flat, own_of = problem.flat_model, {} if state.own is None else {"model": state.own.rows[0, 0].cpu()}
     best = measurements.best()
     if best not in (None, last):
-        pieces["best"] = measurements.model(best)
+        kept = measurements.model(best)
+        pieces["best"] = kept[: flat.dim]
+        own_of |= {"best": kept[flat.dim :]}
+    if flat.pools_statistics:  # averages over all samples: sums are divided by n below
+        weight = n * float(problem.shares_of_samples[number])
+        pieces |= {_MOMENTS + name: weight * flat.moments(part) for name, part in own_of.items()}
     duals = view.duals(state.algorithm)
     of_sites = {"bits", "bytes"} | ({"dual"} if duals is None else set())
     owners = [sites if name in of_sites else all_sites.expand(len(piece)) for name, piece in pieces.items()]
@@ -84,9 +94,21 @@ def write_result(
     sums = adder.over_sites(row, step, torch.cat(owners))
     totals = dict(zip(pieces, sums.split([len(piece) for piece in pieces.values()])))
     means = {name: sums / n for name, sums in totals.items() if name not in ("bits", "bytes")}
-    found = rounds.judge.of_sites(means["model"].to(training.device, training.dtype).unsqueeze(0))
+    start = problem.initial_whole_row(membership.experiment.seeds[0])[flat.dim :]  # local parts never leave their site
+    commons = {}
+    for name in own_of:
+        statistics = flat.statistics_of(means[_MOMENTS + name]) if flat.pools_statistics else start[flat.local_dim :]
+        commons[name] = torch.cat([start[: flat.local_dim], statistics])
+
+    def judged_here(name: str) -> dict[str, Tensor]:
+        row = means[name]
+        if name in own_of:
+            row = flat.at_site(torch.cat([row, commons[name]]), own_of[name])
+        return rounds.judge.of_sites(row.to(training.device, training.dtype).unsqueeze(0))
+
+    found = judged_here("model")
     if "best" in means:
-        of_best = rounds.judge.of_sites(means["best"].to(training.device, training.dtype).unsqueeze(0))
+        of_best = judged_here("best")
         found |= {_OF_BEST + name: value for name, value in of_best.items()}
     apart = (view.models(state.algorithm)[0, 0].double().cpu() - means["model"]).square().sum()
     duals_apart = torch.zeros(()) if duals is None else (duals[0, 0].double().cpu() - means["dual"]).square().sum()
@@ -110,7 +132,7 @@ def write_result(
         record |= {"lambda": means["dual"].tolist()}
     if duals is not None:
         record |= {"consensus_duals": float(judged[-1] / n)}
-    whole = _whole(state, means, training.dtype, weighed, best)
+    whole = _whole(state, means, training.dtype, weighed, best, commons)
     records = [*(one for one in measurements.records if one["round"] < last), record]
     measured = [{} if problem.has(i, judged_on(problem)) else None for i in range(n)]  # counts stay at their sites
     result = Result(problem, training.replicas, last, records, whole, [], rounds.judged_on, support=measured)
@@ -218,6 +240,22 @@ def wait_for_all_to_end(membership: Membership, rounds: Rounds, mailroom: Mailro
     sums_of(membership, rounds, mailroom).over_sites(torch.eye(n)[number], step, torch.arange(n))
 
 
+def write_site_model(membership: Membership, rounds: Rounds, result: Path, folder: Path) -> None:
+    """Writes the common model with what stays at this site, if the model has such parts. Nothing of it is sent."""
+    flat, own = rounds.problem.flat_model, rounds.state.own
+    if own is None or not flat.differs_by_site:
+        return
+    common = flat.row_of_state_dict(load_file(result / "model.safetensors"))
+    about = {"architecture": flat.architecture, "which": "final", "site": membership.name}
+    with storing(folder.parent):
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        into = RunFolder(partial, resume=False)
+        into.write_model("site", flat.state_dict(flat.at_site(common, own.rows[0, 0].cpu())), about)
+        shutil.rmtree(folder, ignore_errors=True)
+        put_in_place(partial, folder)
+
+
 def write_personal(
     membership: Membership, rounds: Rounds, result: Path, folder: Path, go_on: Callable[[], None]
 ) -> None:
@@ -302,8 +340,16 @@ def _pieces(state: TrainingState, view: StateView, own: Tensor) -> dict[str, Ten
 
 
 def _whole(
-    state: TrainingState, means: dict[str, Tensor], dtype: torch.dtype, weighed: bool, best: int | None
+    state: TrainingState,
+    means: dict[str, Tensor],
+    dtype: torch.dtype,
+    weighed: bool,
+    best: int | None,
+    commons: dict[str, Tensor],
 ) -> TrainingState:
+    """Returns the state that all sites share. Every site has the same own part in it, that of the common model."""
+    n = len(means["dual"])
+    own = {name: part.to(dtype).expand(1, n, -1) for name, part in commons.items()}
     models = means["model"].to(dtype).reshape(1, 1, -1)
     duals = means["dual"].to(dtype).reshape(1, 1, -1) if weighed else None
     nobody = torch.zeros(1)
@@ -315,7 +361,13 @@ def _whole(
         sent=Traffic(nobody, nobody, nobody, nobody),
         best=None
         if best is None
-        else Best(nobody, torch.tensor([best]), means.get("best", means["model"]).to(dtype).unsqueeze(0)),
+        else Best(
+            nobody,
+            torch.tensor([best]),
+            means.get("best", means["model"]).to(dtype).unsqueeze(0),
+            own.get("best", own.get("model")),
+        ),
+        own=None if "model" not in own else OwnState(own["model"], *[torch.zeros(1, n, 1)] * 3),
     )
 
 

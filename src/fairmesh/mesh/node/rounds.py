@@ -270,7 +270,7 @@ class _SiteMeasuring(Observer):
         if not self.run.measure_due:
             return
         training, node = self.run.training, self._number
-        models = training.view.models(state.algorithm)[:, 0]
+        models = training.whole_models(state)[:, 0]
         found = self._judge.of_sites(models)
         values = {name: float(value[0, node]) for name, value in found.items()}
         duals, own = training.view.duals(state.algorithm), training.view.own_weights(state.algorithm)

@@ -28,6 +28,7 @@ from fairmesh.mesh.node.ending import (
     write_personal,
     write_progress,
     write_result,
+    write_site_model,
 )
 from fairmesh.mesh.node.machine import pinned
 from fairmesh.mesh.node.measurements import Schedule
@@ -236,6 +237,7 @@ class _Life:
             self._confirm(unconfirmed, sums_of(membership, rounds, mailroom).source)
             self._compare_with_local(rounds, unconfirmed)
             oversight.reached("result confirmed", membership.experiment.rounds)
+            write_site_model(membership, rounds, unconfirmed, node.folder / PERSONAL)
             put_in_place(unconfirmed, result)
             self._log_undefined(result)
         oversight.heeds_divergence = False

@@ -61,7 +61,9 @@ def compared(
     try:
         if not why_not:
             own = _own_model(membership, rounds, mine, folder, go_on)
-            theirs = rounds.problem.flat_model.row_of_state_dict(load_file(common)).to(own)
+            flat, part = rounds.problem.flat_model, rounds.state.own
+            theirs = flat.row_of_state_dict(load_file(common)).to(own)
+            theirs = theirs if part is None else flat.at_site(theirs, part.rows[0, 0])
             cells = _counted(rounds.problem, mine, theirs, own)
     except (BadInput, Diverged, RuntimeError) as error:  # the result is complete without it
         why_not = _FAILED  # the error may name files or values of this site
