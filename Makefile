@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all chaos check format setup clean
+.PHONY: demo test quick-tests test-all chaos check format setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/fairmesh demo
@@ -17,7 +17,11 @@ demo: $(INSTALLED)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # At most five minutes on two cores: a cover of every product of parameters, and one run of each kind over processes.
-test: check
+# The checks run next to the tests, since the type checker uses one core.
+test: $(READY)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check quick-tests
+
+quick-tests: $(READY)
 	$(PYTEST)
 
 # Everything: the tests marked as slow too, and more examples of every property.

@@ -106,6 +106,7 @@ def test_reproduce_records_the_smaller_recipes_and_their_curves_use_the_consensu
         assert line["search"]["chosen"] == found[line["protocol"], f"logistic, AD-GDA, {line['row']}"]
 
 
+@pytest.mark.slow
 def test_reproduce_gives_curves_the_settings_of_their_table_and_runs_them_again_when_these_change(tmp_path, only):
     def other(row: Row) -> Row:
         return replace(tiny(row), search={"consensus_step": (0.2,)}) if row.recipe == "table2" else tiny(row)
@@ -158,6 +159,7 @@ def test_reproduce_replaces_every_row_of_a_recipe_that_was_changed(table4a, tmp_
     assert all(line["curve"]["round"][-1] == 3 for line in lines_of(tmp_path / "results", "table4a"))
 
 
+@pytest.mark.slow
 def test_reproduce_resumes_an_interrupted_run_and_deletes_its_checkpoints_once_recorded(
     table4a, tmp_path, only, monkeypatch
 ):

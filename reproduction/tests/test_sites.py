@@ -332,6 +332,7 @@ def test_quick_bench_runs_every_method_resumes_and_is_shown(tmp_path):
     assert shown["problems"]["concept-table"][0]["worst"].keys() == {"mean", "half"}
 
 
+@pytest.mark.slow
 def test_bench_runs_rows_of_other_settings_again(tmp_path, monkeypatch):
     def ran() -> list[str]:
         said: list[str] = []

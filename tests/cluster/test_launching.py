@@ -15,11 +15,11 @@ from fairmesh.cli.main import main
 from fairmesh.errors import LostProcess
 from fairmesh.networks.cluster import backend_of
 from fairmesh.storage.run_folder import CHECKPOINT, JOB, METRICS
-from tests.pairwise import case
 from tests.refusals import refused
 
 
-@pytest.mark.parametrize("stopped", ["undisturbed", case("killed", quick=False)], indirect=True)
+@pytest.mark.slow  # tests/cluster/test_runs.py runs ranks in the quick tests
+@pytest.mark.parametrize("stopped", ["undisturbed", "killed"], indirect=True)
 def test_launch_stops_all_ranks_after_the_same_round_on_ctrl_c(stopped):
     rounds, err = stopped["rounds"], stopped["err"]
     assert stopped["code"] == 130

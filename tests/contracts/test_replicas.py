@@ -168,6 +168,7 @@ def test_kept_iterate_is_one_of_the_run(problem, algorithm):
     assert len(set(matches.long().argmax(dim=-1).tolist())) > 1, "all replicas kept the same round"
 
 
+@pytest.mark.slow
 def test_kept_iterate_is_uniform_over_time_over_many_seeds():
     """Pearson's chi-square over 1200 fixed seeds; beyond 20.5 only one honest set of seeds in a thousand."""
     seeds, rounds = 1200, 6

@@ -21,7 +21,7 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.equivalence.hosts import on_hosts
-from tests.pairwise import case, covering
+from tests.pairwise import case, covering, some_quick
 from tests.refusals import refused
 
 ROUNDS = 12
@@ -65,7 +65,7 @@ def compared(problem, topology, algorithm, blocks, seeds=(0,), each_copy=False, 
     return post
 
 
-@pytest.mark.parametrize("name", toys.ALGORITHMS)
+@some_quick("name", toys.ALGORITHMS.keys(), "ad-gda", "ad-gda compressed duals", "tracked", "drfa", "fedavg", "dsgd")
 def test_remote_network_ends_every_algorithm_as_the_simulator_does(problem, name):
     compared(problem, toys.TOPOLOGIES["ring"], toys.ALGORITHMS[name], BLOCKS["four, uneven"])
 

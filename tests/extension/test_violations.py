@@ -182,6 +182,7 @@ def test_check_algorithm_says_what_is_violated(kind, names):
         check_algorithm(kind(), topologies=(fm.Ring(),), rounds=3)
 
 
+@pytest.mark.slow
 def test_check_algorithm_allows_a_moving_average_where_asked():
     assert issubclass(ContractViolation, AssertionError)
     check_algorithm(Shrinks(), topologies=(fm.Ring(),), rounds=2, keeps_average=False)

@@ -156,6 +156,7 @@ def test_validation_set_of_a_site_s_own_serves_as_unseen_rows_and_a_shared_one_d
     assert [(one.unseen, one.rows) for one in two] == [(False, 100)] * 2
 
 
+@pytest.mark.slow
 def test_personalize_gives_the_same_twice_and_another_for_another_seed(result):
     one, again = (fm.personalize(result, Mixture(**QUICK)) for _ in range(2))
     assert json.dumps(one.table()) == json.dumps(again.table())

@@ -199,6 +199,7 @@ def noisy_sites(seed: int = 0) -> list[fm.Site]:
     return made
 
 
+@pytest.mark.slow
 def test_weights_leave_a_site_of_pure_noise_only_with_the_discount():
     def share(objective: Objective) -> float:
         problem = fm.Problem(lambda: nn.Linear(5, 2), noisy_sites(), objective=objective)
@@ -210,6 +211,7 @@ def test_weights_leave_a_site_of_pure_noise_only_with_the_discount():
     assert share(Objective("held-out", against="local")) < plain - 0.05  # the common model is still too sure there
 
 
+@pytest.mark.slow
 def test_weights_see_that_a_small_site_is_memorised_only_on_held_out_rows():
     """The small site follows a rule of its own in many dimensions: 30 rows are memorised and generalise badly."""
     generator = torch.Generator().manual_seed(1)
@@ -287,6 +289,7 @@ def test_objective_round_trips_through_an_experiment_file(tmp_path):
     assert again.algorithm == experiment.algorithm
 
 
+@pytest.mark.slow
 def test_resumed_run_with_held_out_rows_is_bit_for_bit_the_uninterrupted_one(tmp_path):
     problem = toys.problem(objective=Objective("held-out", rejoin=0.5, discount_noise=True))
 

@@ -123,6 +123,7 @@ def test_weights_within_sites_help_the_worst_subgroup_and_send_nothing_more():
     assert weighed.final[0]["nominal_bits_busiest"] == plain.final[0]["nominal_bits_busiest"]
 
 
+@pytest.mark.slow
 def test_weights_across_sites_help_the_worst_subgroup_for_two_numbers_each():
     plain = fm.train(fm.Problem(model, sites()), fm.Ring(), FIXED, 300)
     weighed = fm.train(problem(subgroups="across", subgroup_strength=0.3), fm.Ring(), FIXED, 300)
@@ -131,6 +132,7 @@ def test_weights_across_sites_help_the_worst_subgroup_for_two_numbers_each():
     assert more == 300 * 2 * 2 * 2 * 32  # rounds, neighbours, subgroups, numbers, bits
 
 
+@pytest.mark.slow
 def test_nodes_agree_on_the_mean_loss_of_subgroups_that_span_sites():
     """With models that stand still, gossip ends at the mean over all rows of all sites."""
     generator = torch.Generator().manual_seed(3)
@@ -272,6 +274,7 @@ def test_digest_of_a_problem_knows_the_names_of_subgroups_and_not_how_often_they
     assert made(["a", "b"] * 12).digest() != made(["a", "c"] * 12).digest()
 
 
+@pytest.mark.slow
 def test_run_writes_the_subgroups_into_its_summary_and_its_report(tmp_path):
     result = fm.train(problem(subgroups="within"), fm.Ring(), FIXED, 5, out=tmp_path / "run")
     run = Run.from_folder(tmp_path / "run")

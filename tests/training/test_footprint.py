@@ -94,6 +94,7 @@ def two_at_once() -> float:
     return (need.of(3) + 5 * need.kept - 1) / GIB
 
 
+@pytest.mark.slow
 def test_replicas_in_portions_give_what_they_give_at_once(two_at_once, tmp_path):
     problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
     settings = {"seeds": range(5), "measure_every": 4, "keep_iterate": True, "dtype": "float64"}
@@ -118,6 +119,7 @@ def test_replicas_in_portions_give_what_they_give_at_once(two_at_once, tmp_path)
     assert (tmp_path / "split" / "model-4.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_split_run_is_resumed_in_the_portions_it_was_begun_in(two_at_once, tmp_path):
     problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
     settings = {"seeds": range(5), "measure_every": 4, "dtype": "float64"}
@@ -157,6 +159,7 @@ def test_numbers_of_replicas_are_the_whole_runs(two_at_once):
         fm.train(problem, fm.Ring(), runs, 30, memory_gib=two_at_once, dtype="float64")
 
 
+@pytest.mark.slow
 def test_split_folder_refuses_another_number_of_replicas_and_passes_over_other_folders(two_at_once, tmp_path):
     problem, algorithm = toys.problem(), toys.ALGORITHMS["ad-gda"]
     settings = {"out": tmp_path / "run", "dtype": "float64"}

@@ -27,6 +27,7 @@ def test_leave_one_site_out_shows_which_site_others_do_not_speak_for():
     assert unlike < 0.1  # they know the opposite
 
 
+@pytest.mark.slow
 def test_leave_one_site_out_is_training_without_the_site():
     # Weights follow held-out rows and are compared with local models, which are found by the names of the sites.
     objective = fm.Objective(judged_on="held-out", discount_noise=True)

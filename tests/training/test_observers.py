@@ -65,6 +65,7 @@ class Faulty(Observer):
             raise RuntimeError("out of ink")
 
 
+@pytest.mark.slow
 def test_observer_that_raises_leaves_a_folder_that_resumes_to_the_same_end(tmp_path):
     diary = Diary()
     with refused("out of ink", error=RuntimeError):

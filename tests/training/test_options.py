@@ -46,7 +46,7 @@ def test_option_out_of_range_is_refused_by_name(option, value, words):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("batch", 0), ("batches_per_step", 0), ("order", "shuffled")],
+    [("batch", 0), ("batches_per_step", 0), ("order", "sideways")],
 )
 def test_sampling_out_of_range_is_refused_by_name(field, value):
     with refused(field, str(value)):

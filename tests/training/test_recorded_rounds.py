@@ -48,7 +48,7 @@ def _apart(training: Training, recorded_at: int, start: int, rounds: int) -> flo
     return max(float((a.double() - b.double()).abs().max()) for a, b in zip(found.values(), buffers))
 
 
-@some_quick("name", toys.ALGORITHMS.keys(), "ad-gda compressed duals", "tracked")
+@some_quick("name", toys.ALGORITHMS.keys(), "tracked")
 def test_algorithms_are_replayed_as_written(name):
     assert _apart(_training(toys.ALGORITHMS[name], fm.Ring()), recorded_at=0, start=2, rounds=6) < 1e-12
 

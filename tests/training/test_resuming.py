@@ -77,6 +77,7 @@ def test_same_run_again_is_bit_identical(straight, tmp_path):
     assert outcome(tmp_path / "run") == straight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, case(signal.SIGINT, quick=False)])
 def test_signal_writes_a_checkpoint_and_the_resumed_run_ends_bit_identical(straight, tmp_path, number):
     folder = tmp_path / "run"
@@ -155,6 +156,7 @@ def test_resuming_where_nothing_is_begins_anew(straight, tmp_path):
     assert outcome(tmp_path / "run") == straight
 
 
+@pytest.mark.slow
 def test_finished_run_can_be_extended_and_is_then_as_if_asked_for_more_at_once(straight, tmp_path):
     folder = tmp_path / "run"
     train(folder, rounds=ROUNDS // 2)

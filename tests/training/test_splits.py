@@ -18,7 +18,7 @@ def _alone(experiment: fm.Experiment, k: int) -> fm.Result:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},  # the default: weights follow held-out rows, compared with local models
+        pytest.param({}, marks=pytest.mark.slow),  # weights follow held-out rows, compared with local models
         {"algorithm": fm.ADGDA(), "objective": fm.Objective(judged_on="validation"), "seeds": (1, 5)},
         {"algorithm": fm.Local(), "sampling": fm.Sampling(order="full"), "placements": 2},
     ],
