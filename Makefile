@@ -19,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # At most five minutes on two cores: a cover of every product of parameters, and one run of each kind over processes.
 # The checks run next to the tests, since the type checker uses one core.
 test: $(READY)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check quick-tests
+	@$(MAKE) --no-print-directory --jobs=2 check quick-tests
 
 quick-tests: $(READY)
 	$(PYTEST)
