@@ -75,6 +75,7 @@ def test_growth_milliseconds_times_a_round():
     assert growth.milliseconds(torch.device("cpu"), nodes=3, hidden=2, batch=2, replicas=1) > 0
 
 
+@pytest.mark.slow
 def test_per_node_loop_and_stack_learn_the_same_problem():
     setting = rounds.Setting(6, 40, (1, 8, 8), 4, fm.models.Logistic(), 20)
     problem = setting.problem()

@@ -270,6 +270,7 @@ def test_runner_takes_the_next_best_candidate_when_a_seed_diverges(tmp_path, kep
     assert line["diverged"] == []
 
 
+@pytest.mark.slow
 def test_runner_judges_candidates_on_test_sets_cut_from_the_training_data(monkeypatch):
     seen = []
     trained = Runner._trained

@@ -124,6 +124,7 @@ def test_run_refuses_a_folder_that_is_not_empty(cli):
     assert "--resume" in err
 
 
+@pytest.mark.slow
 def test_resume_extends_a_finished_run(cli, tmp_path):
     cli("run", "quick.toml", "--out", "grown")
     code, out, _ = cli("run", "quick.toml", "--out", "grown", "--resume", "--set", "rounds=50", "--json")

@@ -58,6 +58,7 @@ def test_data_check_of_what_is_not_here_says_where_it_looked(cli, tmp_path):
     assert "fairmesh data fetch coos7" in err
 
 
+@pytest.mark.slow
 def test_data_show_draws_who_holds_what_and_prints_a_table(cli, tmp_path):
     code, out, err = cli("show", "mnist", "--partition", "one-class", "--nodes", "20", "--plot", "held.png")
     lines = [line.split("\t") for line in out.splitlines()]

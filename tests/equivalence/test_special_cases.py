@@ -261,6 +261,7 @@ def test_gossip_with_one_mixed_buffer_would_lose_consensus_when_the_graph_change
     assert _spread(models) > 0.1 * _spread(unequal)
 
 
+@pytest.mark.slow
 def test_ad_gda_duals_agree_over_a_changing_graph(unequal):
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
     algorithm = fm.ADGDA(0.0, dual_step=0.0, consensus_step=RATE, compressor=fm.TopK(0.3))

@@ -157,6 +157,7 @@ def test_announcements_that_are_lost_are_repeated_until_they_are_acknowledged(si
     assert board.said["a"]["rows"] == []  # all have them
 
 
+@pytest.mark.slow
 def test_long_run_keeps_announcements_small_and_loses_no_row(tmp_path, board):
     schedule = Schedule(rounds=1000, every=1, best_by="worst", smoothing=0.0, seed=0)
     sites = {name: Site(tmp_path, name, board, schedule) for name in NAMES}

@@ -372,6 +372,7 @@ class Host(Threads):
         return RemoteNetwork(cycle, self.nodes(cycle[0].n), transport, device=device, dtype=dtype)
 
 
+@pytest.mark.slow
 def test_processes_choose_for_their_own_sites_and_know_all_numbers():
     post = Post(2)
     method = Mixture(steps=3, local_steps=3)

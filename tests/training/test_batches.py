@@ -118,6 +118,7 @@ def test_drfa_over_cyclic_batches_takes_its_local_steps_on_samples_in_order():
     assert torch.allclose(result.row()[0], rows, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_random_batches_hold_every_sample_of_the_node_equally_often_and_none_of_another():
     counts = sum(looked_at(fm.Sampling(200, "random"), t) for t in range(10)).split(SIZES, dim=1)
     for i, size in enumerate(SIZES):

@@ -202,6 +202,7 @@ def shifted(batch, draw):
     return batch + 0.1 * draw(len(batch), 1)
 
 
+@pytest.mark.slow
 def test_augmentation_draws_from_our_streams_so_that_runs_repeat():
     runs = []
     for seed in (0, 9):

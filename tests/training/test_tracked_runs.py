@@ -80,6 +80,7 @@ def test_worst_case_is_that_of_the_paper_s_objective_with_alpha_over_m(problem, 
     assert result.final[0]["phi"] == pytest.approx(float(expected), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_tracked_runs_and_reports_from_a_file(tmp_path):
     text = """
 rounds = 12

@@ -60,6 +60,7 @@ def test_verdict_does_not_warn_without_reason(accuracies, weights, samples):
     assert verdict_of(result_of(accuracies, weights=weights, samples=samples), fixed).warning is None
 
 
+@pytest.mark.slow
 def test_train_warns_of_weights_that_went_to_another_site_than_the_worst(monkeypatch):
     monkeypatch.setattr("fairmesh.training.verdict._RAISED", 0.0)
     monkeypatch.setattr("fairmesh.training.verdict.difference_of", lambda *parts: SimpleNamespace(verdict="better"))
