@@ -26,7 +26,8 @@ def demo(
 ) -> None:
     """Train ten sites, six of them small and with another scanner.
 
-    Compares training alone, four ways of training together, and what each brings the worst site. Takes 20 seconds."""
+    Compares training alone, four ways of training together, and what each brings the worst site. Takes about 40 seconds
+    on two cores."""
     from fairmesh.cli.demo import NOTE
     from fairmesh.cli.demo import demo as run_demo
     from fairmesh.report.runs import site_table, worst_sites
