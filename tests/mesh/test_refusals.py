@@ -475,7 +475,6 @@ def test_check_says_that_a_node_does_not_run(door):
 # And then
 
 
-@pytest.mark.slow
 def test_check_beside_a_running_node_leaves_its_stream_alone(door, running):
     folder, nodes = running
     nodes["beta"] = started(folder, "beta")
