@@ -263,7 +263,7 @@ def test_own_files_that_are_wrong_are_refused_with_the_place(case, tmp_path):
 
 
 class RandomlyFlipped(torch.utils.data.Dataset):
-    """Items of which about half are flipped, each time anew."""
+    """Items of which about half are flipped, differently each time."""
 
     def __init__(self, draw):
         self.draw = draw

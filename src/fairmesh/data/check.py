@@ -268,7 +268,7 @@ def _duplicates(train: Mapping[str, Samples], test: Mapping[str, Samples]) -> It
 
 
 def _severity(count: int, rows: int) -> Literal["error", "warning"]:
-    """Returns how bad so many test rows in training are: a few may be equal by chance if columns have few values."""
+    """Returns how bad a number of test rows in training is: a few may be equal by chance if columns have few values."""
     return "error" if count > _BY_CHANCE * rows else "warning"
 
 

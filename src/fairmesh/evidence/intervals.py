@@ -572,7 +572,7 @@ def _interactions(arrays: Sequence[np.ndarray]) -> list[float]:
 
 
 def _width(rows: int) -> int:
-    """Returns the width of the table for so many rows: few different ones serve all sites."""
+    """Returns the width of the table for this number of rows. Few different widths serve all sites."""
     return max(64, 1 << (rows - 1).bit_length())
 
 

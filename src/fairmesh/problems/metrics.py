@@ -28,7 +28,7 @@ class Trouble(NamedTuple):
 
 
 def evaluated_at_once(models: int, numbers: int) -> int:
-    """Returns how many samples of so many numbers are evaluated by so many models at once."""
+    """Returns how many samples are evaluated at once, given their size and the number of models."""
     return max(1, _FLOATS_AT_ONCE // (models * max(1, numbers)))
 
 
