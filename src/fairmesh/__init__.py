@@ -61,7 +61,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.problems import models as models
     from fairmesh.problems.objective import Objective
     from fairmesh.problems.parts import Parts
-    from fairmesh.problems.problem import Problem, Sampling
+    from fairmesh.problems.problem import Problem
+    from fairmesh.problems.sampling import Sampling
     from fairmesh.regularizers.members import ChiSquare
     from fairmesh.report.plots import plot
     from fairmesh.topology.graphs import Ring
@@ -179,7 +180,7 @@ _HOMES = {  # name -> module that defines it
     "Objective": "problems.objective",
     "Parts": "problems.parts",
     "Problem": "problems.problem",
-    "Sampling": "problems.problem",
+    "Sampling": "problems.sampling",
     "personalize": "personalization.personalize",
     "ChiSquare": "regularizers.members",
     "plot": "report.plots",

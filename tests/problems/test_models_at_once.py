@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fairmesh as fm
+from fairmesh.problems import notes
 from fairmesh.problems.stacking import slower_stacked
 from tests import toys
 from tests.problems.test_problem_data import problem_refused
@@ -225,5 +226,5 @@ def test_module_in_evaluation_mode_trains_without_dropout_and_says_how_to_change
     assert missing_from(said[0], "Dropout", "evaluation mode", "model.train()") == []
     with pytest.warns(UserWarning, match="evaluation mode"):
         fm.train(problem, fm.Ring(), fm.DSGD(), 1)
-    assert toys.problem(2, model=module.train()).note_on_evaluation_mode() is None
-    assert toys.problem(2, model=nn.Linear(FEATURES, CLASSES).eval()).note_on_evaluation_mode() is None
+    assert notes.on_evaluation_mode(toys.problem(2, model=module.train())) is None
+    assert notes.on_evaluation_mode(toys.problem(2, model=nn.Linear(FEATURES, CLASSES).eval())) is None

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import fairmesh as fm
+from fairmesh.problems import notes
 from fairmesh.problems.batch_norm import under_policy
 from tests.refusals import refused
 
@@ -68,7 +69,7 @@ def test_batch_norm_is_refused_with_the_four_policies_by_name():
 
 
 def test_batch_norm_in_evaluation_mode_needs_no_policy_and_is_said_to_be_frozen():
-    assert "frozen" in (problem(model=Small().eval()).note_on_parts() or "")
+    assert "frozen" in (notes.on_parts(problem(model=Small().eval())) or "")
 
 
 def test_frozen_parts_keep_the_statistics_of_their_batch_norm_layers():

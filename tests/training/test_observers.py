@@ -217,7 +217,7 @@ def test_state_view_refuses_a_state_without_models_and_one_that_shows_a_thing_tw
 
 
 def test_metric_where_lower_is_better_names_the_largest_as_worst():
-    from fairmesh.problems.problem import Metric
+    from fairmesh.metrics.base import Metric
 
     def errors(outputs, targets):
         return (outputs.argmax(dim=-1) != targets).double().mean()

@@ -14,7 +14,7 @@ from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems import convolutions
+from fairmesh.problems import convolutions, notes
 from fairmesh.problems.losses import (
     as_floats,
     batch_error,
@@ -347,7 +347,7 @@ class Oracle:
         """Returns `what` of the function row -> losses of the samples in a batch, for each node."""
         at_once = self.problem.at_once(self.seeds.device)
         if at_once == 1:
-            why = self.problem.note_on_stacking(self.seeds.device) or "models_at_once = 1"
+            why = notes.on_stacking(self.problem, self.seeds.device) or "models_at_once = 1"
             raise BadInput(
                 f"losses and gradients of single samples need torch.vmap, but {why}; use models_at_once='all'"
             )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, in_a_line
 from fairmesh.losses.base import NamedLoss
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
@@ -144,3 +144,42 @@ class PackedLoss:
 def read_packed(read: Read, packing: Packing, outputs: Tensor) -> Tensor:
     """Returns the tensor that predicts, of packed outputs."""
     return read(packing.unpack(outputs))
+
+
+def readings(
+    whole: Any, targets: Tree, loss: Any, given: Read | None
+) -> tuple[Read | None, Read | None, Packing | None]:
+    """Returns how outputs of a module become the tensor that losses get; how that becomes the one that predicts; and
+    how a structure is packed for a loss of the user's own.
+
+    Args:
+        whole: What the module returns for some samples.
+        targets: The targets of these samples.
+        loss: The loss.
+        given: How the user reads outputs, or None.
+    """
+    read = given or logits_of
+    try:
+        predicting = read(whole)
+    except BadInput:
+        raise
+    except Exception as error:  # the user's function may raise anything
+        raise BadInput(f"read fails for what the model returns: {in_a_line(error)}") from error
+    if not isinstance(predicting, Tensor):
+        raise BadInput(f"read must return one tensor, got a {type(predicting).__name__}")
+    count = trees.length(targets)
+    if predicting.ndim == 0 or len(predicting) != count:
+        raise BadInput(
+            f"the model gives {tuple(predicting.shape)} for {count} samples; it must give one row per sample"
+        )
+    plain = isinstance(whole, Tensor)
+    loss = loss.function if isinstance(loss, PackedLoss) else loss
+    if given is None and classes_last(predicting, targets, not plain, is_built_in(loss)):
+        read = functools.partial(classes_second, logits_of)
+    unchanged = given is None and plain and read is logits_of
+    if is_built_in(loss) or unchanged:
+        return None if unchanged else read, None, None
+    if plain:
+        return None, read, None
+    packing = Packing(whole, count)
+    return packing.pack, functools.partial(read_packed, read, packing), packing

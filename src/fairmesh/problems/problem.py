@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,72 +13,40 @@ import torch
 from torch import Tensor, nn
 
 from fairmesh.config.registry import registered_name
-from fairmesh.config.tables import checked
 from fairmesh.data.preprocessing import Preprocessing
-from fairmesh.data.rows import stays_apart
 from fairmesh.data.samples import Samples, Targets
 from fairmesh.data.site import Site
-from fairmesh.errors import BadInput, in_a_line, nearest
+from fairmesh.errors import BadInput, nearest
 from fairmesh.losses import NamedLoss
 from fairmesh.losses.members import squared_error
 from fairmesh.metrics.base import TASKS, Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
 from fairmesh.numerics import trees
-from fairmesh.numerics.trees import Tree
-from fairmesh.problems.batch_norm import BatchNormPolicy, layers_of, under_policy
+from fairmesh.problems.batch_norm import BatchNormPolicy, under_policy
 from fairmesh.problems.checks import check_gradient, check_mean, why_not_stacked
+from fairmesh.problems.data_checks import (
+    check_batches,
+    check_forms,
+    check_samples,
+    check_split,
+    few_samples,
+    read_site,
+    scaled_prior,
+)
 from fairmesh.problems.flat_model import FlatModel
+from fairmesh.problems.identity import digest_of, fingerprint
 from fairmesh.problems.losses import Augmentation, Loss, as_floats, reads_logits
 from fairmesh.problems.objective import Objective
-from fairmesh.problems.outputs import (
-    PackedLoss,
-    Packing,
-    Read,
-    classes_last,
-    classes_second,
-    is_built_in,
-    logits_of,
-    read_packed,
-)
+from fairmesh.problems.outputs import PackedLoss, Packing, Read, is_built_in, readings
 from fairmesh.problems.parts import Parts
+from fairmesh.problems.sampling import Sampling
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
 
 BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
-_TARGETS_CHECKED = 32  # of each site, by which the loss is checked
 _RESERVED = {
     "round", "replica", "seed", "loss", "lambda", "phi", "validation", "own_models", "consensus_models",
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
 }  # fmt: skip
-
-
-@checked
-@dataclass(frozen=True)
-class Sampling:
-    """Which samples a node uses for one gradient.
-
-    Args:
-        batch: Samples per batch, >= 1; not used by `order = "full"`. Default: 50.
-        order: "random" draws with replacement. "shuffled" takes every sample once per epoch, in a random order that
-            differs from epoch to epoch; a batch that reaches over the end of an epoch continues in the next. "cyclic"
-            takes the samples in their order, "full" takes all samples of the node. Default: "random".
-        batches_per_step: Batches per gradient, >= 1, whose gradients are averaged (the AD-GDA paper's oracle
-            averaging). Default: 1.
-
-    Example:
-        >>> import fairmesh as fm
-        >>> fm.Sampling(batch=32, order="cyclic")
-        Sampling(batch=32, order='cyclic', batches_per_step=1)
-    """
-
-    batch: int = 50
-    order: Literal["random", "shuffled", "cyclic", "full"] = "random"
-    batches_per_step: int = 1
-
-    def __post_init__(self):
-        if self.batch < 1:
-            raise BadInput(f"batch must be >= 1, got {self.batch}")
-        if self.batches_per_step < 1:
-            raise BadInput(f"batches_per_step must be >= 1, got {self.batches_per_step}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +144,8 @@ class Problem:
         if not number and self.models_at_once not in ("auto", "all"):
             raise BadInput(f"models_at_once must be 'auto', 'all' or a whole number >= 1, got {self.models_at_once!r}")
         given = [site if isinstance(site, Site) else Site(site) for site in self.sites]
-        sites = [self._read(i, site) for i, site in enumerate(given)]
+        shared, known = {"test": self.test, "validation": self.validation}, {}
+        sites = [read_site(i, site, shared, self.targets, known) for i, site in enumerate(given)]
         object.__setattr__(self, "sites", sites)
         if isinstance(self.model, nn.Module):  # a copy: training the module later must not change where runs start
             object.__setattr__(self, "model", copy.deepcopy(self.model).cpu())
@@ -191,22 +159,14 @@ class Problem:
                 raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
         if not self.here:
             raise BadInput("none of the sites' data is here; a host needs that of one site at least")
-        first = sites[0].train
-        for i, site in enumerate(sites):
-            for what in ("inputs", "targets"):
-                here, there = getattr(site.train, what), getattr(first, what)
-                if trees.form(here) != trees.form(there):
-                    raise BadInput(
-                        f"site {i} ({site.name}): {what} are {trees.form_in_words(here)}, but site 0 has "
-                        f"{trees.form_in_words(there)}; all sites need the same"
-                    )
+        check_forms(sites)
         if self.objective.subgroups:
             for i in self.here:
                 self.subgroup_numbers(i)
         self._settle_loss()
         self._probe()
         for k, other in enumerate(self.splits, start=1):
-            self._check_split(other, k)
+            check_split(self, other, k)
 
     def _settle_loss(self) -> None:
         """Chooses the loss of numbers if none was given, and finds balanced class weights."""
@@ -229,7 +189,7 @@ class Problem:
                     "weights as a list, one number per class"
                 )
             labels = torch.cat([site.train.targets.flatten() for site in self.sites]).long()
-            labels = labels[(labels >= 0) & (labels != self._ignored)]
+            labels = labels[(labels >= 0) & (labels != self.ignored)]
             counts = torch.bincount(labels, minlength=self._outputs_per_target()).tolist()
             object.__setattr__(self, "loss", self.loss.fitted(counts))
         if isinstance(self.loss, NamedLoss):
@@ -245,27 +205,6 @@ class Problem:
         """Returns how many classes the outputs of the model can tell apart; one logit tells two."""
         outputs, targets = self._outputs_of_probe(), self.sites[self.here[0]].train.targets[:2]
         return 2 if outputs.numel() == targets.numel() else outputs.shape[1]
-
-    def _check_split(self, other: "Problem", k: int) -> None:
-        """Raises BadInput if another split differs in more than its rows."""
-        for what, mine, theirs in (
-            ("number of sites", self.n, other.n),
-            ("form of inputs", trees.form(self.sites[0].train.inputs), trees.form(other.sites[0].train.inputs)),
-            ("number of parameters", self.flat_model.dim, other.flat_model.dim),
-            ("metrics", list(self.metrics_by_name), list(other.metrics_by_name)),
-            ("sampling", self.sampling, other.sampling),
-            ("models_at_once", self.models_at_once, other.models_at_once),
-            ("parts", self.parts, other.parts),
-            ("batch_norm", self.batch_norm, other.batch_norm),
-        ):
-            if mine != theirs:
-                raise BadInput(
-                    f"split {k} differs from split 0 in its {what} ({theirs} and {mine}); only rows may differ"
-                )
-        if other.splits:
-            raise BadInput(f"split {k} has splits of its own; give all of them in one list")
-        if self.objective.subgroups:
-            raise BadInput("objective.subgroups: subgroups of several splits differ; train one split at a time")
 
     @property
     def every_split(self) -> list["Problem"]:
@@ -286,30 +225,6 @@ class Problem:
             return change(self)
         first, *others = (change(self.of_split(k)) for k in range(len(self.every_split)))
         return dataclasses.replace(first, splits=others)
-
-    def _read(self, i: int, site: Site) -> Site:
-        """Returns the site with a name, a group, and every set as Samples; a set that sites share is read once."""
-        name = site.name or f"node {i}"
-        sets: dict[str, Samples | None] = {
-            "train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})", self.targets)
-        }
-        if site.reserved is not None:
-            sets["reserved"] = Samples.of(site.reserved, f"reserved rows of site {i} ({name})", self.targets)
-        for split, shared in (("test", self.test), ("validation", self.validation)):
-            source = getattr(site, split)
-            source = shared if source is None else source
-            if source is not None and _is_empty(source):  # a site without test data is trained and not measured
-                sets[split] = None
-            elif source is not None:
-                known = self._sets.get(id(source))
-                read = known[1] if known else Samples.of(source, f"{split} set of site {i} ({name})", self.targets)
-                sets[split] = read
-                self._sets[id(source)] = source, read  # keeps the source alive, so that its id is not reused
-        return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, **sets)
-
-    @cached_property
-    def _sets(self) -> dict[int, tuple[Any, Samples]]:
-        return {}
 
     @property
     def n(self) -> int:
@@ -381,18 +296,7 @@ class Problem:
     @cached_property
     def prior_of_sites(self) -> Tensor:
         """The prior p (n,), float64; sums to one."""
-        sizes = [len(site.train) for site in self.sites]
-        try:
-            given = torch.as_tensor(sizes if self.prior is None else self.prior, dtype=torch.float64)
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"prior must be a list of {self.n} numbers, got {self.prior!r}") from error
-        if given.shape != (self.n,):
-            raise BadInput(f"prior has {given.numel()} entries for {self.n} sites; give one number for each")
-        unfit = ~(torch.isfinite(given) & (given > 0))
-        if bool(unfit.any()):
-            bad = int(unfit.nonzero()[0])
-            raise BadInput(f"prior of site {bad} is {float(given[bad])}; every site needs a finite prior > 0")
-        return given / given.sum()
+        return scaled_prior(self.prior, [len(site.train) for site in self.sites])
 
     @cached_property
     def flat_model(self) -> FlatModel:
@@ -420,34 +324,8 @@ class Problem:
     def _readings(self) -> tuple[Read | None, Read | None, Packing | None]:
         """How outputs of the module become the tensor that losses get; how that becomes the one that predicts; and how
         a structure is packed for a loss of the user's own."""
-        whole, samples = self._whole_outputs_of_probe(), self.sites[self.here[0]].train
-        read = self.read or logits_of
-        try:
-            predicting = read(whole)
-        except BadInput:
-            raise
-        except Exception as error:  # the user's function may raise anything
-            raise BadInput(f"read fails for what the model returns: {in_a_line(error)}") from error
-        if not isinstance(predicting, Tensor):
-            raise BadInput(f"read must return one tensor, got a {type(predicting).__name__}")
-        count = min(2, len(samples))
-        if predicting.ndim == 0 or len(predicting) != count:
-            raise BadInput(
-                f"the model gives {tuple(predicting.shape)} for {count} samples; it must give one row per sample"
-            )
-        plain = isinstance(whole, Tensor)
-        loss = self.loss.function if isinstance(self.loss, PackedLoss) else self.loss
-        if self.read is None and classes_last(
-            predicting, trees.at(samples.targets, slice(2)), not plain, is_built_in(loss)
-        ):
-            read = functools.partial(classes_second, logits_of)
-        unchanged = self.read is None and plain and read is logits_of
-        if is_built_in(loss) or unchanged:
-            return None if unchanged else read, None, None
-        if plain:
-            return None, read, None
-        packing = Packing(whole, count)
-        return packing.pack, functools.partial(read_packed, read, packing), packing
+        train = self.sites[self.here[0]].train
+        return readings(self._whole_outputs_of_probe(), trees.at(train.targets, slice(2)), self.loss, self.read)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Returns the tensor that predicts, which metrics read, of the outputs of one model (samples, ...)."""
@@ -467,11 +345,11 @@ class Problem:
         """Returns for each sample whether its class is predicted (samples,). One without a label, which the loss
         ignores, counts as right."""
         labels = predicted_labels(self.predictions(outputs))
-        truths, ignored = targets.reshape(labels.shape), self._ignored
+        truths, ignored = targets.reshape(labels.shape), self.ignored
         return labels == truths if ignored is None else (labels == truths) | (truths == ignored)
 
     @property
-    def _ignored(self) -> int | None:
+    def ignored(self) -> int | None:
         """The label of samples that the loss ignores."""
         return getattr(self.loss, "ignore_index", None) if isinstance(self.loss, NamedLoss) else None
 
@@ -582,47 +460,14 @@ class Problem:
                 continue
             if id(samples) not in found:
                 found[id(samples)] = len(sets)
-                sets.append(self._checked(samples, f"{split} set of site {i} ({site.name})", split != "train"))
+                check_samples(self, samples, f"{split} set of site {i} ({site.name})", split != "train")
+                sets.append(samples)
             of_site.append(found[id(samples)])
         return sets, of_site if any(self.has(i, split) for i in range(self.n)) else []
 
     def has(self, i: int, split: Literal["test", "validation", "train"]) -> bool:
         """Returns whether site i has a set of a split, here or in another process."""
         return getattr(self.sites[i], split) is not None
-
-    def _checked(self, samples: Samples, what: str, judges: bool = True) -> Samples:
-        first = self.sites[0].train
-        for part in ("inputs", "targets"):
-            here, there = getattr(samples, part), getattr(first, part)
-            if trees.form(here) != trees.form(there):
-                raise BadInput(
-                    f"{what}: {part} are {trees.form_in_words(here)}, but training {part} are "
-                    f"{trees.form_in_words(there)}"
-                )
-        if self.classes is not None and samples.here:
-            labels = samples.targets
-            if self._ignored is not None:
-                labels = labels[labels != self._ignored]
-                if not len(labels) or (judges and len(labels) < len(samples)):
-                    raise BadInput(
-                        f"{what}: {len(samples) - len(labels)} of {len(samples)} samples have no label (target "
-                        f"{self._ignored}, which the loss ignores)"
-                        + ("; leave them out, since they cannot judge a model" if judges else "; label some")
-                    )
-            lowest, highest = int(labels.min()), int(labels.max())
-            if lowest < 0 or highest >= self.classes:
-                shown = "one output" if self.task == "binary" else f"{self.classes} classes"
-                raise BadInput(
-                    f"{what}: labels run from {lowest} to {highest}, but the model has {shown}: "
-                    f"labels must lie in 0..{self.classes - 1}"
-                    + ("; to predict numbers, give targets as floats" if self.task == "binary" else "")
-                    + (
-                        f"; samples without a label: loss = fm.losses.CrossEntropy(ignore_index={lowest})"
-                        if lowest < 0 and self._ignored is None
-                        else ""
-                    )
-                )
-        return samples
 
     def _probe(self) -> None:
         """Runs model and loss once as training will, so that an unsuitable problem is refused now."""
@@ -631,19 +476,19 @@ class Problem:
             torch.device("cpu"), torch.float32
         )  # refuses a model that cannot be a row of parameters
         for i, site in enumerate(self.sites):
-            self._checked(site.train, f"site {i} ({site.name})", judges=False)
+            check_samples(self, site.train, f"site {i} ({site.name})", judges=False)
             if site.reserved is not None:
-                self._checked(site.reserved, f"reserved rows of site {i} ({site.name})", judges=False)
+                check_samples(self, site.reserved, f"reserved rows of site {i} ({site.name})", judges=False)
         for split in ("test", "validation"):
             self.held_out(split)
-        inputs, targets, more = self._few_samples()
+        inputs, targets, more = few_samples(self)
         if isinstance(self.loss, NamedLoss) and self.loss.of_numbers and self.task in ("classes", "masks"):
             raise BadInput(
                 f"the loss {registered_name(self.loss)!r} needs numbers to predict, but the problem predicts "
                 f'{TASKS[self.task]}; write loss = "cross-entropy", or, in the [data] of a table, predict = "numbers"'
             )
         row = self.initial_whole_row(0).float()
-        self._check_batches()
+        check_batches(self)
         check_gradient(model, row, self.loss, self.augment, (inputs, targets))
         with torch.no_grad():
             check_mean(self.loss, model(row, inputs), trees.joined([targets, more]))
@@ -652,45 +497,15 @@ class Problem:
             if isinstance(metric, NamedMetric):
                 metric.check(name, self.task, self.classes)
 
-    def _check_batches(self) -> None:
-        """Raises BadInput if BatchNorm layers cannot compute the statistics of a batch."""
-        if not len(self.flat_model.momenta):
-            return
-        sizes, full = [len(site.train) for site in self.sites], self.sampling.order == "full"
-        if full and len(set(sizes)) > 1:
-            raise BadInput(
-                f'batch_norm = "{self.batch_norm}" with sampling.order = "full": batches of sites of different size '
-                'are padded, which would change their statistics; use order = "random" or "cyclic", or batch_norm = '
-                '"convert"'
-            )
-        if (sizes[0] if full else self.sampling.batch) == 1:
-            raise BadInput(
-                f'batch_norm = "{self.batch_norm}" needs batches of 2 samples or more, since one has no statistics, '
-                'but sampling.batch is 1; use a larger batch, or batch_norm = "frozen" or "convert"'
-            )
-
-    def _few_samples(self) -> tuple[Tree, Tree, Tree]:
-        """Returns inputs and targets of two samples of each of several sites, since one site may hold a single class;
-        and targets of more samples, spread over these sites."""
-        some = [self.sites[i].train for i in self.here[:8]]
-        two = torch.arange(2)
-        inputs, targets = (
-            trees.joined([trees.at(getattr(samples, what), two % len(samples)) for samples in some])
-            for what in ("inputs", "targets")
-        )
-        spread = [torch.linspace(0, len(samples) - 1, min(len(samples), _TARGETS_CHECKED)).long() for samples in some]
-        more = trees.joined([trees.at(samples.targets, rows) for samples, rows in zip(some, spread)])
-        return as_floats(inputs, torch.float32), as_floats(targets, torch.float32), as_floats(more, torch.float32)
-
     def at_once(self, device: torch.device) -> AtOnce:
         """Returns how many models are evaluated at once on a device; None for all."""
         if isinstance(self.models_at_once, int):
-            if self.models_at_once > 1 and self._why_not_stacked is not None:
+            if self.models_at_once > 1 and self.why_not_stacked is not None:
                 raise self._not_stackable()
             return self.models_at_once
-        if self.models_at_once == "auto" and self._slower_stacked[device.type] is not None:
+        if self.models_at_once == "auto" and self.slower_stacked[device.type] is not None:
             return 1
-        if self._why_not_stacked is None:
+        if self.why_not_stacked is None:
             return None
         if self.models_at_once == "all":
             raise self._not_stackable()
@@ -699,46 +514,20 @@ class Problem:
     def _not_stackable(self) -> BadInput:
         return BadInput(
             f"models_at_once = {self.models_at_once!r}: torch.vmap cannot evaluate several of these models at once "
-            f"({self._why_not_stacked}); use 1 or 'auto'"
+            f"({self.why_not_stacked}); use 1 or 'auto'"
         )
 
     @cached_property
-    def _slower_stacked(self) -> dict[str, str | None]:
+    def slower_stacked(self) -> dict[str, str | None]:
         """Why models are faster one at a time, by the kind of device."""
         module = self._module(0)
         return {kind: slower_stacked(module, kind) for kind in ("cpu", "cuda")}
 
     @cached_property
-    def _why_not_stacked(self) -> str | None:
-        inputs, targets, _ = self._few_samples()
+    def why_not_stacked(self) -> str | None:
+        inputs, targets, _ = few_samples(self)
         model = self.flat_model.to(torch.device("cpu"), torch.float32)
         return why_not_stacked(model, self.initial_whole_row(0).float(), self.loss, self.augment, (inputs, targets))
-
-    def note_on_stacking(self, device: torch.device) -> str | None:
-        """Returns why models are evaluated one after another on a device, unless that was asked for or they are not."""
-        if self.models_at_once != "auto" or self.at_once(device) is None:
-            return None
-        cause = self._slower_stacked[device.type]
-        cause = cause or f"torch.vmap cannot evaluate several at once ({self._why_not_stacked})"
-        return f"models are evaluated one after another: {cause}"
-
-    def note_on_data(self, device: torch.device) -> str | None:
-        """Returns that training data is too large to be copied on a device, or None."""
-        sets = [split.sites[i].train.inputs for split in self.every_split for i in self.here]
-        size = sum(map(trees.nbytes, sets)) / 2.0**30
-        return (
-            f"training data ({size:.2f} GiB) stays where it is, and batches are gathered from it"
-            if stays_apart(sets, device)
-            else None
-        )
-
-    def note_on_evaluation_mode(self) -> str | None:
-        """Returns which layers a module in evaluation mode trains without, or None."""
-        layers = self.flat_model.switched_off()
-        return layers and (
-            f"the model is in evaluation mode, as from_pretrained returns it, so {layers} will not drop anything; call "
-            "model.train() before fm.Problem(model, ...) to train with dropout"
-        )
 
     def refuse_own_parts(self, what: str) -> None:
         """Raises BadInput if parts of the model stay at their sites, for what does not know such parts."""
@@ -748,113 +537,17 @@ class Problem:
                 'out parts.local, and use batch_norm = "frozen" or "convert"'
             )
 
-    def note_on_parts(self) -> str | None:
-        """Returns which parts of the model stay at their site or are not trained, and what BatchNorm layers do, or None
-        if there is nothing to say."""
-        flat, module, said = self.flat_model, self._module(0), []
-        layers = layers_of(module)
-        if self.batch_norm == "convert":
-            said.append('batch_norm = "convert": nn.GroupNorm stands for BatchNorm')
-        elif layers:
-            policy = "frozen" if self.batch_norm == "refuse" else self.batch_norm
-            does = {
-                "frozen": "keep their statistics",
-                "local": "keep statistics and affine parameters at their site",
-                "shared": "share affine parameters, and average their statistics for the common model",
-            }[policy]
-            said.append(f'batch_norm = "{policy}": BatchNorm layers ({len(layers)}) {does}')
-        if flat.local_dim or self.parts.frozen:
-            every = sum(p.numel() for p in module.parameters())
-            still = every - flat.dim - flat.local_dim
-            said.append(f"parameters: {flat.dim:,} shared, {flat.local_dim:,} local and never sent, {still:,} frozen")
-        return "; ".join(said) or None
-
     def digests_here(self) -> dict[int, str]:
         """Returns a fingerprint of the training data of every site that is here, in all splits."""
         return dict(self._digests)
 
     @cached_property
     def _digests(self) -> dict[int, str]:
-        found = {i: [_fingerprint(split.sites[i].train) for split in self.every_split] for i in self.here}
+        found = {i: [fingerprint(split.sites[i].train) for split in self.every_split] for i in self.here}
         return {i: " ".join(every) for i, every in found.items()}
 
     def digest(self, of_sites: Mapping[int, str] | None = None) -> str:
         """Returns a fingerprint of data and model, so that a checkpoint is not continued with others.
 
         It covers the sites that are here, or those whose fingerprints are given."""
-        hasher = hashlib.sha256()
-        hasher.update(repr(sorted((self.digests_here() if of_sites is None else of_sites).items())).encode())
-        hasher.update(self.prior_of_sites.numpy().tobytes())
-        hasher.update(self.initial_whole_row(0).numpy().tobytes())
-        for tensor in self.flat_model.fixed():
-            hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
-        described = (self._module(0), self.sampling, self.weight_decay, self.clip_norm)
-        hasher.update(f"{described} {_named(self.loss)} {_named(self.augment)}".encode())
-        own = {type(layer) for layer in self._module(0).modules() if not type(layer).__module__.startswith("torch.")}
-        for name in sorted(_named(kind.forward) for kind in own):  # two modules may look alike and compute other things
-            hasher.update(name.encode())
-        if self.models_at_once != "auto":  # "auto" depends on the model alone
-            hasher.update(f"{self.models_at_once} at once".encode())
-        if self.read is not None:
-            hasher.update(f"read by {_named(self.read)}".encode())
-        if (self.parts, self.batch_norm) != (Parts(), "refuse"):
-            hasher.update(f"{self.parts} {self.batch_norm}".encode())
-        if self.objective.identity() is not None:
-            hasher.update(f"{self.objective.identity()}".encode())
-        return hasher.hexdigest()[:16]
-
-
-def _is_empty(source: Any) -> bool:
-    """Returns whether a set of samples has none."""
-    try:
-        first = source[0] if isinstance(source, tuple | list) else source
-        while isinstance(first, Mapping | tuple) and first:
-            first = next(iter(first.values() if isinstance(first, Mapping) else first))
-        return len(first) == 0
-    except (TypeError, IndexError):  # then reading it says what is wrong
-        return False
-
-
-def _fingerprint(samples: Samples) -> str:
-    hasher = hashlib.sha256()
-    if samples.subgroups is not None:
-        hasher.update(repr(samples.subgroup_names).encode())
-    for name, tensor in samples.named_tensors():
-        hasher.update(name.encode())
-        hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
-
-
-def _named(function: Any) -> str:
-    """Returns a function's name, or the text of a module: the same in every process."""
-    if isinstance(function, functools.partial):
-        args = tuple(_named(one) if callable(one) else one for one in function.args)
-        return f"{_named(function.func)} {args} {function.keywords}"
-    if isinstance(function, PackedLoss):
-        return f"{_named(function.function)} of all outputs"
-    if isinstance(function, nn.Module | NamedLoss):
-        return repr(function)
-    code = getattr(function, "__code__", None)
-    body = (code.co_code.hex(), [str(c) for c in code.co_consts if not hasattr(c, "co_code")]) if code else ""
-    return f"{getattr(function, '__qualname__', type(function))} {body}"
-
-
-def with_splits(problems: Sequence[Problem], same_sites: bool = True) -> Problem:
-    """Returns several problems as one whose replicas are trained on each of them.
-
-    Args:
-        problems: The problems.
-        same_sites: Whether their sites must have the same names. Default: True.
-    """
-    if not problems or not all(isinstance(one, Problem) for one in problems):
-        raise BadInput("give a Problem, or a list of problems that differ only in which rows are for training")
-    first, *others = problems
-    names = [site.name for site in first.sites]
-    for k, other in enumerate(others, start=1):
-        theirs = [site.name for site in other.sites]
-        if same_sites and theirs != names:
-            raise BadInput(f"split {k} has the sites {theirs}, but split 0 has {names}; only their rows may differ")
-    if isinstance(first.loss, NamedLoss):  # balanced class weights are those of the first split
-        others = [dataclasses.replace(other, loss=first.loss) for other in others]
-    return dataclasses.replace(first, splits=others) if others else first
+        return digest_of(self, self.digests_here() if of_sites is None else of_sites)

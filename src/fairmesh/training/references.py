@@ -17,7 +17,8 @@ from fairmesh.numerics import trees
 from fairmesh.problems.losses import as_floats
 from fairmesh.problems.metrics import SplitEvaluator, measured
 from fairmesh.problems.objective import Objective, held_out_last
-from fairmesh.problems.problem import Problem, with_splits
+from fairmesh.problems.problem import Problem
+from fairmesh.problems.splits import with_splits
 from fairmesh.topology.graphs import Topology
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options

@@ -21,6 +21,7 @@ from fairmesh.metrics.over_sites import over_sites
 from fairmesh.networks.roles import StateView
 from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import Personalized
+from fairmesh.problems import notes
 from fairmesh.problems.metrics import measured_names
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
@@ -486,7 +487,7 @@ def about_model(result: Result, replica: int, which: str) -> dict[str, Any]:
 
 def parts_of(problem: Problem) -> dict[str, Any]:
     """Returns how many parameters stay at their site, and what BatchNorm layers do, for summaries."""
-    local, note = problem.flat_model.local_dim, problem.note_on_parts()
+    local, note = problem.flat_model.local_dim, notes.on_parts(problem)
     return {} if note is None else {"local_parameters": local, "parts": note}
 
 

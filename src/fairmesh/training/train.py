@@ -22,7 +22,9 @@ from fairmesh.numerics import malloc
 from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized, refuse_structure
-from fairmesh.problems.problem import Problem, with_splits
+from fairmesh.problems import notes
+from fairmesh.problems.problem import Problem
+from fairmesh.problems.splits import with_splits
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.topology.graphs import Ring, Topology
@@ -187,13 +189,13 @@ def train(
     if folder and folder.resuming:
         at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
     at_once = min(process_group.all_gather_json(at_once))
-    switched_off = problem.note_on_evaluation_mode()
+    switched_off = notes.on_evaluation_mode(problem)
     if announce:
         home = home_of_data(problem, kind["device"], chosen.data_on)
-        stacking, data = problem.note_on_stacking(kind["device"]), problem.note_on_data(home)
-        notes = (problem.note_on_parts(), stacking, data, switched_off, sentence)
-        for said in filter(None, notes):
-            announce(said)
+        stacking, data = notes.on_stacking(problem, kind["device"]), notes.on_data(problem, home)
+        said = (notes.on_parts(problem), stacking, data, switched_off, sentence)
+        for line in filter(None, said):
+            announce(line)
         if problem.preprocessing is not None:
             announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
     elif switched_off:

@@ -1,0 +1,173 @@
+"""Each site's data: read, and checked against that of the others and against the model's classes."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fairmesh.data.samples import Samples, Targets
+from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
+from fairmesh.numerics import trees
+from fairmesh.numerics.trees import Tree
+from fairmesh.problems.losses import as_floats
+
+if TYPE_CHECKING:
+    from fairmesh.problems.problem import Problem
+
+_TARGETS_CHECKED = 32  # of each site, by which the loss is checked
+
+
+def read_site(
+    i: int, site: Site, shared: Mapping[str, Any], targets: Targets, known: dict[int, tuple[Any, Samples]]
+) -> Site:
+    """Returns the site with a name, a group, and every set as Samples; a set that sites share is read once."""
+    name = site.name or f"node {i}"
+    sets: dict[str, Samples | None] = {"train": Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})", targets)}
+    if site.reserved is not None:
+        sets["reserved"] = Samples.of(site.reserved, f"reserved rows of site {i} ({name})", targets)
+    for split, of_all in shared.items():
+        source = getattr(site, split)
+        source = of_all if source is None else source
+        if source is not None and is_empty(source):  # a site without test data is trained and not measured
+            sets[split] = None
+        elif source is not None:
+            found = known.get(id(source))
+            read = found[1] if found else Samples.of(source, f"{split} set of site {i} ({name})", targets)
+            sets[split] = read
+            known[id(source)] = source, read  # keeps the source alive, so that its id is not reused
+    return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, **sets)
+
+
+def is_empty(source: Any) -> bool:
+    """Returns whether a set of samples has none."""
+    try:
+        first = source[0] if isinstance(source, tuple | list) else source
+        while isinstance(first, Mapping | tuple) and first:
+            first = next(iter(first.values() if isinstance(first, Mapping) else first))
+        return len(first) == 0
+    except (TypeError, IndexError):  # then reading it says what is wrong
+        return False
+
+
+def check_forms(sites: Sequence[Site]) -> None:
+    """Raises BadInput if samples of the sites differ in shapes, dtypes or names."""
+    first = sites[0].train
+    for i, site in enumerate(sites):
+        for what in ("inputs", "targets"):
+            here, there = getattr(site.train, what), getattr(first, what)
+            if trees.form(here) != trees.form(there):
+                raise BadInput(
+                    f"site {i} ({site.name}): {what} are {trees.form_in_words(here)}, but site 0 has "
+                    f"{trees.form_in_words(there)}; all sites need the same"
+                )
+
+
+def scaled_prior(prior: Sequence[float] | None, sizes: Sequence[int]) -> Tensor:
+    """Returns a prior that sums to one, in float64: the one given, or each site's share of all samples."""
+    try:
+        given = torch.as_tensor(sizes if prior is None else prior, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"prior must be a list of {len(sizes)} numbers, got {prior!r}") from error
+    if given.shape != (len(sizes),):
+        raise BadInput(f"prior has {given.numel()} entries for {len(sizes)} sites; give one number for each")
+    unfit = ~(torch.isfinite(given) & (given > 0))
+    if bool(unfit.any()):
+        bad = int(unfit.nonzero()[0])
+        raise BadInput(f"prior of site {bad} is {float(given[bad])}; every site needs a finite prior > 0")
+    return given / given.sum()
+
+
+def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool = True) -> None:
+    """Raises BadInput if a set does not fit the training samples and the model's classes.
+
+    Args:
+        problem: The problem.
+        samples: The set.
+        what: What it is called in errors.
+        judges: Whether it judges models, so that every sample needs a label. Default: True.
+    """
+    first, ignored = problem.sites[0].train, problem.ignored
+    for part in ("inputs", "targets"):
+        here, there = getattr(samples, part), getattr(first, part)
+        if trees.form(here) != trees.form(there):
+            raise BadInput(
+                f"{what}: {part} are {trees.form_in_words(here)}, but training {part} are {trees.form_in_words(there)}"
+            )
+    if problem.classes is not None and samples.here:
+        labels = samples.targets
+        if ignored is not None:
+            labels = labels[labels != ignored]
+            if not len(labels) or (judges and len(labels) < len(samples)):
+                raise BadInput(
+                    f"{what}: {len(samples) - len(labels)} of {len(samples)} samples have no label (target "
+                    f"{ignored}, which the loss ignores)"
+                    + ("; leave them out, since they cannot judge a model" if judges else "; label some")
+                )
+        lowest, highest = int(labels.min()), int(labels.max())
+        if lowest < 0 or highest >= problem.classes:
+            shown = "one output" if problem.task == "binary" else f"{problem.classes} classes"
+            raise BadInput(
+                f"{what}: labels run from {lowest} to {highest}, but the model has {shown}: "
+                f"labels must lie in 0..{problem.classes - 1}"
+                + ("; to predict numbers, give targets as floats" if problem.task == "binary" else "")
+                + (
+                    f"; samples without a label: loss = fm.losses.CrossEntropy(ignore_index={lowest})"
+                    if lowest < 0 and ignored is None
+                    else ""
+                )
+            )
+
+
+def check_split(problem: "Problem", other: "Problem", k: int) -> None:
+    """Raises BadInput if another split differs in more than its rows."""
+    for what, mine, theirs in (
+        ("number of sites", problem.n, other.n),
+        ("form of inputs", trees.form(problem.sites[0].train.inputs), trees.form(other.sites[0].train.inputs)),
+        ("number of parameters", problem.flat_model.dim, other.flat_model.dim),
+        ("metrics", list(problem.metrics_by_name), list(other.metrics_by_name)),
+        ("sampling", problem.sampling, other.sampling),
+        ("models_at_once", problem.models_at_once, other.models_at_once),
+        ("parts", problem.parts, other.parts),
+        ("batch_norm", problem.batch_norm, other.batch_norm),
+    ):
+        if mine != theirs:
+            raise BadInput(f"split {k} differs from split 0 in its {what} ({theirs} and {mine}); only rows may differ")
+    if other.splits:
+        raise BadInput(f"split {k} has splits of its own; give all of them in one list")
+    if problem.objective.subgroups:
+        raise BadInput("objective.subgroups: subgroups of several splits differ; train one split at a time")
+
+
+def check_batches(problem: "Problem") -> None:
+    """Raises BadInput if BatchNorm layers cannot compute the statistics of a batch."""
+    if not len(problem.flat_model.momenta):
+        return
+    sizes, full = [len(site.train) for site in problem.sites], problem.sampling.order == "full"
+    if full and len(set(sizes)) > 1:
+        raise BadInput(
+            f'batch_norm = "{problem.batch_norm}" with sampling.order = "full": batches of sites of different size '
+            'are padded, which would change their statistics; use order = "random" or "cyclic", or batch_norm = '
+            '"convert"'
+        )
+    if (sizes[0] if full else problem.sampling.batch) == 1:
+        raise BadInput(
+            f'batch_norm = "{problem.batch_norm}" needs batches of 2 samples or more, since one has no statistics, '
+            'but sampling.batch is 1; use a larger batch, or batch_norm = "frozen" or "convert"'
+        )
+
+
+def few_samples(problem: "Problem") -> tuple[Tree, Tree, Tree]:
+    """Returns inputs and targets of two samples of each of several sites, since one site may hold a single class;
+    and targets of more samples, spread over these sites."""
+    some = [problem.sites[i].train for i in problem.here[:8]]
+    two = torch.arange(2)
+    inputs, targets = (
+        trees.joined([trees.at(getattr(samples, what), two % len(samples)) for samples in some])
+        for what in ("inputs", "targets")
+    )
+    spread = [torch.linspace(0, len(samples) - 1, min(len(samples), _TARGETS_CHECKED)).long() for samples in some]
+    more = trees.joined([trees.at(samples.targets, rows) for samples, rows in zip(some, spread)])
+    return as_floats(inputs, torch.float32), as_floats(targets, torch.float32), as_floats(more, torch.float32)

@@ -1,0 +1,68 @@
+"""Fingerprints of data and model, the same in every process: a run is continued only with what it was begun with."""
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fairmesh.data.samples import Samples
+from fairmesh.losses import NamedLoss
+from fairmesh.problems.outputs import PackedLoss
+from fairmesh.problems.parts import Parts
+
+if TYPE_CHECKING:
+    from fairmesh.problems.problem import Problem
+
+
+def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
+    """Returns a fingerprint of a problem's model and settings, and of data with these fingerprints."""
+    module = problem.initial_model(0)
+    hasher = hashlib.sha256()
+    hasher.update(repr(sorted(of_sites.items())).encode())
+    hasher.update(problem.prior_of_sites.numpy().tobytes())
+    hasher.update(problem.initial_whole_row(0).numpy().tobytes())
+    for tensor in problem.flat_model.fixed():
+        hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
+    described = (module, problem.sampling, problem.weight_decay, problem.clip_norm)
+    hasher.update(f"{described} {named(problem.loss)} {named(problem.augment)}".encode())
+    own = {type(layer) for layer in module.modules() if not type(layer).__module__.startswith("torch.")}
+    for name in sorted(named(kind.forward) for kind in own):  # two modules may look alike and compute other things
+        hasher.update(name.encode())
+    if problem.models_at_once != "auto":  # "auto" depends on the model alone
+        hasher.update(f"{problem.models_at_once} at once".encode())
+    if problem.read is not None:
+        hasher.update(f"read by {named(problem.read)}".encode())
+    if (problem.parts, problem.batch_norm) != (Parts(), "refuse"):
+        hasher.update(f"{problem.parts} {problem.batch_norm}".encode())
+    if problem.objective.identity() is not None:
+        hasher.update(f"{problem.objective.identity()}".encode())
+    return hasher.hexdigest()[:16]
+
+
+def fingerprint(samples: Samples) -> str:
+    """Returns a fingerprint of a set of samples."""
+    hasher = hashlib.sha256()
+    if samples.subgroups is not None:
+        hasher.update(repr(samples.subgroup_names).encode())
+    for name, tensor in samples.named_tensors():
+        hasher.update(name.encode())
+        hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        hasher.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def named(function: Any) -> str:
+    """Returns a function's name, or the text of a module: the same in every process."""
+    if isinstance(function, functools.partial):
+        args = tuple(named(one) if callable(one) else one for one in function.args)
+        return f"{named(function.func)} {args} {function.keywords}"
+    if isinstance(function, PackedLoss):
+        return f"{named(function.function)} of all outputs"
+    if isinstance(function, nn.Module | NamedLoss):
+        return repr(function)
+    code = getattr(function, "__code__", None)
+    body = (code.co_code.hex(), [str(c) for c in code.co_consts if not hasattr(c, "co_code")]) if code else ""
+    return f"{getattr(function, '__qualname__', type(function))} {body}"
