@@ -24,6 +24,7 @@ def test_examples_are_at_least_three_files_and_two_scripts():
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.quick_cases(2)
 def test_example_file_runs(path, tmp_path):
     result = fm.run(
         fm.load_experiment(path, ["rounds=6", "options.measure_every=3", "seeds=[0]"]), out=tmp_path / "run"

@@ -202,6 +202,7 @@ def test_ad_gda_keeps_the_average_dual_over_every_topology(topology):
 
 
 @every_algorithm
+@pytest.mark.quick_cases(6)
 def test_algorithm_gives_the_same_bits_for_the_same_seed(problem, made_again, algorithm):
     runs = [fm.train(made, fm.Ring(), algorithm, 8, seeds=[5], measure_every=4) for made in (problem, made_again)]
     assert same_bits(state_bits(runs[0].state), state_bits(runs[1].state))
@@ -221,6 +222,7 @@ def wide() -> fm.Problem:
 
 
 @some_quick("algorithm", toys.ALGORITHMS, "ad-gda", "dr-dsgd", "tracked", "drfa")
+@pytest.mark.quick_cases(1)
 def test_algorithm_on_two_threads_agrees_with_one_to_rounding(wide, algorithm):
     assert 8 * wide.flat_model.dim > 2 * 32768  # twice the grain below which torch keeps to one thread
     states = []

@@ -96,6 +96,7 @@ OF_EACH_KIND = (  # of code, and those that hold the most
 
 
 @some_quick("compressor", COMPRESSORS, *OF_EACH_KIND)
+@pytest.mark.quick_cases(3)
 def test_ad_gda_holds_at_most_twelve_copies_of_all_models(problem, compressor):
     copies = _copies_at_peak(problem, fm.Ring(), fm.ADGDA(0.1, consensus_step=0.2, compressor=compressor))
     assert 5 < copies <= COPIES, f"{copies:.2f} copies"
@@ -109,6 +110,7 @@ def test_ad_gda_over_a_changing_graph_holds_at_most_twelve_copies(problem, compr
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
+@pytest.mark.quick_cases(6)
 def test_algorithm_holds_at_most_as_many_copies_as_it_says(problem, name):
     algorithm = toys.ALGORITHMS[name]
     copies = _copies_at_peak(problem, fm.Ring(), algorithm)
@@ -117,6 +119,7 @@ def test_algorithm_holds_at_most_as_many_copies_as_it_says(problem, name):
 
 
 @some_quick("compressor", COMPRESSORS, *OF_EACH_KIND)
+@pytest.mark.quick_cases(3)
 def test_tracked_ad_gda_holds_little_more_than_its_state_before_and_after(problem, compressor):
     algorithm = fm.TrackedADGDA(0.01, local_steps=2, consensus_step=0.2, compressor=compressor)
     copies = _copies_at_peak(problem, fm.Ring(), algorithm)

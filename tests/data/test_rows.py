@@ -45,6 +45,7 @@ def test_neighbouring_rows_may_lie_in_several_sets(order, monkeypatch):
 
 @pytest.mark.parametrize("order", ["random", "cyclic", "full"])
 @pytest.mark.parametrize("judged_on", ["training", "held-out", "validation"])
+@pytest.mark.quick_cases(3)
 def test_runs_with_data_apart_are_bit_for_bit_those_with_a_copy(order, judged_on, monkeypatch):
     labels = torch.arange(12) % 2
     sites = [

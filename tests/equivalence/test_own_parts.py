@@ -126,6 +126,7 @@ def test_weight_decay_and_clipping_leave_statistics_alone():
 
 
 @covering(policy=["local", "shared"], algorithm=["ad-gda", "tracked-ad-gda", "fed-avg"], strength=1)
+@pytest.mark.quick_cases(1)
 def test_models_one_by_one_some_at_a_time_and_stacked_agree(policy: str, algorithm: str):
     chosen = {
         "ad-gda": fm.ADGDA(primal_step=0.1, consensus_step=0.4),

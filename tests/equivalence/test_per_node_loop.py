@@ -205,6 +205,7 @@ def test_dsgd_and_dr_dsgd_are_their_loops_over_every_topology(problem, name, top
 
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
+@pytest.mark.quick_cases(5)
 def test_algorithm_is_its_loop(problem, name):
     _compared(problem, fm.topologies.Star(), toys.ALGORITHMS[name], seed=5)
 

@@ -77,12 +77,14 @@ def test_remote_network_gives_the_same_whoever_hosts_whom(problem, blocks, each_
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
+@pytest.mark.quick_cases(5)
 def test_remote_network_carries_every_compressor(problem, name):
     algorithm = fm.ADGDA(0.3, 0.02, 0.2, toys.COMPRESSORS[name])
     compared(problem, toys.TOPOLOGIES["ring"], algorithm, BLOCKS["two"])
 
 
 @covering(strength=1, topology=toys.TOPOLOGIES, algorithm=("ad-gda", "dsgd"))
+@pytest.mark.quick_cases(5)
 def test_remote_network_follows_every_topology(problem, topology, algorithm):
     compared(problem, topology, toys.ALGORITHMS[algorithm], BLOCKS["mixed up"])
 

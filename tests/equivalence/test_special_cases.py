@@ -109,6 +109,7 @@ def test_sgd_steps_are_known_for_every_algorithm():
 
 
 @pytest.mark.parametrize("name", SGD_STEPS)
+@pytest.mark.quick_cases(4)
 def test_algorithm_at_one_node_takes_the_steps_of_plain_sgd(name):
     problem, algorithm = toys.problem(1), toys.ALGORITHMS[name]
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
@@ -236,6 +237,7 @@ def unequal() -> torch.Tensor:
 
 
 @some_quick("compressor", LOSSY, "top-k")
+@pytest.mark.slow
 def test_gossip_over_a_changing_graph_ends_in_consensus_at_the_average(unequal, compressor):
     network, oracle = MemoryNetwork(CHANGING.build(8), dtype=torch.float64), NoData(unequal)
     algorithm = fm.ChocoSGD(primal_step=0.0, consensus_step=RATE, compressor=compressor)

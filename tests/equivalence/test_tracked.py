@@ -175,6 +175,7 @@ def test_tracked_with_prior_weights_is_beer_and_with_momentum_motef(problem, mom
 
 
 @pytest.mark.parametrize("name", TRACKED)
+@pytest.mark.quick_cases(2)
 def test_tracked_at_one_node_steps_along_its_momentum_scaled_as_by_adam(name):
     """torch's Adam without a first moment of its own, given the momentum as the gradient; or torch's SGD. Adam moves
     every parameter by its step: over the root of their number, the whole moves by it."""
@@ -243,6 +244,7 @@ def test_trackers_average_to_the_momenta_and_balances_sum_to_zero(problem, name,
 
 
 @some_quick("topology", GRAPHS, "changing")
+@pytest.mark.slow
 def test_trackers_agree_on_the_networks_gradient_where_nothing_moves(problem, topology):
     """Full batches at a standstill: every node's tracker becomes the average of all weighted gradients."""
     still = toys.problem(sampling=fm.Sampling(order="full"))
@@ -302,6 +304,7 @@ def _weighed(
 
 
 @covering(strength=1, topology=NINE, regularizer=SOFT)
+@pytest.mark.quick_cases(2)
 def test_shadow_price_and_exact_maximum_end_at_the_inner_maximum(topology, regularizer):
     """For forty tables of losses at once, of nodes that weigh differently."""
     generator = torch.Generator().manual_seed(5)
@@ -332,6 +335,7 @@ def test_shadow_price_and_exact_maximum_end_at_the_inner_maximum(topology, regul
     },
     relative={"relative": True, "as they are": False},
 )
+@pytest.mark.quick_cases(1)
 def test_strength_annealing_multiplies_alpha_until_the_run_ends(make, relative):
     losses = torch.linspace(0.5, 1.5, 9, dtype=torch.float64).view(1, 9, 1)
     oracle = Given(losses, torch.full((1, 1, 9), 1 / 9, dtype=torch.float64))

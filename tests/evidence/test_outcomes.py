@@ -99,6 +99,7 @@ def test_outcomes_of_sites_that_train_alone_know_their_common_training_rows():
 
 
 @pytest.mark.parametrize("metric", ["auroc", "brier", "f1"])
+@pytest.mark.quick_cases(1)
 def test_evidence_of_other_metrics_has_intervals(metric):
     experiment = fm.Experiment(DATA, algorithm=fm.DSGD(), rounds=8, metrics=[metric])
     result = fm.run(experiment)

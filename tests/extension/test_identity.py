@@ -86,6 +86,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.quick_cases(3)
 def test_checkpoint_is_not_continued_by_another_class_with_the_same_fields(kind, tmp_path):
     usual = {"problem": toys.problem(3), "topology": fm.Ring(), "algorithm": fm.DSGD(0.1)}
     one, other = ({**usual, **changed} for changed in PAIRS[kind])

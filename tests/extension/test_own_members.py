@@ -34,6 +34,7 @@ def test_check_algorithm_passes(name):
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.quick_cases(4)
 def test_check_compressor_passes(name):
     check_compressor(COMPRESSORS[name])
 
@@ -44,6 +45,7 @@ def test_check_topology_passes(name):
 
 
 @pytest.mark.parametrize("name", REGULARIZERS)
+@pytest.mark.quick_cases(3)
 def test_check_regularizer_passes(name):
     check_regularizer(REGULARIZERS[name])
 

@@ -23,6 +23,7 @@ def at_home(tmp_path, monkeypatch):
     sys.modules.pop("mine", None)
 
 
+@pytest.mark.slow
 def test_extending_page_runs_from_top_to_bottom(at_home, monkeypatch, capsys):
     blocks = BLOCK.findall(PAGE.read_text())
     for _, text in blocks:  # the parts of a file are on the page in their order

@@ -177,6 +177,7 @@ class Hoards(ExactDiffusion):
         (Hoards, ["copies_at_peak", 12]),
     ],
 )
+@pytest.mark.quick_cases(6)
 def test_check_algorithm_says_what_is_violated(kind, names):
     with refused(*names, error=ContractViolation):
         check_algorithm(kind(), topologies=(fm.Ring(),), rounds=3)

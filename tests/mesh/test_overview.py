@@ -32,6 +32,7 @@ def parts(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name, one in toys.ALGORITHMS.items() if not one.needs_server])
+@pytest.mark.quick_cases(4)
 def test_every_part_of_a_message_is_named_and_no_other(name, parts):
     algorithm = toys.ALGORITHMS[name]
     fm.train(toys.problem(4), fm.Ring(), algorithm, 1)

@@ -37,6 +37,7 @@ def problems(**fields: Any) -> list[fm.Problem]:
 
 
 @pytest.mark.parametrize("sampling", [fm.Sampling(5, batches_per_step=2), fm.Sampling(order="full")], ids=str)
+@pytest.mark.quick_cases(2)
 def test_losses_errors_and_gradients_agree_however_many_models_are_evaluated_at_once(sampling):
     found = []
     for problem in problems(model=with_dropout, sampling=sampling, augment=lambda batch, draw: batch + draw(1)):
@@ -51,6 +52,7 @@ def test_losses_errors_and_gradients_agree_however_many_models_are_evaluated_at_
 
 
 @pytest.mark.parametrize("objective", [fm.Objective(judged_on="held-out"), fm.Objective(subgroups="within")], ids=str)
+@pytest.mark.quick_cases(1)
 def test_runs_agree_however_many_models_are_evaluated_at_once(objective):
     sites = [
         fm.Site((*site.train, [f"scanner {k % 2}" for k in range(len(site.train[0]))]), test=site.test)

@@ -108,6 +108,7 @@ def test_validation_sets_judge_nodes_if_asked_to():
 @pytest.mark.parametrize(
     "name", ["ad-gda", "tracked", "tracked ascent", "tracked maximum", "afl", "drfa", "q-ffl", "term"]
 )
+@pytest.mark.quick_cases(3)
 def test_weights_remember_the_losses_they_saw_when_the_rows_rejoin(name):
     algorithm = toys.ALGORITHMS[name]
     if name == "tracked":

@@ -102,6 +102,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("at_once", [pytest.param("all", id="all"), 1, 2])
 @pytest.mark.parametrize("source", [SOURCES["tuple"], SOURCES["names"]], ids=["tuple", "names"])
+@pytest.mark.quick_cases(2)
 def test_several_inputs_train_as_the_same_numbers_in_one_tensor(source, at_once):
     torch.manual_seed(0)
     several, single = Both(), One()

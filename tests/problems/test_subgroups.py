@@ -114,6 +114,7 @@ def test_small_subgroups_of_a_site_share_one_weight():
 # Training -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_weights_within_sites_help_the_worst_subgroup_and_send_nothing_more():
     plain = fm.train(fm.Problem(model, sites()), fm.Ring(), FIXED, 300, seeds=range(3))
     weighed = fm.train(problem(subgroups="within", subgroup_strength=0.3), fm.Ring(), FIXED, 300, seeds=range(3))
@@ -160,6 +161,7 @@ def test_nodes_agree_on_the_mean_loss_of_subgroups_that_span_sites():
 
 
 @pytest.mark.parametrize("objective", [{"subgroups": "within"}, {"subgroups": "across"}], ids=["within", "across"])
+@pytest.mark.quick_cases(1)
 def test_remote_network_weighs_subgroups_as_the_simulator_does(objective):
     given = toys.problem(
         sites=[fm.Site((*site.train, ["a", "b", "b"] * 8)) for site in toys.sites(sizes=(24,) * 8)],
@@ -173,6 +175,7 @@ def test_remote_network_weighs_subgroups_as_the_simulator_does(objective):
     [{"subgroups": "within"}, {"subgroups": "across"}, {"judged_on": "held-out", "subgroups": "within"}],
     ids=str,
 )
+@pytest.mark.quick_cases(1)
 def test_resumed_run_with_subgroups_is_bit_for_bit_the_uninterrupted_one(objective, tmp_path):
     given = problem(**objective)
 

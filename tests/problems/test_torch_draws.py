@@ -83,6 +83,7 @@ def test_channel_dropout_drops_whole_channels():
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "boolean", "additive"])
+@pytest.mark.quick_cases(1)
 def test_attention_with_dropout_is_attention_on_average(mask):
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 2, 5, 4, generator=generator) for _ in range(3))

@@ -30,6 +30,7 @@ def test_steady_consensus_step_of_the_identity_is_one(dim):
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
+@pytest.mark.quick_cases(5)
 def test_steady_contraction_lies_in_zero_to_one_and_is_the_same_each_time(name):
     compressor = toys.COMPRESSORS[name]
     found = steady_contraction(compressor, DIM)
@@ -67,6 +68,7 @@ def test_steady_contraction_is_what_a_loop_over_rounds_finds():
     ],
     ids=lambda finer: f"{type(finer[0]).__name__}",
 )
+@pytest.mark.quick_cases(2)
 def test_steady_contraction_is_smaller_the_more_is_lost(finer):
     found = [steady_contraction(compressor, 1024) for compressor in finer]
     assert found == sorted(found, reverse=True)
@@ -136,6 +138,7 @@ def _gossiped(
 
 
 @covering(strength=1, compressor=toys.COMPRESSORS.keys(), topology=toys.TOPOLOGIES.keys())
+@pytest.mark.quick_cases(5)
 def test_steady_consensus_step_lets_gossip_end_in_consensus(compressor, topology):
     found = _gossiped(toys.COMPRESSORS[compressor], toys.TOPOLOGIES[topology], 8, DIM, 300)
     assert max(found) < 2
@@ -177,6 +180,7 @@ OF_EACH_KIND = {  # those that take a second at most
     ("compressor", "graph"),
     [case(*pair, quick=pair in OF_EACH_KIND) for pair in itertools.product(PAPER, GRAPHS)],
 )
+@pytest.mark.quick_cases(1)
 def test_steady_consensus_step_does_not_diverge_on_the_papers_settings(compressor, graph):
     topology, n = GRAPHS[graph]
     dim = _dim(compressor)

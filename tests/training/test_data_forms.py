@@ -40,6 +40,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.quick_cases(2)
 def test_same_samples_in_another_form_give_the_same_run(form):
     plain = sites(4)
     other = [fm.Site(FORMS[form](*s.train), test=FORMS[form](*s.test), group=s.group) for s in plain]

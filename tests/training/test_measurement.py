@@ -204,6 +204,7 @@ def test_random_placements_are_permutations_the_same_in_every_experiment():
     ],
     ids=lambda r: type(r).__name__,
 )
+@pytest.mark.quick_cases(1)
 def test_phi_is_the_maximum_over_a_fine_grid_of_the_simplex(regularizer):
     made = problem(3, sites=sites(3, sizes=(10, 20, 30)))
     algorithm = fm.ADGDA(primal_step=1.0, dual_step=0.05, regularizer=regularizer)

@@ -69,6 +69,7 @@ def test_compressors_are_replayed_as_written_with_the_same_byte_counts(name):
     },
     "cyclic",
 )
+@pytest.mark.slow
 def test_schedules_of_steps_and_of_graphs_follow_the_tensor_that_holds_the_rounds_number(sampling):
     algorithm = fm.ADGDA(
         fm.schedules.Staircase(0.5, 0.5, 3),

@@ -41,6 +41,7 @@ def compared(tmp_path_factory):
     )
 
 
+@pytest.mark.quick_cases(1)
 def test_references_show_which_site_is_better_off_alone(compared):
     found, _, _ = compared
     assert list(found.references) == NAMES

@@ -137,6 +137,7 @@ def test_run_broken_off_after_any_round_is_resumed_bit_identical(straight, tmp_p
     assert outcome(tmp_path / "run") == straight
 
 
+@pytest.mark.slow
 def test_run_broken_off_twice_is_resumed_bit_identical(straight, tmp_path):
     stop_after(tmp_path / "run", 5)
     stop_after(tmp_path / "run", 13, resume=True)

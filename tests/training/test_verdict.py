@@ -98,6 +98,7 @@ def test_compare_weights_needs_an_algorithm_that_has_weights():
 
 
 @pytest.mark.parametrize("name", ["ad-gda", "tracked", "drfa", "afl", "q-ffl", "term"])
+@pytest.mark.quick_cases(2)
 def test_fixed_weights_of_an_algorithm_stay_at_the_prior(name):
     problem = toys.problem()
     fixed = toys.ALGORITHMS[name].with_fixed_weights()
