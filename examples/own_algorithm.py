@@ -7,6 +7,7 @@ fairmesh run examples/own-algorithm.toml
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 import fairmesh as fm
@@ -15,7 +16,7 @@ from fairmesh.algorithms.base import plain, prior_weights
 
 class DiffusionState(NamedTuple):
     models: Tensor  # x_i (replicas, nodes, parameters)
-    adapted: Tensor  # psi_i, of the same shape
+    corrections: fm.roles.SumsToZero  # c_i, of the same shape
 
 
 @dataclass(frozen=True)
@@ -24,17 +25,19 @@ class ExactDiffusion(fm.algorithms.Algorithm):
 
     primal_step: fm.schedules.Schedule | float = 0.1  # eta
     mixing: float = 0.5  # beta
+    optimizer: fm.optimizers.Optimizer | None = None
 
     def init(self, oracle, network):
         models = oracle.initial_models()
-        return DiffusionState(models, models.clone())
+        return DiffusionState(models, torch.zeros_like(models))
 
     def step(self, state, ctx):
         _, gradients = ctx.losses_and_gradients(state.models)
         adapted = state.models - ctx.step_size(self.primal_step) * prior_weights(ctx) * gradients
-        corrected = adapted + state.models - state.adapted
+        corrected = adapted + state.corrections
         mixed = ctx.exchange(model=plain(corrected)).mix("model")
-        return DiffusionState(corrected + self.mixing * (mixed - corrected), adapted)
+        models = corrected + self.mixing * (mixed - corrected)
+        return DiffusionState(models, models - adapted)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,15 @@ WEIGHINGS = {
 }
 
 
+OPTIMIZERS = {
+    "sgd": fm.optimizers.SGD(decay=0.1, no_decay=("0.bias",)),
+    "momentum": fm.optimizers.Momentum(0.8),
+    "nesterov": fm.optimizers.Momentum(0.8, nesterov=True, decay=0.1, decay_vectors=False),
+    "adamw": fm.optimizers.AdamW(beta2=0.99),
+    "adamw, decay": fm.optimizers.AdamW(0.8, 0.95, epsilon=1e-3, decay=0.1, no_decay=("2.*",)),
+}
+
+
 def of_strength(regularizer: fm.regularizers.Regularizer, strength: float) -> fm.regularizers.Regularizer:
     """The same regularizer with another strength, where it has one."""
     if isinstance(regularizer, fm.regularizers.Capped):

@@ -12,6 +12,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.inference      trained models as objects, read from a run's folder
     fm.models         models that experiment files can name
     fm.observers      what happens around the rounds: early stopping, a CSV file, and the base class of your own
+    fm.optimizers     what each node makes of its gradients: momentum, AdamW
     fm.personalization  how sites get models of their own after the common training
     fm.regularizers   how far the weights of the sites may move from the prior
     fm.report         pictures of runs and of sites
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import testing as testing
     from fairmesh import topology as topologies
     from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, Local, TrackedADGDA
+    from fairmesh.algorithms import optimizers as optimizers
     from fairmesh.algorithms import schedules as schedules
     from fairmesh.algorithms import weighting as weighting
     from fairmesh.compression import compressors as compressors
@@ -118,6 +120,7 @@ __all__ = [
     "metrics",
     "models",
     "observers",
+    "optimizers",
     "personalization",
     "personalize",
     "plot",
@@ -144,6 +147,7 @@ _NAMESPACES = {  # name -> module
     "metrics": "metrics",
     "models": "problems.models",
     "observers": "training.observers",
+    "optimizers": "algorithms.optimizers",
     "personalization": "personalization",
     "regularizers": "regularizers",
     "report": "report",

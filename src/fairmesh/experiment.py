@@ -83,8 +83,10 @@ class Experiment:
         sweep: Values of the algorithm's numbers to train together, by dotted name: {"regularizer.strength": (0.01,
             0.1)}. All combinations become replicas. Default: {}.
         prior: p, one number > 0 per site; None for each site's share of all training samples. Default: None.
-        weight_decay: Multiple of the model that is added to each gradient, >= 0. Default: 0.0.
-        clip_norm: Largest Euclidean norm of each node's gradient, > 0; None for no clipping. Default: None.
+        weight_decay: Multiple of the model that is added to each gradient after clipping, >= 0. Optimizers have decay
+            of their own, by parameter. Default: 0.0.
+        clip_norm: Largest Euclidean norm of each node's gradient, > 0, as in `torch.nn.utils.clip_grad_norm_`; None for
+            no clipping. Default: None.
         augment: (batch of inputs, draw) -> batch of inputs, as in `Problem`. Default: None.
         metrics: Further metrics, as in `Problem`: a list of built-in ones, `metrics = ["auroc", "brier"]`, or a table
             with names of your own. There a function is written as "file.py:name", or as a table with `function` and

@@ -392,10 +392,10 @@ class Worker:
             gradients = torch.autograd.grad(loss, self.parameters)
             total += torch.cat([gradient.flatten() for gradient in gradients]).numpy()
             losses.append(loss.item())
-        gradient = total / len(batches) + self.problem.weight_decay * row
+        gradient = total / len(batches)
         if self.problem.clip_norm is not None:
             gradient = gradient * min(1.0, self.problem.clip_norm / math.sqrt(float((gradient**2).sum())))
-        return sum(losses) / len(batches), gradient
+        return sum(losses) / len(batches), gradient + self.problem.weight_decay * row
 
     def error(self, row: np.ndarray, t: int, call: int) -> float:
         self.numbers.copy_(torch.from_numpy(row))

@@ -49,7 +49,7 @@ def simulated(problem, topology, algorithm, seeds=(0,), rounds=ROUNDS):
 
 def compared(problem, topology, algorithm, blocks, seeds=(0,), each_copy=False, rounds=ROUNDS):
     alone = simulated(problem, topology, algorithm, seeds, rounds)
-    states, sent, post = on_hosts(problem, topology, algorithm, rounds, blocks, seeds=seeds, each_copy=each_copy)
+    states, sent, post, _ = on_hosts(problem, topology, algorithm, rounds, blocks, seeds=seeds, each_copy=each_copy)
     view = StateView(alone.algorithm)
     for name in ("models", "duals"):
         expected = getattr(view, name)(alone.algorithm)
@@ -196,5 +196,5 @@ def test_unusual_but_honest_sites_are_not_refused(problem, name, by):
     sites[2] = dataclasses.replace(sites[2], train=scaled)
     uneven = toys.problem(sites=sites, prior=(1e-4, *[1.0] * 6, 100.0))
     algorithm = toys.ALGORITHMS[name]
-    states, _, _ = on_hosts(uneven, fm.Ring(), algorithm, ROUNDS, BLOCKS["each its own"], each_copy=True)
+    states, *_ = on_hosts(uneven, fm.Ring(), algorithm, ROUNDS, BLOCKS["each its own"], each_copy=True)
     assert all(torch.isfinite(state.models).all() for state in states)

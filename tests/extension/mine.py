@@ -14,7 +14,7 @@ from tests import toys
 
 class DiffusionState(NamedTuple):
     models: fm.roles.Models
-    adapted: Tensor
+    corrections: fm.roles.SumsToZero
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,19 @@ class ExactDiffusion(fm.algorithms.Algorithm):
 
     primal_step: fm.schedules.Schedule | float = 0.1
     mixing: float = 0.5
+    optimizer: fm.optimizers.Optimizer | None = None
 
     def init(self, oracle, network):
         models = oracle.initial_models()
-        return DiffusionState(models, models.clone())
+        return DiffusionState(models, torch.zeros_like(models))
 
     def step(self, state: DiffusionState, ctx: Round) -> DiffusionState:
         _, gradients = ctx.losses_and_gradients(state.models)
         adapted = state.models - ctx.step_size(self.primal_step) * prior_weights(ctx) * gradients
-        corrected = adapted + state.models - state.adapted
+        corrected = adapted + state.corrections
         mixed = ctx.exchange(model=plain(corrected)).mix("model")
-        return DiffusionState(corrected + self.mixing * (mixed - corrected), adapted)
+        models = corrected + self.mixing * (mixed - corrected)
+        return DiffusionState(models, models - adapted)
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class LocalSteps(fm.algorithms.Algorithm):
 
     def init(self, oracle, network):
         models = oracle.initial_models()
-        return DiffusionState(models, models.clone())
+        return DiffusionState(models, torch.zeros_like(models))
 
     def step(self, state: DiffusionState, ctx: Round) -> DiffusionState:
         _, gradients = ctx.losses_and_gradients(state.models)
-        return DiffusionState(state.models - ctx.step_size(self.primal_step) * gradients, state.adapted)
+        return DiffusionState(state.models - ctx.step_size(self.primal_step) * gradients, state.corrections)
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,7 @@ class Cosine(fm.schedules.Schedule):
 
 
 class Powers(NamedTuple):
-    powers: Tensor
-    means: Tensor
+    balances: fm.roles.SumsToZero
     weights: fm.roles.OwnWeights
 
 
@@ -146,9 +147,9 @@ class LossPower(fm.weighting.Weighting):
 
     def weigh(self, state, losses, regularizer, ctx):
         powers = losses.clamp(min=1e-6) ** self.q
-        told = state.means + powers - state.powers
-        weights = powers / told.clamp(min=1e-6)
-        return fm.weighting.Weighed(weights, {"mean": plain(told)}, lambda d: Powers(powers, d.mix("mean"), weights))
+        means = powers + state.balances
+        weights = powers / means.clamp(min=1e-6)
+        return fm.weighting.Weighed(weights, {"mean": plain(means)}, lambda d: Powers(d.mix("mean") - powers, weights))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tests.refusals import refused
 @dataclass(frozen=True)
 class ChangesState(ExactDiffusion):
     def step(self, state, ctx):
-        state.adapted.add_(1.0)
+        state.models.add_(1.0)
         return super().step(state, ctx)
 
 
@@ -52,7 +52,7 @@ class KeepsCount(ExactDiffusion):
 class LosesPrecision(ExactDiffusion):
     def step(self, state, ctx):
         after = super().step(state, ctx)
-        return after._replace(adapted=after.adapted.float())
+        return after._replace(corrections=after.corrections.float())
 
 
 class ListState(NamedTuple):
@@ -92,7 +92,7 @@ class KnowsPositions(ExactDiffusion):
 
 class TableState(NamedTuple):
     models: Tensor
-    adapted: Tensor
+    corrections: fm.roles.SumsToZero
     table: Tensor  # a number for each node, which it does not say
 
 
@@ -108,18 +108,53 @@ class UndeclaredRole(ExactDiffusion):
         return state._replace(table=table)
 
 
-class ZeroSumState(NamedTuple):
+@dataclass(frozen=True)
+class WrongRole(ExactDiffusion):
+    def step(self, state, ctx):
+        after = super().step(state, ctx)
+        return after._replace(corrections=after.corrections + 1.0)
+
+
+class AdaptedState(NamedTuple):
     models: Tensor
-    adapted: fm.roles.SumsToZero
+    adapted: Tensor  # of the round before: models - adapted sums to zero, which it does not say
 
 
 @dataclass(frozen=True)
-class WrongRole(ExactDiffusion):
+class BiasedWhenOneLeaves(ExactDiffusion):
+    """Exact diffusion as its paper writes it."""
+
     def init(self, oracle, network):
-        return ZeroSumState(*super().init(oracle, network))
+        models = oracle.initial_models()
+        return AdaptedState(models, models.clone())
 
     def step(self, state, ctx):
-        return ZeroSumState(*super().step(state, ctx))
+        _, gradients = ctx.losses_and_gradients(state.models)
+        adapted = state.models - ctx.step_size(self.primal_step) * gradients
+        corrected = adapted + state.models - state.adapted
+        return AdaptedState(torch.lerp(corrected, ctx.exchange(model=plain(corrected)).mix("model"), 0.5), adapted)
+
+
+class TrackerState(NamedTuple):
+    models: Tensor
+    trackers: Tensor  # whose average is that of the gradients
+    gradients: Tensor
+
+
+@dataclass(frozen=True)
+class TracksGradients(ExactDiffusion):
+    """Gradient tracking as its papers write it."""
+
+    def init(self, oracle, network):
+        models = oracle.initial_models()
+        return TrackerState(models, torch.zeros_like(models), torch.zeros_like(models))
+
+    def step(self, state, ctx):
+        _, gradients = ctx.losses_and_gradients(state.models)
+        trackers = state.trackers + gradients - state.gradients
+        delivery = ctx.exchange(tracker=plain(trackers), model=plain(state.models))
+        trackers = delivery.mix("tracker")
+        return TrackerState(delivery.mix("model") - ctx.step_size(self.primal_step) * trackers, trackers, gradients)
 
 
 @dataclass(frozen=True)
@@ -139,7 +174,7 @@ class NeedsNumber(ExactDiffusion):
 class ReadsRound(ExactDiffusion):
     def step(self, state, ctx):
         after = super().step(state, ctx)
-        return after if int(ctx.index) % 2 else after._replace(adapted=after.adapted + 0.0)
+        return after if int(ctx.index) % 2 else after._replace(corrections=after.corrections + 0.0)
 
 
 @dataclass(frozen=True)
@@ -160,16 +195,18 @@ class Hoards(ExactDiffusion):
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (ChangesState, ["step", "changes", "state.adapted", 1]),
+        (ChangesState, ["step", "changes", "state.models", 1]),
         (DrawsElsewhere, ["step", "different", "state.models"]),
         (KeepsCount, ["step", "changes", "KeepsCount"]),
-        (LosesPrecision, ["step", "state.adapted", "'float64'", "'float32'"]),
+        (LosesPrecision, ["step", "state.corrections", "'float64'", "'float32'"]),
         (HoldsList, ["state.history", "list"]),
         (TwoBatches, ["[0, 1]", "oracle_calls()", 1]),
         (PeeksAtOthers, ["state.models", "nodes", "hosts"]),
         (KnowsPositions, ["state.models", "nodes", "names"]),
         (UndeclaredRole, ["state.table", "names", "fm.roles.OVER_NODES"]),
-        (WrongRole, ["state.adapted", "role", "sum"]),
+        (WrongRole, ["state.corrections", "role", "sum"]),
+        (BiasedWhenOneLeaves, ["state.adapted", "left", "SumsToZero"]),
+        (TracksGradients, ["state.trackers", "left", "SumsToZero"]),
         (Shrinks, ["gradients", "average", "round 0"]),
         (NeedsNumber, ["replicas", "tensors"]),
         (ReadsRound, ["GPU", ".item()"]),

@@ -30,6 +30,7 @@ FAMILIES = {
     fm.regularizers.Regularizer: toys.REGULARIZERS,
     Algorithm: toys.ALGORITHMS,
     fm.weighting.Weighting: toys.WEIGHINGS,
+    fm.optimizers.Optimizer: toys.OPTIMIZERS,
     fm.schedules.Schedule: {
         "constant": fm.schedules.Constant(0.1),
         "geometric": fm.schedules.Geometric(2.0, 0.998),

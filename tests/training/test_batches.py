@@ -198,13 +198,15 @@ def test_clipping_shortens_long_gradients_to_the_norm_and_leaves_short_ones():
     assert float(shortened.norm(dim=-1).max()) == pytest.approx(limit, rel=1e-12)
 
 
-def test_clipped_gradient_includes_weight_decay():
+def test_weight_decay_is_added_after_clipping_as_in_torch():
     _, oracle = on_stack(made_with("full", weight_decay=5.0, clip_norm=0.5), fm.Ring())
     models = models_of(oracle)
     _, plain = on_stack(made_with("full"), fm.Ring())
-    whole = plain.losses_and_gradients(models, at(0), 0)[1] + 5.0 * models
+    own = plain.losses_and_gradients(models, at(0), 0)[1]
     _, gradients = oracle.losses_and_gradients(models, at(0), 0)
-    assert torch.allclose(gradients, whole * 0.5 / whole.norm(dim=-1, keepdim=True), rtol=0, atol=1e-13)
+    clipped = own * (0.5 / own.norm(dim=-1, keepdim=True)).clamp(max=1.0)
+    assert float((clipped - own).abs().max()) > 1e-3
+    assert torch.allclose(gradients, clipped + 5.0 * models, rtol=0, atol=1e-13)
 
 
 def test_zero_gradient_survives_clipping():

@@ -28,6 +28,7 @@ from fairmesh.algorithms.gossip import (
     updated_copies,
     zero_copies,
 )
+from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
@@ -73,6 +74,7 @@ class ADGDA(Algorithm):
             after it, as in the published runs. Default: "simultaneous".
         loss_cap: Largest loss, > 0, that the ascent sees of a node, which limits what a broken site attracts; None for
             no limit. Default: None.
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -94,6 +96,7 @@ class ADGDA(Algorithm):
     dual_compressor: Compressor | None = None
     dual_order: Literal["simultaneous", "dual-first"] = "simultaneous"
     loss_cap: float | None = None
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))

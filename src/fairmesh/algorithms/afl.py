@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Duals, Models
@@ -38,6 +39,7 @@ class AFL(Algorithm):
             Geometric(0.1, 0.998).
         dual_step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a weight per round. Default:
             0.01.
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -51,6 +53,7 @@ class AFL(Algorithm):
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
     dual_step: Schedule | float = 0.01
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     needs_server: ClassVar[bool] = True
 

@@ -4,19 +4,21 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.own_parts import OwnRound, OwnState
+from fairmesh.algorithms.optimizers import Optimizer, OptimizerRound
+from fairmesh.algorithms.own_parts import OwnRound, OwnState, initial_own_state
 from fairmesh.algorithms.schedules import Schedule, as_schedule
-from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState
+from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState, initial_state
 from fairmesh.compression.codes import Dense
 from fairmesh.compression.compressors import FLOAT_BITS, Compressor
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part, Traffic
 from fairmesh.networks.bounds import Content
+from fairmesh.networks.roles import Role
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.random_streams import SERVER, Draw, SecretIdentities
@@ -121,6 +123,26 @@ class Algorithm(ABC):
         None is chosen by the run and can be read from the state. Default: None."""
         return None
 
+    def local_optimizer(self) -> Optimizer | None:
+        """Returns what turns gradients into directions before the algorithm sees them; None for the gradients
+        themselves. Default: the field `optimizer`, if the class has one."""
+        return getattr(self, "optimizer", None)
+
+
+class Carried(NamedTuple):
+    """What a run carries from round to round next to the algorithm's state. An algorithm sees nothing of it."""
+
+    subgroups: SubgroupState | None = None  # of the hosted nodes, if they have weights
+    own: OwnState | None = None  # what stays at each of the hosted nodes, if the model has such parts
+    optimizer: Annotated[Any, Role(held_by="node")] = None  # the memory of each hosted node's optimizer, if it has any
+
+
+def carried_at_start(algorithm: Algorithm, oracle: Oracle) -> Carried:
+    """Returns what a run of an algorithm carries before round 0."""
+    optimizer = algorithm.local_optimizer()
+    memory = None if optimizer is None else optimizer.init(oracle.initial_models())
+    return Carried(initial_state(oracle), initial_own_state(oracle), memory)
+
 
 class Round:
     """One round as an algorithm sees it: its number, the local data, the random streams, and the neighbours.
@@ -138,8 +160,8 @@ class Round:
         oracle: Oracle,
         network: Network,
         round_cache: RoundCache | None = None,
-        subgroups: SubgroupState | None = None,
-        own_parts: OwnState | None = None,
+        carried: Carried | None = None,
+        optimizer: Optimizer | None = None,
     ):
         self.index = index  # t, a scalar tensor
         self._oracle, self._network, self._round_cache = oracle, network, round_cache or RoundCache()
@@ -148,17 +170,21 @@ class Round:
         self.n = network.n
         self.by_identity = network.by_identity  # (n,) so that a server's draws depend on identities, not on positions
         self.sent: list[Traffic] = []
+        subgroups, own, memory = carried or Carried()
         self._subgroups = None if subgroups is None else SubgroupRound(subgroups, oracle, prior_weights(self))
         self._delivery: Delivery | None = None
-        self._own_parts = None if own_parts is None else OwnRound(own_parts, oracle)
+        self._own_parts = None if own is None else OwnRound(own, oracle)
+        self._optimizer = None if optimizer is None else OptimizerRound(optimizer, memory, oracle)
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
-        """Returns each node's loss and gradient on its batch: (..., nodes, 1) and (..., nodes, dim).
+        """Returns each node's loss and gradient on its batch: (..., nodes, 1) and (..., nodes, dim). With an optimizer,
+        the gradients are the directions that it makes of them.
 
         Args:
             models: Where to evaluate, one row per hosted node: (..., nodes, dim).
             call: Which batch of the round to use, from 0 to `oracle_calls()` - 1. Asking for one call twice gives the
-                same batch and the same random numbers, at other models too.
+                same batch and the same random numbers, at other models too. So two gradients can be compared on one
+                batch, as variance reduction needs it (examples/research/dm_hsgd.py).
         """
         own = self._own_of(call)
         if self._subgroups is None:
@@ -170,6 +196,8 @@ class Round:
         if self._own_parts is not None:
             self._own_parts.saw(call, gradients[..., models.shape[-1] :])
             gradients = gradients[..., : models.shape[-1]]
+        if self._optimizer is not None:
+            gradients = self._optimizer.direction(call, gradients, models)
         return losses, gradients
 
     def _own_of(self, call: int) -> dict[str, Tensor]:
@@ -190,8 +218,9 @@ class Round:
         return self._oracle.sample_losses(models, self.index, call, **self._own_of(call))
 
     def sample_gradients(self, models: Tensor, call: int = 0) -> Tensor:
-        """Returns the gradient of every sample's loss, without weight decay and clipping: (..., nodes, samples, dim).
-        Their mean is the batch's gradient. Arguments as in `losses_and_gradients`; refused as `sample_losses` is."""
+        """Returns the gradient of every sample's loss: (..., nodes, samples, dim). Their mean is the batch's gradient
+        without weight decay, clipping and optimizer. Arguments as in `losses_and_gradients`; refused as `sample_losses`
+        is."""
         return self._oracle.sample_gradients(models, self.index, call, **self._own_of(call))
 
     @property
@@ -263,13 +292,13 @@ class Round:
             self._delivery = delivery
         return delivery
 
-    def subgroups_after(self) -> SubgroupState | None:
-        """Returns what the nodes remember of their subgroups after the round."""
-        return None if self._subgroups is None else self._subgroups.after(self._delivery)
-
-    def own_parts_after(self) -> OwnState | None:
-        """Returns the nodes' own parts after the round."""
-        return None if self._own_parts is None else self._own_parts.after()
+    def carried_after(self) -> Carried:
+        """Returns what the run carries on after the round."""
+        return Carried(
+            None if self._subgroups is None else self._subgroups.after(self._delivery),
+            None if self._own_parts is None else self._own_parts.after(),
+            None if self._optimizer is None else self._optimizer.after(),
+        )
 
     def hosted(self, row: Tensor) -> Tensor:
         """Returns the hosted nodes' entries (..., nodes) of a row over all nodes (..., 1, n)."""
@@ -286,8 +315,9 @@ class Round:
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> Tensor:
         """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""
-        if self._own_parts is not None:
-            self._own_parts.receivers = receivers
+        for memory in (self._own_parts, self._optimizer):
+            if memory is not None:
+                memory.receivers = receivers
         return self._counted(self._network.broadcast(row, receivers))
 
     def average(self, rows: Tensor, weights: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from fairmesh.algorithms.gossip import (
     updated_copies,
     zero_copies,
 )
+from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
@@ -44,6 +45,7 @@ class ChocoSGD(Algorithm):
         consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
             round. Strong compression needs less than 1. Default: 1.0.
         compressor: Q, what a node sends of its model. Default: Identity(), no compression.
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -60,6 +62,7 @@ class ChocoSGD(Algorithm):
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
     consensus_step: float = 1.0
     compressor: Compressor = field(default_factory=Identity)
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
+from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
@@ -32,6 +33,7 @@ class DRDSGD(Algorithm):
             Geometric(1.0, 0.998).
         temperature: mu > 0, in units of the loss. The smaller it is, the more weight large losses get. It is n times
             the strength alpha of AD-GDA's objective. Default: 6.0.
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -46,6 +48,7 @@ class DRDSGD(Algorithm):
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))
     temperature: float = 6.0
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
+from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.algorithms.server import by_position, check_participation, drawn_uniformly
 from fairmesh.errors import BadInput
@@ -50,6 +51,7 @@ class DRFA(Algorithm):
         floor: Smallest weight of a client, in [0, 1), before all are scaled to sum to one. Default: 0.0.
         repeats: Whether a client may be drawn several times per round, and count as often. Without repeats, the few
             worst clients among many drawn count little. Default: True.
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -70,6 +72,7 @@ class DRFA(Algorithm):
     probed: Literal["drawn", "everyone"] = "drawn"
     floor: float = 0.0
     repeats: bool = True
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     needs_server: ClassVar[bool] = True
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
+from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Models
@@ -29,6 +30,7 @@ class DSGD(Algorithm):
 
     Args:
         primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Geometric(0.1, 0.998).
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -43,6 +45,7 @@ class DSGD(Algorithm):
     """
 
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))

@@ -33,6 +33,7 @@ from fairmesh.algorithms.gossip import (
     warm_copies,
     zero_copies,
 )
+from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
 from fairmesh.algorithms.steps import scaled_step
 from fairmesh.algorithms.weighting import PriorWeights, ShadowPrice, Weighting
@@ -102,6 +103,8 @@ class TrackedADGDA(Algorithm):
             for no limit. Default: None.
         warm_start: Whether public copies start at the initial model, which all nodes share, instead of at zero.
             Default: True.
+        optimizer: What each node makes of its gradients before they are weighed and tracked; None for nothing. Steps
+            are already scaled as in Adam, along the tracked gradient (`beta2`). Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -126,6 +129,7 @@ class TrackedADGDA(Algorithm):
     regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.05))
     loss_cap: float | None = None
     warm_start: bool = field(default=True, metadata=STRUCTURAL)
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     alpha_of_sum: ClassVar[bool] = True
     copies_at_peak: ClassVar[int] = 22  # two states of eight rows per node, and what a compressor needs

@@ -157,14 +157,15 @@ class Oracle:
         return self._compared(losses.view(*self._shape[:-1], 1)), gradients
 
     def _tamed(self, gradients: Tensor, models: Tensor) -> Tensor:
-        """Returns gradients with weight decay and clipping, in place. The statistics of BatchNorm layers have none."""
+        """Returns gradients, clipped and then with weight decay, in place. The statistics of BatchNorm layers have
+        neither."""
         trained = self.model.dim + self.model.local_dim
         mine = gradients[..., :trained] if self.model.own_dim else gradients
-        if self.problem.weight_decay:
-            mine.add_(models[..., :trained], alpha=self.problem.weight_decay)
         if self.problem.clip_norm is not None:
             norms = torch.linalg.vector_norm(mine, dim=-1, keepdim=True)
             mine.mul_((self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0))
+        if self.problem.weight_decay:
+            mine.add_(models[..., :trained], alpha=self.problem.weight_decay)
         return gradients
 
     def losses(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:

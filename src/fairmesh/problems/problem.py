@@ -70,8 +70,10 @@ class Problem:
             Default: None.
         test: Test samples of the sites without their own. Default: None.
         validation: Validation samples of the sites without their own. Default: None.
-        weight_decay: Multiple of the model that is added to each gradient, >= 0. Default: 0.0.
-        clip_norm: Largest Euclidean norm of each node's gradient, > 0; None for no clipping. Default: None.
+        weight_decay: Multiple of the model that is added to each gradient after clipping, >= 0. Optimizers have decay
+            of their own, by parameter. Default: 0.0.
+        clip_norm: Largest Euclidean norm of each node's gradient, > 0, as in `torch.nn.utils.clip_grad_norm_`; None for
+            no clipping. Default: None.
         augment: (batch of inputs, draw) -> batch of inputs, where draw(*shape) returns uniforms in [0, 1). Default:
             None.
         metrics: Further metrics: a list of built-in ones, such as ["auroc", fm.metrics.Sensitivity(threshold=0.3)]; or

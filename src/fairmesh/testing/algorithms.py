@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,17 +13,17 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.optimizers import AdamW, Optimizer
 from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.compression.compressors import Compressor, with_layout
-from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import Role, StateView, roles_of
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.state_tree import flatten_state
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.testing.hosts import on_hosts
 from fairmesh.testing.problems import NoGradients, small_problem, wide_problem
-from fairmesh.testing.stacks import after, mixed_up, relabelled, stack, tensors_of
+from fairmesh.testing.stacks import End, after, mixed_up, relabelled, stack, tensors_of
 from fairmesh.testing.violations import (
     bits_of,
     checked_settings,
@@ -41,6 +42,8 @@ from fairmesh.training.train import train
 
 _REPLICAS = 2  # over which memory is measured
 _SEEDS = (0, 3)
+_FADING = 150  # rounds in which a memory fades that is not kept for ever
+_PERSISTS = 0.25  # of its largest effect: what is left of one that is
 
 
 def check_algorithm(
@@ -50,6 +53,7 @@ def check_algorithm(
     topologies: Sequence[Topology] | None = None,
     rounds: int = 6,
     keeps_average: bool = True,
+    may_leave: bool = True,
     tolerance: float = 1e-10,
 ) -> None:
     """Checks that an algorithm keeps the contract by which it runs unchanged everywhere. Takes a few seconds.
@@ -66,7 +70,13 @@ def check_algorithm(
     8. A run that was saved and resumed is bit-identical to an uninterrupted one.
     9. Replicas that differ in seed, placement and every number of the algorithm give the same in a batch as alone.
     10. A round can be traced as operations on tensors and replayed, as on a GPU.
-    11. A round holds at most `copies_at_peak` copies of all models at once.
+    11. A round holds at most `copies_at_peak` copies of all models at once, with those of its optimizer.
+    12. Parts of a model that stay at their site (`fm.Parts`) and, if the class has a field `optimizer`, the memory of
+        one are carried along: on several hosts and with other names for the nodes too.
+    13. A site may leave. What one node has in a field of the state fades, or the field has a role that says what
+        becomes of it. A tracker is the usual violation: its average is that of the gradients of *all* nodes, so without
+        one of them it is biased for ever. Keep what gossip adds to a node's own gradient instead, with the role
+        `fm.roles.SumsToZero` (examples/research/beer.py).
 
     Args:
         algorithm: The object to check, with settings under which it does not diverge on a small problem.
@@ -75,6 +85,7 @@ def check_algorithm(
             Default: None.
         rounds: How many rounds each run has. Default: 6.
         keeps_average: False for an algorithm whose average model moves even without gradients. Default: True.
+        may_leave: False for an algorithm that is not meant for meshes that a site may leave. Default: True.
         tolerance: How much two float64 runs may differ if only the order of additions differs. Default: 1e-10.
 
     Raises:
@@ -91,6 +102,9 @@ def check_algorithm(
     bound = with_layout(algorithm, problem.flat_model.layout)  # as in a run
     with running("a run in float32"):
         _check_state(bound, problem, *stack(problem, topologies[0].build(problem.n), bound, dtype=torch.float32))
+    if may_leave and not algorithm.needs_server:
+        with running("a run without gradients"):
+            _check_leaving(algorithm, problem.n)
     _, oracle = stack(problem, topologies[0].build(problem.n), algorithm, seeds=_SEEDS)
     order = mixed_up(problem.n)
     moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
@@ -104,7 +118,7 @@ def check_algorithm(
             ended = after(bound, network, oracle, rounds)
             moved_network = MemoryNetwork(relabelled(cycle, order), dtype=torch.float64, identities=order)
             renamed = after(bound, moved_network, moved_oracle, rounds)
-            _check_naming(ended, renamed, order, _roles(algorithm, ended[0]), tolerance)
+            _check_naming(ended, renamed, order, _roles(algorithm, ended), tolerance)
             if keeps_average:
                 _check_average(algorithm, network, rounds)
         with running(f"a run on several hosts over {topology}"):
@@ -118,6 +132,8 @@ def check_algorithm(
     with running("a round traced as operations on tensors, as on a GPU,", advice):
         _check_replay(algorithm, problem, topology, tolerance)
     _check_memory(algorithm)
+    with running("a run with parts that stay at their site" + (" and AdamW" if _takes_optimizer(algorithm) else "")):
+        _check_carried(algorithm, topology, tolerance)
 
 
 # The state ------------------------------------------------------------------------------------------------------------
@@ -135,7 +151,7 @@ def _check_state(algorithm: Algorithm, problem: Problem, network: MemoryNetwork,
     view = StateView(again)
     wanted, found = (replicas, rows, problem.flat_model.dim), tuple(view.models(again).shape)
     require(found == wanted, f"models are {found}, but (replicas, nodes, parameters) are {wanted}")
-    state, _ = after(algorithm, network, oracle, 3, again)
+    state = after(algorithm, network, oracle, 3, again).state
     require(type(state) is type(again), f"step turns a {type(again).__name__} into a {type(state).__name__}")
     before, now = flatten_state(again), flatten_state(state)
     require(before.keys() == now.keys(), f"step turns the fields {sorted(before)} into {sorted(now)}")
@@ -146,7 +162,7 @@ def _check_state(algorithm: Algorithm, problem: Problem, network: MemoryNetwork,
             require(tensor.dtype == oracle.dtype, f"{name} is {forms[0][0]} in a run in {str(oracle.dtype)[6:]}")
             finite = now[name].isfinite().all()
             require(finite, f"after 3 rounds {name} has entries that are not finite; check with smaller steps")
-    for name, role in _roles(algorithm, state).items():
+    for name, role in _held(algorithm, roles_of(state)).items():
         _check_role(name, now[name], role, problem.n)
     for what, tensor, last in (("duals", view.duals(state), problem.n), ("own weights", view.own_weights(state), 1)):
         if tensor is not None:
@@ -154,10 +170,20 @@ def _check_state(algorithm: Algorithm, problem: Problem, network: MemoryNetwork,
             require(found == wanted, f"{what} are {found}, but {wanted} are expected")
 
 
-def _roles(algorithm: Algorithm, state: Any) -> dict[str, Role]:
-    """The roles of a state's tensors, with who holds each decided."""
+def _held(algorithm: Algorithm, roles: Mapping[str, Role]) -> dict[str, Role]:
+    """The roles of tensors, with who holds each decided."""
     default = "all" if algorithm.needs_server else "node"
-    return {name: role.within(Role(held_by=default)) for name, role in roles_of(state).items()}
+    return {name: role.within(Role(held_by=default)) for name, role in roles.items()}
+
+
+def _roles(algorithm: Algorithm, end: End) -> dict[str, Role]:
+    """The roles of all tensors at the end of some rounds."""
+    return _held(algorithm, roles_of(end.state)) | _held(algorithm, roles_of(end.carried, "carried"))
+
+
+def _tensors(state: Any, carried: Any) -> dict[str, Tensor]:
+    """All tensors at the end of some rounds."""
+    return flatten_state(state) | flatten_state(carried, "carried")
 
 
 def _check_role(name: str, tensor: Tensor, role: Role, n: int) -> None:
@@ -196,27 +222,29 @@ class _Counted:
         if name not in ("losses_and_gradients", "losses", "errors", "sample_losses", "sample_gradients"):
             return found
 
-        def counted(models: Tensor, round_index: Tensor, call: int) -> Any:
+        def counted(models: Tensor, round_index: Tensor, call: int, **own: Tensor) -> Any:
             self.calls.add(call)
-            return found(models, round_index, call)
+            return found(models, round_index, call, **own)
 
         return counted
 
 
 def _check_purity(algorithm: Algorithm, network: MemoryNetwork, oracle: Oracle) -> None:
-    state, _ = after(algorithm, network, oracle, 3)
+    state, _, carried = after(algorithm, network, oracle, 3)
     things = {
         "state": state,
+        "carried": carried,
         "oracle": oracle,
         "network": network,
         "algorithm": algorithm,
     }  # the oracle has the problem
     before, settings = tensors_of(things), copy.deepcopy(algorithm)
     counted = _Counted(oracle)
-    first = algorithm.step(state, Round(torch.tensor(3), counted, network))  # type: ignore[arg-type]
+    kept: dict[str, Any] = {"carried": carried, "optimizer": algorithm.local_optimizer()}
+    first = algorithm.step(state, Round(torch.tensor(3), counted, network, **kept))  # type: ignore[arg-type]
     require_equal_bits(before, tensors_of(things), "step changes what it was given")
     require(algorithm == settings, f"step changes the algorithm from {settings} to {algorithm}")
-    again = algorithm.step(state, Round(torch.tensor(3), oracle, network))
+    again = algorithm.step(state, Round(torch.tensor(3), oracle, network, **kept))
     require_equal_bits(bits_of(first), bits_of(again), "step gives different states from the same state and round")
     calls, said = sorted(counted.calls), algorithm.oracle_calls()
     require(calls == list(range(said)), f"a round asks for batches {calls}, but oracle_calls() says {said}")
@@ -232,19 +260,17 @@ def _moved(tensor: Tensor, order: Sequence[int], role: Role) -> Tensor:
     return tensor[..., list(order)] if role.over_nodes else tensor
 
 
-End = tuple[Any, Traffic]  # a run's last state, and all that was sent
-
-
 def _check_naming(named: End, renamed: End, order: Sequence[int], roles: Mapping[str, Role], tolerance: float) -> None:
     """Node order[k] was called k: its data, its edges and its random streams went along."""
-    (state, sent), (other, moved) = named, renamed
-    for name, tensor in flatten_state(state).items():
+    (state, sent, carried), (other, moved, other_carried) = named, renamed
+    there = _tensors(other, other_carried)
+    for name, tensor in _tensors(state, carried).items():
         undeclared = tensor.shape[-1] == len(order) and not roles[name].over_nodes
         hint = (
             " (annotate it with fm.roles.OVER_NODES if its last axis has an entry for each node)" if undeclared else ""
         )
         what = f"{name} with other names for the nodes{hint}"
-        require_close(flatten_state(other)[name], _moved(tensor, order, roles[name]), tolerance, what)
+        require_close(there[name], _moved(tensor, order, roles[name]), tolerance, what)
     require_close(moved.node_bits, sent.node_bits[:, list(order)], 0.0, "bits sent with other names for the nodes")
     require_close(moved.server_bits, sent.server_bits, 0.0, "bits the server sent with other names for the nodes")
 
@@ -252,11 +278,11 @@ def _check_naming(named: End, renamed: End, order: Sequence[int], roles: Mapping
 def _check_average(algorithm: Algorithm, network: MemoryNetwork, rounds: int) -> None:
     generator = torch.Generator().manual_seed(0)
     oracle = NoGradients(torch.randn(2, network.n, 23, generator=generator, dtype=torch.float64))
-    state = algorithm.init(oracle, network)  # type: ignore[arg-type]
+    state, carried = algorithm.init(oracle, network), None  # type: ignore[arg-type]
     models = StateView(state).models
     start = models(state).mean(dim=-2)
     for t in range(rounds):
-        state, _ = after(algorithm, network, oracle, 1, state, t)
+        state, _, carried = after(algorithm, network, oracle, 1, state, t, carried)
         what = f"without gradients the average model moves in round {t} (if it should, give keeps_average=False)"
         require_close(models(state).mean(dim=-2), start, 1e-12, what)
 
@@ -264,14 +290,14 @@ def _check_average(algorithm: Algorithm, network: MemoryNetwork, rounds: int) ->
 def _check_hosts(
     ended: End, algorithm: Algorithm, problem: Problem, topology: Topology, rounds: int, tolerance: float
 ) -> None:
-    alone, counted = ended
+    alone, counted, carried = ended
     order = mixed_up(problem.n)
     blocks = [order[: problem.n // 3 or 1], order[problem.n // 3 or 1 :]]
     run = on_hosts(problem, topology, algorithm, rounds, blocks, seeds=_SEEDS)
-    roles = _roles(algorithm, alone)
-    for state, block in zip(run.states, blocks):
-        there = flatten_state(state)
-        for name, tensor in flatten_state(alone).items():
+    roles = _roles(algorithm, ended)
+    for state, kept, block in zip(run.states, run.carried, blocks):
+        there = _tensors(state, kept)
+        for name, tensor in _tensors(alone, carried).items():
             if roles[name].held_by == "process" or (roles[name].per_neighbour and there[name].ndim != tensor.ndim):
                 continue  # a mean over its nodes; copies of each neighbour, of which one process keeps one for all
             here = tensor[:, block] if roles[name].held_by == "node" else tensor
@@ -279,6 +305,84 @@ def _check_hosts(
     for name, there, here in zip(counted._fields, run.sent, counted):
         totals = f"{float(there.sum()):.0f} in all where the simulation counts {float(here.sum()):.0f}"
         require_close(there, here, 0.0, f"{name} on several hosts, {totals}")
+
+
+# What a run carries along, and sites that leave -----------------------------------------------------------------------
+
+
+def _takes_optimizer(algorithm: Algorithm) -> bool:
+    return "optimizer" in {field.name for field in dataclasses.fields(algorithm)}  # type: ignore[arg-type]
+
+
+def _with_optimizer(algorithm: Algorithm, optimizer: Optimizer | None) -> Algorithm:
+    """The same algorithm with another optimizer, if it takes one."""
+    return dataclasses.replace(algorithm, optimizer=optimizer) if _takes_optimizer(algorithm) else algorithm  # type: ignore[type-var]
+
+
+def _check_carried(algorithm: Algorithm, topology: Topology, tolerance: float, rounds: int = 3) -> None:
+    problem = small_problem(local=("2.*",))
+    algorithm = _with_optimizer(algorithm, AdamW(decay=0.01, no_decay=("*.bias",)))
+    algorithm = with_layout(algorithm, problem.flat_model.layout)
+    cycle, order = topology.build(problem.n), mixed_up(problem.n)
+    network, oracle = stack(problem, cycle, algorithm, seeds=_SEEDS)
+    _check_purity(algorithm, network, oracle)
+    ended = after(algorithm, network, oracle, rounds)
+    moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
+    renamed = after(
+        algorithm, *stack(moved, relabelled(cycle, order), algorithm, seeds=_SEEDS, identities=order), rounds
+    )
+    _check_naming(ended, renamed, order, _roles(algorithm, ended), tolerance)
+    _check_hosts(ended, algorithm, problem, topology, rounds, tolerance)
+
+
+def _check_leaving(algorithm: Algorithm, n: int) -> None:
+    """Changes what one node has in a field, without gradients, and looks whether that ever fades."""
+    algorithm = with_run_length(_with_optimizer(algorithm, None), 100 * _FADING)
+    network = MemoryNetwork(Ring().build(n), dtype=torch.float64, count_bytes=False)
+    generator = torch.Generator().manual_seed(0)
+    oracle = NoGradients(torch.randn(1, 1, 23, generator=generator, dtype=torch.float64).expand(1, n, 23))
+    start, _, carried = after(algorithm, network, oracle, 3)
+    roles, tensors, models = _held(algorithm, roles_of(start)), flatten_state(start), StateView(start).models
+
+    def run(state: Any, pinned: Sequence[Tensor] | None = None) -> list[Any]:
+        """The states after each round; with the models of another run, if these are given."""
+        states, kept = [], carried
+        for t in range(3, 3 + _FADING):
+            state, _, kept = after(algorithm, network, oracle, 1, state, t, kept)
+            if pinned is not None:
+                same = {path: pinned[t - 3] for path, tensor in flatten_state(state).items() if tensor is models(state)}
+                state = unflatten_state(state, flatten_state(state) | same)
+            states.append(state)
+        return states
+
+    undisturbed = run(start)
+    for path, role in roles.items():
+        of_copies = path.endswith(".own") and path.removesuffix("own") + "of_neighbours" in roles
+        declared = role != Role(held_by="node") or tensors[path] is models(start)
+        if declared or of_copies or not tensors[path].is_floating_point():
+            continue
+        changed = tensors[path].clone()
+        changed[:, 0] += torch.randn(changed[:, 0].shape, generator=generator, dtype=torch.float64)
+        begin = unflatten_state(start, tensors | {path: changed})
+        drift = _steps([models(s) - models(u) for s, u in zip(run(begin), undisturbed)])
+        pinned = run(begin, [models(u) for u in undisturbed])
+        left = flatten_state(pinned[-1])[path] - flatten_state(undisturbed[-1])[path]
+        spreads = float(left[:, 1:].abs().max()) > 1e-3
+        stays = spreads and float(left.sum(dim=1).abs().max()) > _PERSISTS
+        moves = drift[-1] > 1e-6 and drift[-1] > _PERSISTS * max(drift)
+        require(
+            not (stays or moves),
+            f"what one node has in {path} reaches the others and does not fade in {_FADING} rounds, so after a site "
+            "has left the others would be biased for ever; keep what sums to zero over the nodes, as "
+            "fm.roles.SumsToZero, and add a node's own share to it in each round (examples/research/beer.py), or "
+            "declare another role of fm.roles; may_leave=False if sites never leave",
+        )
+
+
+def _steps(changes: Sequence[Tensor]) -> list[float]:
+    """How far the sum over the nodes moves in each round."""
+    sums = [change.sum(dim=1) for change in changes]
+    return [float((b - a).abs().max()) for a, b in itertools.pairwise(sums)]
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -354,9 +458,11 @@ def _check_memory(algorithm: Algorithm) -> None:
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in flatten_state(state).values()}
     peak, _ = peak_bytes(lambda: training.advance(state, 1))
     copies = (sum(held.values()) + peak) / (_REPLICAS * problem.n * problem.flat_model.dim * 4)
+    optimizer = algorithm.local_optimizer()
+    allowed = algorithm.copies_at_peak + (0 if optimizer is None else optimizer.copies_at_peak)
     require(
-        copies <= algorithm.copies_at_peak,
+        copies <= allowed,
         f"a round holds {copies:.1f} copies of all models at its peak, but copies_at_peak is "
-        f"{algorithm.copies_at_peak}; write `copies_at_peak: ClassVar[int] = {math.ceil(copies)}` in the class, since "
+        f"{allowed}; write `copies_at_peak: ClassVar[int] = {math.ceil(copies)}` in the class, since "
         "the memory of a run is planned by it",
     )

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round
-from fairmesh.algorithms.subgroups import initial_state
+from fairmesh.algorithms.base import Algorithm, Carried, Round, carried_at_start
 from fairmesh.compression.compressors import with_layout
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.bounds import Bounds
@@ -103,6 +102,7 @@ class HostsRun(NamedTuple):
     states: list[Any]  # of each host, its nodes in the order of its block
     sent: Traffic  # by all nodes, in the order of their positions
     post: Post
+    carried: list[Carried]  # own parts of the model and the memory of an optimizer, at each host
 
 
 def on_hosts(
@@ -130,7 +130,8 @@ def on_hosts(
             refuses messages out of bounds, as between organisations. Default: False.
 
     Returns:
-        The hosts' states, the traffic of all nodes as counted from encoded messages, and the post that carried them.
+        The hosts' states, the traffic of all nodes as counted from encoded messages, the post that carried them, and
+        what hosts keep next to the algorithm's state.
 
     Example:
         >>> import fairmesh as fm
@@ -141,7 +142,7 @@ def on_hosts(
     """
     post, algorithm = Post(len(blocks)), with_layout(algorithm, problem.flat_model.layout)
 
-    def one(host: int) -> tuple[Any, list[Traffic]]:
+    def one(host: int) -> tuple[Any, list[Traffic], Carried]:
         with post.arrived:  # one computes at a time, and lets others while it waits: tracing is not for threads
             try:
                 return trained(host)
@@ -150,7 +151,7 @@ def on_hosts(
                 post.arrived.notify_all()
                 raise
 
-    def trained(host: int) -> tuple[Any, list[Traffic]]:
+    def trained(host: int) -> tuple[Any, list[Traffic], Carried]:
         transport = InProcess(post, host)
         cycle = topology.build(problem.n)
         prior = problem.prior_of_sites
@@ -165,24 +166,24 @@ def on_hosts(
             dtype=torch.float64,
             trace=False,
         )
-        state, subgroups, sent = algorithm.init(oracle, network), initial_state(oracle), []
+        state, carried, sent = algorithm.init(oracle, network), carried_at_start(algorithm, oracle), []
         for t in range(rounds):
-            ctx = Round(torch.tensor(t), oracle, network, subgroups=subgroups)
+            ctx = Round(torch.tensor(t), oracle, network, carried=carried, optimizer=algorithm.local_optimizer())
             state = algorithm.step(state, ctx)
-            subgroups = ctx.subgroups_after()
+            carried = ctx.carried_after()
             sent += ctx.sent
-        return state, sent
+        return state, sent, carried
 
     ends = _results(one, len(blocks))
     total = no_traffic(len(seeds), problem.n)
-    for (_, sent), block in zip(ends, blocks):
+    for (_, sent, _), block in zip(ends, blocks):
         for traffic in sent:
             for whole, part in ((total.node_bits, traffic.node_bits), (total.node_bytes, traffic.node_bytes)):
                 whole[:, list(block)] += part
     for traffic in ends[0][1]:  # every host counts the server's
         total.server_bits.add_(traffic.server_bits)
         total.server_bytes.add_(traffic.server_bytes)
-    return HostsRun([state for state, _ in ends], total, post)
+    return HostsRun([state for state, _, _ in ends], total, post, [carried for _, _, carried in ends])
 
 
 def _results(function: Callable[[int], Any], count: int) -> list[Any]:

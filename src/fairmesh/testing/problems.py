@@ -1,21 +1,27 @@
 """A problem small enough to train on in milliseconds, and an oracle of nodes that have nothing to learn."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor, nn
 
 from fairmesh.data.site import Site
+from fairmesh.numerics.layout import Layout
+from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem, Sampling
 
 FEATURES, CLASSES = 6, 3
 
 
-def small_problem(nodes: int = 8, seed: int = 0, batch: int = 7) -> Problem:
+def small_problem(nodes: int = 8, seed: int = 0, batch: int = 7, local: tuple[str, ...] = ()) -> Problem:
     """Returns a problem of 53 parameters and three classes, whose sites differ in size and in what they ask for.
 
     Args:
         nodes: The number of sites, >= 1. Default: 8.
         seed: Another seed gives other data. Default: 0.
         batch: Samples per node and step. Default: 7.
+        local: Patterns of parameters that stay at their site, of "0.weight", "0.bias", "2.weight" and "2.bias".
+            Default: ().
 
     Returns:
         The problem; it trains in milliseconds.
@@ -41,7 +47,7 @@ def small_problem(nodes: int = 8, seed: int = 0, batch: int = 7) -> Problem:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 
-    return Problem(model=model, sites=sites, sampling=Sampling(batch=batch))
+    return Problem(model=model, sites=sites, sampling=Sampling(batch=batch), parts=Parts(local=local))
 
 
 def wide_problem(nodes: int = 8) -> Problem:
@@ -59,8 +65,10 @@ class NoGradients:
     """An oracle whose gradients are zero and whose losses are one: what is left of an algorithm is its gossip."""
 
     discounts_noise = False
+    subgroups = 0
 
     def __init__(self, rows: Tensor):
+        self.model = SimpleNamespace(layout=Layout(("weight",), ((rows.shape[-1], 1),)), own_dim=0)
         self.rows, self.seeds, self.dtype = rows, torch.arange(len(rows)), rows.dtype
         self.initial_rows = rows.mean(dim=-2)
         self.prior = torch.full((len(rows), 1, rows.shape[-2]), 1 / rows.shape[-2], dtype=rows.dtype)

@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.base import Algorithm, Carried, Round, carried_at_start
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.problems.oracle import Oracle
@@ -33,17 +33,32 @@ def stack(
     return net, Oracle(problem, net.hosted, net.streams, seeds=seeds, **form)
 
 
+class End(NamedTuple):
+    """The end of some rounds."""
+
+    state: Any  # of the algorithm
+    sent: Traffic  # in these rounds
+    carried: Carried  # own parts of the model, and the memory of an optimizer
+
+
 def after(
-    algorithm: Algorithm, network: Network, oracle: Any, rounds: int, state: Any = None, first: int = 0
-) -> tuple[Any, Traffic]:
-    """Returns the state after some rounds, and what was sent in them."""
+    algorithm: Algorithm,
+    network: Network,
+    oracle: Any,
+    rounds: int,
+    state: Any = None,
+    first: int = 0,
+    carried: Carried | None = None,
+) -> End:
+    """Returns the state after some rounds, what was sent in them, and what is carried on."""
     state = algorithm.init(oracle, network) if state is None else state
+    carried = carried_at_start(algorithm, oracle) if carried is None else carried
     sent = no_traffic(len(oracle.seeds), network.n)
     for t in range(first, first + rounds):
-        ctx = Round(torch.tensor(t), oracle, network)
+        ctx = Round(torch.tensor(t), oracle, network, carried=carried, optimizer=algorithm.local_optimizer())
         state = algorithm.step(state, ctx)
-        sent = sent.plus(ctx.sent)
-    return state, sent
+        sent, carried = sent.plus(ctx.sent), ctx.carried_after()
+    return End(state, sent, carried)
 
 
 def relabelled(cycle: Sequence[Mixing], order: Sequence[int]) -> list[Mixing]:

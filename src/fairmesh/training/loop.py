@@ -8,10 +8,10 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Round
-from fairmesh.algorithms.own_parts import OwnState, initial_own_state
+from fairmesh.algorithms.base import Algorithm, Carried, Round, carried_at_start
+from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.algorithms.schedules import as_schedule
-from fairmesh.algorithms.subgroups import SubgroupState, initial_state
+from fairmesh.algorithms.subgroups import SubgroupState
 from fairmesh.compression.compressors import with_layout
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
@@ -37,6 +37,9 @@ _ONE_BY_ONE_FUSED_FROM = 1000  # the model is not compiled then, which leaves 5 
 def check_fits(algorithm: Algorithm, problem: Problem) -> None:
     """Raises BadInput if the algorithm cannot train on the problem."""
     algorithm.check(problem.prior_of_sites, problem.flat_model.dim)
+    optimizer = algorithm.local_optimizer()
+    if optimizer is not None:
+        optimizer.check(problem.flat_model.layout)
     check_objective(algorithm, problem.objective)
 
 
@@ -77,6 +80,7 @@ class TrainingState(NamedTuple):
     best: Annotated[Best | None, HELD_BY_ALL]
     subgroups: SubgroupState | None = None  # of the hosted nodes, if they have weights
     own: OwnState | None = None  # what stays at each of the hosted nodes, if the model has such parts
+    optimizer: Annotated[Any, Role(held_by="node")] = None  # the memory of each hosted node's optimizer, if it has any
 
 
 class Training:
@@ -172,7 +176,8 @@ class Training:
         of_nodes = torch.zeros(count, len(self.network.hosted), dtype=torch.float64, device=self.device)
         of_server = torch.zeros(count, dtype=torch.float64, device=self.device)
         sent = Traffic(of_nodes, of_server, of_nodes.clone(), of_server.clone())
-        own = initial_own_state(self.oracle)
+        carried = carried_at_start(self.algorithm, self.oracle)
+        own = carried.own
         best = Best(
             torch.full((count,), -torch.inf, dtype=torch.float64),
             torch.zeros(count, dtype=torch.int64),
@@ -186,8 +191,7 @@ class Training:
             iterate=rows if self.options.keep_iterate else None,
             sent=sent,
             best=best if self.options.keep_best else None,
-            subgroups=initial_state(self.oracle),
-            own=own,
+            **carried._asdict(),
         )
 
     def advance(self, state: TrainingState, done: int) -> TrainingState:
@@ -196,7 +200,8 @@ class Training:
 
     def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
         """Returns the state after the round whose number is in a scalar tensor. Uses operations on tensors only."""
-        ctx = Round(index, self.oracle, self.network, self._round_cache, state.subgroups, state.own)
+        carried = Carried(state.subgroups, state.own, state.optimizer)
+        ctx = Round(index, self.oracle, self.network, self._round_cache, carried, self.algorithm.local_optimizer())
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
         duals = self.view.duals(state.algorithm)
         share = self._round_cache.at("share", self._shares, index)
@@ -208,8 +213,7 @@ class Training:
             iterate=None if state.iterate is None else torch.where(self._drawn(index), current, state.iterate),
             sent=state.sent.plus(ctx.sent),
             best=state.best,
-            subgroups=ctx.subgroups_after(),
-            own=ctx.own_parts_after(),
+            **ctx.carried_after()._asdict(),
         )
 
     def whole_models(self, state: TrainingState) -> Tensor:

@@ -75,7 +75,9 @@ def footprint(
     every, dim = problem.n, problem.flat_model.dim + problem.flat_model.own_dim
     n = every if hosted is None else hosted
     batch = _batch_bytes(problem, dtype)
-    a_copy, copies = n * dim * dtype.itemsize, float(algorithm.copies_at_peak)
+    optimizer = algorithm.local_optimizer()
+    of_optimizer = 0 if optimizer is None else optimizer.copies_at_peak
+    a_copy, copies = n * dim * dtype.itemsize, float(algorithm.copies_at_peak + of_optimizer)
     declared = "copies_at_peak" in vars(type(algorithm))  # by the class itself: fairmesh.testing checks it
     if copies * a_copy > _MEASURED_FROM and not declared:
         copies = _MARGIN * measured_copies(algorithm, every) or copies
