@@ -217,10 +217,16 @@ class Experiment:
 
     def _of_sites(self, sites: Sequence[Site], outputs: int | None, names: Sequence[str]) -> Problem:
         shape, needed = shape_of(sites)
+        needed = needed or len(names)
         if not isinstance(shape, torch.Size) and type(self.model) in (FullyConnected, Logistic, PaperCNN):
             raise BadInput(
                 f"model: {registered_name(self.model)!r} takes one tensor, but samples have several inputs; name a "
                 'module of your own: model = { name = "import", path = "mine.py:Module" }'
+            )
+        if not (outputs or needed) and type(self.model) in (FullyConnected, Logistic, PaperCNN):
+            raise BadInput(
+                f"model: {registered_name(self.model)!r} needs the number of classes, but labels are read with the "
+                "items of a Dataset that is not in memory; give them as fm.data.Streamed(dataset, labels=...)"
             )
         if isinstance(self.loss, BinaryCrossEntropy) and _is_vector(Samples.of(sites[0].train, "site 0").targets):
             outputs = 1  # one logit for labels 0 and 1
@@ -286,7 +292,9 @@ def shape_of(sites: Sequence[Site]) -> tuple[Any, int]:
         return shape, 1  # a model of several targets knows what it predicts
     if targets.is_floating_point():
         return shape, max(1, targets.shape[1:].numel())
-    labels = 1 + max(int(samples.targets.max()) for samples in every if samples.here)
+    if any(samples.stream is not None and samples.labels is None for samples in every):
+        return shape, 0  # known to the model, if it is the user's own
+    labels = 1 + max(int(samples.known_targets().max()) for samples in every if samples.here)
     known = [site.table.preprocessing for site in sites if site.table is not None]
     return shape, max([labels, *(len(one.classes) for one in known if one is not None)])
 

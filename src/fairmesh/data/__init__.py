@@ -32,6 +32,7 @@ from fairmesh.data.preprocessing import FittedColumn, FittedTarget, Preprocessin
 from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.data.streams import Streamed
 from fairmesh.data.tables import read_table
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "Samples",
     "Shards",
     "Site",
+    "Streamed",
     "Table",
     "read_table",
     "reserve",

@@ -274,6 +274,7 @@ def _severity(count: int, rows: int) -> Literal["error", "warning"]:
 
 def _keys(samples: Samples) -> list[bytes]:
     """Returns for each sample something that is equal for equal ones."""
+    samples = samples.some()
     tensors = [*trees.leaves(samples.inputs), *trees.leaves(samples.targets)]
     parts = [tensor.reshape(len(samples), -1).contiguous().numpy() for tensor in tensors]
     return [b"".join(part.tobytes() for part in row) for row in zip(*parts)]

@@ -388,8 +388,11 @@ class Contract:
             raise BadInput(
                 f"{where}: samples have several inputs or targets, which a contract cannot describe; remove [contract]"
             )
-        wrong = self.inputs.complaints(samples.inputs, where) if self.inputs is not None else []
+        looked_at = samples.some()
+        wrong = self.inputs.complaints(looked_at.inputs, where) if self.inputs is not None else []
         inputs = samples.inputs
+        if self.columns and samples.stream is not None:
+            raise BadInput(f"{where}: a contract with columns needs samples in memory; give arrays, or use inputs")
         if self.columns:
             shape = tuple(inputs.shape[1:])
             if shape != (len(self.columns),):
@@ -402,7 +405,7 @@ class Contract:
             scaled = [column.scaled(values) for column, (values, _) in zip(self.columns, read)]
             _refuse(wrong)
             inputs = torch.from_numpy(np.stack(scaled, axis=1)).to(dtype)
-        wrong += self._target_complaints(samples.targets, where)
+        wrong += self._target_complaints(looked_at.targets, where)
         _refuse(wrong)
         return replace(samples, inputs=inputs)
 

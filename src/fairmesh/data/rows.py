@@ -1,15 +1,21 @@
 """The rows of several sets as one, gathered by number: copied next to each other if they are few, else left where they
-are."""
+are, or read from streams."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairmesh.data.samples import Samples
+from fairmesh.data.streams import Request, Workers
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 
 COPIED_UP_TO = 1 << 28  # bytes; larger data in main memory stays where it is, such as in a file that is mapped
+_ROUNDS, _NUMBERS = 64, 1 << 18  # for which rows are drawn at once, at most
+_AT_ONCE = 32  # rows that one worker reads at a time in an evaluation
 
 
 def stays_apart(sets: Sequence[Tree], device: torch.device) -> bool:
@@ -78,3 +84,158 @@ class Rows:
     def numbers_per_sample(self) -> int:
         """How many numbers one row has, 1 at least."""
         return trees.numbers_per_sample(self._whole if self._apart is None else self._apart[0])
+
+
+Pair = tuple[Tree, Tree]  # inputs and targets
+
+
+class SampleRows:
+    """Inputs and targets of several sets, numbered one after another. If a set is a stream, rows are read when they are
+    asked for.
+
+    Args:
+        sets: The sets.
+        device: Where those in memory are kept.
+        order: As for `Rows`. Default: None.
+        change: What is done with each tensor of inputs that is copied. Default: None, nothing.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[Samples],
+        device: torch.device,
+        order: Tensor | None = None,
+        change: Callable[[Tensor], Tensor] | None = None,
+    ):
+        self.numbers_per_sample = trees.numbers_per_sample(sets[0].inputs)
+        self.reader = Reader(sets, order) if any(one.stream is not None for one in sets) else None
+        if self.reader is None:
+            self._inputs = Rows([one.inputs for one in sets], device, order, change)
+            self._targets = Rows([one.targets for one in sets], device, order)
+
+    def take(self, chosen: Tensor) -> Pair:
+        """Returns rows by their numbers (count,)."""
+        if self.reader is not None:
+            return self.reader.ask(chosen, len(chosen)).result()
+        return self._inputs.take(chosen), self._targets.take(chosen)
+
+    def chunks(self, start: int, stop: int, size: int) -> Iterator[tuple[slice, Pair]]:
+        """Yields the rows from `start` to `stop` - 1, at most `size` at once, with their places."""
+        places = [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
+        if self.reader is None:
+            for at in places:
+                yield at, (self._inputs.between(at.start, at.stop), self._targets.between(at.start, at.stop))
+            return
+        asked: deque[Asked] = deque()
+        for k, at in enumerate(places):
+            for ahead in places[k + len(asked) : k + 1 + self.reader.ahead]:
+                asked.append(self.reader.ask(torch.arange(ahead.start, ahead.stop), _AT_ONCE))
+            yield at, asked.popleft().result()
+
+
+class Asked:
+    """Rows of several sets that were asked for, in their order."""
+
+    def __init__(self, pieces: Sequence[Request | Pair]):
+        self._pieces = pieces
+
+    def result(self) -> Pair:
+        """Waits for the rows."""
+        found = [piece.result() if isinstance(piece, Request) else piece for piece in self._pieces]
+        inputs, targets = zip(*found)
+        return trees.joined(inputs), trees.joined(targets)
+
+
+class Reader:
+    """Reads rows of several sets, of which some are streams, with the workers that the streams ask for.
+
+    Args:
+        sets: The sets.
+        order: As for `Rows`. Default: None.
+    """
+
+    def __init__(self, sets: Sequence[Samples], order: Tensor | None = None):
+        self._sets, self._order = sets, order
+        self._ends = torch.tensor([len(one) for one in sets]).cumsum(0)
+        streams = [one.stream for one in sets if one.stream is not None]
+        self._count = max(one.source.workers for one in streams)
+        self.ahead = max(one.source.prefetch for one in streams) if self._count else 0  # rounds
+        self._workers: Workers | None = None
+
+    def ask(self, chosen: Tensor, together: int, seeds: Tensor | None = None) -> Asked:
+        """Asks for rows. Workers begin to read at once; without workers, they are read when the result is asked for.
+
+        Args:
+            chosen: Their numbers (count,).
+            together: How many of them become a batch together.
+            seeds: A seed for each, (count,); None for those that depend on the item alone. Default: None.
+        """
+        chosen = chosen if self._order is None else self._order[chosen]
+        owners = torch.bucketize(chosen, self._ends, right=True)
+        pieces: list[Request | Pair] = []
+        for start in range(0, len(chosen), together):
+            here = slice(start, start + together)
+            of_sets, counts = owners[here].unique_consecutive(return_counts=True)
+            for k, count in zip(of_sets.tolist(), counts.tolist()):
+                at = slice(start, start + count)
+                rows = chosen[at] - (int(self._ends[k]) - len(self._sets[k]))
+                pieces.append(self._piece(k, rows, None if seeds is None else seeds[at].tolist()))
+                start += count
+        return Asked(pieces)
+
+    def _piece(self, k: int, rows: Tensor, seeds: list[int] | None) -> Request | Pair:
+        one = self._sets[k]
+        if one.stream is None:
+            return trees.at(one.inputs, rows), trees.at(one.targets, rows)
+        numbers = rows.tolist()
+        if not self._count:
+            return Request(one.stream, numbers, seeds, None)
+        if self._workers is None:
+            self._workers = Workers([each.stream for each in self._sets], self._count)
+        return Request(one.stream, numbers, seeds, self._workers.submit(k, numbers, seeds))
+
+
+class Ahead:
+    """Batches of rounds that are read before their round comes.
+
+    Args:
+        reader: Who reads.
+        batches: How many equal batches a request consists of, one for each node.
+    """
+
+    def __init__(self, reader: Reader, batches: int):
+        self._reader, self._batches = reader, batches
+        self._asked: dict[tuple[Any, int], Asked] = {}
+        self._blocks: dict[Any, tuple[int, Tensor, Tensor | None]] = {}
+        self._last: dict[Any, tuple[int, Pair]] = {}
+
+    def at(self, what: Any, number: int, wanted: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Pair:
+        """Returns the batch of a round, and has those of the next rounds read.
+
+        Args:
+            what: Which of the batches of a round.
+            number: The round.
+            wanted: Rounds (k,) -> row numbers (k, count), and the seeds of their items or None.
+        """
+        done = self._last.get(what)
+        if done is None or done[0] != number:
+            asked = self._asked.pop((what, number), None) or self._ask(what, number, wanted)
+            coming = range(number + 1, number + 1 + self._reader.ahead)
+            for key in [key for key in self._asked if key[0] == what and key[1] not in coming]:
+                del self._asked[key]  # of rounds that a restarted run has left
+            for later in coming:
+                if (what, later) not in self._asked:
+                    self._asked[what, later] = self._ask(what, later, wanted)
+            done = self._last[what] = number, asked.result()
+        return trees.mapped(torch.clone, done[1])  # a model may change its inputs in place
+
+    def _ask(self, what: Any, number: int, wanted: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Asked:
+        first, chosen, seeds = self._blocks.get(what, (0, torch.zeros(0, 0), None))
+        if not first <= number < first + len(chosen):
+            size = chosen.shape[1] or wanted(torch.zeros(1, dtype=torch.int64))[0].shape[1]
+            first, block = number, max(1, min(_ROUNDS, _NUMBERS // max(1, size)))
+            chosen, seeds = wanted(torch.arange(first, first + block))
+            chosen, seeds = chosen.cpu(), None if seeds is None else seeds.cpu()
+            self._blocks[what] = first, chosen, seeds
+        at = number - first
+        return self._reader.ask(chosen[at], chosen.shape[1] // self._batches, None if seeds is None else seeds[at])

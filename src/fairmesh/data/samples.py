@@ -1,30 +1,38 @@
-"""The samples of a site as tensors, read once and checked on reading."""
+"""The samples of a site: tensors that are read once and checked on reading, or a stream of items."""
 
-import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset, default_collate
 
+from fairmesh.data.items import (
+    Targets,
+    as_labels,
+    as_tensors,
+    divided,
+    first_not_finite,
+    has_items,
+    tensors_of,
+    with_tensors,
+)
+from fairmesh.data.streams import Stream, Streamed, refuse_no_map, too_large_to_hold
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
 from fairmesh.numerics.trees import Tree
 
-TARGET_NAMES = ("labels", "label", "targets", "target")  # of the target in samples with names, if it is not given
-_AT_ONCE = 1 << 24  # numbers that are checked together
-Targets = str | int | Sequence[str] | None  # which part of a sample is the target
+_SOME, _SOME_BYTES = 256, 1 << 26  # rows of a stream that summaries of a set look at, at most
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs and targets of a set of samples, in host memory.
+    """Inputs and targets of a set of samples, in host memory or read from a stream.
 
-    Of samples that another process holds, only the number, shape and dtype are known.
+    Of samples that another process holds, only the number, shape and dtype are known. So it is with the inputs and
+    targets of a stream: its rows are read by `read`.
 
     Args:
         inputs: Inputs (samples, ...): a tensor, or a tuple or a dictionary of tensors, also nested. A model takes a
@@ -33,6 +41,7 @@ class Samples:
         subgroups: The subgroup of each sample, such as its scanner, as a number (samples,) int64; None if there are no
             subgroups. Default: None.
         subgroup_names: The names of these numbers. Default: ().
+        stream: Where the samples are read from, if they are not in memory. Default: None.
 
     Example:
         >>> import numpy as np
@@ -46,6 +55,7 @@ class Samples:
     targets: Tree
     subgroups: Tensor | None = None
     subgroup_names: tuple[str, ...] = ()
+    stream: Stream | None = None
 
     @staticmethod
     def elsewhere(count: int, like: "Samples") -> "Samples":
@@ -56,10 +66,16 @@ class Samples:
 
         return Samples(trees.mapped(empty, like.inputs), trees.mapped(empty, like.targets))
 
+    @staticmethod
+    def of_stream(stream: Stream, like: "Samples | None" = None) -> "Samples":
+        """Returns the samples of a stream, shaped like the given ones or like its first items."""
+        like = Samples(*stream.seen) if like is None else like
+        return replace(Samples.elsewhere(len(stream), like), stream=stream)
+
     @property
     def here(self) -> bool:
-        """Whether this process holds the samples."""
-        return trees.leaves(self.inputs)[0].device.type != "meta"
+        """Whether this process holds the samples, or can read them."""
+        return self.stream is not None or trees.leaves(self.inputs)[0].device.type != "meta"
 
     @property
     def nbytes(self) -> int:
@@ -68,14 +84,45 @@ class Samples:
 
     @property
     def labels(self) -> Tensor | None:
-        """The targets, if they are one whole number per sample; None for others."""
+        """The targets, if they are one whole number per sample; None for others, and if they are not known since they
+        are read from a stream."""
+        if self.stream is not None:
+            return self.stream.labels
         targets = self.targets
         whole = isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dtype != torch.bool
         return targets if whole and targets.ndim == 1 else None
 
-    def class_counts(self, classes: int) -> list[int]:
-        """Returns how many samples each class has. Samples without a label, such as -1, are left out."""
-        labels = self.targets.reshape(-1).long()
+    @property
+    def seen(self) -> "Samples":
+        """Samples in memory that can be looked at at any time: all of them, or the first that were read from a
+        stream."""
+        return self if self.stream is None else Samples(*self.stream.seen)
+
+    def some(self) -> "Samples":
+        """Returns samples in memory that stand for the whole set: all of them, or at most 256 at even distances that
+        are read from a stream."""
+        if self.stream is None or not len(self):
+            return self
+        count = min(len(self), _SOME, max(16, _SOME_BYTES * len(self) // self.nbytes))
+        return self.read(torch.linspace(0, len(self) - 1, count).long().unique())
+
+    def known_targets(self) -> Tree:
+        """Returns targets in memory that stand for those of the whole set: all of them, or the labels of a stream, or
+        the targets of some of its rows."""
+        if self.stream is None:
+            return self.targets
+        return self.some().targets if self.stream.labels is None else self.stream.labels
+
+    def read(self, rows: Tensor) -> "Samples":
+        """Returns some of the samples in memory, by their numbers."""
+        return self.take(rows) if self.stream is None else Samples(*self.stream.read_here(rows.tolist()))
+
+    def class_counts(self, classes: int) -> list[int] | None:
+        """Returns how many samples each class has. Samples without a label, such as -1, are left out. None if that is
+        not known, since they are read from a stream."""
+        labels = self.targets.reshape(-1).long() if self.stream is None else self.stream.labels
+        if labels is None:
+            return None
         labels = labels[(labels >= 0) & (labels < classes)]
         return torch.bincount(labels, minlength=classes).tolist()
 
@@ -87,6 +134,8 @@ class Samples:
 
     def alone(self) -> "Samples":
         """Returns the same samples in memory of their own, so that the tensors they were cut from can be freed."""
+        if self.stream is not None:
+            return self
 
         def own(tensor: Tensor) -> Tensor:
             return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
@@ -94,12 +143,17 @@ class Samples:
         return replace(self, inputs=trees.mapped(own, self.inputs), targets=trees.mapped(own, self.targets))
 
     def take(self, rows: Tensor) -> "Samples":
-        """Returns some of the samples, by their numbers or by a mask."""
+        """Returns some of the samples, by their numbers or by a mask. Those of a stream are not read yet."""
+        if self.stream is not None:
+            return Samples.of_stream(self.stream.take(rows), self)
         subgroups = None if self.subgroups is None else self.subgroups[rows]
         return Samples(trees.at(self.inputs, rows), trees.at(self.targets, rows), subgroups, self.subgroup_names)
 
-    def parts(self) -> tuple[Any, ...]:
-        """Returns the pair (inputs, targets), or (inputs, targets, names of the subgroups)."""
+    def parts(self) -> Any:
+        """Returns the pair (inputs, targets), or (inputs, targets, names of the subgroups); or a stream's samples as
+        they are."""
+        if self.stream is not None:
+            return self
         if self.subgroups is None:
             return self.inputs, self.targets
         return self.inputs, self.targets, [self.subgroup_names[k] for k in self.subgroups.tolist()]
@@ -109,9 +163,10 @@ class Samples:
         """Reads a set of samples.
 
         Args:
-            source: Samples, a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs. A third
-                item is the subgroup of each sample: names or whole numbers. Or a dictionary of tensors or arrays, or a
-                Dataset of dictionaries, of which `target` is the target and the others are the inputs.
+            source: Samples, a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs, which is
+                not held in memory if it is `Streamed` or has more than 1 GiB. A third item is the subgroup of each
+                sample: names or whole numbers. Or a dictionary of tensors or arrays, or a Dataset of dictionaries, of
+                which `target` is the target and the others are the inputs.
             what: What the samples are, for error messages.
             target: The name of the target in a dictionary, its place in a tuple, or several names. None for the one
                 that is called "labels", "label", "targets" or "target", and for the second of a tuple. Default: None.
@@ -120,21 +175,22 @@ class Samples:
             BadInput: The samples are empty, inconsistent, sparse or not finite.
         """
         if isinstance(source, Samples):
-            if not source.here:
+            if not source.here or source.stream is not None:
                 return source
             source, target = source.parts(), None
-        if isinstance(source, DataLoader):
-            raise BadInput(
-                f"{what} is a DataLoader; give the Dataset itself (loader.dataset), and the size of batches as "
-                "Problem(sampling=fm.Sampling(batch=...))"
-            )
+        refuse_no_map(source, what)
+        asked = isinstance(source, Streamed)
+        if not asked and not isinstance(source, TensorDataset) and has_items(source) and too_large_to_hold(source):
+            source = Streamed(source)
+        if isinstance(source, Streamed):
+            return Samples.of_stream(Stream(source, what, target, asked))
         try:
             if isinstance(source, TensorDataset):
                 source = source.tensors
-            elif _has_items(source):
+            elif has_items(source):
                 source = _collated(source, what)
-            inputs, targets, subgroups = _divided(source, target, what)
-            inputs, targets = _read(inputs, f"{what}: inputs"), _read(targets, f"{what}: targets")
+            inputs, targets, subgroups = divided(source, target, what)
+            inputs, targets = as_tensors(inputs, f"{what}: inputs"), as_tensors(targets, f"{what}: targets")
         except BadInput:
             raise
         except Exception as error:  # a user's Dataset may raise anything
@@ -151,106 +207,13 @@ class Samples:
         if len(every[0][1]) == 0:
             raise BadInput(f"{what} is empty; give it samples, or leave the site out")
         for name, tensor in every:
-            bad = _first_not_finite(tensor)
+            bad = first_not_finite(tensor)
             if bad is not None:
                 raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")
-        return Samples(inputs, trees.mapped(_as_labels, targets), *_numbered(subgroups, len(every[0][1]), what))
+        return Samples(inputs, trees.mapped(as_labels, targets), *_numbered(subgroups, len(every[0][1]), what))
 
     def __len__(self) -> int:
         return trees.length(self.inputs)
-
-
-def _first_not_finite(tensor: Tensor) -> int | None:
-    """Returns the first sample with a number that is not finite, or None. It reads the samples in portions, since they
-    may be more than memory can hold."""
-    if not tensor.is_floating_point():
-        return None
-    rows = max(1, _AT_ONCE // max(1, tensor[0].numel()))
-    for start in range(0, len(tensor), rows):
-        finite = torch.isfinite(tensor[start : start + rows])
-        if not bool(finite.all()):
-            return start + int((~finite.reshape(len(finite), -1)).any(dim=1).nonzero()[0])
-    return None
-
-
-def _as_labels(targets: Tensor) -> Tensor:
-    """Returns whole numbers as int64, which torch's losses need; others as they are."""
-    return targets if targets.is_floating_point() or targets.dtype == torch.bool else targets.long()
-
-
-def _has_items(source: Any) -> bool:
-    """Returns whether a set is read item by item: a torch Dataset, or what looks like one, such as those of Hugging
-    Face."""
-    if isinstance(source, Dataset):
-        return True
-    plain = isinstance(source, tuple | list | Mapping | Tensor | np.ndarray | str)
-    return not plain and hasattr(source, "__getitem__") and hasattr(source, "__len__")
-
-
-def _divided(source: Any, target: Targets, what: str) -> tuple[Any, Any, Any]:
-    """Returns inputs, targets and subgroups of a set, None if there are none."""
-    if isinstance(source, Mapping):
-        names = [target] if isinstance(target, str) else list(_target_names(source, target, what))
-        for name in names:
-            if name not in source:
-                raise BadInput(f"{what} has no {name!r}, which Problem(targets=...) names; it has {_listed(source)}")
-        inputs = {key: value for key, value in source.items() if key not in names}
-        if not inputs:
-            raise BadInput(f"{what} has nothing but its targets, {_listed(source)}; inputs are missing")
-        targets = source[names[0]] if len(names) == 1 else {name: source[name] for name in names}
-        return inputs, targets, None
-    if isinstance(target, str | Sequence):
-        raise BadInput(f"{what} has samples without names, so targets = {target!r} is none; give its place, such as 1")
-    source = tuple(source)
-    if target is not None:
-        if not 0 <= target < len(source) or len(source) < 2:
-            raise BadInput(f"{what} has {len(source)} parts, so that none is number {target}, which targets names")
-        inputs = source[:target] + source[target + 1 :]
-        return (inputs[0] if len(inputs) == 1 else inputs), source[target], None
-    if len(source) not in (2, 3):
-        raise BadInput(
-            f"{what} has samples of {len(source)} parts; give pairs (inputs, targets), or say with "
-            "Problem(targets=...) which part is the target, from 0"
-        )
-    return *source[:2], source[2] if len(source) == 3 else None
-
-
-def _target_names(source: Mapping[str, Any], target: Any, what: str) -> Sequence[str]:
-    if isinstance(target, int):
-        raise BadInput(f"{what} has samples with names, so targets = {target} is none; it has {_listed(source)}")
-    found = [name for name in TARGET_NAMES if name in source] if target is None else target
-    if not found or (target is None and len(found) > 1):
-        raise BadInput(
-            f"{what} has the parts {_listed(source)}; say which one is the target: Problem(targets={TARGET_NAMES[0]!r})"
-        )
-    return found
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
-def _read(values: Any, where: str) -> Tree:
-    """Returns arrays as tensors. A dictionary, sorted by name, and a tuple of arrays stay what they are."""
-    if isinstance(values, Mapping):
-        return {str(key): _read(values[key], f"{where} {key!r}") for key in sorted(values, key=str)}
-    if isinstance(values, tuple | list) and values and all(_is_part(value, type(values)) for value in values):
-        return tuple(_read(value, f"{where} {k}") for k, value in enumerate(values))
-    if isinstance(values, list) and values and isinstance(values[0], str):
-        raise BadInput(f"{where} are text, such as {values[0][:20]!r}; turn it into numbers, or leave it out")
-    with warnings.catch_warnings():  # data that is mapped read-only is only read
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.as_tensor(values).detach().cpu()
-
-
-def _is_part(value: Any, of: type = list) -> bool:
-    """Returns whether a value is one of several inputs in a tuple or list. A list of numpy arrays is one input, whose
-    samples are the arrays."""
-    if isinstance(value, Tensor | np.ndarray):
-        return value.ndim > 0 and (of is tuple or isinstance(value, Tensor))
-    return isinstance(value, Mapping) or (
-        isinstance(value, tuple | list) and bool(value) and all(_is_part(part, type(value)) for part in value)
-    )
 
 
 def _numbered(subgroups: Any, count: int, what: str) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -271,22 +234,21 @@ def _numbered(subgroups: Any, count: int, what: str) -> tuple[Tensor | None, tup
 
 def _collated(dataset: Any, what: str) -> Any:
     """Returns every item of a Dataset, stacked. Each item is read once, so random transforms are refused."""
-    if isinstance(dataset, IterableDataset):
-        raise BadInput(f"{what} is an IterableDataset; give a Dataset with a length and items by index")
     before = GeneratorStates.now()
-    items = [_item(dataset[i]) for i in range(len(dataset))]
+    items = [with_tensors(dataset[i]) for i in range(len(dataset))]
     if not items:
         raise BadInput(f"{what} is empty; give it samples, or leave the site out")
     drawn = [f"it draws from the generator of {name}" for name in before.moved()]
-    once, twice = (_parts(default_collate([item])) for item in (items[0], _item(dataset[0])))
+    once, twice = (tensors_of(default_collate([item])) for item in (items[0], with_tensors(dataset[0])))
     if any(
         not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(once, twice)
     ):  # by its own generator
         drawn.append("item 0 is another one each time it is asked for")
     if drawn:
         raise BadInput(
-            f"{what} has random transforms ({'; '.join(drawn)}), which would be frozen by the one reading; augment "
-            "with Problem(augment=...), which draws from fairmesh's streams"
+            f"{what} has random transforms ({'; '.join(drawn)}), which would be frozen by the one reading; have "
+            "items read in every round with fm.data.Streamed(dataset), or augment with Problem(augment=...), which "
+            "draws from fairmesh's streams"
         )
     try:
         return default_collate(items)
@@ -297,23 +259,3 @@ def _collated(dataset: Any, what: str) -> Any:
             f"{what} has items of unequal size ({in_a_line(error)}); pad or crop them to one size, such as "
             "tokenizer(..., padding='max_length', truncation=True)"
         ) from error
-
-
-def _item(item: Any) -> Any:
-    """Returns an item with lists of numbers as tensors, as tokenizers and Hugging Face's datasets give them."""
-    if not isinstance(item, Mapping):
-        return item
-    return {key: torch.as_tensor(value) if _is_numbers(value) else value for key, value in item.items()}
-
-
-def _is_numbers(value: Any) -> bool:
-    while isinstance(value, list) and value:
-        value = value[0]
-    return isinstance(value, int | float)
-
-
-def _parts(item: Any) -> list[Any]:
-    """Returns inputs and target of one collated item, without its subgroup or any text."""
-    parts = item.values() if isinstance(item, Mapping) else item[:2]
-    found = [one for part in parts for one in (trees.leaves(part) if isinstance(part, Mapping | list) else [part])]
-    return [part for part in found if isinstance(part, Tensor)]

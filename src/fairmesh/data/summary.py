@@ -33,7 +33,7 @@ def site_summaries(sites: Sequence[Site]) -> list[SiteSummary]:
             site.group or site.name or f"node {i}",
             len(samples),
             0 if site.test is None else len(Samples.of(site.test, f"test set of site {i}")),
-            tuple(samples.class_counts(kinds)) if labelled else (),
+            tuple(samples.class_counts(kinds) or ()) if labelled else (),
         )
         for i, (site, samples) in enumerate(zip(sites, read))
     ]

@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.func import vmap
 
+from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.evidence.intervals import Combined, Estimate, Number, Share, Worst, mean, resampled, share, total
@@ -25,6 +26,8 @@ from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics
 from fairmesh.metrics.base import resampled as metric_resampled
 from fairmesh.metrics.members import Accuracy
 from fairmesh.numerics import trees
+from fairmesh.numerics.trees import Tree
+from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.losses import as_floats, per_sample
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import over_models
@@ -432,16 +435,16 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int
     model = over_models(
         problem.flat_model.to(models.device, models.dtype), problem.at_once(models.device), in_dims=(0, None)
     )
-    targets = as_floats(samples.targets, models.dtype)
+    rows = SampleRows([samples], torch.device("cpu"))
     chunk = max(1, _FLOATS_AT_ONCE // (len(models) * trees.numbers_per_sample(samples.inputs)))
-    losses, rights, kept = [], [], []
-    single = isinstance(targets, Tensor)  # metrics of several targets are not resampled
-    for start in range(0, len(samples), chunk):
+    losses, rights, kept, truths, equal = [], [], [], [], []
+    single = isinstance(samples.targets, Tensor)  # metrics of several targets are not resampled
+    for _, (given, true) in rows.chunks(0, len(samples), chunk):
         inputs, truth = (
-            trees.mapped(lambda part, at=start: part[at : at + chunk].to(models.device, copy=True), tree)
-            for tree in (samples.inputs, targets)
+            as_floats(trees.mapped(lambda part: part.to(models.device), tree), models.dtype) for tree in (given, true)
         )
-        inputs = as_floats(inputs, models.dtype)
+        if samples.stream is not None:
+            equal.append(_numbers_of(given))
         outputs = model(models, inputs)
         losses.append(vmap(lambda o, t=truth: per_sample(problem.loss, o, t))(outputs).cpu().float())
         if problem.classes:
@@ -450,13 +453,15 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int
         outputs = vmap(problem.predictions)(outputs)
         if single and outputs[:, :1].numel() * len(samples) <= room:
             kept.append(outputs.cpu().float())
+            truths.append(true)
     if id(samples) not in known:
-        known[id(samples)] = digest_of(samples), _numbered(samples)
+        known[id(samples)] = digest_of(samples), torch.cat(equal) if equal else _numbered(samples)
     digest, numbers = known[id(samples)]
     right = torch.cat(rights, dim=1) if rights else None
     outputs = torch.cat(kept, dim=1) if kept else None
-    truths = None if outputs is None else samples.targets
-    return Answers(digest, torch.cat(losses, dim=1), right, outputs, truths, numbers)
+    return Answers(
+        digest, torch.cat(losses, dim=1), right, outputs, None if outputs is None else torch.cat(truths), numbers
+    )
 
 
 def digest_of(samples: Samples) -> str:
@@ -465,6 +470,8 @@ def digest_of(samples: Samples) -> str:
     Args:
         samples: The rows.
     """
+    if samples.stream is not None:
+        return fingerprint(samples)[:16]
     hasher = hashlib.sha256()
     for name, tensor in samples.named_tensors()[: None if samples.subgroups is None else -1]:
         hasher.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -473,8 +480,15 @@ def digest_of(samples: Samples) -> str:
 
 
 def _numbered(samples: Samples) -> Tensor:
+    """Returns a number for each row that is equal for equal inputs, or for the same items of a stream."""
+    if samples.stream is not None:
+        return torch.arange(len(samples)) if samples.stream.rows is None else samples.stream.rows
+    return _numbers_of(samples.inputs)
+
+
+def _numbers_of(inputs: Tree) -> Tensor:
     """Returns a number for each row that is equal for equal inputs."""
-    parts = [part.reshape(len(samples), -1).double() for part in trees.leaves(samples.inputs)]
+    parts = [part.reshape(len(part), -1).double() for part in trees.leaves(inputs)]
     words = torch.cat(parts, dim=1).numpy().view(np.uint64)
     factors = np.random.default_rng(0).integers(1, 1 << 63, size=words.shape[1], dtype=np.uint64) | np.uint64(1)
     return torch.from_numpy((words * factors).sum(axis=1, dtype=np.uint64).view(np.int64))

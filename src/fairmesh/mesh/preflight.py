@@ -258,7 +258,7 @@ def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> tuple
         return Check("data", False, _said(error), f"see data in {site_file.path.name}"), None
     site = problem.sites[0]
     judged = f", {len(site.test):,} test samples" if site.test is not None else ", no test samples"
-    labels = site.train.targets
+    labels = site.train.known_targets()
     one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
     judged += ", all of one class: is the label column right?" if one_class else ""
     checked = " and the contract" if experiment.contract else "; there is no contract to check them by"

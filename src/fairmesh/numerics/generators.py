@@ -18,6 +18,12 @@ class GeneratorStates(NamedTuple):
     def now() -> "GeneratorStates":
         return GeneratorStates(torch.get_rng_state(), random.getstate(), np.random.get_state())  # noqa: NPY002
 
+    def restore(self) -> None:
+        """Sets the generators back to these states."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+
     def moved(self) -> list[str]:
         """Returns the names of the generators that were used since then."""
         after = GeneratorStates.now()

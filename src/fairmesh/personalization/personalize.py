@@ -105,7 +105,12 @@ def personalize(
 
 
 def refuse_structure(problem: Problem) -> None:
-    """Raises BadInput if the outputs of a site's models cannot be mixed."""
+    """Raises BadInput if the outputs of a site's models cannot be mixed, or its samples are not in memory."""
+    if any(site.train.stream is not None for site in problem.sites):
+        raise BadInput(
+            "personalization needs samples in memory, but those of this problem are read from a Dataset when a batch "
+            "needs them; give arrays, also of numpy.memmap, or keep parts of the model at each site"
+        )
     if problem.structured is not None:
         raise BadInput(
             f"personalization mixes models of one input and one output tensor, but {problem.structured} of this "

@@ -98,11 +98,15 @@ def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool 
             )
     if problem.classes is not None and samples.here:
         labels = samples.targets
+        if samples.stream is not None:
+            samples.stream.classes = problem.classes, ignored  # by which other items are checked when they are read
+            labels = samples.seen.targets if samples.labels is None else samples.labels
+        count = len(labels)
         if ignored is not None:
             labels = labels[labels != ignored]
-            if not len(labels) or (judges and len(labels) < len(samples)):
+            if not len(labels) or (judges and len(labels) < count):
                 raise BadInput(
-                    f"{what}: {len(samples) - len(labels)} of {len(samples)} samples have no label (target "
+                    f"{what}: {count - len(labels)} of {count} samples have no label (target "
                     f"{ignored}, which the loss ignores)"
                     + ("; leave them out, since they cannot judge a model" if judges else "; label some")
                 )
@@ -162,7 +166,7 @@ def check_batches(problem: "Problem") -> None:
 def few_samples(problem: "Problem") -> tuple[Tree, Tree, Tree]:
     """Returns inputs and targets of two samples of each of several sites, since one site may hold a single class;
     and targets of more samples, spread over these sites."""
-    some = [problem.sites[i].train for i in problem.here[:8]]
+    some = [problem.sites[i].train.seen for i in problem.here[:8]]
     two = torch.arange(2)
     inputs, targets = (
         trees.joined([trees.at(getattr(samples, what), two % len(samples)) for samples in some])

@@ -43,8 +43,14 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
 
 
 def fingerprint(samples: Samples) -> str:
-    """Returns a fingerprint of a set of samples."""
+    """Returns a fingerprint of a set of samples. That of a stream covers its length, the numbers of its rows, and the
+    items that are read at the start."""
     hasher = hashlib.sha256()
+    if samples.stream is not None:
+        rows = samples.stream.rows
+        hasher.update(f"{len(samples)} streamed".encode())
+        hasher.update(b"" if rows is None else rows.numpy().data)
+        samples = samples.seen
     if samples.subgroups is not None:
         hasher.update(repr(samples.subgroup_names).encode())
     for name, tensor in samples.named_tensors():

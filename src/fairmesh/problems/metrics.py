@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fairmesh.data.rows import Rows
+from fairmesh.data.rows import SampleRows
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
@@ -57,9 +57,7 @@ class Evaluator:
         model, at_once = problem.flat_model.to(self._device, dtype), problem.at_once(self._device)
         self._outputs = over_models(model, at_once, in_dims=(0, None))
         if sets:
-            home = torch.device(home or device)
-            self._inputs = Rows([samples.inputs for samples in sets], home)
-            self._targets = Rows([samples.targets for samples in sets], home)
+            self._rows = SampleRows(sets, torch.device(home or device))
             self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes))
 
     def __bool__(self) -> bool:
@@ -100,43 +98,38 @@ class Evaluator:
         if not sizes:  # the sites of this process have no such set: one column, which no site reads
             return {name: torch.full((len(rows), 1), torch.nan, dtype=torch.float64) for name in self.names}
         begin, count = sum(self._sizes[:first]), sum(sizes)
-        chunk = evaluated_at_once(len(rows), self._inputs.numbers_per_sample)
+        chunk = evaluated_at_once(len(rows), self._rows.numbers_per_sample)
         losses = torch.zeros(len(rows), len(sizes), dtype=torch.float64)
         hits, unpredicted = torch.zeros_like(losses), torch.zeros_like(losses, dtype=torch.bool)
         own = problem.metrics_by_name
         kept: list[Tensor] = []
-        for start in range(begin, begin + count, chunk):
-            here = slice(start, min(start + chunk, begin + count))
-            inputs, targets = (
-                as_floats(_placed(rows.between(here.start, here.stop), self._device), self._dtype)
-                for rows in (self._inputs, self._targets)
-            )
+        truths: list[Tree] = []
+        for here, pair in self._rows.chunks(begin, begin + count, chunk):
+            inputs, targets = (as_floats(_placed(tree, self._device), self._dtype) for tree in pair)
             owner = self._set_of_sample[here] - first
             outputs = self._outputs(rows, inputs)
             each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs).double().cpu()
             losses.index_add_(1, owner, each)  # on the host: a GPU adds in no fixed order
             if bool(each.isnan().any()):
                 lost = ~rows.isfinite().all(dim=1).cpu()
-                unpredicted |= self._without_loss(each, outputs, lost, owner, start, first, len(sizes))
+                unpredicted |= self._without_loss(each, outputs, lost, owner, here.start, first, len(sizes))
             if problem.classes:
                 right = vmap(lambda o, t=targets: problem.right(o, t))(outputs)
                 hits.index_add_(1, owner, right.double().cpu())
             if own:
                 kept.append(vmap(problem.predictions)(outputs).cpu())
+                truths.append(_placed(targets, "cpu"))
         lengths = torch.tensor(sizes, dtype=torch.float64)
         found = {"loss": losses / lengths}
         if problem.classes:
             found["accuracy"] = (hits / lengths).masked_fill(unpredicted, torch.nan)
         if own:
             pieces = torch.cat(kept, dim=1).split(sizes, dim=1)
-            ends = torch.tensor([begin, *sizes]).cumsum(0).tolist()
-            truths = [
-                as_floats(_placed(self._targets.between(*ends[k : k + 2]), "cpu"), self._dtype)
-                for k in range(len(sizes))
-            ]
+            ends, whole = torch.tensor([0, *sizes]).cumsum(0).tolist(), trees.joined(truths)
+            of_sets = [trees.at(whole, slice(*ends[k : k + 2])) for k in range(len(sizes))]
             for name, metric in own.items():
                 found[name] = torch.full_like(losses, torch.nan)
-                for k, (outputs, targets) in enumerate(zip(pieces, truths)):
+                for k, (outputs, targets) in enumerate(zip(pieces, of_sets)):
                     for r in (~unpredicted[:, k]).nonzero().flatten().tolist():
                         found[name][r, k] = self._score(name, metric, outputs[r], targets, first + k)
         return {name: found[name] for name in self.names}
@@ -277,8 +270,8 @@ def support(problem: Problem, split: Literal["test", "validation", "train"]) -> 
     for samples in sets:
         entry: dict[str, Any] = {"n": len(samples)}
         if problem.classes:
-            entry["classes"] = samples.class_counts(problem.classes)
-        elif problem.task == "multi-label":
+            entry |= {} if (counts := samples.class_counts(problem.classes)) is None else {"classes": counts}
+        elif problem.task == "multi-label" and samples.stream is None:
             entry["classes"] = (samples.targets > 0.5).sum(dim=0).tolist()
         found.append(entry)
     return {i: found[k] for i, k in enumerate(of_site) if k >= 0}

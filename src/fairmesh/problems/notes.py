@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fairmesh.data.rows import stays_apart
-from fairmesh.numerics import trees
+from fairmesh.data.streams import HELD_UP_TO
 from fairmesh.problems.batch_norm import layers_of
 
 if TYPE_CHECKING:
@@ -21,15 +21,35 @@ def on_stacking(problem: "Problem", device: torch.device) -> str | None:
     return f"models are evaluated one after another: {cause}"
 
 
-def on_data(problem: "Problem", device: torch.device) -> str | None:
-    """Returns that training data is too large to be copied on a device, or None."""
-    sets = [split.sites[i].train.inputs for split in problem.every_split for i in problem.here]
-    size = sum(map(trees.nbytes, sets)) / 2.0**30
-    return (
-        f"training data ({size:.2f} GiB) stays where it is, and batches are gathered from it"
-        if stays_apart(sets, device)
-        else None
-    )
+def on_data(problem: "Problem", home: torch.device, device: torch.device) -> str:
+    """Returns where training data is, and why: on the device, in memory, or in a Dataset that is read.
+
+    Args:
+        problem: The problem.
+        home: Where data in memory is kept.
+        device: Where the run is.
+    """
+    sets = [split.sites[i].train for split in problem.every_split for i in problem.here]
+    size = sum(samples.nbytes for samples in sets) / 2.0**30
+    data, streams = f"training data ({size:.2f} GiB)", [one.stream for one in sets if one.stream is not None]
+    if streams:
+        some = "" if len(streams) == len(sets) else f" at {len(streams)} of {len(sets)} sites"
+        asked = all(stream.asked for stream in streams)
+        why = "as asked for" if asked else f"since a Dataset of more than {HELD_UP_TO >> 30} GiB is not held in memory"
+        workers = max(stream.source.workers for stream in streams)
+        how = (
+            f"by {workers} workers, {max(stream.source.prefetch for stream in streams)} rounds ahead"
+            if workers
+            else "while training waits; fm.data.Streamed(dataset, workers=...) reads ahead"
+        )
+        judged = "" if problem.held_out("test")[1] else "; without test samples, every measurement reads all of it"
+        return f"{data} is streamed{some}, {why}: each batch is read {how}{judged}"
+    if stays_apart([samples.inputs for samples in sets], home):
+        return f"{data} stays where it is, and batches are gathered from it, since a copy of so much takes long"
+    if home.type != "cpu":
+        return f"{data} is all on the device, where there is room for it"
+    there = "" if device.type == "cpu" else ", since the device has no room for it or data_on = 'host'"
+    return f"{data} is all in memory{there}"
 
 
 def on_evaluation_mode(problem: "Problem") -> str | None:

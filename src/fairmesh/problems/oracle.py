@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from fairmesh.data.rows import Rows
+from fairmesh.data.rows import Ahead, SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams, trees
@@ -108,8 +108,10 @@ class Oracle:
         numbers_here = sum(len(samples) * trees.numbers_per_sample(samples.inputs) for samples in held)
         floats = device.type == "cpu" and numbers_here * dtype.itemsize <= AS_FLOATS_UP_TO
         change = (lambda part: as_floats(part, dtype)) if floats else None
-        self._inputs = Rows([samples.inputs for samples in held], self._data_device, order, change)
-        self._targets = Rows([samples.targets for samples in held], self._data_device, order)
+        self._rows = SampleRows(held, self._data_device, order, change)
+        batches = len(self.seeds) * len(hosted)
+        self._ahead = None if self._rows.reader is None else Ahead(self._rows.reader, batches)
+        self.round_number: int | None = None  # of the round that is computed, if it is known without asking a GPU
         self.model = problem.flat_model.to(device, dtype, short_floats=precision == "bf16")
         draw_shape = (len(self.seeds), len(hosted))
         start = torch.stack([problem.initial_whole_row(int(seed)) for seed in seeds]).to(device, dtype)
@@ -274,13 +276,14 @@ class Oracle:
                 chosen = first + random_streams.integers(key, largest, counts)
             return chosen.flatten(1).to(self._data_device)
 
-        chosen = self._round_cache.at(("held-out", call), indices, round_index)
-        inputs, targets = self._gathered(self._inputs, chosen), self._gathered(self._targets, chosen)
+        inputs, targets = self._read(("held-out", call), indices, None, round_index)
         weights = torch.full((1, largest), 1.0 / largest, dtype=self.dtype, device=device)
         weights = weights.expand(self._shape[0] * self._shape[1], -1)
         if sampling.order == "full":
             weights = ((torch.arange(largest, device=device) < counts).to(self.dtype) / counts).flatten(0, 1)
-        numbers = self._numbers_of(chosen) if self.subgroups else torch.zeros(0)
+        numbers = torch.zeros(0)
+        if self.subgroups:
+            numbers = self._numbers_of(self._round_cache.at(("held-out", call), indices, round_index))
         return inputs, targets, weights, numbers
 
     def _numbers_of(self, chosen: Tensor) -> Tensor:
@@ -410,9 +413,13 @@ class Oracle:
         def keys(rounds: Tensor) -> Tensor:
             return random_streams.keys(self.seeds, f"model {call}", rounds.unsqueeze(-1), self._identities).flatten(1)
 
-        chosen = self._chosen(round_index, call, calls)
+        def seeds(rounds: Tensor) -> Tensor:
+            key = random_streams.keys(self.seeds, f"items {call}", rounds.unsqueeze(-1), self._identities)
+            drawn = random_streams.bits(key, self._indices(rounds[:1], call, calls).shape[-1])
+            return drawn.flatten(1).to(torch.int64) & 0xFFFFFFFF
+
         key = self._round_cache.at(("model", call), keys, round_index)
-        batch = (self._gathered(self._inputs, chosen), self._gathered(self._targets, chosen), key)
+        batch = (*self._read(("batch", call), self._numbers_in(call, calls), seeds, round_index), key)
         if self._padded:
             steps, sizes = torch.arange(self._largest, device=device), self._sizes_in(round_index)
             weights = (steps < sizes).to(self.dtype) / sizes
@@ -422,22 +429,45 @@ class Oracle:
             return *batch, torch.full((nodes, count), 1.0 / count, dtype=self.dtype, device=device)
         return batch
 
-    def _gathered(self, data: Rows, chosen: Tensor) -> Tree:
-        """Returns the chosen rows of each hosted node, as the model sees them: (nodes, rows, ...)."""
+    def _read(
+        self,
+        what: tuple[str, int],
+        indices: Callable[[Tensor], Tensor],
+        seeds: Callable[[Tensor], Tensor] | None,
+        round_index: Tensor,
+    ) -> tuple[Tree, Tree]:
+        """Returns inputs and targets of a batch of each hosted node, as the model sees them: (nodes, rows, ...).
+
+        Args:
+            what: Which batch of a round.
+            indices: Rounds (k,) -> the numbers of its rows (k, rows of all nodes).
+            seeds: The same for the seeds of items that are read from a stream; None if they depend on the item alone.
+            round_index: The round.
+        """
+        if self._ahead is None:
+            pair = self._rows.take(self._round_cache.at(what, indices, round_index))
+        else:
+            number = int(round_index) if self.round_number is None else self.round_number
+
+            def wanted(rounds: Tensor) -> tuple[Tensor, Tensor | None]:
+                rounds = rounds.to(self.seeds.device)
+                return indices(rounds), None if seeds is None else seeds(rounds)
+
+            pair = self._ahead.at(what, number, wanted)
         shape = (self._shape[0] * self._shape[1], -1)
 
-        def gathered(part: Tensor) -> Tensor:
+        def seen(part: Tensor) -> Tensor:
             return as_floats(part.to(self.seeds.device, non_blocking=True), self.dtype).unflatten(0, shape)
 
-        return trees.mapped(gathered, data.take(chosen))
+        return trees.mapped(seen, pair[0]), trees.mapped(seen, pair[1])
 
     def _chosen(self, round_index: Tensor, call: int, calls: int) -> Tensor:
         """Returns the indices of the rows in a batch of all hosted nodes, one after another."""
+        return self._round_cache.at(("batch", call), self._numbers_in(call, calls), round_index)
 
-        def indices(rounds: Tensor) -> Tensor:
-            return self._indices(rounds, call, calls).flatten(1).to(self._data_device)
-
-        return self._round_cache.at(("batch", call), indices, round_index)
+    def _numbers_in(self, call: int, calls: int) -> Callable[[Tensor], Tensor]:
+        """Returns the function rounds (k,) -> indices of the rows in a batch of all hosted nodes (k, rows)."""
+        return lambda rounds: self._indices(rounds, call, calls).flatten(1).to(self._data_device)
 
 
 def _whole(models: Tensor, own: Tensor | None) -> Tensor:

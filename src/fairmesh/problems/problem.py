@@ -190,7 +190,13 @@ class Problem:
                     'loss: class_weights = "balanced" needs the labels of all sites, which are not here; give the '
                     "weights as a list, one number per class"
                 )
-            labels = torch.cat([site.train.targets.flatten() for site in self.sites]).long()
+            unknown = [site.name for site in self.sites if site.train.stream is not None and site.train.labels is None]
+            if unknown:
+                raise BadInput(
+                    f'loss: class_weights = "balanced" needs all labels, but those of {unknown[0]} are read with the '
+                    "items; give them as fm.data.Streamed(dataset, labels=...), or give the weights as a list"
+                )
+            labels = torch.cat([site.train.known_targets().flatten() for site in self.sites]).long()
             labels = labels[(labels >= 0) & (labels != self.ignored)]
             counts = torch.bincount(labels, minlength=self._outputs_per_target()).tolist()
             object.__setattr__(self, "loss", self.loss.fitted(counts))
@@ -205,7 +211,7 @@ class Problem:
 
     def _outputs_per_target(self) -> int:
         """Returns how many classes the outputs of the model can tell apart; one logit tells two."""
-        outputs, targets = self._outputs_of_probe(), self.sites[self.here[0]].train.targets[:2]
+        outputs, targets = self._outputs_of_probe(), self.sites[self.here[0]].train.seen.targets[:2]
         return 2 if outputs.numel() == targets.numel() else outputs.shape[1]
 
     @property
@@ -327,7 +333,7 @@ class Problem:
         """How outputs of the module become the tensor that losses get; how that becomes the one that predicts; and how
         a structure is packed for a loss of the user's own."""
         train = self.sites[self.here[0]].train
-        return readings(self._whole_outputs_of_probe(), trees.at(train.targets, slice(2)), self.loss, self.read)
+        return readings(self._whole_outputs_of_probe(), trees.at(train.seen.targets, slice(2)), self.loss, self.read)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Returns the tensor that predicts, which metrics read, of the outputs of one model (samples, ...)."""
@@ -392,11 +398,11 @@ class Problem:
     def task(self) -> Task:
         """What the problem predicts: "classes", "binary" (two classes by one output), "multi-label", "masks" or
         "numbers"."""
-        outputs, samples = self.predictions(self._outputs_of_probe()), self.sites[self.here[0]].train
+        outputs, samples = self.predictions(self._outputs_of_probe()), self.sites[self.here[0]].train.seen
         if not isinstance(samples.targets, Tensor):
             return "several"
         logits = reads_logits(self.loss) and all(
-            bool(((t == 0) | (t == 1)).all()) for t in (self.sites[i].train.targets for i in self.here)
+            bool(((t == 0) | (t == 1)).all()) for t in (self.sites[i].train.seen.targets for i in self.here)
         )
         return task_of(outputs, samples.targets[: len(outputs)], logits)
 
@@ -415,7 +421,7 @@ class Problem:
     def _whole_outputs_of_probe(self) -> Any:
         """Returns all that the model returns for two samples."""
         train = self.sites[self.here[0]].train
-        inputs = trees.at(train.inputs, torch.arange(min(2, len(train))))  # a copy: a model may change its inputs
+        inputs = trees.at(train.seen.inputs, torch.arange(min(2, len(train))))  # a copy: a model may change its inputs
         model = self._whole_model.to(torch.device("cpu"), torch.float32)
         try:
             with torch.no_grad():

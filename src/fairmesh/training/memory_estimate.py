@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.data.rows import stays_apart
+from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
@@ -86,12 +87,14 @@ def footprint(
     passes = 0 if at_once is not None else n * batch.pass_  # of all nodes at once, so for every replica
     fixed_passes = (at_once or 0) * batch.pass_ + batch.evaluation
     duals = _DUAL_COPIES * n * every * dtype.itemsize if algorithm.keeps_node_rows() else 0
-    held = [split.sites[i] for split in problem.every_split for i in problem.here]
-    apart = stays_apart([s.train.inputs for s in held], device)  # then no copy is made
-    data = sum(s.train.nbytes for s in held) if data_counts and not apart else 0
-    floats = sum(trees.numbers_per_sample(s.train.inputs) * len(s.train) for s in held) * dtype.itemsize
+    every_set = [split.sites[i].train for split in problem.every_split for i in problem.here]
+    read_ahead = n * _streamed_bytes(every_set, batch.samples, algorithm.oracle_calls(), problem.sampling)
+    held = [] if read_ahead else every_set
+    apart = stays_apart([one.inputs for one in held], device)  # then no copy is made
+    data = sum(one.nbytes for one in held) if data_counts and not apart else 0
+    floats = sum(trees.numbers_per_sample(one.inputs) * len(one) for one in held) * dtype.itemsize
     data += floats if data_counts and floats <= AS_FLOATS_UP_TO else 0
-    shown = passes + fixed_passes + n * batch.inputs
+    shown = passes + fixed_passes + n * batch.inputs + read_ahead
     description = (f"data ({data / _GIB:.2f} GiB), " if data > 0.01 * _GIB else "") + (
         f"{n:,} nodes x {dim:,} parameters ({models / _GIB:.2f} GiB), batches of {batch.samples} "
         f"({shown / _GIB:.2f} GiB)" + (f", {n:,} x {every:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
@@ -99,10 +102,21 @@ def footprint(
     gaps = _FRAGMENTED if tuned and device.type == "cpu" else 1.0
     return Footprint(
         int(data + n * every * dtype.itemsize + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
-        int(gaps * (models + passes + n * batch.inputs + duals)),
+        int(gaps * (models + passes + n * batch.inputs + duals)) + read_ahead,
         description,
         _KEPT * (models + duals) // 12,
     )
+
+
+def _streamed_bytes(sets: Sequence[Samples], samples: int, calls: int, sampling: Sampling) -> int:
+    """Returns the bytes of one node's batches that are read from streams: that of the round, a copy, and those of the
+    next rounds. 0 if all sets are in memory."""
+    sources = [one.stream.source for one in sets if one.stream is not None]
+    if not sources:
+        return 0
+    rounds = 2 + max(source.prefetch if source.workers else 0 for source in sources)
+    batches = rounds * calls * (1 if sampling.order == "full" else sampling.batches_per_step)
+    return batches * samples * max(one.nbytes // len(one) for one in sets)
 
 
 class _Batch(NamedTuple):
@@ -118,8 +132,9 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
     """Runs one pass in training mode, with dropout and augmentation, to find out what it keeps."""
     train = max((problem.sites[i].train for i in problem.here), key=len)
     samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
-    few = torch.arange(min(samples, 8)) % len(train)
-    inputs = as_floats(trees.at(train.inputs, few), torch.float32)
+    seen = train.seen
+    few = torch.arange(min(samples, 8)) % len(seen)
+    inputs = as_floats(trees.at(seen.inputs, few), torch.float32)
     row = problem.initial_whole_row(0).float().requires_grad_()
     kept: dict[int, int] = {}
 

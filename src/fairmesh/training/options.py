@@ -142,6 +142,8 @@ def home_of_data(problem: Problem, device: torch.device, wish: str) -> torch.dev
     if device.type == "cpu" or wish == "host":
         return torch.device("cpu")
     held = [split.sites[i].train for split in problem.every_split for i in problem.here]
+    if any(samples.stream is not None for samples in held):
+        return torch.device("cpu")
     size = sum(samples.nbytes for samples in held)
     free, _ = torch.cuda.mem_get_info(device)
     return device if wish == "device" or size < free // 2 else torch.device("cpu")

@@ -42,5 +42,5 @@ def provenance_of(problem: Problem, process_group: ProcessGroup) -> dict[str, An
 def _classes(problem: Problem, i: int) -> dict[str, dict[str, list[int]]]:
     """Returns how many samples of each class the sets of site i have."""
     sets = {name: getattr(problem.sites[i], name) for name in _SETS}
-    count = lambda samples: samples.class_counts(problem.classes or 0)  # noqa: E731
-    return {"classes": {name: count(samples) for name, samples in sets.items() if samples is not None and len(samples)}}
+    counts = {name: samples.class_counts(problem.classes or 0) for name, samples in sets.items() if samples}
+    return {"classes": {name: found for name, found in counts.items() if found is not None}}

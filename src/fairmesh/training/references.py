@@ -149,22 +149,22 @@ def early_stopped_models(
 
 def _constant_loss(problem: Problem, i: int) -> float:
     """Returns the loss of the output that is best for all training rows of a site, on the rows that judge the site."""
-    samples, constant = problem.sites[i].validation, best_constant(problem, i)
+    targets, constant = problem.sites[i].validation.known_targets(), best_constant(problem, i)
     with torch.no_grad():
-        return float(
-            problem.loss(constant.expand(len(samples), *constant.shape[1:]), as_floats(samples.targets, torch.float32))
-        )
+        outputs = constant.expand(trees.length(targets), *constant.shape[1:])
+        return float(problem.loss(outputs, as_floats(targets, torch.float32)))
 
 
 def best_constant(problem: Problem, i: int) -> Tensor:
     """Returns the output (1, ...) that has the least loss if it is given for all training rows of a site. For labels
     and cross-entropy its largest entry is the most frequent class."""
     train = problem.sites[i].train
-    outputs = _outputs(problem, train, 0, rows=1)
-    targets = as_floats(train.targets, torch.float32)
+    outputs = _outputs(problem, train.seen, 0, rows=1)
+    targets = as_floats(train.known_targets(), torch.float32)
+    count = trees.length(targets)
     center, spread = torch.zeros_like(outputs), torch.ones_like(outputs)
     if problem.task == "numbers":  # which may be prices or lengths, so that the search is in their own spreads
-        columns = targets.reshape(len(train), *outputs.shape[1:])
+        columns = targets.reshape(count, *outputs.shape[1:])
         center, spread = columns.mean(dim=0, keepdim=True), columns.std(dim=0, keepdim=True, correction=0)
         spread = spread.clamp(min=1e-30)
     away = torch.zeros_like(outputs).requires_grad_(True)
@@ -173,9 +173,9 @@ def best_constant(problem: Problem, i: int) -> Tensor:
     def closure() -> Tensor:
         optimizer.zero_grad()
         constant = center + spread * away
-        value = problem.loss(constant.expand(len(train), *constant.shape[1:]), targets)
+        value = problem.loss(constant.expand(count, *constant.shape[1:]), targets)
         if problem.task != "numbers":  # keeps the output of a class that the site does not have finite
-            value = value + away.square().sum() / len(train)
+            value = value + away.square().sum() / count
         value.backward()
         return value
 
@@ -195,14 +195,15 @@ def constant_values(problem: Problem, judged_on: str) -> list[float]:
             continue
         constant = best_constant(problem, i)
         with torch.no_grad():
-            outputs = constant.expand(len(samples), *constant.shape[1:])
-            found.append(measured(problem, outputs, as_floats(samples.targets, torch.float32))[problem.primary])
+            targets = as_floats(samples.known_targets(), torch.float32)
+            outputs = constant.expand(trees.length(targets), *constant.shape[1:])
+            found.append(measured(problem, outputs, targets)[problem.primary])
     return found
 
 
 def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
     """Returns the loss of the initial model on the rows that judge a site."""
-    samples = problem.sites[i].validation
+    samples = problem.sites[i].validation.some()
     return float(problem.loss(_outputs(problem, samples, seed), as_floats(samples.targets, torch.float32)))
 
 

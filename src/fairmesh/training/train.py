@@ -192,8 +192,8 @@ def train(
     switched_off = notes.on_evaluation_mode(problem)
     if announce:
         home = home_of_data(problem, kind["device"], chosen.data_on)
-        stacking, data = notes.on_stacking(problem, kind["device"]), notes.on_data(problem, home)
-        said = (notes.on_parts(problem), stacking, data, switched_off, sentence)
+        stacking, data = notes.on_stacking(problem, kind["device"]), notes.on_data(problem, home, kind["device"])
+        said = (notes.on_parts(problem), stacking, switched_off, data, sentence)
         for line in filter(None, said):
             announce(line)
         if problem.preprocessing is not None:

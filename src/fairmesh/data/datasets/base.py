@@ -139,8 +139,15 @@ def _changed(site: Site) -> Any:
     return None if site.table is None else site.table.without_rows()
 
 
-def _joined(sets: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _joined(sets: list[Any]) -> Any:
     """Returns sets of samples as one."""
+    if any(isinstance(one, Samples) for one in sets):
+        if len(sets) > 1:
+            raise BadInput(
+                "sites of one group share what they hold out, which Datasets that are not in memory cannot; give every "
+                "site a group of its own"
+            )
+        return sets[0]
     inputs, targets, *subgroups = zip(*sets)
     return torch.cat(inputs), torch.cat(targets), *(list(chain.from_iterable(names)) for names in subgroups)
 
@@ -172,7 +179,7 @@ class Fewer(Data):
     def sites(self) -> list[Site]:
         judges: dict[int, Any] = {}  # sites that share a test set still do
 
-        def first(samples: Any, count: int, what: str) -> tuple[Any, ...]:
+        def first(samples: Any, count: int, what: str) -> Any:
             read = Samples.of(samples, what)
             return read.take(torch.arange(min(count, len(read)))).parts()
 
@@ -227,6 +234,8 @@ class Corrupted(Data):
             raise BadInput(f"corrupted names site {max(self.corrupted)}, but there are {len(made)}, numbered from 0")
         samples = [Samples.of(site.train, f"site {i} ({site.name or 'unnamed'})") for i, site in enumerate(made)]
         for i in self.corrupted:
+            if samples[i].stream is not None:
+                raise BadInput(f"site {i} is read from a Dataset that is not in memory, which cannot be corrupted")
             inputs, targets = samples[i].inputs, samples[i].targets
             if self.how == "inputs":
                 if not isinstance(inputs, Tensor):

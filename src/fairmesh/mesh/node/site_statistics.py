@@ -39,6 +39,7 @@ def statistics(samples: Samples) -> dict[str, list[float]]:
     number of the class to 0.1."""
     if len(samples) < SAMPLES_AT_LEAST:
         return WITHHELD
+    samples = samples.some()
     inputs, targets = samples.inputs, samples.targets
     if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
         return WITHHELD  # several inputs or targets have no common scale

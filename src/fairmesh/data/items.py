@@ -1,0 +1,131 @@
+"""Items of a Dataset, and arrays, as the tensors of samples."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fairmesh.errors import BadInput
+from fairmesh.numerics import trees
+from fairmesh.numerics.trees import Tree
+
+TARGET_NAMES = ("labels", "label", "targets", "target")  # of the target in samples with names, if it is not given
+_AT_ONCE = 1 << 22  # numbers that are checked together
+Targets = str | int | Sequence[str] | None  # which part of a sample is the target
+
+
+def first_not_finite(tensor: Tensor) -> int | None:
+    """Returns the first sample with a number that is not finite, or None. It reads the samples in portions, since they
+    may be more than memory can hold."""
+    if not tensor.is_floating_point():
+        return None
+    rows = max(1, _AT_ONCE // max(1, tensor[0].numel()))
+    for start in range(0, len(tensor), rows):
+        finite = torch.isfinite(tensor[start : start + rows])
+        if not bool(finite.all()):
+            return start + int((~finite.reshape(len(finite), -1)).any(dim=1).nonzero()[0])
+    return None
+
+
+def as_labels(targets: Tensor) -> Tensor:
+    """Returns whole numbers as int64, which torch's losses need; others as they are."""
+    return targets if targets.is_floating_point() or targets.dtype == torch.bool else targets.long()
+
+
+def has_items(source: Any) -> bool:
+    """Returns whether a set is read item by item: a torch Dataset, or what looks like one, such as those of Hugging
+    Face."""
+    if isinstance(source, Dataset):
+        return True
+    plain = isinstance(source, tuple | list | Mapping | Tensor | np.ndarray | str)
+    return not plain and hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
+def divided(source: Any, target: Targets, what: str) -> tuple[Any, Any, Any]:
+    """Returns inputs, targets and subgroups of a set, None if there are none."""
+    if isinstance(source, Mapping):
+        names = [target] if isinstance(target, str) else list(_target_names(source, target, what))
+        for name in names:
+            if name not in source:
+                raise BadInput(f"{what} has no {name!r}, which Problem(targets=...) names; it has {_listed(source)}")
+        inputs = {key: value for key, value in source.items() if key not in names}
+        if not inputs:
+            raise BadInput(f"{what} has nothing but its targets, {_listed(source)}; inputs are missing")
+        targets = source[names[0]] if len(names) == 1 else {name: source[name] for name in names}
+        return inputs, targets, None
+    if isinstance(target, str | Sequence):
+        raise BadInput(f"{what} has samples without names, so targets = {target!r} is none; give its place, such as 1")
+    source = tuple(source)
+    if target is not None:
+        if not 0 <= target < len(source) or len(source) < 2:
+            raise BadInput(f"{what} has {len(source)} parts, so that none is number {target}, which targets names")
+        inputs = source[:target] + source[target + 1 :]
+        return (inputs[0] if len(inputs) == 1 else inputs), source[target], None
+    if len(source) not in (2, 3):
+        raise BadInput(
+            f"{what} has samples of {len(source)} parts; give pairs (inputs, targets), or say with "
+            "Problem(targets=...) which part is the target, from 0"
+        )
+    return *source[:2], source[2] if len(source) == 3 else None
+
+
+def _target_names(source: Mapping[str, Any], target: Any, what: str) -> Sequence[str]:
+    if isinstance(target, int):
+        raise BadInput(f"{what} has samples with names, so targets = {target} is none; it has {_listed(source)}")
+    found = [name for name in TARGET_NAMES if name in source] if target is None else target
+    if not found or (target is None and len(found) > 1):
+        raise BadInput(
+            f"{what} has the parts {_listed(source)}; say which one is the target: Problem(targets={TARGET_NAMES[0]!r})"
+        )
+    return found
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def as_tensors(values: Any, where: str) -> Tree:
+    """Returns arrays as tensors. A dictionary, sorted by name, and a tuple of arrays stay what they are."""
+    if isinstance(values, Mapping):
+        return {str(key): as_tensors(values[key], f"{where} {key!r}") for key in sorted(values, key=str)}
+    if isinstance(values, tuple | list) and values and all(_is_part(value, type(values)) for value in values):
+        return tuple(as_tensors(value, f"{where} {k}") for k, value in enumerate(values))
+    if isinstance(values, list) and values and isinstance(values[0], str):
+        raise BadInput(f"{where} are text, such as {values[0][:20]!r}; turn it into numbers, or leave it out")
+    with warnings.catch_warnings():  # data that is mapped read-only is only read
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(values).detach().cpu()
+
+
+def _is_part(value: Any, of: type = list) -> bool:
+    """Returns whether a value is one of several inputs in a tuple or list. A list of numpy arrays is one input, whose
+    samples are the arrays."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim > 0 and (of is tuple or isinstance(value, Tensor))
+    return isinstance(value, Mapping) or (
+        isinstance(value, tuple | list) and bool(value) and all(_is_part(part, type(value)) for part in value)
+    )
+
+
+def with_tensors(item: Any) -> Any:
+    """Returns an item with lists of numbers as tensors, as tokenizers and Hugging Face's datasets give them."""
+    if not isinstance(item, Mapping):
+        return item
+    return {key: torch.as_tensor(value) if _is_numbers(value) else value for key, value in item.items()}
+
+
+def _is_numbers(value: Any) -> bool:
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, int | float)
+
+
+def tensors_of(item: Any) -> list[Any]:
+    """Returns inputs and target of one collated item, without its subgroup or any text."""
+    parts = item.values() if isinstance(item, Mapping) else item[:2]
+    found = [one for part in parts for one in (trees.leaves(part) if isinstance(part, Mapping | list) else [part])]
+    return [part for part in found if isinstance(part, Tensor)]

@@ -1,0 +1,399 @@
+"""Datasets that are read by index when a batch needs them, and the processes that read them ahead of time."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing  # tensors then travel between processes by shared memory
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
+
+from fairmesh.data.items import Targets, as_labels, as_tensors, divided, first_not_finite, has_items, with_tensors
+from fairmesh.errors import BadInput, LostProcess, in_a_line
+from fairmesh.numerics import random_streams, trees
+from fairmesh.numerics.generators import GeneratorStates
+from fairmesh.numerics.trees import Tree
+
+HELD_UP_TO = 1 << 30  # bytes; a Dataset of more is not read into memory
+_SEEN = 8  # items that are read at the start, for the checks and the fingerprint of a set
+_FORGOTTEN = "; mend it, or leave it out of the Dataset; a run that was interrupted can be resumed then"
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """A Dataset whose items are read when a batch needs them, and never held in memory as a whole.
+
+    Results do not depend on the number of workers, and they are those of the same items in memory. Random transforms in
+    the Dataset are allowed: before an item is read, the generators of torch, numpy and Python are seeded from
+    fairmesh's streams. In training the seed depends on the run's seed, the site, the round and the place in the batch,
+    so that an item is another one each time. In evaluation it depends on the item alone.
+
+    At the start, 8 items are read for the checks and for the fingerprint that a resumed run is compared with. All
+    other items are checked when they are read.
+
+    Args:
+        dataset: A torch Dataset with a length and items by index, or what looks like one, such as a set of Hugging
+            Face's `datasets`. Its items are those that `Site` takes, without subgroups.
+        workers: Processes that read items while the model computes, >= 0. With 0, the process that trains reads them,
+            and waits. Default: 0.
+        prefetch: How many rounds ahead the workers read, >= 1. A single site needs at least as many as it has workers.
+            Default: 2.
+        collate: The items of a batch -> the batch, such as a function that pads images to one size. All batches must
+            have the same shapes. None for `torch.utils.data.default_collate`. Default: None.
+        labels: The label of every item, if they are known without reading the items. Rows that are held out then have
+            the classes in their proportions, and class counts are known. None for the `targets` of the Dataset if it
+            has such an attribute. Default: None.
+
+    Raises:
+        BadInput: It has no length or no items by index, or a setting is out of range.
+
+    Example:
+        >>> import torch
+        >>> import fairmesh as fm
+        >>> class Scans(torch.utils.data.Dataset):
+        ...     def __len__(self):
+        ...         return 40
+        ...     def __getitem__(self, k):  # such as an image file, read and decoded
+        ...         return torch.full((3,), float(k)), k % 2
+        >>> sites = [fm.Site(fm.data.Streamed(Scans())) for _ in range(3)]
+        >>> problem = fm.Problem(torch.nn.Linear(3, 2), sites, sampling=fm.Sampling(batch=4))
+        >>> fm.train(problem, fm.Ring(), fm.DSGD(0.01), rounds=2).rounds
+        2
+    """
+
+    dataset: Any
+    workers: int = 0
+    prefetch: int = 2
+    collate: Callable[[list[Any]], Any] | None = None
+    labels: Sequence[int] | Tensor | None = None
+
+    def __post_init__(self):
+        refuse_no_map(self.dataset, "Streamed")
+        if not has_items(self.dataset):
+            raise BadInput(
+                f"Streamed takes a Dataset with a length and items by index, got a {type(self.dataset).__name__}; "
+                "arrays need no Streamed: give the pair (inputs, targets), also of numpy.memmap"
+            )
+        if type(self.workers) is not int or self.workers < 0:
+            raise BadInput(f"workers must be a whole number >= 0, got {self.workers!r}")
+        if type(self.prefetch) is not int or self.prefetch < 1:
+            raise BadInput(f"prefetch must be a whole number >= 1, got {self.prefetch!r}")
+        if self.labels is not None and len(self.labels) != len(self):
+            raise BadInput(f"labels: there are {len(self.labels)} for {len(self)} items; give one for each")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @cached_property
+    def seen(self) -> dict[str, Any]:
+        """The items that were read at the start, and their form, by which part is the target."""
+        return {}
+
+
+def refuse_no_map(dataset: Any, what: str) -> None:
+    """Raises BadInput for what is no Dataset with items by index."""
+    if isinstance(dataset, DataLoader):
+        raise BadInput(
+            f"{what} is a DataLoader; give the Dataset itself (loader.dataset), and the size of batches as "
+            "Problem(sampling=fm.Sampling(batch=...))"
+        )
+    if isinstance(dataset, IterableDataset):
+        raise BadInput(f"{what} is an IterableDataset; give a Dataset with a length and items by index")
+
+
+def too_large_to_hold(dataset: Any) -> bool:
+    """Returns whether the items of a Dataset, by the size of the first, are more than is read into memory."""
+    if len(dataset) == 0:
+        return False
+    before = GeneratorStates.now()
+    try:
+        item = default_collate([with_tensors(dataset[0])])
+    except Exception:  # reading it says what is wrong
+        return False
+    finally:
+        before.restore()
+    return len(dataset) * sum(leaf.nbytes for leaf in trees.leaves(item) if isinstance(leaf, Tensor)) > HELD_UP_TO
+
+
+class Stream:
+    """Some or all items of a Dataset, as the samples of a set.
+
+    Args:
+        source: The Dataset, and how it is read.
+        what: What the set is, for errors.
+        target: Which part of an item is its target.
+        asked: Whether the user asked for a stream. Default: True.
+        rows: The numbers of the items; None for all. Default: None.
+    """
+
+    def __init__(self, source: Streamed, what: str, target: Targets, asked: bool = True, rows: Tensor | None = None):
+        self.source, self.what, self.asked, self.rows, self._target = source, what, asked, rows, target
+        self._form: Any = None
+        self.classes: tuple[int, int | None] | None = None  # labels lie below the first, or are the second
+
+    def __len__(self) -> int:
+        return len(self.source) if self.rows is None else len(self.rows)
+
+    def take(self, rows: Tensor) -> "Stream":
+        """Returns some of the items, by their numbers or by a mask."""
+        rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows.long()
+        rows = rows if self.rows is None else self.rows[rows]
+        some = Stream(self.source, self.what, self._target, self.asked, rows)
+        some._form, some.classes = self._form, self.classes
+        return some
+
+    @cached_property
+    def seen(self) -> tuple[Tree, Tree]:
+        """Inputs and targets of the items that are read at the start: the first two and others, drawn at random."""
+        if len(self) == 0:
+            raise BadInput(f"{self.what} is empty; give it samples, or leave the site out")
+        key = repr(self._target)
+        if self.rows is None and key in self.source.seen:
+            found, self._form = self.source.seen[key]
+            return found
+        found = self.read_here(self.seen_rows)
+        again = self.read_here(self.seen_rows[:1])
+        if not all(torch.equal(a, b[:1]) for a, b in zip(trees.leaves(again), trees.leaves(found))):
+            raise BadInput(
+                f"{self.what}: item {self._number(0)} is another one each time it is read, although the generators of "
+                "torch, numpy and Python are seeded before; draw from these, so that runs repeat"
+            )
+        if self.rows is None:
+            self.source.seen[key] = found, self._form
+        return found
+
+    @cached_property
+    def seen_rows(self) -> list[int]:
+        """The rows that are read at the start, in order."""
+        zero = torch.zeros(1, dtype=torch.int64)
+        key = random_streams.keys(zero, "seen items", 0, zero)[0]
+        drawn = random_streams.integers(key, _SEEN - 2, torch.tensor(len(self)))
+        return sorted({0, min(1, len(self) - 1), *drawn.flatten().tolist()})
+
+    @cached_property
+    def labels(self) -> Tensor | None:
+        """The label of every item, or None if they are not known without reading the items."""
+        given = self.source.labels
+        known = _targets_of(self.source.dataset) if given is None else given
+        if known is None or not isinstance(self.seen[1], Tensor):
+            return None
+        labels = torch.as_tensor(known)
+        if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
+            return None
+        labels = labels.long() if self.rows is None else labels.long()[self.rows]
+        if torch.equal(labels[self.seen_rows], self.seen[1]):
+            return labels
+        if given is None:
+            return None  # the attribute is something else, such as labels before a transform
+        wrong = int((labels[self.seen_rows] != self.seen[1]).nonzero()[0])
+        row = self.seen_rows[wrong]
+        raise BadInput(
+            f"{self.what}: labels say {int(labels[row])} for item {self._number(row)}, but the item's target is "
+            f"{self.seen[1][wrong].tolist()}; give the labels of the items, in their order"
+        )
+
+    def read_here(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tree, Tree]:
+        """Reads items in this process, and leaves its generators as they are."""
+        before = GeneratorStates.now()
+        try:
+            return self.read(rows, seeds)
+        finally:
+            before.restore()
+
+    def read(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tree, Tree]:
+        """Returns inputs and targets of items.
+
+        Args:
+            rows: Which ones.
+            seeds: Of the generators, for each item, in [0, 2^32); None for seeds that depend on the item alone.
+        """
+        numbers = [self._number(row) for row in rows]
+        items = []
+        for number, seed in zip(numbers, seeds or [(number * 0x9E3779B1) & 0xFFFFFFFF for number in numbers]):
+            _seed_generators(seed)
+            try:
+                items.append(with_tensors(self.source.dataset[number]))
+            except Exception as error:  # a user's Dataset may raise anything
+                raise BadInput(f"{self.what}: item {number} cannot be read: {in_a_line(error)}{_FORGOTTEN}") from error
+        batch = self._collated(items, numbers)
+        self._check(batch, numbers)
+        return batch
+
+    def _number(self, row: int) -> int:
+        """Returns the number of an item in the Dataset."""
+        return row if self.rows is None else int(self.rows[row])
+
+    def numbers_in_words(self, rows: Sequence[int]) -> str:
+        """Returns the numbers of items in the Dataset, for errors."""
+        return _listed([self._number(row) for row in rows])
+
+    def _collated(self, items: list[Any], numbers: Sequence[int]) -> tuple[Tree, Tree]:
+        try:
+            made = (self.source.collate or default_collate)(items)
+            inputs, targets, subgroups = divided(made, self._target, self.what)
+            inputs = as_tensors(inputs, f"{self.what}: inputs")
+            targets = trees.mapped(as_labels, as_tensors(targets, f"{self.what}: targets"))
+        except BadInput:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            if len(items) > 1:  # then one item is perhaps unlike the others
+                for item, number in zip(items, numbers):
+                    self._check(self._collated([item], [number]), [number])
+            raise BadInput(
+                f"{self.what}: items {_listed(numbers)} cannot become a batch: {in_a_line(error)}; pad or crop items "
+                "to one size, in the Dataset or with fm.data.Streamed(dataset, collate=...)"
+            ) from error
+        if subgroups is not None:
+            raise BadInput(
+                f"{self.what}: items of a Dataset that is not in memory have no subgroups; give pairs (inputs, targets)"
+            )
+        return inputs, targets
+
+    def _check(self, batch: tuple[Tree, Tree], numbers: Sequence[int]) -> None:
+        """Raises BadInput if a batch is not like those before, or is not finite."""
+        inputs, targets = batch
+        named = [*trees.named(inputs, "inputs"), *trees.named(targets, "targets")]
+        lengths = {tensor.shape[0] if tensor.ndim else 0 for _, tensor in named}
+        if lengths != {len(numbers)}:
+            raise BadInput(
+                f"{self.what}: collate gives {sorted(lengths)} rows for {len(numbers)} items; give one row per item"
+            )
+        form = trees.form(inputs), trees.form(targets)
+        self._form = self._form or form
+        if form != self._form:
+            raise BadInput(
+                f"{self.what}: item {_listed(numbers)} gives {form}, but earlier items {self._form}: (inputs, targets) "
+                "as dtype and shape; pad or crop items to one size, in the Dataset or with "
+                f"fm.data.Streamed(dataset, collate=...){_FORGOTTEN}"
+            )
+        for name, tensor in named:
+            if (bad := first_not_finite(tensor)) is not None:
+                raise BadInput(
+                    f"{self.what}: {name} of item {numbers[bad]} are not finite (NaN or infinite){_FORGOTTEN}"
+                )
+        if self.classes is not None:
+            classes, ignored = self.classes
+            wrong = (targets < 0) | (targets >= classes)
+            wrong = wrong if ignored is None else wrong & (targets != ignored)
+            if bool(wrong.any()):
+                bad = int(wrong.nonzero()[0, 0])
+                raise BadInput(
+                    f"{self.what}: the label of item {numbers[bad]} is {int(targets[bad])}, but the model has "
+                    f"{classes} classes: labels must lie in 0..{classes - 1}{_FORGOTTEN}"
+                )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+
+def _targets_of(dataset: Any) -> Any:
+    """Returns the labels that torchvision's Datasets keep apart from the items, or None."""
+    if isinstance(dataset, Subset):
+        whole = _targets_of(dataset.dataset)
+        return None if whole is None else torch.as_tensor(whole)[torch.as_tensor(list(dataset.indices))]
+    known = getattr(dataset, "targets", None)
+    fits = isinstance(known, Tensor | np.ndarray | list) and len(known) == len(dataset) and len(known) > 0
+    return known if fits and (not isinstance(known, list) or isinstance(known[0], int)) else None
+
+
+def _seed_generators(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)  # that of the CPU only
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the one that transforms draw from
+
+
+class Workers:
+    """Processes that read items of several sets.
+
+    Args:
+        streams: The sets.
+        count: How many processes.
+    """
+
+    def __init__(self, streams: Sequence[Stream | None], count: int):
+        method = "fork" if sys.platform == "linux" else None  # as torch's DataLoader: the Dataset is not pickled
+        self._pool = ProcessPoolExecutor(
+            count, multiprocessing.get_context(method), _begin_work, (list(streams), os.getpid())
+        )
+        weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+
+    def submit(self, of: int, rows: list[int], seeds: list[int] | None) -> "Future[tuple[Tree, Tree]]":
+        """Asks for rows of set number `of`."""
+        return self._pool.submit(_work, of, rows, seeds)
+
+
+_streams: list[Stream | None] = []  # those of this worker
+
+
+def _begin_work(streams: list[Stream | None], parent: int) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _streams[:] = streams
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)  # the process that trains was killed
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _work(of: int, rows: list[int], seeds: list[int] | None) -> tuple[Tree, Tree]:
+    stream = _streams[of]
+    if stream is None:
+        raise TypeError("a set in memory has no worker")
+    return stream.read(rows, seeds)
+
+
+class Request:
+    """Rows of a stream that were asked for.
+
+    Args:
+        stream: The stream.
+        rows: Their numbers.
+        seeds: As for `Stream.read`.
+        answer: What a worker will answer; None if this process reads.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        rows: list[int],
+        seeds: list[int] | None,
+        answer: "Future[tuple[Tree, Tree]] | None",
+    ):
+        self._stream, self._rows, self._seeds, self._answer = stream, rows, seeds, answer
+
+    def result(self) -> tuple[Tree, Tree]:
+        """Waits for inputs and targets.
+
+        Raises:
+            BadInput: An item cannot be read.
+            LostProcess: A worker died.
+        """
+        if self._answer is None:
+            return self._stream.read_here(self._rows, self._seeds)
+        try:
+            return self._answer.result()
+        except BrokenProcessPool as error:
+            items = self._stream.numbers_in_words(self._rows)
+            raise LostProcess(
+                f"{self._stream.what}: a worker died while items {items} or others were read; it was killed, or memory "
+                "or shared memory (/dev/shm) ran out, or a library crashed: use fewer workers or a smaller prefetch, "
+                "or workers=0 to see the cause; then resume the run"
+            ) from error
