@@ -11,7 +11,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from fairmesh.config.imports import class_at, imported, path_of
 from fairmesh.config.migrations import COMPLEMENTS, KEYS, NAMES
@@ -26,6 +26,13 @@ def register(role: type, members: Mapping[str, type]) -> None:
     FAMILIES[role] = dict(members)
     for member in members.values():
         checked(member)
+
+
+class Instead(NamedTuple):
+    """What to do instead of giving a field a value that it does not take; part of the field's annotation."""
+
+    value: str
+    advice: str
 
 
 def checked(kind: type[T]) -> type[T]:
@@ -61,7 +68,7 @@ def checked(kind: type[T]) -> type[T]:
 def field_types(kind: type) -> dict[str, Any]:
     """Returns the declared types of a dataclass's fields."""
     try:
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
     except Exception as error:  # an annotation that is a string may raise anything
         raise BadInput(
             f"{kind.__qualname__}: the types of its fields cannot be found ({in_a_line(error)}); annotate them with "
@@ -150,7 +157,11 @@ def from_table(kind: Any, value: Any, where: str = "") -> Any:
     if kind is Any:
         return value
     if origin is typing.Annotated:
-        return from_table(arguments[0], value, where)
+        try:
+            return from_table(arguments[0], value, where)
+        except BadInput as error:
+            known = [one.advice for one in arguments[1:] if isinstance(one, Instead) and one.value == value]
+            raise BadInput(" ".join([str(error), *known])) from error
     if origin in (Union, types.UnionType):
         return _from_union(arguments, value, where)
     if origin is Literal:

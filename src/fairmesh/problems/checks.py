@@ -19,6 +19,16 @@ _NUMBERS = 1 << 20  # of drawn outputs at most
 _SPREAD = 3.0  # standard deviation of drawn outputs around those of the model
 
 
+def refuse_autocast() -> None:
+    """Raises BadInput within a block of torch.autocast, which would change what is computed, and checked."""
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            raise BadInput(
+                f"fairmesh was called within torch.autocast({kind!r}); call it outside, and set precision = 'bf16' "
+                "(fm.train(..., precision='bf16')) to compute gradients in bfloat16"
+            )
+
+
 def check_gradient(
     model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tree, Tree]
 ) -> None:
@@ -61,7 +71,7 @@ def _scalar(function):
 def why_not_stacked(
     model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tree, Tree]
 ) -> str | None:
-    """Returns why vmap cannot evaluate several models at once, in a line, or None if it can."""
+    """Returns why vmap cannot evaluate several models at once, in a sentence, or None if it can."""
     arguments = trees.mapped(lambda t: t.unsqueeze(0), (row, *batch, torch.zeros((), dtype=torch.int64)))
     try:
         with warnings.catch_warnings():
@@ -69,7 +79,7 @@ def why_not_stacked(
             vmap(grad_and_value(batch_loss(model, loss, augment)))(*arguments)
             vmap(model)(*arguments[:2])
     except Exception as error:  # vmap may raise anything
-        return in_a_line(error)
+        return in_a_line(error).split(". ")[0]  # torch goes on with advice to its own developers
     return None
 
 
@@ -81,6 +91,7 @@ def check_mean(loss: Loss, outputs: Tensor, targets: Tree) -> None:
         outputs: What the model gives for some of the samples.
         targets: The targets of these samples and of more.
     """
+    outputs = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs  # sums would round
     for at in (outputs, *_drawn_like(outputs, trees.length(targets))):
         wanted = trees.at(targets, slice(len(at)))
         try:
@@ -95,7 +106,8 @@ def check_mean(loss: Loss, outputs: Tensor, targets: Tree) -> None:
                 f"{float(parts.mean()):.6g}; every node is measured by the mean over its samples: use "
                 f"reduction='mean', no class weights, targets {trees.form_in_words(wanted)} that go with outputs "
                 f"{tuple(at.shape[1:])}, and for padding, masks or class weights a loss of fm.losses, such as "
-                "fm.losses.CrossEntropy(ignore_index=-100, class_weights=...)"
+                "fm.losses.CrossEntropy(ignore_index=-100, class_weights=...); if the loss compares samples with each "
+                "other, give what belongs together as one sample, such as a tuple of inputs"
             )
 
 

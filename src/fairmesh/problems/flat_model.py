@@ -344,6 +344,11 @@ def _arguments(inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _refuse_unsuitable(module: nn.Module) -> None:
     for name, layer in module.named_modules():
+        if isinstance(getattr(layer, "_orig_mod", None), nn.Module):
+            raise BadInput(
+                f"layer {name or 'itself'} was compiled by torch.compile, which does not work inside fairmesh's own "
+                "gradients; give the module as it was before: fairmesh traces it, and compiles it with fuse = 'yes'"
+            )
         if isinstance(layer, _InstanceNorm) and layer.training and layer.track_running_stats:
             raise BadInput(
                 f"layer {name or 'itself'} ({type(layer).__name__}) keeps running statistics, which nodes with "

@@ -61,6 +61,18 @@ def on_evaluation_mode(problem: "Problem") -> str | None:
     )
 
 
+def on_short_floats(problem: "Problem") -> str | None:
+    """Returns that a model in half precision is trained in float32, or None."""
+    kinds = {tensor.dtype for tensor in problem.initial_model(0).parameters() if tensor.is_floating_point()}
+    short = sorted(str(kind).removeprefix("torch.") for kind in kinds - {torch.float32, torch.float64})
+    return (
+        f"the model has parameters in {' and '.join(short)}, which are trained in float32; precision = 'bf16' computes "
+        "gradients in bfloat16"
+        if short
+        else None
+    )
+
+
 def on_parts(problem: "Problem") -> str | None:
     """Returns which parts of the model stay at their site or are not trained, and what BatchNorm layers do, or None
     if there is nothing to say."""

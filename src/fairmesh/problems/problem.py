@@ -22,7 +22,7 @@ from fairmesh.losses.members import squared_error
 from fairmesh.metrics.base import TASKS, Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
 from fairmesh.numerics import trees
 from fairmesh.problems.batch_norm import BatchNormPolicy, under_policy
-from fairmesh.problems.checks import check_gradient, check_mean, why_not_stacked
+from fairmesh.problems.checks import check_gradient, check_mean, refuse_autocast, why_not_stacked
 from fairmesh.problems.data_checks import (
     check_batches,
     check_forms,
@@ -134,6 +134,7 @@ class Problem:
     read: Read | None = None
 
     def __post_init__(self):
+        refuse_autocast()
         if not self.sites:
             raise BadInput("a problem needs at least one site")
         if not math.isfinite(self.weight_decay) or self.weight_decay < 0:

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
-from fairmesh.config.tables import checked
+from fairmesh.config.tables import Instead, checked
 from fairmesh.errors import BadInput
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import Precision
+
+_SHORT = 'For gradients in half precision: precision = "bf16"; the models themselves stay in float32.'
 
 
 @checked
@@ -71,7 +73,7 @@ class Options:
     checkpoint_every: int | None = None
     device: str = "cpu"
     threads: int | None = None
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Annotated[Literal["float32", "float64"], Instead("bfloat16", _SHORT), Instead("float16", _SHORT)] = "float32"
     precision: Precision = "float32"
     data_on: Literal["auto", "device", "host"] = "auto"
     own_models: bool = False

@@ -23,6 +23,7 @@ from fairmesh.personalization.base import Personalization
 from fairmesh.personalization.outcome import Personalized, PersonalSite
 from fairmesh.personalization.personalize import personalized, refuse_structure
 from fairmesh.problems import notes
+from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.splits import with_splits
 from fairmesh.storage.run_folder import RunFolder
@@ -144,6 +145,7 @@ def train(
         >>> len(result.values("worst"))
         3
     """
+    refuse_autocast()
     process_group = process_group or SingleProcess()
     topology = topology or Ring()
     problem = problem if isinstance(problem, Problem) else with_splits(problem)
@@ -193,7 +195,8 @@ def train(
     if announce:
         home = home_of_data(problem, kind["device"], chosen.data_on)
         stacking, data = notes.on_stacking(problem, kind["device"]), notes.on_data(problem, home, kind["device"])
-        said = (notes.on_parts(problem), stacking, switched_off, data, sentence)
+        parts, short = notes.on_parts(problem), notes.on_short_floats(problem)
+        said = (parts, short, stacking, switched_off, data, sentence)
         for line in filter(None, said):
             announce(line)
         if problem.preprocessing is not None:
