@@ -305,15 +305,25 @@ def told(weight: float | None, measured: int | None) -> dict:
 
 def test_site_is_heavy_after_a_twentieth_of_the_run_above_half_of_lambda_and_twice_its_share():
     watch, prior = WeightWatch(1000), {"a": 0.2, "b": 0.3, "c": 0.5}
-    assert watch.heavy({"a": told(0.9, 100), "b": told(0.55, 100), "c": told(0.9, 100)}, prior) == {}
+    assert watch.heavy({"a": told(0.9, 100), "b": told(0.1, 100)}, prior) == {}
     assert watch.heavy({"a": told(0.9, 149)}, prior) == {}
-    later = watch.heavy({"a": told(0.9, 150), "b": told(0.55, 150), "c": told(0.9, 150)}, prior)
+    later = watch.heavy({"a": told(0.9, 150), "b": told(0.1, 150)}, prior)
     assert later == {"a": {"weight": 0.9, "prior": 0.2, "since": 100, "round": 150}}
+    for site, weight in (("b", 0.55), ("c", 0.9)):  # less than twice its share
+        assert [watch.heavy({site: told(weight, at)}, prior) for at in (100, 150)] == [{}, {}]
     assert watch.heavy({"a": told(0.4, 160)}, prior) == {}  # it has less again, so that it counts from now
     assert watch.heavy({"a": told(0.9, 170)}, prior) == {}
     assert watch.heavy({"a": told(0.9, 230)}, prior).keys() == {"a"}
     assert watch.heavy({"a": told(0.9, 10)}, prior) == {}  # all have gone back to an earlier round
     assert watch.heavy({"a": told(None, 300), "b": told(0.9, None), "d": told(0.9, 300)}, prior) == {}
+
+
+def test_no_site_is_heavy_while_the_weights_of_all_are_above_one():
+    watch, prior = WeightWatch(20), {"a": 0.3, "b": 0.3, "c": 0.4}
+    for at in (1, 5):  # a shadow price that has not settled yet
+        assert watch.heavy(dict.fromkeys("abc", told(3.0, at)), prior) == {}
+    assert watch.heavy({"a": told(9.0, 6), "b": told(1.0, 6)}, prior) == {}
+    assert watch.heavy({"a": told(9.0, 8), "b": told(1.0, 8)}, prior)["a"]["weight"] == 0.9
 
 
 @pytest.mark.slow

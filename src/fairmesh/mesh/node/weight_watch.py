@@ -20,8 +20,11 @@ class WeightWatch:
         """Takes what sites have announced, and returns for each heavy site its weight, its share before training, and
         the rounds since when and up to which this was measured."""
         found = {}
+        # Weights by a shadow price sum to one only once the price has settled; until then all of them may be large.
+        total = max(1.0, sum(told.get("weight") or 0.0 for told in sites.values()))
         for site, told in sites.items():
             weight, measured, share = told.get("weight"), told.get("metric_round"), prior.get(site)
+            weight = None if weight is None else weight / total
             if weight is None or measured is None or share is None or weight <= max(_MOST, _TIMES_PRIOR * share):
                 self._since.pop(site, None)
                 continue
