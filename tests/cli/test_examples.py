@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import fairmesh as fm
+from tests.pairwise import case
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS = sorted((ROOT / "examples").glob("*.toml"))
+EXPERIMENTS = sorted((ROOT / "examples").rglob("*.toml"))
+SLOW = {"resnet", "text", "unet"}  # to trace; tests/mesh/test_real_models.py runs them too
 
 
 def readme_python() -> str:
@@ -23,7 +25,7 @@ def test_examples_are_at_least_three_files_and_two_scripts():
     assert len(list((ROOT / "examples").glob("*.py"))) >= 2
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [case(path, id=path.stem, quick=path.stem not in SLOW) for path in EXPERIMENTS])
 @pytest.mark.quick_cases(2)
 def test_example_file_runs(path, tmp_path):
     result = fm.run(

@@ -1,7 +1,9 @@
 """Meshes of real nodes for scenarios, each played in a process of its own, since nodes are forked from it."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -136,8 +138,14 @@ def waits_at(step: int, flag: Path) -> Callable[[str, int], None]:
     return observe
 
 
-def played(module: str, *arguments: str) -> None:
+def played(module: str, *arguments: str, seconds: float = 300) -> None:
     """Runs a test module as a program, which plays a scenario, and shows what it says if it fails."""
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        _, said = process.communicate(timeout=seconds)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # nodes that a failed scenario has left
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said[-6000:]
