@@ -49,6 +49,7 @@ CASES: dict[str, tuple[fm.topologies.Topology, fm.algorithms.Algorithm, dict[str
     "ad-gda": (fm.Ring(), toys.ALGORITHMS["ad-gda"], EVERYTHING | {"placements": 2}),  # a site at several ranks
     "changing": (toys.TOPOLOGIES["changing"], toys.ALGORITHMS["ad-gda compressed duals"], {"keep_iterate": True}),
     "drfa": (fm.Ring(), toys.ALGORITHMS["drfa"], {"keep_best": True}),
+    "own parts": (fm.Ring(), toys.ALGORITHMS["ad-gda"], {"keep_best": True, "keep_iterate": True}),
 }
 
 
@@ -61,8 +62,14 @@ def fails(outputs: torch.Tensor, targets: torch.Tensor) -> float:
 
 
 @functools.cache
-def problem_as_it_is() -> fm.Problem:
-    return problem()
+def problem_of(case: str) -> fm.Problem:
+    if case != "own parts":
+        return problem()
+    n = torch.nn
+    model = n.Sequential(n.Linear(toys.FEATURES, 5), n.BatchNorm1d(5), n.ReLU(), n.Linear(5, toys.CLASSES))
+    for k, parameter in enumerate(model.parameters()):
+        n.init.normal_(parameter, generator=torch.Generator().manual_seed(k))
+    return problem(model=model, batch_norm="local", parts=fm.Parts(local=("3.bias",)), sampling=fm.Sampling(4))
 
 
 def problem(**fields: Any) -> fm.Problem:
@@ -81,7 +88,7 @@ def trained(case: str, folder: Path | None, process_group: ProcessGroup | None =
     } | options
     options |= more
     rounds = options.pop("rounds")
-    with_ = options.pop("problem", None) or problem_as_it_is()
+    with_ = options.pop("problem", None) or problem_of(case)
     return fm.train(
         with_, topology, options.pop("algorithm", algorithm), rounds, out=folder, process_group=process_group, **options
     )

@@ -43,7 +43,8 @@ def left(folder) -> dict[str, Any]:
         "metrics": [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()],
         "models": {
             path.name: {name: tensor.flatten().tolist() for name, tensor in load_file(path).items()}
-            for path in folder.glob("model*.safetensors")
+            for kind in ("model", "site")
+            for path in folder.glob(f"{kind}*.safetensors")
         },
         "summary": summary,
     }

@@ -1,7 +1,8 @@
-"""Nodes train parts that stay at their site as a simulation does, and send nothing of them."""
+"""Nodes train parts that stay at their site as a simulation does, and send nothing of them. Such parts are kept when a
+site leaves, and begin again at a site that has lost its state."""
 
 import json
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from safetensors.torch import load_file
 import fairmesh as fm
 from fairmesh.experiment import load_experiment
 from tests.mesh import fleet
+from tests.mesh.scenarios import Run, played, waits_at
 
-ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c"]
 MODEL = """
 from torch import nn
@@ -34,20 +35,52 @@ dtype = "float64"
 """
 
 
-def _scenario(folder: Path, policy: str) -> None:
+def _run(folder: Path, policy: str) -> Run:
+    folder.mkdir(exist_ok=True)
     (folder / "network.py").write_text(MODEL)
-    (folder / "experiment.toml").write_text(EXPERIMENT.replace("POLICY", policy))
-    fleet.provisioned(folder, folder / "experiment.toml", NAMES)
-    running = {name: fleet.start(folder, name) for name in NAMES}
-    ends = {name: fleet.ended(process, 120) for name, process in running.items()}
+    return Run(folder, NAMES, EXPERIMENT.replace("POLICY", policy))
+
+
+def undisturbed(folder: Path, policy: str) -> None:
+    run = _run(folder, policy)
+    run.start(*NAMES)
+    ends = {name: fleet.ended(process, 120) for name, process in run.running.items()}
     (folder / "ends.json").write_text(json.dumps(ends))
+
+
+def _c_dies(run: Run) -> None:
+    """The node of c is killed before step 7, for which the others wait."""
+    flag = run.folder / "go"
+    run.start(*NAMES, observe=waits_at(7, flag))
+    run.until(lambda: run.round("c") >= 6)
+    run.crash("c")
+    flag.touch()
+
+
+def restored(folder: Path, policy: str) -> None:
+    """c loses its state and gets one from its neighbours, who have nothing of its local part."""
+    run = _run(folder, policy)
+    _c_dies(run)
+    shutil.rmtree(folder / "c" / "state")
+    run.start("c")
+    run.stops("c", "fairmesh mesh restore")
+    run.vote(*NAMES, restored=["c"])
+    run.start("c")
+    run.end(*NAMES)
+
+
+def left(folder: Path, policy: str) -> None:
+    """c never comes back, and the others go on without it."""
+    run = _run(folder, policy)
+    _c_dies(run)
+    run.vote("a", "b", out=["c"])
+    run.end("a", "b")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["local", "shared"])
 def test_nodes_train_their_own_parts_as_a_simulation_does(policy: str, tmp_path: Path):
-    command = [sys.executable, "-m", "tests.mesh.test_own_parts", str(tmp_path), policy]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=200)
+    played("tests.mesh.test_own_parts", "undisturbed", str(tmp_path), policy)
     assert json.loads((tmp_path / "ends.json").read_text()) == dict.fromkeys(NAMES, 0)
     simulated = fm.run(load_experiment(tmp_path / "experiment.toml"), process_group=fleet.KnowingSecrets(NAMES))
     results = [tmp_path / name / "state" / "result" for name in NAMES]
@@ -67,5 +100,35 @@ def test_nodes_train_their_own_parts_as_a_simulation_does(policy: str, tmp_path:
             assert torch.allclose(tensor.double(), wanted[key].double(), atol=1e-4), (name, key)
 
 
+def _tensors(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Returns the common model and that of a site."""
+    state = folder / name / "state"
+    return load_file(state / "result" / "model.safetensors"), load_file(state / "personal" / "site.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["local", "shared"])
+def test_site_that_has_lost_its_state_begins_its_local_part_again_and_says_so(policy: str, tmp_path: Path):
+    played("tests.mesh.test_own_parts", "restored", str(tmp_path), policy)
+    events = [json.loads(line) for line in (tmp_path / "c" / "state" / "log.jsonl").read_text().splitlines()]
+    (found,) = [event for event in events if "restored from its neighbours" in event["what"]]
+    assert found["round"] == 6
+    assert "start again" in found["local_parts"]
+    common, own = _tensors(tmp_path, "c")
+    assert all(torch.isfinite(tensor).all() for tensor in (*common.values(), *own.values()))
+    moved = {name: (_tensors(tmp_path, name)[1]["4.bias"] - common["4.bias"]).abs().max() for name in NAMES}
+    assert 0 < moved["c"] < 0.75 * min(moved["a"], moved["b"])  # 6 of 12 steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["local", "shared"])
+def test_sites_that_remain_keep_their_local_parts(policy: str, tmp_path: Path):
+    played("tests.mesh.test_own_parts", "left", str(tmp_path), policy)
+    for name in ("a", "b"):
+        common, own = _tensors(tmp_path, name)
+        assert (own["4.bias"] - common["4.bias"]).abs().max() > 0.1  # 12 steps of about 0.02
+    assert not (tmp_path / "c" / "state" / "personal").exists()
+
+
 if __name__ == "__main__":
-    _scenario(Path(sys.argv[1]), sys.argv[2])
+    {"undisturbed": undisturbed, "restored": restored, "left": left}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])

@@ -118,7 +118,9 @@ class Deciding:
             node.expect_messages(mailroom, problem, start)
             with node.linked(mailroom):
                 Rounds(membership, problem, mailroom, store, node.oversight).restore(done, store, start)
-        node.log("warning", "this site's state was restored from its neighbours", round=done)
+        own = problem.flat_model.own_dim
+        told = {"local_parts": "start again from the initial values, since nothing of them ever left this site"}
+        node.log("warning", "this site's state was restored from its neighbours", round=done, **(told if own else {}))
 
     def _decision_is_due(self) -> bool:
         """Waits until all have voted as this site has. Returns False if it has not voted, or takes its vote back."""
