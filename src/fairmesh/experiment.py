@@ -23,7 +23,7 @@ from fairmesh.data.reserve import reserve
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
-from fairmesh.losses import BinaryCrossEntropy, NamedLoss
+from fairmesh.losses import BinaryCrossEntropy, ModelLoss, NamedLoss
 from fairmesh.losses.members import squared_error
 from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
@@ -70,7 +70,8 @@ class Experiment:
         model: The model, made for the data's shape and number of classes. Default: Logistic().
         loss: The name of a loss, such as "focal"; one of `fm.losses`, in a file a table such as { name =
             "cross-entropy", class_weights = "balanced" }; or a function (outputs, targets) -> mean over the samples, in
-            a file "file.py:name". If targets are numbers, cross-entropy stands for the squared error. Default:
+            a file "file.py:name"; or `fm.losses.ModelLoss`, which calls the model itself, in a file { function =
+            "file.py:name" }. If targets are numbers, cross-entropy stands for the squared error. Default:
             "cross-entropy".
         sampling: Which samples a node uses for a gradient. Default: Sampling().
         seeds: Seeds of the replicas, which train as one batch. Each gives the result that it gives alone. Default:
@@ -87,7 +88,7 @@ class Experiment:
             of their own, by parameter. Default: 0.0.
         clip_norm: Largest Euclidean norm of each node's gradient, > 0, as in `torch.nn.utils.clip_grad_norm_`; None for
             no clipping. Default: None.
-        augment: (batch of inputs, draw) -> batch of inputs, as in `Problem`. Default: None.
+        augment: A function that changes training batches at random, as in `Problem`. Default: None.
         metrics: Further metrics, as in `Problem`: a list of built-in ones, `metrics = ["auroc", "brier"]`, or a table
             with names of your own. There a function is written as "file.py:name", or as a table with `function` and
             `higher_is_better`. Default: {}.
@@ -123,7 +124,9 @@ class Experiment:
     algorithm: Algorithm = DEFAULT_ALGORITHM
     rounds: int = ROUNDS
     model: Model = field(default_factory=Logistic)
-    loss: Literal["cross-entropy", "squared-error"] | NamedLoss | Callable[[Tensor, Tensor], Tensor] = "cross-entropy"
+    loss: Literal["cross-entropy", "squared-error"] | NamedLoss | ModelLoss | Callable[[Any, Any], Tensor] = (
+        "cross-entropy"
+    )
     sampling: Sampling = field(default_factory=Sampling)
     seeds: tuple[int, ...] = (0,)
     splits: int = 1
@@ -132,7 +135,7 @@ class Experiment:
     prior: tuple[float, ...] | None = None
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    augment: Callable[[Tensor, Callable[..., Tensor]], Tensor] | None = None
+    augment: Callable[..., Any] | None = None
     metrics: tuple[NamedMetric, ...] | Mapping[str, NamedMetric | Metric | Callable[[Tensor, Tensor], Any]] = field(
         default_factory=dict
     )

@@ -151,12 +151,12 @@ def test_model_with_a_generator_of_its_own_is_refused():
     problem_refused("torch.rand", "generator=", model=model, sites=SITES)
 
 
-def test_augmentation_that_draws_from_torchs_generator_is_refused():
+def test_augmentation_that_draws_from_pythons_generator_is_refused():
     problem_refused(
         "augment",
         "draw(*shape)",
         sites=SITES,
-        augment=lambda batch, draw: batch + torch.rand(FEATURES),
+        augment=lambda batch, draw: batch + random.random(),
     )
 
 

@@ -200,11 +200,12 @@ def run(
 
 def _constant_in_words(result: "Result", run: "Run") -> str | None:
     """Returns what a constant answer would reach, which any model should exceed, and at which sites it does as well."""
+    from fairmesh.problems.model_loss import BoundModelLoss
     from fairmesh.report.units import defined
     from fairmesh.training.references import constant_values
 
     problem = result.problem.of_split(0)
-    if problem.task not in ("classes", "binary", "numbers"):
+    if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, BoundModelLoss):
         return None
     better = (lambda a, b: a >= b) if run.higher_is_better else (lambda a, b: a <= b)
     pairs = zip(map(str, run.summary["sites"]), constant_values(problem, result.judged_on), run.by_site())

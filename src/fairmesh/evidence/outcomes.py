@@ -28,9 +28,8 @@ from fairmesh.metrics.members import Accuracy
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.identity import fingerprint
-from fairmesh.problems.losses import as_floats, per_sample
+from fairmesh.problems.losses import answering, as_floats
 from fairmesh.problems.problem import Problem
-from fairmesh.problems.stacking import over_models
 
 _FORMAT = 1
 _TENSORS = ("losses", "right", "outputs", "targets", "rows")  # of Answers
@@ -432,9 +431,8 @@ def _in_common(sets: Sequence[Tensor]) -> float:
 @torch.no_grad()
 def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int, Any], room: int) -> Answers:
     """Returns what models (seeds, dim) answer on a set, with the outputs if they are no more than `room` floats."""
-    model = over_models(
-        problem.flat_model.to(models.device, models.dtype), problem.at_once(models.device), in_dims=(0, None)
-    )
+    model = problem.flat_model.to(models.device, models.dtype)
+    answers = answering(model, problem.loss, problem.at_once(models.device))
     rows = SampleRows([samples], torch.device("cpu"))
     chunk = max(1, _FLOATS_AT_ONCE // (len(models) * trees.numbers_per_sample(samples.inputs)))
     losses, rights, kept, truths, equal = [], [], [], [], []
@@ -445,8 +443,8 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int
         )
         if samples.stream is not None:
             equal.append(_numbers_of(given))
-        outputs = model(models, inputs)
-        losses.append(vmap(lambda o, t=truth: per_sample(problem.loss, o, t))(outputs).cpu().float())
+        outputs, each = answers(models, inputs, truth)
+        losses.append(each.cpu().float())
         if problem.classes:
             right = vmap(lambda o, t=truth: problem.right(o, t))(outputs)
             rights.append(right.to(torch.uint8).cpu())

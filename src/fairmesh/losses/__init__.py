@@ -14,6 +14,7 @@ from fairmesh.losses.members import (
     Huber,
     SquaredError,
 )
+from fairmesh.losses.model_loss import ModelLoss
 
 __all__ = [
     "AbsoluteError",
@@ -22,6 +23,7 @@ __all__ = [
     "Dice",
     "Focal",
     "Huber",
+    "ModelLoss",
     "NamedLoss",
     "SquaredError",
 ]

@@ -41,16 +41,27 @@ class NamedLoss(ABC):
             weights: The class weights, on the device of the outputs, if the loss has any. Default: None.
         """
 
+    def soft(self, outputs: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Returns the loss of each sample (samples,) whose labels were mixed, as mixup does.
+
+        Args:
+            outputs: The model's outputs (samples, ...).
+            probabilities: The share of each class in a label: (samples, classes, ...); of a yes-or-no label the shares
+                of no and yes.
+            weights: As of `each`. Default: None.
+        """
+        raise BadInput(f"the loss {type(self).__name__} does not take mixed labels, which augment returns")
+
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean over the samples."""
         return self.on(outputs.device, outputs.dtype)(outputs, targets)
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
-        """Returns the loss as a function of outputs and targets, with its class weights on a device."""
+    def on(self, device: torch.device, dtype: torch.dtype, soft: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+        """Returns the loss as a function of outputs and targets, with its class weights on a device; with `soft`, of
+        outputs and the probabilities of mixed labels."""
         given = getattr(self, "class_weights", None)
-        return functools.partial(
-            _mean, self, None if given is None else torch.tensor(given, dtype=dtype, device=device)
-        )
+        weights = None if given is None else torch.tensor(given, dtype=dtype, device=device)
+        return functools.partial(_soft_mean if soft else _mean, self, weights)
 
     @property
     def is_balanced(self) -> bool:
@@ -75,6 +86,10 @@ class NamedLoss(ABC):
 
 def _mean(loss: NamedLoss, weights: Tensor | None, outputs: Tensor, targets: Tensor) -> Tensor:
     return loss.each(outputs, targets, weights).mean()
+
+
+def _soft_mean(loss: NamedLoss, weights: Tensor | None, outputs: Tensor, probabilities: Tensor) -> Tensor:
+    return loss.soft(outputs, probabilities, weights).mean()
 
 
 def check_weights(weights: ClassWeights) -> None:

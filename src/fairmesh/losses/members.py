@@ -31,6 +31,22 @@ def _by_entry(outputs: Tensor, targets: Tensor, ignore_index: int | None) -> tup
     return logs, labels.masked_fill(~valid, 0), valid
 
 
+def _by_class(outputs: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns log-probabilities and mixed labels, both (samples, classes, entries)."""
+    mixed = probabilities.reshape(*probabilities.shape[:2], -1)
+    if outputs.numel() * 2 == probabilities.numel() and mixed.shape[1] == 2:  # one logit for each label
+        logit = outputs.reshape(len(mixed), 1, -1)
+        outputs = torch.cat([torch.zeros_like(logit), logit], dim=1)
+    return outputs.reshape(mixed.shape).log_softmax(dim=1), mixed
+
+
+def _of_mixed(losses: Tensor, mixed: Tensor, weights: Tensor | None, ignores: bool) -> Tensor:
+    """Returns the loss of each sample, given that of each class (samples, classes, entries). Entries without any class
+    do not count if the loss ignores some."""
+    weighed = losses * mixed if weights is None else losses * mixed * weights.reshape(-1, 1)
+    return _of_samples(weighed.sum(dim=1), mixed.sum(dim=1) > 0 if ignores else None)
+
+
 def _of_samples(entries: Tensor, valid: Tensor | None) -> Tensor:
     """Returns the mean over the valid entries of each sample; 0 for a sample without any, which teaches nothing."""
     if valid is None:
@@ -77,6 +93,11 @@ class CrossEntropy(NamedLoss):
             losses = (1 - self.label_smoothing) * losses - self.label_smoothing * logs.mean(dim=1)
         return _of_samples(losses if weights is None else losses * weights[labels], valid)
 
+    def soft(self, outputs: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+        logs, mixed = _by_class(outputs, probabilities)
+        losses = -(1 - self.label_smoothing) * logs - self.label_smoothing * logs.mean(dim=1, keepdim=True)
+        return _of_mixed(losses, mixed, weights, self.ignore_index is not None)
+
 
 @dataclass(frozen=True)
 class Focal(NamedLoss):
@@ -108,6 +129,11 @@ class Focal(NamedLoss):
         right = logs.gather(1, labels.unsqueeze(1)).squeeze(1)
         losses = -(1 - right.exp()).clamp(min=1e-7).pow(self.gamma) * right  # the slope of 0^gamma may be infinite
         return _of_samples(losses if weights is None else losses * weights[labels], valid)
+
+    def soft(self, outputs: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+        logs, mixed = _by_class(outputs, probabilities)
+        losses = -(1 - logs.exp()).clamp(min=1e-7).pow(self.gamma) * logs
+        return _of_mixed(losses, mixed, weights, self.ignore_index is not None)
 
 
 @dataclass(frozen=True)
@@ -143,6 +169,12 @@ class BinaryCrossEntropy(NamedLoss):
         if weights is not None:
             losses = losses * (weights[0] + (weights[1] - weights[0]) * truths)
         return _of_samples(losses, valid)
+
+    def soft(self, outputs: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+        logit = outputs.reshape(len(outputs), -1)
+        losses = -nn.functional.logsigmoid(torch.stack([-logit, logit], dim=1))
+        mixed = probabilities.reshape(losses.shape)
+        return _of_mixed(losses, mixed, weights, self.ignore_index is not None)
 
 
 def _differences(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -244,6 +276,13 @@ class Dice(NamedLoss):
         truths, said = (labels.unsqueeze(1) == classes).to(logs.dtype), logs.exp()
         if valid is not None:
             truths, said = truths * valid.unsqueeze(1), said * valid.unsqueeze(1)
+        return self._of_masks(truths, said)
+
+    def soft(self, outputs: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
+        logs, mixed = _by_class(outputs, probabilities)
+        return self._of_masks(mixed, logs.exp() * mixed.sum(dim=1, keepdim=True))  # 0 where no class is given
+
+    def _of_masks(self, truths: Tensor, said: Tensor) -> Tensor:
         both, size = (truths * said).sum(dim=2), truths.sum(dim=2) + said.sum(dim=2)
         overlap = (2 * both + self.smooth) / (size + self.smooth)
         return 1 - overlap[:, 0 if self.background else 1 :].mean(dim=1)

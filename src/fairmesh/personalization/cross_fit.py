@@ -148,7 +148,7 @@ class CrossFit:
         Steps of which the loss is not finite do not count."""
         found = _Average(start, self.site_of_row, torch.ones_like(self.judged), self.problem.classes is not None)
         for k, models in self._path(start, steps, step, 3.0):
-            found.add(k, models, per_sample(self.problem.loss, self.outputs(models), self.targets).double())
+            found.add(k, models, per_sample(self.problem.output_loss, self.outputs(models), self.targets).double())
         return found.mean()
 
     def stopped(self, start: Tensor, steps: int, step: float) -> Fitted:
@@ -185,7 +185,7 @@ class CrossFit:
         if self.problem.classes is not None:
             right = self.problem.right(outputs, self.targets).double()
             return right.masked_fill(~outputs.isfinite().flatten(1).all(dim=1), -torch.inf)
-        losses = per_sample(self.problem.loss, outputs, self.targets).double()
+        losses = per_sample(self.problem.output_loss, outputs, self.targets).double()
         return -losses.nan_to_num(nan=torch.inf)
 
     def _of_sites(self, values: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class CrossFit:
         labels, every = self.problem.classes is not None, torch.ones_like(self.judged)
         averages = [_Average(start, self.site_of_row, judges, labels) for judges in (self.judged, every)]
         for k, models in self._path(start, steps, step, 1.0):
-            losses = per_sample(self.problem.loss, self.outputs(models), self.targets).double()
+            losses = per_sample(self.problem.output_loss, self.outputs(models), self.targets).double()
             for average in averages:
                 average.add(k, models, losses, math.log(_LOOKS) if k == 0 else 0.0)
         one, other = (average.mean() for average in averages)

@@ -105,7 +105,9 @@ def personalize(
 
 
 def refuse_structure(problem: Problem) -> None:
-    """Raises BadInput if the outputs of a site's models cannot be mixed, or its samples are not in memory."""
+    """Raises BadInput if the outputs of a site's models cannot be mixed, their mixture has no loss, or samples are not
+    in memory."""
+    problem.output_loss  # noqa: B018 - which refuses a loss that calls the model
     if any(site.train.stream is not None for site in problem.sites):
         raise BadInput(
             "personalization needs samples in memory, but those of this problem are read from a Dataset when a batch "
@@ -203,7 +205,7 @@ class _Site:
         steps: dict[str, float],
     ) -> PersonalSite:
         """Returns the outcome, given what models that were trained without a row predict for it."""
-        held_out = HeldOut(outputs, targets, self._problem.loss, self._labels)
+        held_out = HeldOut(outputs, targets, self._problem.output_loss, self._labels)
         weights, note = self._method.weights(held_out, judged), None
         if unseen and LOCAL in weights:
             # The common model has seen the other rows, so they speak too well of it. If they favour the local model all

@@ -1,7 +1,9 @@
 """Checks of model and loss on a few samples, before anything is trained."""
 
+import inspect
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +13,9 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
 from fairmesh.numerics.trees import Tree
+from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.flat_model import FlatModel
-from fairmesh.problems.losses import Augmentation, Loss, batch_loss, per_sample
+from fairmesh.problems.losses import Loss, batch_loss, per_sample
 from fairmesh.problems.stacking import refuse_moved
 
 _NUMBERS = 1 << 20  # of drawn outputs at most
@@ -30,7 +33,7 @@ def refuse_autocast() -> None:
 
 
 def check_gradient(
-    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tree, Tree]
+    model: FlatModel, row: Tensor, loss: Loss, augment: Augmenter | None, batch: tuple[Tree, Tree]
 ) -> None:
     """Computes one gradient on a small batch. Raises BadInput if model and loss cannot be run, if the loss is not a
     finite scalar, or if random numbers are drawn that are not the node's own."""
@@ -51,6 +54,19 @@ def check_gradient(
         raise BadInput(f"the loss of the first samples of site 0 is {float(value)} before training has begun")
 
 
+def refuse_unwrapped(loss: Any) -> None:
+    """Raises BadInput if a function looks like a loss of the model, by the name of its first parameter."""
+    try:
+        first = next(iter(inspect.signature(loss).parameters), None)
+    except (TypeError, ValueError):
+        return
+    if first == "model":
+        raise BadInput(
+            "loss: the first parameter of this function is called model, but a loss is called with (outputs, targets); "
+            "one that calls the model itself is given as fm.losses.ModelLoss(function)"
+        )
+
+
 def _scalar(function):
     """Returns the same function, which refuses to return anything but a scalar."""
 
@@ -69,7 +85,7 @@ def _scalar(function):
 
 
 def why_not_stacked(
-    model: FlatModel, row: Tensor, loss: Loss, augment: Augmentation | None, batch: tuple[Tree, Tree]
+    model: FlatModel, row: Tensor, loss: Loss, augment: Augmenter | None, batch: tuple[Tree, Tree]
 ) -> str | None:
     """Returns why vmap cannot evaluate several models at once, in a sentence, or None if it can."""
     arguments = trees.mapped(lambda t: t.unsqueeze(0), (row, *batch, torch.zeros((), dtype=torch.int64)))

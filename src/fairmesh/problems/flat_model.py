@@ -72,6 +72,11 @@ class _Inside(nn.Module):
         return action(self.module)
 
 
+def _called(inside: _Inside, tensors: Mapping[str, Tensor], action: Callable[[nn.Module], Any]) -> Any:
+    """Returns what an action gives for a module with these parameters and buffers."""
+    return functional_call(inside, {f"module.{name}": tensor for name, tensor in tensors.items()}, (action,))
+
+
 class FlatModel:
     """The trainable parameters of a module as one row; frozen parameters and buffers are not part of it.
 
@@ -247,22 +252,43 @@ class FlatModel:
         With a key, the model is in training mode and draws its random numbers from the key. Without one, a model that
         draws all the same draws the same numbers every time."""
         positional, keywords = _arguments(inputs)
+
+        def outputs(module: nn.Module) -> Any:
+            found = module(*positional, **keywords)
+            return found if self._read is None else self._read(found)
+
+        return self.within(row, outputs, key)
+
+    def within(
+        self,
+        row: Tensor,
+        action: Callable[[nn.Module], Any],
+        key: Tensor | None = None,
+        draws: TorchDraws | None = None,
+    ) -> Any:
+        """Returns what an action gives for the module with this row's parameters.
+
+        Args:
+            row: The parameters.
+            action: A function of the module, which it may call several times.
+            key: As of a call. Default: None, evaluation mode.
+            draws: What answers torch's random functions in evaluation mode; None for the same numbers every time.
+                Default: None.
+        """
         if key is None:
-            with TorchDraws(torch.zeros((), dtype=torch.int64, device=row.device)):
-                tensors = self._fixed | self.parameters_of(row)
-                outputs = functional_call(self._evaluation, tensors, positional, keywords)
-                return outputs if self._read is None else self._read(outputs)
+            tensors = self._fixed | self.parameters_of(row)
+            with draws or TorchDraws(torch.zeros((), dtype=torch.int64, device=row.device)):
+                return _called(_Inside(self._evaluation), tensors, action)
         for layer in (*self._dropouts.values(), *self._norms.values()):
             layer.uses, layer.again = 0, False
         kind, short = row.device.type, self._short_floats
         with TorchDraws(key), torch.autocast(kind, torch.bfloat16, cache_enabled=False) if short else nullcontext():
             if self._holds_a_row:
-                outputs = self._training(*positional, **keywords)
+                found = action(self._training)
             else:
                 tensors = self._fixed | self.parameters_of(row) | dict.fromkeys(self._dropouts, key)
-                outputs = functional_call(self._training, tensors, positional, keywords)
-            outputs = outputs if self._read is None else self._read(outputs)
-        return outputs.to(row.dtype) if short else outputs
+                found = _called(self._inside, tensors, action)
+        return found.to(row.dtype) if short else found
 
     def with_gradient(
         self, loss: Callable[..., Any], row: Tensor, batch: Sequence[Tensor], gradient: Tensor, has_aux: bool = False
@@ -307,8 +333,7 @@ class FlatModel:
 
         self._holds_a_row = True
         try:
-            tensors = {f"module.{name}": tensor for name, tensor in (self._fixed | leaves | keys).items()}
-            return functional_call(self._inside, tensors, (act,))
+            return _called(self._inside, self._fixed | leaves | keys, act)
         finally:
             self._holds_a_row = False
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from fairmesh.data.samples import Samples
 from fairmesh.losses import NamedLoss
+from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.outputs import PackedLoss
 from fairmesh.problems.parts import Parts
 
@@ -67,6 +68,8 @@ def named(function: Any) -> str:
         return f"{named(function.func)} {args} {function.keywords}"
     if isinstance(function, PackedLoss):
         return f"{named(function.function)} of all outputs"
+    if isinstance(function, BoundModelLoss):
+        return f"{named(function.function)} of the model"
     if isinstance(function, nn.Module | NamedLoss):
         return repr(function)
     code = getattr(function, "__code__", None)

@@ -1,6 +1,5 @@
 """The loss of one row on one batch, in training and in evaluation mode."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +8,14 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fairmesh.losses.base import NamedLoss
-from fairmesh.numerics import random_streams, trees
+from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
+from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.flat_model import FlatModel
+from fairmesh.problems.model_loss import BoundModelLoss
+from fairmesh.problems.stacking import AtOnce, over_models
 
 Loss = Callable[[Any, Any], Tensor]  # (outputs, targets) -> the mean over the samples
-Augmentation = Callable[[Any, Callable[..., Tensor]], Any]  # (a batch, draw(*shape) -> uniforms) -> a batch
 
 
 def as_floats(values: Tree, dtype: torch.dtype) -> Tree:
@@ -26,19 +27,9 @@ def as_floats(values: Tree, dtype: torch.dtype) -> Tree:
     return values.to(dtype) if values.is_floating_point() else values
 
 
-def augmented(augment: Augmentation | None, inputs: Tree, key: Tensor) -> Tree:
+def augmented(augment: Augmenter | None, inputs: Tree, targets: Tree, key: Tensor) -> tuple[Tree, Tree]:
     """Returns a batch as an augmentation changes it, with draws from a key."""
-    if augment is None:
-        return inputs
-
-    dtype = next((part.dtype for part in trees.leaves(inputs) if part.is_floating_point()), torch.get_default_dtype())
-    one, calls = torch.zeros(1, dtype=torch.int64, device=key.device), itertools.count()
-
-    def draw(*shape: int) -> Tensor:
-        stream = random_streams.keys(key, "augmentation", next(calls), one).squeeze(-1)  # each call draws other numbers
-        return random_streams.uniform(stream, torch.Size(shape).numel(), dtype).reshape(shape)
-
-    return augment(inputs, draw)
+    return (inputs, targets) if augment is None else augment.drawn(inputs, targets, key)
 
 
 def _is_vector(targets: Tree) -> bool:
@@ -68,26 +59,50 @@ def _placed(loss: Loss, model: FlatModel) -> Loss:
     return loss.on(model.device, model.dtype) if isinstance(loss, NamedLoss) else loss
 
 
-def batch_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
-    """Returns a function (row, inputs, targets, key) -> loss in training mode."""
+def _training_loss(model: FlatModel, loss: Loss, augment: Augmenter | None) -> Loss:
+    """Returns the loss of a batch that may have been augmented, so that its labels may be mixed."""
+    hard = _placed(loss, model)
+    if augment is None or not augment.changes_targets or not isinstance(loss, NamedLoss):
+        return hard
+    soft = loss.on(model.device, model.dtype, soft=True)
 
-    loss = _placed(loss, model)
+    def either(outputs: Tensor, targets: Tree) -> Tensor:
+        mixed = augment.probabilities(targets)
+        return hard(outputs, targets) if mixed is None else soft(outputs, mixed)
+
+    return either
+
+
+def batch_loss(model: FlatModel, loss: Loss, augment: Augmenter | None) -> Callable[..., Tensor]:
+    """Returns a function (row, inputs, targets, key) -> loss in training mode."""
+    if isinstance(loss, BoundModelLoss):
+
+        def of_model(row: Tensor, inputs: Tree, targets: Tree, key: Tensor) -> Tensor:
+            return loss.of_batch(model, row, *augmented(augment, inputs, targets, key), key)
+
+        return of_model
+    of_outputs = _training_loss(model, loss, augment)
 
     def function(row: Tensor, inputs: Tree, targets: Tree, key: Tensor) -> Tensor:
-        outputs = model(row, augmented(augment, inputs, key), key)
-        plain = loss is nn.functional.cross_entropy and outputs.ndim == 2 and _is_vector(targets)
-        return _cross_entropy(outputs, targets) if plain else loss(outputs, targets)
+        inputs, targets = augmented(augment, inputs, targets, key)
+        outputs = model(row, inputs, key)
+        plain = of_outputs is nn.functional.cross_entropy and outputs.ndim == 2 and _is_vector(targets)
+        return _cross_entropy(outputs, targets) if plain else of_outputs(outputs, targets)
 
     return function
 
 
 def batch_error(
-    model: FlatModel, augment: Augmentation | None, right: Callable[[Tensor, Tensor], Tensor]
+    model: FlatModel, augment: Augmenter | None, right: Callable[[Tensor, Tensor], Tensor]
 ) -> Callable[..., Tensor]:
-    """Returns a function (row, inputs, targets, key, ...) -> share of misclassified samples, in training mode."""
+    """Returns a function (row, inputs, targets, key, ...) -> share of misclassified samples, in training mode. Of mixed
+    labels the largest counts."""
 
     def function(row: Tensor, inputs: Tree, targets: Tree, key: Tensor, *weights: Tensor) -> Tensor:
-        wrong = (~right(model(row, augmented(augment, inputs, key), key), targets)).to(row.dtype)
+        inputs, targets = augmented(augment, inputs, targets, key)
+        mixed = None if augment is None else augment.probabilities(targets)
+        targets = targets if mixed is None else mixed.argmax(dim=1)
+        wrong = (~right(model(row, inputs, key), targets)).to(row.dtype)
         return (wrong * weights[0]).sum() if weights else wrong.mean()
 
     return function
@@ -102,41 +117,54 @@ def per_sample(loss: Loss, outputs: Tensor, targets: Tree) -> Tensor:
     return vmap(one)(outputs, targets)
 
 
-def weighted_loss(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., Tensor]:
-    """Returns a function (row, inputs, targets, key, weights) -> loss in training mode; padding has weight zero."""
-
-    loss = _placed(loss, model)
-
-    def function(row: Tensor, inputs: Tree, targets: Tree, key: Tensor, weights: Tensor) -> Tensor:
-        outputs = model(row, augmented(augment, inputs, key), key)
-        return (per_sample(loss, outputs, targets) * weights).sum()
-
-    return function
-
-
-def losses_of_rows(model: FlatModel, loss: Loss, augment: Augmentation | None) -> Callable[..., tuple[Tensor, Tensor]]:
+def losses_of_rows(model: FlatModel, loss: Loss, augment: Augmenter | None) -> Callable[..., tuple[Tensor, Tensor]]:
     """Returns a function (row, inputs, targets, key, weights) -> weighted loss and each sample's loss, in training
-    mode."""
-
-    loss = _placed(loss, model)
+    mode; padding has weight zero."""
+    of_outputs = None if isinstance(loss, BoundModelLoss) else _training_loss(model, loss, augment)
 
     def function(row: Tensor, inputs: Tree, targets: Tree, key: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        each = per_sample(loss, model(row, augmented(augment, inputs, key), key), targets)
+        inputs, targets = augmented(augment, inputs, targets, key)
+        if isinstance(loss, BoundModelLoss):
+            each = loss.of_samples(model, row, inputs, targets, key)
+        else:
+            each = per_sample(of_outputs, model(row, inputs, key), targets)  # type: ignore[arg-type]
         return (each * weights).sum(), each
 
     return function
 
 
+def weighted_loss(model: FlatModel, loss: Loss, augment: Augmenter | None) -> Callable[..., Tensor]:
+    """Returns a function (row, inputs, targets, key, weights) -> loss in training mode; padding has weight zero."""
+    both = losses_of_rows(model, loss, augment)
+    return lambda *arguments: both(*arguments)[0]
+
+
 def evaluation_losses(model: FlatModel, loss: Loss) -> Callable[..., Tensor]:
     """Returns a function (row, inputs, targets) -> the loss of each sample, in evaluation mode."""
-
-    loss = _placed(loss, model)
+    if isinstance(loss, BoundModelLoss):
+        return lambda row, inputs, targets: loss.of_samples(model, row, inputs, targets)
+    placed = _placed(loss, model)
 
     def function(row: Tensor, inputs: Tree, targets: Tree) -> Tensor:
         outputs = model(row, inputs)
-        if loss is nn.functional.cross_entropy and outputs.ndim == 2 and _is_vector(targets):
+        if placed is nn.functional.cross_entropy and outputs.ndim == 2 and _is_vector(targets):
             return -outputs.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        return per_sample(loss, outputs, targets)
+        return per_sample(placed, outputs, targets)
+
+    return function
+
+
+def answering(model: FlatModel, loss: Loss, at_once: AtOnce) -> Callable[[Tensor, Tree, Tree], tuple[Tensor, Tensor]]:
+    """Returns a function (rows, inputs, targets) -> outputs (rows, samples, ...) and the loss of each sample (rows,
+    samples), in evaluation mode, of several models on the same samples."""
+    outputs_of = over_models(model, at_once, in_dims=(0, None))
+    if isinstance(loss, BoundModelLoss):
+        losses_of = over_models(evaluation_losses(model, loss), at_once, in_dims=(0, None, None))
+        return lambda rows, inputs, targets: (outputs_of(rows, inputs), losses_of(rows, inputs, targets))
+
+    def function(rows: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        outputs = outputs_of(rows, inputs)
+        return outputs, vmap(lambda one: per_sample(loss, one, targets))(outputs)
 
     return function
 

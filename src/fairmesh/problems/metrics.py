@@ -11,9 +11,8 @@ from fairmesh.data.rows import SampleRows
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems.losses import as_floats, per_sample
+from fairmesh.problems.losses import answering, as_floats, per_sample
 from fairmesh.problems.problem import Problem
-from fairmesh.problems.stacking import over_models
 
 _FLOATS_AT_ONCE = 1 << 23  # of inputs times rows, so that a chunk of outputs and activations stays small
 
@@ -54,8 +53,8 @@ class Evaluator:
         self._problem, self._dtype, self._device = problem, dtype, torch.device(device)
         self._of_site = torch.tensor(of_site, dtype=torch.int64)
         self._sizes = [len(samples) for samples in sets]
-        model, at_once = problem.flat_model.to(self._device, dtype), problem.at_once(self._device)
-        self._outputs = over_models(model, at_once, in_dims=(0, None))
+        model = problem.flat_model.to(self._device, dtype)
+        self._answers = answering(model, problem.loss, problem.at_once(self._device))
         if sets:
             self._rows = SampleRows(sets, torch.device(home or device))
             self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes))
@@ -107,8 +106,8 @@ class Evaluator:
         for here, pair in self._rows.chunks(begin, begin + count, chunk):
             inputs, targets = (as_floats(_placed(tree, self._device), self._dtype) for tree in pair)
             owner = self._set_of_sample[here] - first
-            outputs = self._outputs(rows, inputs)
-            each = vmap(lambda o, t=targets: per_sample(problem.loss, o, t))(outputs).double().cpu()
+            outputs, each = self._answers(rows, inputs, targets)
+            each = each.double().cpu()
             losses.index_add_(1, owner, each)  # on the host: a GPU adds in no fixed order
             if bool(each.isnan().any()):
                 lost = ~rows.isfinite().all(dim=1).cpu()
@@ -232,9 +231,17 @@ def measured_names(problem: Problem) -> list[str]:
     return list(dict.fromkeys([*problem.metrics_by_name, *built_in]))
 
 
-def measured(problem: Problem, outputs: Tensor, targets: Tree) -> dict[str, float]:
-    """Returns each metric of a model, given its outputs for a whole set of samples. It is NaN where it fails."""
-    found = {"loss": float(per_sample(problem.loss, outputs, targets).double().mean())}
+def measured(problem: Problem, outputs: Tensor, targets: Tree, losses: Tensor | None = None) -> dict[str, float]:
+    """Returns each metric of a model, given its outputs for a whole set of samples. It is NaN where it fails.
+
+    Args:
+        problem: The problem.
+        outputs: What the model gives.
+        targets: The targets of the samples.
+        losses: The loss of each sample; None to compute it from the outputs. Default: None.
+    """
+    losses = per_sample(problem.output_loss, outputs, targets) if losses is None else losses
+    found = {"loss": float(losses.double().mean())}
     if bool(outputs.isnan().any()):
         return dict.fromkeys(measured_names(problem), torch.nan)
     if problem.classes:

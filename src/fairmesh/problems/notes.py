@@ -52,6 +52,14 @@ def on_data(problem: "Problem", home: torch.device, device: torch.device) -> str
     return f"{data} is all in memory{there}"
 
 
+def on_augmentation(problem: "Problem") -> str | None:
+    """Returns that an augmentation runs on the CPU, and how often, or None."""
+    if problem.augmenter is None or problem.augmenter.with_model:
+        return None
+    once = "batch of a node" if problem.augmenter.changes_targets else "sample"
+    return f"augment runs on the CPU, once for every {once}, with torch, random and np.random seeded for each call"
+
+
 def on_evaluation_mode(problem: "Problem") -> str | None:
     """Returns which layers a module in evaluation mode trains without, or None."""
     layers = problem.flat_model.switched_off()

@@ -118,14 +118,14 @@ class Oracle:
         self.initial_rows, self._initial_own = start.split([self.model.dim, self.model.own_dim], dim=-1)
         self._shape = (*draw_shape, self.model.dim)
         at_once, rows = problem.at_once(device), draw_shape[0] * draw_shape[1]
-        loss = (weighted_loss if self._weighted else batch_loss)(self.model, problem.loss, problem.augment)
+        loss = (weighted_loss if self._weighted else batch_loss)(self.model, problem.loss, problem.augmenter)
         self._values = over_models(convolutions.of_many(loss, at_once or rows, device), at_once)
-        self._errors = over_models(batch_error(self.model, problem.augment, problem.right), at_once)
+        self._errors = over_models(batch_error(self.model, problem.augmenter, problem.right), at_once)
         self._held_values = over_models(evaluation_loss(self.model, problem.loss), at_once)
         self._held_errors = over_models(evaluation_error(self.model, problem.right), at_once)
         self._gradients = gradients(self.model, loss, at_once, rows, device, trace=trace, precision=precision)
         if self.subgroups:
-            each = losses_of_rows(self.model, problem.loss, problem.augment)
+            each = losses_of_rows(self.model, problem.loss, problem.augmenter)
             self._gradients_and_rows = gradients(self.model, each, at_once, rows, device, True, precision=precision)
             self._held_rows = over_models(evaluation_losses(self.model, problem.loss), at_once)
 
@@ -360,7 +360,7 @@ class Oracle:
                 "losses and gradients of single samples need batches of one length; with order = 'full' sites of "
                 "unequal size have none: use Sampling(batch=...)"
             )
-        each = losses_of_rows(self.model, self.problem.loss, self.problem.augment)
+        each = losses_of_rows(self.model, self.problem.loss, self.problem.augmenter)
 
         def one(row: Tensor, inputs: Any, targets: Any, key: Tensor) -> Tensor:
             return what(lambda given: each(given, inputs, targets, key, row.new_zeros(()))[1])(row)
@@ -419,7 +419,10 @@ class Oracle:
             return drawn.flatten(1).to(torch.int64) & 0xFFFFFFFF
 
         key = self._round_cache.at(("model", call), keys, round_index)
-        batch = (*self._read(("batch", call), self._numbers_in(call, calls), seeds, round_index), key)
+        inputs, targets = self._read(("batch", call), self._numbers_in(call, calls), seeds, round_index)
+        if self.problem.augmenter is not None:
+            inputs, targets = self.problem.augmenter.beforehand(inputs, targets, key)
+        batch = (inputs, targets, key)
         if self._padded:
             steps, sizes = torch.arange(self._largest, device=device), self._sizes_in(round_index)
             weights = (steps < sizes).to(self.dtype) / sizes

@@ -17,12 +17,20 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.samples import Samples, Targets
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, nearest
-from fairmesh.losses import NamedLoss
+from fairmesh.losses import ModelLoss, NamedLoss
 from fairmesh.losses.members import squared_error
 from fairmesh.metrics.base import TASKS, Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
 from fairmesh.numerics import trees
+from fairmesh.numerics.trees import Tree
+from fairmesh.problems.augmentation import Augmentation, Augmenter
 from fairmesh.problems.batch_norm import BatchNormPolicy, under_policy
-from fairmesh.problems.checks import check_gradient, check_mean, refuse_autocast, why_not_stacked
+from fairmesh.problems.checks import (
+    check_gradient,
+    check_mean,
+    refuse_autocast,
+    refuse_unwrapped,
+    why_not_stacked,
+)
 from fairmesh.problems.data_checks import (
     check_batches,
     check_forms,
@@ -34,7 +42,8 @@ from fairmesh.problems.data_checks import (
 )
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.identity import digest_of, fingerprint
-from fairmesh.problems.losses import Augmentation, Loss, as_floats, reads_logits
+from fairmesh.problems.losses import Loss, as_floats, reads_logits
+from fairmesh.problems.model_loss import BoundModelLoss, bound
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.outputs import PackedLoss, Packing, Read, is_built_in, readings
 from fairmesh.problems.parts import Parts
@@ -63,7 +72,8 @@ class Problem:
         sites: One `Site` per node, or just its training samples.
         loss: One of `fm.losses`, or a function (outputs, targets) -> scalar tensor, the mean over the samples. If
             targets are numbers, cross-entropy stands for the squared error. Losses of fairmesh and torch get the tensor
-            that predicts (`read`), and a function of your own gets all that the model returns. Default:
+            that predicts (`read`), and a function of your own gets all that the model returns. Or
+            `fm.losses.ModelLoss(function)`, a function (model, batch) that calls the model itself. Default:
             torch.nn.functional.cross_entropy.
         sampling: Which samples a node uses for a gradient. Default: Sampling().
         prior: p, one number > 0 per site, scaled to sum to one; None for each site's share of all training samples.
@@ -74,8 +84,12 @@ class Problem:
             of their own, by parameter. Default: 0.0.
         clip_norm: Largest Euclidean norm of each node's gradient, > 0, as in `torch.nn.utils.clip_grad_norm_`; None for
             no clipping. Default: None.
-        augment: (batch of inputs, draw) -> batch of inputs, where draw(*shape) returns uniforms in [0, 1). Default:
-            None.
+        augment: How training batches are changed at random, told by its parameters. (inputs, draw) -> inputs, of a
+            batch, where draw(*shape) returns uniforms in [0, 1); (inputs, targets, draw) -> (inputs, targets), such as
+            mixup; both run with the model, for many nodes at once. (sample) -> sample, of the inputs of one sample,
+            such as a torchvision v2 transform; or (inputs, targets) -> (inputs, targets), of a batch: these may draw
+            from torch's, Python's and numpy's generators, which are seeded for every sample (or batch) from seed,
+            round, node and place in the batch, and run on the CPU (docs/own-models.md). Default: None.
         metrics: Further metrics: a list of built-in ones, such as ["auroc", fm.metrics.Sensitivity(threshold=0.3)]; or
             a table of names, to built-in ones, `fm.Metric`, or functions (outputs, targets) of a whole test set ->
             number, higher is better. Accuracy, if targets are labels, and loss are always measured. Default: {}.
@@ -174,6 +188,10 @@ class Problem:
     def _settle_loss(self) -> None:
         """Chooses the loss of numbers if none was given, and finds balanced class weights."""
         targets = self.sites[0].train.targets
+        if isinstance(self.loss, ModelLoss | BoundModelLoss):
+            self._bind_loss(self.loss)
+            return
+        refuse_unwrapped(self.loss)
         if not isinstance(targets, Tensor):
             if is_built_in(self.loss):
                 raise BadInput(
@@ -203,6 +221,35 @@ class Problem:
             object.__setattr__(self, "loss", self.loss.fitted(counts))
         if isinstance(self.loss, NamedLoss):
             self.loss.check(self._outputs_per_target())
+
+    def _bind_loss(self, loss: ModelLoss | BoundModelLoss) -> None:
+        """Finds out how a loss that calls the model is evaluated."""
+        inputs, targets, _ = few_samples(self)
+        model, row = self.flat_model.to(torch.device("cpu"), torch.float32), self.initial_whole_row(0).float()
+        object.__setattr__(self, "loss", bound(loss.function, model, row, (inputs, targets)))
+
+    @property
+    def output_loss(self) -> Loss:
+        """The loss as a function of outputs and targets.
+
+        Raises:
+            BadInput: It calls the model itself.
+        """
+        if isinstance(self.loss, ModelLoss | BoundModelLoss):
+            raise BadInput(
+                "constant answers, personalization and references that are chosen by held-out rows need a loss of "
+                "outputs and targets, but this one calls the model (fm.losses.ModelLoss)"
+            )
+        return self.loss
+
+    @cached_property
+    def augmenter(self) -> Augmenter | None:
+        """How training batches are changed."""
+        if self.augment is None:
+            return None
+        targets = self.sites[0].train.targets
+        labels = isinstance(targets, Tensor) and not targets.is_floating_point()
+        return dataclasses.replace(Augmenter.of(self.augment), label_axes=targets.ndim if labels else None)
 
     def _pack_outputs(self) -> None:
         """Lets a loss of the user's own see all that the model returns."""
@@ -498,9 +545,12 @@ class Problem:
             )
         row = self.initial_whole_row(0).float()
         check_batches(self)
-        check_gradient(model, row, self.loss, self.augment, (inputs, targets))
-        with torch.no_grad():
-            check_mean(self.loss, model(row, inputs), trees.joined([targets, more]))
+        check_gradient(model, row, self.loss, self.augmenter, self._augmented(inputs, targets))
+        if not isinstance(self.loss, BoundModelLoss):
+            with torch.no_grad():
+                check_mean(self.loss, model(row, inputs), trees.joined([targets, more]))
+        elif self.why_not_stacked is not None:
+            object.__setattr__(self, "loss", dataclasses.replace(self.loss, by_vmap=False))
         self.at_once(torch.device("cpu"))  # refuses a model that cannot be evaluated in the way that is asked for
         for name, metric in self.metrics_by_name.items():
             if isinstance(metric, NamedMetric):
@@ -536,7 +586,12 @@ class Problem:
     def why_not_stacked(self) -> str | None:
         inputs, targets, _ = few_samples(self)
         model = self.flat_model.to(torch.device("cpu"), torch.float32)
-        return why_not_stacked(model, self.initial_whole_row(0).float(), self.loss, self.augment, (inputs, targets))
+        batch = self._augmented(inputs, targets)
+        return why_not_stacked(model, self.initial_whole_row(0).float(), self.loss, self.augmenter, batch)
+
+    def _augmented(self, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
+        """Returns a batch as an augmentation without `draw` changes it."""
+        return (inputs, targets) if self.augmenter is None else self.augmenter.check(inputs, targets)
 
     def refuse_own_parts(self, what: str) -> None:
         """Raises BadInput if parts of the model stay at their sites, for what does not know such parts."""

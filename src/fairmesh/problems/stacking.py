@@ -187,5 +187,5 @@ def refuse_moved(before: GeneratorStates) -> None:
         raise BadInput(
             f"the model, loss or augmentation draws from the generator of {' and '.join(moved)}, so runs could not be "
             "repeated; a model may use dropout layers, torch.rand, torch.randn, torch.bernoulli and the like, whose "
-            "numbers fairmesh replaces by its own, and augment(batch, draw) takes uniforms from draw(*shape)"
+            "numbers fairmesh replaces by its own, and augment(inputs, draw) takes uniforms from draw(*shape)"
         )

@@ -216,6 +216,14 @@ def _empty(draws: TorchDraws, function: Any, *arguments: Any, **form: Any) -> Te
     return made.zero_() + (draws._key * 0).to(device=made.device, dtype=made.dtype)
 
 
+@_answers(F.one_hot)
+def _one_hot(draws: TorchDraws, function: Any, tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """Under vmap, torch's own function would read the values of the labels."""
+    if num_classes < 0 or not torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # type: ignore[attr-defined]
+        return function(tensor, num_classes)
+    return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
+
+
 def _kept(draws: TorchDraws, inputs: Tensor, p: float, spatial: int) -> Tensor:
     """Returns where dropout keeps its input: each number, or whole channels where there are spatial axes."""
     shape = inputs.shape[: inputs.ndim - spatial]

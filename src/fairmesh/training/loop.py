@@ -249,9 +249,12 @@ class Training:
             yield t + 1, state
 
     def _captured(self, state: TrainingState, done: int, rounds: int) -> CapturedRounds | None:
-        """Returns the rounds as a CUDA graph, if the data is on a GPU and there is more than one round to do."""
+        """Returns the rounds as a CUDA graph, if the data is on a GPU, augmentation runs there too, and
+        there is more than one round to do."""
         on_gpu = self.device.type == "cuda" and self.data_home.type == "cuda"
-        if not on_gpu or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
+        augmenter = self.problem.augmenter
+        by_host = augmenter is not None and not augmenter.with_model  # a graph would replay what it drew once
+        if not on_gpu or by_host or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
         enough = _ONE_BY_ONE_FUSED_FROM if self.problem.at_once(self.device) == 1 else _FUSED_FROM
         fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= enough)

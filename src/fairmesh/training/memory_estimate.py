@@ -18,6 +18,7 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.problems.losses import as_floats, augmented
 from fairmesh.problems.metrics import evaluated_at_once
+from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
 from fairmesh.problems.problem import Problem, Sampling
 from fairmesh.topology.graphs import Ring
@@ -134,7 +135,9 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
     samples = len(train) if problem.sampling.order == "full" else problem.sampling.batch
     seen = train.seen
     few = torch.arange(min(samples, 8)) % len(seen)
-    inputs = as_floats(trees.at(seen.inputs, few), torch.float32)
+    inputs, targets = (as_floats(trees.at(part, few), torch.float32) for part in (seen.inputs, seen.targets))
+    if problem.augmenter is not None:
+        inputs, targets = problem.augmenter.check(inputs, targets)
     row = problem.initial_whole_row(0).float().requires_grad_()
     kept: dict[int, int] = {}
 
@@ -144,7 +147,11 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
 
     model, key = problem.flat_model.to(_CPU, torch.float32), torch.zeros((), dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        outputs = model(row, augmented(problem.augment, inputs, key), key)
+        inputs, targets = augmented(problem.augmenter, inputs, targets, key)
+        if isinstance(problem.loss, BoundModelLoss):
+            outputs = problem.loss.of_batch(model, row, inputs, targets, key)
+        else:
+            outputs = model(row, inputs, key)
     kept.pop(row.untyped_storage().data_ptr(), None)
     for part in trees.leaves(inputs):
         kept[part.untyped_storage().data_ptr()] = part.nbytes

@@ -16,6 +16,7 @@ from fairmesh.networks.base import Network
 from fairmesh.numerics import trees
 from fairmesh.problems.losses import as_floats
 from fairmesh.problems.metrics import SplitEvaluator, measured
+from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.objective import Objective, held_out_last
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.splits import with_splits
@@ -73,9 +74,12 @@ def _references(
     for k, split in enumerate(judged.every_split):
         of_split: dict[str, dict[int, float]] = {"local_losses": local[k]} if local else {}
         if objective.needs_constants:
-            constants = {i: _constant_loss(split, i) for i in sites}
-            of_split["constant_losses"] = constants
-            of_split["untrained_losses"] = {i: max(constants[i], _untrained_loss(split, i, seed)) for i in sites}
+            untrained = {i: _untrained_loss(split, i, seed) for i in sites}
+            if objective.against == "constant" or not isinstance(split.loss, BoundModelLoss):
+                constants = {i: _constant_loss(split, i) for i in sites}
+                of_split["constant_losses"] = constants
+                untrained = {i: max(constants[i], loss) for i, loss in untrained.items()}
+            of_split["untrained_losses"] = untrained
         for field, losses in of_split.items():
             _check_finite(field, losses, split)
         found.append({field: {str(i): v for i, v in losses.items()} for field, losses in of_split.items()})
@@ -152,7 +156,7 @@ def _constant_loss(problem: Problem, i: int) -> float:
     targets, constant = problem.sites[i].validation.known_targets(), best_constant(problem, i)
     with torch.no_grad():
         outputs = constant.expand(trees.length(targets), *constant.shape[1:])
-        return float(problem.loss(outputs, as_floats(targets, torch.float32)))
+        return float(problem.output_loss(outputs, as_floats(targets, torch.float32)))
 
 
 def best_constant(problem: Problem, i: int) -> Tensor:
@@ -173,7 +177,7 @@ def best_constant(problem: Problem, i: int) -> Tensor:
     def closure() -> Tensor:
         optimizer.zero_grad()
         constant = center + spread * away
-        value = problem.loss(constant.expand(count, *constant.shape[1:]), targets)
+        value = problem.output_loss(constant.expand(count, *constant.shape[1:]), targets)
         if problem.task != "numbers":  # keeps the output of a class that the site does not have finite
             value = value + away.square().sum() / count
         value.backward()
@@ -204,7 +208,12 @@ def constant_values(problem: Problem, judged_on: str) -> list[float]:
 def _untrained_loss(problem: Problem, i: int, seed: int) -> float:
     """Returns the loss of the initial model on the rows that judge a site."""
     samples = problem.sites[i].validation.some()
-    return float(problem.loss(_outputs(problem, samples, seed), as_floats(samples.targets, torch.float32)))
+    targets = as_floats(samples.targets, torch.float32)
+    if isinstance(problem.loss, BoundModelLoss):
+        model, row = problem.flat_model.to(torch.device("cpu"), torch.float32), problem.initial_whole_row(seed).float()
+        with torch.no_grad():
+            return float(problem.loss.of_samples(model, row, as_floats(samples.inputs, torch.float32), targets).mean())
+    return float(problem.output_loss(_outputs(problem, samples, seed), targets))
 
 
 @torch.no_grad()

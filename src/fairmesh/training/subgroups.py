@@ -8,7 +8,7 @@ import torch
 from fairmesh.algorithms.subgroups import SubgroupState, weights_of
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
-from fairmesh.problems.losses import as_floats
+from fairmesh.problems.losses import answering, as_floats
 from fairmesh.problems.metrics import measured
 
 if TYPE_CHECKING:
@@ -53,11 +53,13 @@ def outcomes(result: "Result", replica: int) -> list[SubgroupOutcome]:
         if samples.subgroups is None:
             continue
         row = result.whole_row(replica, site=None if shared else str(site.name)).cpu().float()
-        outputs, weights = model(row, as_floats(samples.inputs, torch.float32)), _weights(result, replica, i)
+        inputs, targets = (as_floats(part, torch.float32) for part in (samples.inputs, samples.targets))
+        found, each = answering(model, problem.loss, at_once=1)(row.unsqueeze(0), inputs, targets)
+        outputs, losses, weights = found[0], each[0], _weights(result, replica, i)
         for k, name in enumerate(samples.subgroup_names):
             mine = samples.subgroups == k
             if bool(mine.any()):
-                found = measured(problem, outputs[mine], trees.at(samples.targets, mine))
+                found = measured(problem, outputs[mine], trees.at(targets, mine), losses[mine])
                 made.append(SubgroupOutcome(str(site.name), name, int(mine.sum()), found, weights.get(name)))
     if not made:
         raise BadInput(
