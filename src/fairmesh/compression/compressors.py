@@ -612,8 +612,9 @@ class LowRank(Compressor):
     A matrix M (a x b, a convolution's filters as a rows) is projected onto the range of M (M^T M)^k Z, where Z has
     `rank` columns drawn at random in every round: the receiver gets P P^T M as P and M^T P. Vectors, and matrices that
     the factors would not shorten, travel as they are. delta = rank / min(a, b) of the matrix with the least. The
-    algorithms compress differences to public copies, which corrects what a low rank leaves out; PowerSGD's warm start,
-    the factor of the round before, is not needed for that.
+    algorithms compress differences to public copies, so that what a low rank leaves out is sent later. PowerSGD starts
+    from the factor of the round before instead of a random Z. That made no difference where it was measured: ten sites
+    of digits, rank 1 and 4, three seeds, mean accuracies within 0.1 points (`python examples/research/power_sgd.py`).
 
     Rows of another length than the model's, or outside a run, are taken as one matrix that is nearly square.
 

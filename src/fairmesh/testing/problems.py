@@ -1,5 +1,6 @@
 """A problem small enough to train on in milliseconds, and an oracle of nodes that have nothing to learn."""
 
+import math
 from types import SimpleNamespace
 
 import torch
@@ -68,7 +69,9 @@ class NoGradients:
     subgroups = 0
 
     def __init__(self, rows: Tensor):
-        self.model = SimpleNamespace(layout=Layout(("weight",), ((rows.shape[-1], 1),)), own_dim=0)
+        side = math.isqrt(rows.shape[-1])
+        layout = Layout(("weight", "bias"), ((side, side), (rows.shape[-1] - side**2,)))
+        self.model = SimpleNamespace(layout=layout, own_dim=0)
         self.rows, self.seeds, self.dtype = rows, torch.arange(len(rows)), rows.dtype
         self.initial_rows = rows.mean(dim=-2)
         self.prior = torch.full((len(rows), 1, rows.shape[-2]), 1 / rows.shape[-2], dtype=rows.dtype)

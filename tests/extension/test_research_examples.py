@@ -1,0 +1,155 @@
+"""examples/research: each algorithm keeps the contract, and does what its paper promises."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fairmesh as fm
+from fairmesh.algorithms.base import Round
+from fairmesh.config.imports import imported
+from fairmesh.mesh.node import leaving
+from fairmesh.networks.memory import MemoryNetwork
+from fairmesh.problems.oracle import Oracle
+from fairmesh.storage.state_tree import flatten_state, unflatten_state
+from fairmesh.testing import check_algorithm, small_problem
+from tests import toys
+
+FOLDER = Path(__file__).parents[2] / "examples" / "research"
+
+
+def of(file: str, name: str):
+    return imported(f"{FOLDER / file}.py:{name}", "the test")
+
+
+EXTRA, BEER, DMHSGD = of("extra", "EXTRA"), of("beer", "BEER"), of("dm_hsgd", "DMHSGD")
+GraphQFFL, PowerSGD = of("q_ffl_graph", "GraphQFFL"), of("power_sgd", "PowerSGD")
+ALGORITHMS = {
+    "extra": EXTRA(),
+    "beer": BEER(),
+    "dm-hsgd": DMHSGD(),
+    "q-ffl": GraphQFFL(q=2.0),
+    "power-sgd": PowerSGD(),
+    "power-sgd, random": PowerSGD(rank=2, warm=False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_example_keeps_the_contract(name):
+    check_algorithm(ALGORITHMS[name])
+
+
+def test_every_file_is_tested():
+    here = {Path(sys.modules[type(a).__module__].__file__ or "").stem for a in ALGORITHMS.values()}
+    assert here == {path.stem for path in FOLDER.glob("*.py")}
+
+
+def convex(sites: list[fm.Site]) -> fm.Problem:
+    model, full = (lambda: torch.nn.Linear(toys.FEATURES, toys.CLASSES)), fm.Sampling(order="full")
+    return toys.problem(len(sites), sites=sites, model=model, sampling=full, weight_decay=0.5)
+
+
+def apart(models: torch.Tensor) -> float:
+    return float((models - models.mean(dim=-2, keepdim=True)).norm() / models.norm())
+
+
+def test_extra_reaches_exact_consensus_where_dsgd_does_not():
+    problem = convex(toys.sites(8))
+    ends = [
+        fm.train(
+            problem, fm.Ring(), algorithm, 200, dtype="float64", measure_every=200, trace="no"
+        ).state.algorithm.models
+        for algorithm in (fm.DSGD(0.3), EXTRA(0.3))
+    ]
+    assert apart(ends[0]) > 0.05
+    assert apart(ends[1]) < 1e-8
+
+
+def test_beer_is_tracked_ad_gda_without_momentum_scaling_and_weights():
+    problem, compressor = toys.problem(), fm.TopK(0.3)
+    tracked = fm.TrackedADGDA(
+        0.1, beta1=0.0, beta2=0.0, gradient_at_average=0.0, consensus_step=0.3, compressor=compressor,
+        weighting=fm.weighting.PriorWeights(), warm_start=False,
+    )  # fmt: skip
+    one, other = (
+        fm.train(problem, fm.Ring(), algorithm, 20, dtype="float64", measure_every=20, trace="no")
+        for algorithm in (tracked, BEER(0.1, 0.3, compressor))
+    )
+    assert float((one.state.algorithm.models - other.state.algorithm.models).abs().max()) < 1e-12
+    assert float(one.final[0]["bytes_total"]) == float(other.final[0]["bytes_total"])
+
+
+def test_dm_hsgd_has_less_noise_than_stochastic_gradients():
+    noise = of("dm_hsgd", "noise")
+    assert noise(0.1, rounds=60, seeds=6) < 0.4 * noise(1.0, rounds=60, seeds=6)
+
+
+@pytest.mark.slow
+def test_q_ffl_over_a_graph_helps_the_worst_site():
+    worst = of("q_ffl_graph", "worst")
+    assert worst(5.0, rounds=200) > worst(0.0, rounds=200) + 0.05
+
+
+def test_q_ffl_over_a_graph_gives_large_losses_the_weights_of_the_formula():
+    problem = convex(toys.sites(8))
+    run = fm.train(problem, fm.Ring(), GraphQFFL(0.0, q=2.0), 80, dtype="float64", measure_every=80, trace="no")
+    network, oracle = toys.on_stack(problem, fm.Ring())
+    losses = Round(torch.tensor(0), oracle, network).losses(run.state.algorithm.models)[0, :, 0]
+    expected = problem.prior_of_sites * losses**2
+    found = run.state.algorithm.weights[0, :, 0] / problem.n
+    assert torch.allclose(found, expected / expected.sum(), rtol=1e-6, atol=0)
+
+
+def test_power_sgd_sends_the_bytes_of_its_factors():
+    problem, rank = of("power_sgd", "digits")(), 2
+    sent = [
+        fm.train(problem, fm.Ring(), algorithm, 2, measure_every=2, trace="no").final[0]["bytes_total"]
+        for algorithm in (fm.ChocoSGD(0.1), PowerSGD(0.1, rank=rank))
+    ]
+    numbers = rank * (64 + 64) + 64 + rank * (10 + 64) + 10
+    whole = 64 * 64 + 64 + 64 * 10 + 10
+    assert sent[1] / sent[0] == pytest.approx(numbers / whole, rel=0.03)
+
+
+def test_extra_stays_exact_after_a_site_has_left():
+    """Without the role of its corrections, a bias would stay for ever."""
+    sites, algorithm, kept = toys.sites(6, sizes=(20,) * 6), EXTRA(0.3), [0, 1, 2, 3, 4]
+
+    def trained(state, nodes, rounds):
+        problem = convex([sites[i] for i in nodes])
+        network = MemoryNetwork(fm.Ring().build(len(nodes)), dtype=torch.float64, identities=nodes)
+        oracle = Oracle(problem, network.hosted, network.streams, seeds=[0], dtype=torch.float64, trace=False)
+        state = algorithm.init(oracle, network) if state is None else state
+        for t in range(rounds):
+            state = algorithm.step(state, Round(torch.tensor(t), oracle, network))
+        return state
+
+    state = trained(None, range(6), 30)
+    fresh = trained(None, kept, 120).models.mean(dim=-2)
+
+    def off_from(before) -> float:
+        rows = {path: tensor[:, kept] for path, tensor in flatten_state(before).items()}
+        return float((trained(unflatten_state(state, rows), kept, 120).models.mean(dim=-2) - fresh).norm())
+
+    reduced = leaving.without(state, [5], [], torch.ones(5) / 5)
+    assert off_from(reduced) < 1e-5 * float(fresh.norm())
+    assert off_from(state) > 1e-2 * float(fresh.norm())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_example_runs_as_a_script(path):
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 1
+
+
+def test_own_parts_stay_at_their_site_with_an_algorithm_from_outside():
+    problem = small_problem(local=("2.*",))
+    run = fm.train(problem, fm.Ring(), dataclasses.replace(BEER(), optimizer=fm.optimizers.AdamW()), 4, trace="no")
+    assert run.state.own.rows.std(dim=1).max() > 0
+    assert run.state.algorithm.models.shape[-1] == problem.flat_model.dim < 53
