@@ -77,3 +77,8 @@ def test_example_script_runs_in_seconds(name):
 def test_baselines_are_all_trained(capsys):
     runpy.run_path(str(ROOT / "examples" / "baselines.py"))["main"](rounds=2, splits=1)
     assert len(capsys.readouterr().out.splitlines()) == 12
+
+
+def test_example_of_streamed_images_runs(capsys):
+    runpy.run_path(str(ROOT / "examples" / "streamed_images.py"))["main"](rounds=2)
+    assert "streamed" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from fairmesh.data.datasets import (
     ImageFolder,
     ImportedData,
     Npz,
+    ParquetRows,
     Table,
 )
 from fairmesh.data.partitions import (
@@ -59,6 +60,7 @@ __all__ = [
     "Instrument",
     "Npz",
     "OneClass",
+    "ParquetRows",
     "Partition",
     "Pool",
     "Preprocessing",

@@ -221,11 +221,13 @@ class Stream:
             seeds: Of the generators, for each item, in [0, 2^32); None for seeds that depend on the item alone.
         """
         numbers = [self._number(row) for row in rows]
-        items = []
-        for number, seed in zip(numbers, seeds or [(number * 0x9E3779B1) & 0xFFFFFFFF for number in numbers]):
-            _seed_generators(seed)
+        seeds = seeds or [(number * 0x9E3779B1) & 0xFFFFFFFF for number in numbers]
+        items: list[Any] = [None] * len(numbers)
+        for k in sorted(range(len(numbers)), key=numbers.__getitem__):  # neighbours in a file one after another
+            number = numbers[k]
+            _seed_generators(seeds[k])
             try:
-                items.append(with_tensors(self.source.dataset[number]))
+                items[k] = with_tensors(self.source.dataset[number])
             except Exception as error:  # a user's Dataset may raise anything
                 raise BadInput(f"{self.what}: item {number} cannot be read: {in_a_line(error)}{_FORGOTTEN}") from error
         batch = self._collated(items, numbers)

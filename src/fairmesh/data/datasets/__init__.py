@@ -11,6 +11,7 @@ from fairmesh.data.datasets.base import (
 from fairmesh.data.datasets.coos7 import COOS7
 from fairmesh.data.datasets.digits import Digits
 from fairmesh.data.datasets.own import ImageFolder, Npz
+from fairmesh.data.datasets.parquet import ParquetRows
 from fairmesh.data.datasets.published import CIFAR10, MNIST, FashionMNIST
 from fairmesh.data.datasets.table import Table
 from fairmesh.data.partitions import Partition, Pool
@@ -28,6 +29,7 @@ __all__ = [
     "ImageFolder",
     "ImportedData",
     "Npz",
+    "ParquetRows",
     "Partition",
     "Pool",
     "Table",
@@ -44,6 +46,7 @@ register(
         "image-folder": ImageFolder,
         "table": Table,
         "npz": Npz,
+        "parquet-rows": ParquetRows,
         "held-out": HeldOut,
         "fewer": Fewer,
         "corrupted": Corrupted,

@@ -2,22 +2,28 @@
 
 import functools
 import zipfile
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from fairmesh.data.datasets.base import Data
 from fairmesh.data.partitions import (
     BySite,
+    Contrast,
+    Instrument,
     Pair,
     Partition,
     Pool,
 )
 from fairmesh.data.site import Site
+from fairmesh.data.streams import HELD_UP_TO, Streamed
 from fairmesh.errors import BadInput, in_a_line, optional
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp")
@@ -33,7 +39,7 @@ def check_split(share: float, seed: int) -> None:
 def split_by_site(samples: Pair, sites: ArrayLike | None, share: float, seed: int) -> Pool:
     """Returns a pool in which a share of each site's samples, drawn at random, at least one, is for testing. A site
     with a single sample trains on it and is not measured."""
-    names, index = _indexed(sites if sites is not None else [""] * len(samples[0]))
+    names, index = indexed(sites if sites is not None else [""] * len(samples[0]))
     testing = np.zeros(len(index), bool)
     generator = np.random.default_rng(seed)
     for k in range(len(names)):
@@ -49,22 +55,81 @@ def split_by_site(samples: Pair, sites: ArrayLike | None, share: float, seed: in
     return Pool(train, judge, of_sample[~test], of_sample[test], names)
 
 
-def _indexed(values: ArrayLike) -> tuple[tuple[str, ...], np.ndarray]:
+def indexed(values: ArrayLike) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the distinct values in order, whole numbers by size, and the index of each value among them."""
     distinct, index = np.unique(np.asarray(values), return_inverse=True)
     return tuple(str(value) for value in distinct), index.reshape(-1)
 
 
-def _labels(values: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
+def labels_of(values: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
     """Returns the class of each value: its place among `classes` or, if none are given, among the distinct values."""
     if not classes:
-        return _indexed(values)[1]
+        return indexed(values)[1]
     place = {name: k for k, name in enumerate(classes)}
     texts = [str(value) for value in np.asarray(values).tolist()]
     unknown = sorted(set(texts) - place.keys())
     if unknown:
         raise BadInput(f"{where} has the class {unknown[0]!r}, which is not among classes = {list(classes)}")
     return np.array([place[text] for text in texts])
+
+
+def streamed_sites(
+    targets: Tensor,
+    names: Sequence[str] | None,
+    data: Any,
+    dataset: Callable[[Tensor], Dataset],
+) -> list[Site]:
+    """Returns sites whose samples are dealt by the numbers of their rows, and streamed.
+
+    Args:
+        targets: The target of every row.
+        names: The site of every row, or None.
+        data: The source, with a partition, a split, and settings of the stream.
+        dataset: Row numbers -> a Dataset of these rows.
+    """
+    if isinstance(data.partition, Contrast | Instrument):
+        raise BadInput(
+            f"partition: {type(data.partition).__name__} changes images, which needs all of them in memory; use "
+            "another partition, or smaller images"
+        )
+    done: dict[int, Streamed] = {}  # sites that share a test set still do
+
+    def stream(pair: tuple[Tensor, Tensor] | None) -> Streamed | None:
+        if pair is None:
+            return None
+        rows, theirs = pair
+        if id(pair) not in done:
+            labels = None if theirs.is_floating_point() else theirs
+            done[id(pair)] = Streamed(dataset(rows), data.workers, data.prefetch, labels=labels)
+        return done[id(pair)]
+
+    dealt = data.partition.sites(
+        split_by_site((torch.arange(len(targets)), targets), names, data.test_share, data.seed)
+    )
+    return [replace(site, train=stream(site.train), test=stream(site.test)) for site in dealt]
+
+
+class ImageFiles(Dataset):
+    """Images and their labels, read when they are asked for.
+
+    Args:
+        files: The paths of the images.
+        labels: Their labels.
+        size: As for `ImageFolder`.
+        channels: 1 or 3.
+    """
+
+    def __init__(self, files: Sequence[Path], labels: Tensor, size: tuple[int, ...] | None, channels: int):
+        self._files, self._labels, self._size, self._channels = files, labels, size, channels
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
+        picture = read_image(self._files[k], self._size)
+        if self._channels == 1 and picture.ndim == 3:
+            raise BadInput(f"{self._files[k]} has colours, but the first image is grey; give channels = 3")
+        return torch.from_numpy(image_planes(picture, self._channels)), self._labels[k]
 
 
 @dataclass(frozen=True)
@@ -81,6 +146,12 @@ class ImageFolder(Data):
         size: (height, width) in pixels to which images are resized; None if all have one size. Default: None.
         classes: The class names, in the order of their numbers; empty to number the names in alphabetical order. Sites
             that read their own folders must all give the same list. Default: ().
+        stream: Whether images are read when a batch needs them, instead of once into memory; None if they take more
+            than 1 GiB as bytes, by the size of the first. Default: None.
+        workers: As for `Streamed`. Default: 0.
+        prefetch: As for `Streamed`. Default: 2.
+        channels: 1 if images are grey, or 3; None to find out, from all images in memory, or from the first of a
+            stream. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -95,21 +166,42 @@ class ImageFolder(Data):
     seed: int = 0
     size: tuple[int, ...] | None = None
     classes: tuple[str, ...] = ()
+    stream: bool | None = None
+    workers: int = 0
+    prefetch: int = 2
+    channels: int | None = None
 
     def __post_init__(self):
         check_split(self.test_share, self.seed)
+        if self.channels not in (None, 1, 3):
+            raise BadInput(f"channels must be 1 or 3, got {self.channels}")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise BadInput(f"size is a height and a width >= 1, got {self.size}")
 
     def sites(self) -> list[Site]:
         files = _image_files(Path(self.folder))
+        first = read_image(files[0], self.size)
+        channels = self.channels or (3 if first.ndim == 3 else 1)
+        size = len(files) * channels * first.shape[0] * first.shape[1]
+        if self.stream or (self.stream is None and size > HELD_UP_TO):
+            return self._streamed(files, channels)
         samples, sites = _images(
-            tuple(files), self.size, tuple(path.stat().st_mtime_ns for path in files), self.classes
+            tuple(files), self.size, tuple(path.stat().st_mtime_ns for path in files), self.classes, self.channels
         )
         return self.partition.sites(split_by_site(samples, sites, self.test_share, self.seed))
 
+    def _streamed(self, files: list[Path], channels: int) -> list[Site]:
+        labels = torch.from_numpy(labels_of([path.parent.name for path in files], self.classes, self.folder))
+        names = [path.parent.parent.name for path in files]
+        return streamed_sites(
+            labels,
+            names,
+            self,
+            lambda rows: ImageFiles([files[k] for k in rows.tolist()], labels[rows], self.size, channels),
+        )
+
     def class_names(self) -> tuple[str, ...]:
-        return self.classes or _indexed([path.parent.name for path in _image_files(Path(self.folder))])[0]
+        return self.classes or indexed([path.parent.name for path in _image_files(Path(self.folder))])[0]
 
 
 def _image_files(folder: Path) -> list[Path]:
@@ -123,10 +215,14 @@ def _image_files(folder: Path) -> list[Path]:
 
 @functools.lru_cache(maxsize=2)
 def _images(
-    files: tuple[Path, ...], size: tuple[int, int] | None, stamped: tuple[int, ...], classes: tuple[str, ...]
+    files: tuple[Path, ...],
+    size: tuple[int, int] | None,
+    stamped: tuple[int, ...],
+    classes: tuple[str, ...],
+    channels: int | None,
 ) -> tuple[Pair, tuple[str, ...]]:
     pictures = [read_image(path, size) for path in files]
-    colour = any(picture.ndim == 3 for picture in pictures)
+    channels = channels or (3 if any(picture.ndim == 3 for picture in pictures) else 1)
     first = pictures[0].shape[:2]
     for path, picture in zip(files, pictures):
         if picture.shape[:2] != first:
@@ -134,14 +230,23 @@ def _images(
             raise BadInput(
                 f"{path} is {height} x {width}, but {files[0]} is {first[0]} x {first[1]}; give size = (height, width)"
             )
-    planes = [np.stack([p] * 3) if p.ndim == 2 else p.transpose(2, 0, 1) for p in pictures] if colour else pictures
-    labels = _labels([path.parent.name for path in files], classes, str(files[0].parent.parent.parent))
+        if channels == 1 and picture.ndim == 3:
+            raise BadInput(f"{path} has colours; give channels = 3, or convert it")
+    planes = [image_planes(picture, channels) for picture in pictures]
+    labels = labels_of([path.parent.name for path in files], classes, str(files[0].parent.parent.parent))
     sites = tuple(path.parent.parent.name for path in files)
     return (torch.from_numpy(np.stack(planes)), torch.from_numpy(labels)), sites
 
 
-def read_image(path: Path, size: tuple[int, int] | None) -> np.ndarray:
-    """Returns the bytes of an image: (height, width) if it is grey, else (height, width, 3)."""
+def image_planes(picture: np.ndarray, channels: int) -> np.ndarray:
+    """Returns an image as the model sees it: (height, width) if all are grey, else (3, height, width)."""
+    if channels == 1:
+        return np.array(picture)
+    return np.stack([picture] * 3) if picture.ndim == 2 else np.ascontiguousarray(picture.transpose(2, 0, 1))
+
+
+def read_image(path: Any, size: tuple[int, ...] | None) -> np.ndarray:
+    """Returns the bytes of an image file: (height, width) if it is grey, else (height, width, 3)."""
     with optional("images"):
         from PIL import Image, UnidentifiedImageError
     try:
@@ -199,7 +304,7 @@ class Npz(Data):
             return self.partition.sites(Pool(train, test))
         if "site_test" not in arrays:
             raise BadInput(f"{self.file} names the sites of x but not of x_test; add site_test")
-        names, index = _indexed(np.concatenate([arrays["site"], arrays["site_test"]]))
+        names, index = indexed(np.concatenate([arrays["site"], arrays["site_test"]]))
         of_sample = torch.from_numpy(index)
         cut = len(arrays["site"])
         return self.partition.sites(Pool(train, test, of_sample[:cut], of_sample[cut:], names))
