@@ -1,4 +1,4 @@
-"""The demo: its claims for four seeds, the README's table for the first, and the page it writes."""
+"""The demo: its claims for three seeds, the README's table for the first, and the page it writes."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def written(tmp_path_factory) -> tuple[Outcome, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_demo_gains_by_joining_and_by_robust_weights_and_keeps_the_mean(seed, outcome):
     outcome = demo(seed, None) if seed else outcome
     gains = outcome.as_json()["gains"]
@@ -43,14 +43,15 @@ def test_demo_gives_the_table_of_the_readme(outcome):
     rows = [re.findall(r"\d+\.\d+", line) for line in table.strip().splitlines()[2:]]
     for row, (name, facts) in zip(rows, outcome.as_json()["contenders"].items(), strict=True):
         numbers = [facts["worst"], *facts["worst_interval"], facts["mean"], *facts["mean_interval"], facts["best"]]
-        assert list(map(float, row[:7])) == pytest.approx([100 * value for value in numbers], abs=0.5), name
+        # not closer: CPUs round differently, and few validation digits then choose another step size
+        assert list(map(float, row[:7])) == pytest.approx([100 * value for value in numbers], abs=1.0), name
         assert float(row[7]) == pytest.approx(facts["bytes_busiest_node"] / 1e6, abs=0.01)
 
 
 def test_demo_tunes_every_rival_with_equally_many_candidates(written):
     found = contenders()
     assert {name: len(one.steps) for name, one in found.items() if name != "default"} == dict.fromkeys(
-        ("alone", "choco-sgd", "ad-gda", "fixed-weights"), 4
+        ("alone", "choco-sgd", "ad-gda", "fixed-weights"), 3
     )
     assert not found["default"].steps
     for name, facts in written[0].as_json()["contenders"].items():

@@ -34,6 +34,17 @@ def test_outcomes_have_the_values_of_the_records(result, alone):
     assert [one.value for one in alone.outcomes().estimates()] == pytest.approx(own.mean(dim=0).tolist())
 
 
+def test_metrics_of_outcomes_in_a_file_keep_their_settings():
+    inputs, labels = torch.randn(40, 2), torch.arange(40) % 2
+    metrics = [fm.metrics.Sensitivity(threshold=0.9, positive="ill")]
+    sites = [fm.Site((inputs, labels), test=(inputs, labels))] * 2
+    problem = fm.Problem(torch.nn.Linear(2, 2), sites, metrics=metrics, class_names=("well", "ill"))
+    outcomes = fm.train(problem, fm.Ring(), fm.DSGD(0.01), 1).outcomes()
+    (read,) = unpacked(packed({"a": outcomes})).values()
+    assert read.function("sensitivity") == fm.metrics.Sensitivity(threshold=0.9, positive=1)
+    assert read.estimates("sensitivity")[0].value == outcomes.estimates("sensitivity")[0].value
+
+
 def test_outcomes_survive_their_file(result, alone, tmp_path):
     path = tmp_path / "outcomes.safetensors"
     path.write_bytes(packed({"a": result.outcomes(), "b": alone.outcomes()}))

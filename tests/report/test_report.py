@@ -271,6 +271,21 @@ def test_undefined_and_unmeasured_sites_are_said_to_be(undrawn):
     assert "not measured" in model_card(found)
 
 
+def test_references_of_an_unmeasured_site_are_not_measured_and_classes_have_their_names(undrawn):
+    record = _record(0, [0.9, math.nan, 0.8, math.nan], [0.1, 0.3, 0.2, math.nan])
+    local = {"title": "alone", "metric": "accuracy", "diverged": False, "sites": [0.8, 0.7, math.nan, math.nan]}
+    support = [{"n": 9, "classes": [4, 5]}] * 3
+    facts = {"model": {"classes": ["benign", "<ill>"]}, "references": {"local": local}}
+    run = _run(record, support=[*support, None], **facts)
+    table = next(table for table in Page(page([run], "a run")).tables if table[0][0] == "site")
+    assert [row[-1] for row in table[1:]] == ["80.0 %", "70.0 %", "not defined", "not measured"]
+    assert any("benign / <ill>" in heading for heading in table[0])
+    many = [{"n": 9, "classes": [1] * 9}] * 4
+    names = [f"digit {k}" for k in range(9)]
+    tables = Page(page([_run(record, support=many, model={"classes": names})], "a run")).tables
+    assert ["site", *names] in [table[0] for table in tables]
+
+
 def test_diverged_replicas_are_left_out_and_named(undrawn):
     wild = _record(1, [0.01, 0.01, 0.01, 0.01])
     run = _run([0.9, 0.8, 0.7, 0.6], wild, diverged=[1])

@@ -13,8 +13,8 @@ from tests.toys import problem, sites
 NAN = math.nan
 
 
-def scores_of(measurements, best_by="worst", smoothing=0.5, made=None):
-    rule = RoundScores(made or problem(3), best_by, smoothing)
+def scores_of(measurements, best_by="worst", smoothing=0.5, made=None, level=0.2):
+    rule = RoundScores(made or problem(3), best_by, smoothing, level)
     return [float(rule.add(torch.tensor([one], dtype=torch.float64))) for one in measurements]
 
 
@@ -39,6 +39,7 @@ def test_score_can_be_the_mean_of_the_worst_sites():
     values = [[0.1, 0.3, *[1.0] * 5]]  # a fifth of seven sites: the worst one, and 0.4 of the next
     assert scores_of(values, best_by="cvar") == pytest.approx([(0.1 + 0.4 * 0.3) / 1.4])
     assert scores_of(values, best_by="worst_share") == pytest.approx([0.2])
+    assert scores_of(values, best_by="cvar", level=0.5) == pytest.approx([(0.1 + 0.3 + 1.5) / 3.5])
 
 
 def test_lucky_round_is_not_the_best_and_equal_rounds_go_to_the_last():

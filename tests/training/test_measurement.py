@@ -9,6 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fairmesh as fm
+from fairmesh.problems.metrics import Evaluator
 from fairmesh.training.loop import Training
 from fairmesh.training.observers import Watch
 from fairmesh.training.options import Options
@@ -137,6 +138,24 @@ def test_large_sets_are_measured_in_pieces_that_add_up(monkeypatch):
     pieces = fm.train(problem(3, sites=rich_sites(), metrics={"f1": f1}), fm.Ring(), ALGORITHM, 2, dtype="float64")
     for metric in ("accuracy", "loss", "f1"):
         assert pieces.final[0][metric]["sites"] == pytest.approx(whole.final[0][metric]["sites"], rel=1e-12)
+
+
+def test_own_models_judged_together_have_the_numbers_of_each_on_its_set_alone():
+    sizes = (9, 12, 3, 15, 2, 14)  # four and two of them are alike, and are padded
+    held = [(torch.randn(size, 4), torch.arange(size) % 3) for size in sizes]
+    made = fm.Problem(torch.nn.Linear(4, 3), [fm.Site(held[0], test=test) for test in held])
+    judge = Evaluator(made, "test", "cpu", torch.float64)
+    placements = torch.stack([torch.randperm(len(sizes)) for _ in range(2)])
+    assert sorted(map(len, judge._judged_together(placements))) == [2, 4]
+    models = torch.randn(2, len(sizes), made.flat_model.dim, dtype=torch.float64)
+    found = judge.of_own_models(models, placements)
+    for r in range(2):
+        each = [judge.of_sites(models[r, node, None]) for node in range(len(sizes))]
+        for name in ("accuracy", "loss"):
+            wanted = [float(each[node][name][0, site]) for node, site in enumerate(placements[r].tolist())]
+            assert found[name][r].tolist() == pytest.approx(wanted, abs=1e-12)
+    models[0, 1] = torch.nan
+    assert judge.of_own_models(models, placements)["loss"].isnan().sum() == 1
 
 
 def test_own_models_are_each_nodes_row_on_its_own_sites_data():

@@ -59,3 +59,15 @@ def test_runs_without_test_data_say_so(tmp_path):
     assert run.summary["judged_on"] == "train"
     assert sum("training data" in note for note in run.notes()) == 1
     assert metric_table(run) == []
+
+
+def test_level_of_cvar_is_a_setting_that_tables_name(tmp_path):
+    given = one_class_at(4, 1)
+    for level, named in ((0.5, "CVaR at 50 %"), (0.25, "CVaR at 25 %")):
+        problem = fm.Problem(torch.nn.Linear(2, 2), given, metrics=["brier"])
+        result = train(problem, 2, out=tmp_path / named, cvar_level=level)
+        run = Run.from_folder(tmp_path / named)
+        losses, table = sorted(result.final[0]["loss"]["sites"]), run.summary["metrics"]["loss"]
+        assert table["cvar"] == pytest.approx(sum(losses[-int(4 * level) :]) / (4 * level))
+        assert named in metric_table(run)[0]
+        assert named in page([run], "a run")

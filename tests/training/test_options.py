@@ -34,6 +34,8 @@ def test_rounds_below_one_are_refused(rounds):
     [
         ("measure_every", 0, ("measure_every", ">= 1")),
         ("checkpoint_every", 0, ("checkpoint_every", ">= 1")),
+        ("cvar_level", 0.0, ("cvar_level", "(0, 1]")),
+        ("cvar_level", 1.5, ("cvar_level", "(0, 1]", "1.5")),
         ("dtype", "float16", ("dtype", "'float32'", "'float64'")),
         ("data_on", "disk", ("data_on", "'host'", "'disk'")),
         ("on_divergence", "ignore", ("on_divergence", "'mark'", "'ignore'")),

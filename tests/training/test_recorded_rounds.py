@@ -251,6 +251,24 @@ def test_constants_keep_the_strides_of_what_they_are_like():
     assert recorded._replays[next(iter(recorded._replays))] is not function
 
 
+@pytest.mark.parametrize(("classes", "written_out"), [(2, True), (10, True), (40, False)])
+def test_log_softmax_of_few_classes_is_written_out_and_gives_the_same(classes, written_out):
+    def function(rows: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def loss(row: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(x @ row.reshape(4, classes), y)
+
+        return torch.func.vmap(torch.func.grad_and_value(loss))(rows, inputs, labels)
+
+    generator = torch.Generator().manual_seed(0)
+    rows, inputs = (30 * torch.randn(3, *shape, generator=generator).double() for shape in ((4 * classes,), (7, 4)))
+    labels = torch.randint(classes, (3, 7), generator=generator)
+    traced = Traced(function)
+    for found, wanted in zip(traced(rows, inputs, labels), function(rows, inputs, labels), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    (replay,) = traced._replays.values()
+    assert ("_log_softmax" in str(replay.graph)) != written_out
+
+
 @pytest.mark.parametrize("schedule", [fm.schedules.Geometric(0.5, 0.998), fm.schedules.Staircase(0.5, 0.9, 3)], ids=str)
 def test_step_size_is_the_same_bits_wherever_a_run_is_taken_up(schedule):
     def steps(rounds: torch.Tensor) -> torch.Tensor:

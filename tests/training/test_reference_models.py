@@ -190,7 +190,8 @@ def test_table_says_not_measured_and_a_sentence_where_a_constant_answer_is_as_go
     problem = fm.Problem(torch.nn.Linear(2, 2), sites)
     compared = fm.compare_with_references(problem, algorithm=fm.DSGD(0.0), rounds=1, references=["constant"])
     assert [row.split("  ")[0] for row in str(compared).splitlines() if "not measured" in row] == ["c"]
-    assert missing_from(compared.constant_sentence(), "a, b") == []
+    assert missing_from(compared.constant_sentence(), "a, b", "90.0 %") == []
+    assert compared.constant_sentence() == reference_models.constant_sentence(compared.result)
 
 
 def test_constant_answer_is_the_share_of_the_most_frequent_class_of_a_sites_training_rows():

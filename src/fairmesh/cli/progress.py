@@ -31,21 +31,25 @@ def progress(quiet: bool):
         TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[status]}"),
     )  # fmt: skip
-    with Progress(*columns, console=console(stderr=True)) as bars:
+    bars = Progress(*columns, console=console(stderr=True))
 
-        def watcher(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
-            task = bars.add_task(name, total=rounds, status="")
-            status, shown = [""], [0.0]
+    def watcher(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
+        bars.start()  # only now, since it is a thread, and the demo forks before
+        task = bars.add_task(name, total=rounds, status="")
+        status, shown = [""], [0.0]
 
-            def watch(done: int, records: list[dict]) -> None:
-                if not records and time.monotonic() - shown[0] < 0.1:  # drawing may take longer than a round
-                    return
-                status[0], shown[0] = _status(records) if records else status[0], time.monotonic()
-                bars.update(task, completed=done, status=status[0])
+        def watch(done: int, records: list[dict]) -> None:
+            if not records and time.monotonic() - shown[0] < 0.1:  # drawing may take longer than a round
+                return
+            status[0], shown[0] = _status(records) if records else status[0], time.monotonic()
+            bars.update(task, completed=done, status=status[0])
 
-            return watch
+        return watch
 
+    try:
         yield watcher
+    finally:
+        bars.stop()
 
 
 def _plain_progress(name: str, rounds: int) -> Callable[[int, list[dict]], None]:

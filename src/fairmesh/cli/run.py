@@ -3,7 +3,7 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,10 +11,6 @@ from fairmesh.cli.cluster import loaded_on
 from fairmesh.cli.progress import progress
 from fairmesh.cli.terminal import Json, console, print_json, say, show_rows, show_table
 from fairmesh.errors import BadInput
-
-if TYPE_CHECKING:
-    from fairmesh.report.runs import Run
-    from fairmesh.training.result import Result
 
 
 def demo(
@@ -26,7 +22,7 @@ def demo(
 ) -> None:
     """Train ten sites, six of them small and with another scanner.
 
-    Compares training alone, four ways of training together, and what each brings the worst site. Takes about 40 seconds
+    Compares training alone, four ways of training together, and what each brings the worst site. Takes about 20 seconds
     on two cores."""
     from fairmesh.cli.demo import NOTE
     from fairmesh.cli.demo import demo as run_demo
@@ -114,7 +110,7 @@ def run(
     from fairmesh.training.leave_one_out import left_out_table
     from fairmesh.training.observers import Watch
     from fairmesh.training.reference_models import FOLDER as REFERENCES_FOLDER
-    from fairmesh.training.reference_models import check_one_algorithm, reference_table
+    from fairmesh.training.reference_models import check_one_algorithm, constant_sentence, reference_table
 
     if seeds is not None and seeds < 1:
         raise BadInput(f"--seeds must be >= 1, got {seeds}")
@@ -184,7 +180,7 @@ def run(
             say(constant)
         for name, reason in references.failed.items():
             say(f"the reference {name} failed: {reason}")
-    elif process_group is None and (line := _constant_in_words(result, summary)):
+    elif process_group is None and (line := constant_sentence(result)):
         say(line)
     if left_out:
         show_table(left_out_table(left_out), "Each site by a model that was trained without it")
@@ -196,31 +192,6 @@ def run(
     if note := models_in_words(summary.summary):
         say(note)
     say(f"written to {folder}; for a page with plots: fairmesh report {folder}")
-
-
-def _constant_in_words(result: "Result", run: "Run") -> str | None:
-    """Returns what a constant answer would reach, which any model should exceed, and at which sites it does as well."""
-    from fairmesh.problems.model_loss import BoundModelLoss
-    from fairmesh.report.units import defined
-    from fairmesh.training.references import constant_values
-
-    problem = result.problem.of_split(0)
-    if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, BoundModelLoss):
-        return None
-    better = (lambda a, b: a >= b) if run.higher_is_better else (lambda a, b: a <= b)
-    pairs = zip(map(str, run.summary["sites"]), constant_values(problem, result.judged_on), run.by_site())
-    known = [(name, constant, mine) for name, constant, mine in pairs if defined(constant) and defined(mine)]
-    if not known:
-        return None
-    values, unit = [constant for _, constant, _ in known], run.unit()
-    worst = (min if run.higher_is_better else max)(values)
-    as_good = [name for name, constant, mine in known if better(constant, mine)]
-    more = f" and {len(as_good) - 5} more" if len(as_good) > 5 else ""
-    where = f"; it does as well as the run at {', '.join(as_good[:5])}{more}" if as_good else ""
-    return (
-        f"a constant answer, the best for each site's training rows, reaches {unit.shown(worst)} at the worst site "
-        f"and {unit.shown(sum(values) / len(values))} on average{where}"
-    )
 
 
 def use_data(folder: Path | None) -> None:

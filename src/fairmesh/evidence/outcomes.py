@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.func import vmap
 
+from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
@@ -61,6 +62,20 @@ class Answers:
     def __len__(self) -> int:
         return self.losses.shape[1]
 
+    def apart(self, count: int) -> list["Answers"]:
+        """Returns the answers of each of `count` models, if the rows are those of seeds, and of these models for each
+        seed."""
+
+        return [
+            replace(
+                self,
+                losses=self.losses[k::count].contiguous(),
+                right=None if self.right is None else self.right[k::count].contiguous(),
+                outputs=None if self.outputs is None else self.outputs[k::count].contiguous(),
+            )
+            for k in range(count)
+        ]
+
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
@@ -73,8 +88,8 @@ class Outcomes:
         answers: Every set of test rows that was answered. Sites that share a set, and the model, share its answers.
         of_sites: For each split, the number of each site's set in `answers`; -1 for a site that was not measured.
         judged_on: "test", or "train" if there are no test rows. Default: "test".
-        functions: Metrics beyond accuracy and loss, as functions (outputs, targets) -> number. They are not stored.
-            Default: {}.
+        functions: Metrics beyond accuracy and loss, as functions (outputs, targets) -> number. Files keep those of
+            `fm.metrics` with their settings, but no function of your own. Default: {}.
         trained_in_common: For each site, the share of its training rows that a split has in common with another, if
             every site trains alone; None for models of all sites. Default: None.
 
@@ -227,7 +242,7 @@ class Outcomes:
         if metric in self.functions:
             return self.functions[metric]
         try:
-            return chosen_metrics([metric])[metric]  # of a run that was read from its folder
+            return chosen_metrics([metric])[metric]  # one that the run did not measure
         except BadInput as error:
             known = ", ".join(["loss", "accuracy", *self.functions])
             raise BadInput(f"these outcomes have no metric {metric!r}; they have {known}") from error
@@ -388,16 +403,18 @@ def judged(
         functions: Metrics beyond accuracy and loss; None for the problem's own. Default: None.
     """
     answers: list[Answers] = []
-    of_sites = []
+    of_sites, room = [], _OUTPUTS_UP_TO
     known: dict[int, tuple[str, Tensor]] = {}  # of each set: its fingerprint and the numbers of its rows
     for split, models in rows.items():
         of_split = problem.of_split(split)
         sets, which = of_split.held_out(on)  # type: ignore[arg-type]
-        judges = [(sets[k], models[:, i]) for i, k in enumerate(which) if k >= 0] if own_models else []
-        for samples, some in judges or [(samples, models) for samples in sets]:
-            room = _OUTPUTS_UP_TO - sum(0 if one.outputs is None else one.outputs.numel() for one in answers)
-            answers.append(_answers(of_split, samples, some, known, room))
-        first = len(answers) - (len(judges) or len(sets))
+        first, own = len(answers), {}
+        for k, samples in enumerate(sets):
+            judges = [i for i, one in enumerate(which) if one == k]
+            found = _answers(of_split, samples, models[:, judges].flatten(0, 1) if own_models else models, known, room)
+            room -= 0 if found.outputs is None else found.outputs.numel()
+            own |= zip(judges, found.apart(len(judges))) if own_models else {k: found}
+        answers += [own[i] for i in sorted(own)]
         numbers = [sum(one >= 0 for one in which[:i]) if own_models else k for i, k in enumerate(which)]
         of_sites.append(tuple(first + n if k >= 0 else -1 for n, k in zip(numbers, which)) or (-1,) * problem.n)
     return Outcomes(
@@ -537,6 +554,7 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             "of_sites": one.of_sites,
             "judged_on": one.judged_on,
             "trained_in_common": one.trained_in_common,
+            "metrics": {key: to_table(f) for key, f in one.functions.items() if isinstance(f, NamedMetric)},
         }
     # one key, since safetensors writes several in no fixed order, and equal outcomes must be equal files
     return save(tensors, {"outcomes": json.dumps({"format": _FORMAT, "tables": tables})})
@@ -579,5 +597,6 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
         table["sites"] = tuple(table["sites"])
         known = table.pop("trained_in_common", None)
         table["trained_in_common"] = None if known is None else tuple(known)
-        found[name] = Outcomes(answers=tuple(answers), **table)
+        metrics = {key: from_table(NamedMetric, one, key) for key, one in table.pop("metrics", {}).items()}
+        found[name] = Outcomes(answers=tuple(answers), functions=metrics, **table)
     return found

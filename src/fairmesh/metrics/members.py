@@ -164,22 +164,36 @@ class AveragePrecision(NamedMetric):
         return _mean_of_defined(columns)
 
 
-def _check_threshold(threshold: float, positive: int | str) -> None:
-    if not 0 < threshold < 1:
-        raise BadInput(f"threshold must lie in (0, 1), got {threshold}")
-    if isinstance(positive, int) and positive < 0:
-        raise BadInput(f"positive must be the name of a class, or its number >= 0, got {positive}")
+class _AtThreshold(NamedMetric):
+    """The share of the samples of one kind, positive or not, that a threshold on the positive class sorts rightly."""
 
+    needs: ClassVar = "scores"
+    tasks: ClassVar = _ONE_CLASS
+    is_share: ClassVar = True
+    of_positives: ClassVar[bool]  # whether it is about positive samples
+    threshold: float
+    positive: int | str
 
-def _of_class(read: _Read, positive: int | str) -> tuple[Tensor, Tensor]:
-    """Returns the probability of one class for each sample, and 1 where it is true."""
-    if isinstance(positive, str):
-        raise BadInput(f"positive = {positive!r}: only a Problem knows the names of classes; give the number here")
-    return read.probabilities[:, positive], read.truths[:, positive]
+    def __post_init__(self):
+        if not 0 < self.threshold < 1:
+            raise BadInput(f"threshold must lie in (0, 1), got {self.threshold}")
+        if isinstance(self.positive, int) and self.positive < 0:
+            raise BadInput(f"positive must be the name of a class, or its number >= 0, got {self.positive}")
+
+    def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
+        if isinstance(self.positive, str):
+            raise BadInput(
+                f"positive = {self.positive!r}: only a Problem knows the names of classes; give the number here"
+            )
+        read = _read(outputs, targets)
+        found = read.probabilities[:, self.positive] >= self.threshold
+        kind = (read.truths[:, self.positive] == self.of_positives).double()
+        right = (found == self.of_positives).double()
+        return counts.double() @ (right * kind) / (counts.double() @ kind)
 
 
 @dataclass(frozen=True)
-class Sensitivity(NamedMetric):
+class Sensitivity(_AtThreshold):
     """The share of the positive samples whose probability reaches a threshold, also called recall.
 
     Args:
@@ -193,23 +207,13 @@ class Sensitivity(NamedMetric):
         0.5
     """
 
-    needs: ClassVar = "scores"
-    tasks: ClassVar = _ONE_CLASS
-    is_share: ClassVar = True
+    of_positives: ClassVar = True
     threshold: float = 0.5
     positive: int | str = 1
 
-    def __post_init__(self):
-        _check_threshold(self.threshold, self.positive)
-
-    def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-        sure, truth = _of_class(_read(outputs, targets), self.positive)
-        found = (sure >= self.threshold).double()
-        return counts.double() @ (found * truth) / (counts.double() @ truth)
-
 
 @dataclass(frozen=True)
-class Specificity(NamedMetric):
+class Specificity(_AtThreshold):
     """The share of the other samples whose probability of the positive class stays below a threshold.
 
     Args:
@@ -223,19 +227,9 @@ class Specificity(NamedMetric):
         0.5
     """
 
-    needs: ClassVar = "scores"
-    tasks: ClassVar = _ONE_CLASS
-    is_share: ClassVar = True
+    of_positives: ClassVar = False
     threshold: float = 0.5
     positive: int | str = 1
-
-    def __post_init__(self):
-        _check_threshold(self.threshold, self.positive)
-
-    def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
-        sure, truth = _of_class(_read(outputs, targets), self.positive)
-        found, other = (sure >= self.threshold).double(), 1 - truth
-        return counts.double() @ ((1 - found) * other) / (counts.double() @ other)
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,10 @@ class Evaluator:
         self._problem, self._dtype, self._device = problem, dtype, torch.device(device)
         self._of_site = torch.tensor(of_site, dtype=torch.int64)
         self._sizes = [len(samples) for samples in sets]
-        model = problem.flat_model.to(self._device, dtype)
-        self._answers = answering(model, problem.loss, problem.at_once(self._device))
+        self._home, self._at_once = torch.device(home or device), problem.at_once(self._device)
+        self._answers = answering(problem.flat_model.to(self._device, dtype), problem.loss, self._at_once)
         if sets:
-            self._rows = SampleRows(sets, torch.device(home or device))
+            self._rows = SampleRows(sets, self._home)
             self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes))
 
     def __bool__(self) -> bool:
@@ -83,12 +83,55 @@ class Evaluator:
         `models` is (replicas, nodes, dim), and `placements` (replicas, nodes) is the site that each node holds."""
         which, self.troubles = self._of_site[placements.cpu()], []
         result = {name: torch.full(models.shape[:2], torch.nan, dtype=torch.float64) for name in self.names}
-        for k in range(len(self._sizes)):
-            here = which == k
-            if bool(here.any()):
-                for name, values in self._on_sets(models[here.to(models.device)], k, k + 1).items():
-                    result[name][here] = values[:, 0]
+        for sets in self._judged_together(which):
+            rows = torch.stack([models[(which == k).to(models.device)] for k in sets])
+            found = self._on_own_sets(rows, sets) if len(sets) > 1 else None
+            for j, k in enumerate(sets):
+                values = self._on_sets(rows[j], k, k + 1) if found is None else found
+                for name in self.names:
+                    result[name][which == k] = values[name][:, 0 if found is None else j]
         return result
+
+    def _judged_together(self, which: Tensor) -> list[list[int]]:
+        """Returns the sets that have rows, given the set of each row. Those that are judged in one pass are together:
+        small sets of similar size that equally many rows are judged by."""
+        counts = torch.bincount(which[which >= 0], minlength=len(self._sizes)).tolist()
+        alike: dict[tuple[int, int], list[int]] = {}
+        for k, count in enumerate(counts):
+            if count:
+                alike.setdefault((count, self._sizes[k].bit_length()), []).append(k)
+        found = []
+        for (count, _), sets in alike.items():
+            longest = max(self._sizes[k] for k in sets)
+            few = longest <= evaluated_at_once(count * len(sets), self._rows.numbers_per_sample)
+            stacks = self._at_once is None and self._rows.reader is None and not self._problem.metrics_by_name
+            found += [sets] if few and stacks else [[k] for k in sets]
+        return found
+
+    @torch.no_grad()
+    def _on_own_sets(self, rows: Tensor, sets: Sequence[int]) -> dict[str, Tensor] | None:
+        """Returns loss and accuracy of rows (sets, k, dim), each on its own set: (k, sets). Shorter sets are padded by
+        their last sample. None if a loss is NaN, which `_on_sets` explains."""
+        sizes = torch.tensor([self._sizes[k] for k in sets])
+        places = torch.arange(int(sizes.max())).expand(len(sets), -1)
+        numbers = torch.tensor([sum(self._sizes[:k]) for k in sets]).unsqueeze(1) + places.minimum(sizes[:, None] - 1)
+        pair = self._rows.take(numbers.flatten().to(self._home))
+        inputs, targets = (
+            trees.mapped(
+                lambda part: part.unflatten(0, places.shape), as_floats(_placed(tree, self._device), self._dtype)
+            )
+            for tree in pair
+        )
+        problem, mine = self._problem, (places < sizes[:, None]).unsqueeze(1)
+        outputs, each = vmap(self._answers)(rows, inputs, targets)
+        each = each.double().cpu()
+        if bool(each.isnan().any()):
+            return None
+        found = {"loss": ((each * mine).sum(dim=-1) / sizes[:, None]).T}
+        if problem.classes:
+            right = vmap(lambda o, t: vmap(lambda one: problem.right(one, t))(o))(outputs, targets).cpu()
+            found["accuracy"] = ((right & mine).sum(dim=-1, dtype=torch.float64) / sizes[:, None]).T
+        return found
 
     @torch.no_grad()
     def _on_sets(self, rows: Tensor, first: int, last: int) -> dict[str, Tensor]:

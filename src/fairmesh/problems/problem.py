@@ -273,7 +273,11 @@ class Problem:
 
     @cached_property
     def _without_splits(self) -> "Problem":
-        return dataclasses.replace(self, splits=()) if self.splits else self
+        if not self.splits:
+            return self
+        alone = copy.copy(self)  # all else has been checked
+        object.__setattr__(alone, "splits", ())
+        return alone
 
     def each(self, change: Callable[["Problem"], "Problem"]) -> "Problem":
         """Returns the problem with every split changed by a function."""

@@ -45,6 +45,8 @@ def card(run: Run) -> Json:
         "changes": summary["variants"][0]["changes"] if len(variants) > 1 else {},
         "metric": chosen.metric,
         "metrics": {name: _metric(chosen, name) for name in chosen.metrics},
+        "tail": chosen.tail_in_words(),
+        "classes": summary.get("model", {}).get("classes", []),
         "higher_is_better": chosen.higher_is_better,
         "judged_on": summary["judged_on"],
         "rounds": summary["rounds"],

@@ -26,8 +26,8 @@ _SENTENCES = 12  # sites; the sentences of more are folded
 _ROWS = 24  # rows of a table; more are folded
 _OVER_SITES = {
     "worst": "worst site",
-    "worst_share": "mean of the worst 20 %",
-    "cvar": "CVaR at 20 %",
+    "worst_share": "mean of the worst {tail}",
+    "cvar": "CVaR at {tail}",
     "mean": "mean of sites",
     "gap": "best minus worst",
     "std": "standard deviation",
@@ -194,7 +194,9 @@ def _sites(card: Json) -> str:
     has = {key: any(site[key] is not None for site in sites) for key in ("n", "support", "interval", "weight")}
     has["support"] = has["support"] and max(len(site["support"] or ()) for site in sites) <= 6
     level = f"{100 * card['intervals']['level']:.0f} % interval"
-    header = ["site", *(["n"] if has["n"] else []), *(["per class"] if has["support"] else []), _headed(metric, card)]
+    names = " / ".join(map(_text, card["classes"]))
+    per_class = f"per class<br><small>{names}</small>" if names else "per class"
+    header = ["site", *(["n"] if has["n"] else []), *([per_class] if has["support"] else []), _headed(metric, card)]
     header += [level] if has["interval"] else []
     header += [*(["λ"] if has["weight"] else []), *(REFERENCES.get(kind, kind) for kind in kinds)]
     rows, low = [], set()
@@ -228,9 +230,8 @@ def _kinds(sites: Sequence[Json]) -> list[str]:
 def _compared(site: Json, kind: str, unit: Unit) -> str:
     """Returns a cell: the value of another model at the site, and the difference to it."""
     value, versus = site["references"].get(kind), site["versus"].get(kind)
-    cell = (
-        unit.shown(value) if defined(value) else "" if versus else "not defined" if kind in site["references"] else "-"
-    )
+    missing = "not defined" if site["measured"] else "not measured"
+    cell = unit.shown(value) if defined(value) else "" if versus else missing if kind in site["references"] else "-"
     if versus and versus.get("interval"):
         verdict = versus["verdict"]
         mark = {"better": "▲ better", "worse": "▼ worse"}.get(verdict, "unclear")
@@ -257,7 +258,10 @@ def _all_metrics(card: Json) -> Iterable[str]:
         header = ["site", *(_headed(name, card) for name in names)]
         rows = [[_text(sites[i]["name"]), *(_value(sites[i], unit) for unit in units)] for i in order]
         over = [
-            [f"<em>{said}</em>", *(_over(unit, what, card["metrics"][unit.metric].get(what)) for unit in units)]
+            [
+                f"<em>{said.format(tail=card['tail'])}</em>",
+                *(_over(unit, what, card["metrics"][unit.metric].get(what)) for unit in units),
+            ]
             for what, said in _OVER_SITES.items()
             if any(what in card["metrics"][name] for name in names)
         ]
@@ -266,7 +270,8 @@ def _all_metrics(card: Json) -> Iterable[str]:
     if counted and max(map(len, counted)) > 6:
         most = max(map(len, counted))
         rows = [[sites[i]["name"], *map(str, sites[i]["support"] or ["-"] * most)] for i in order]
-        table = _table([["site", *(f"class {k}" for k in range(most))], *rows])
+        classes = card["classes"] if len(card["classes"]) == most else [f"class {k}" for k in range(most)]
+        table = _table([["site", *classes], *rows])
         yield f"<details><summary>{_text(card['judged_on'].capitalize())} samples per class</summary>{table}</details>"
 
 

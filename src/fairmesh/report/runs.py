@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput
+from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.report.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
 from fairmesh.training.result import Result, summary_of
@@ -111,6 +112,10 @@ class Run:
         if covered == len(final):
             return " and ".join(told)
         return f"{len(final)} replicas" + (f" ({' and '.join(told)})" if told else "")
+
+    def tail_in_words(self) -> str:
+        """Returns which share of the sites CVaR is a mean over, such as "20 %"."""
+        return f"{100 * self.summary.get('cvar_level', LEVEL):.3g} %"
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -329,15 +334,11 @@ def _cell(run: Run, i: int, value: float, unit: Unit) -> str:
     return unit.shown(value) if run.is_measured(i) else "not measured"
 
 
-_OVER_SITES = {  # column -> key of the summary
-    "worst": "worst",
-    "worst 20 %": "worst_share",
-    "CVaR": "cvar",
-    "mean": "mean",
-    "best": "best",
-    "gap": "gap",
-    "std": "std",
-}
+def _columns_over_sites(run: Run) -> dict[str, str]:
+    """Returns the columns of what is said over sites, and their keys in the summary."""
+    share = run.tail_in_words()
+    tail = {f"worst {share}": "worst_share", f"CVaR at {share}": "cvar"}
+    return {"worst": "worst"} | tail | {"mean": "mean", "best": "best", "gap": "gap", "std": "std"}
 
 
 def metric_table(run: Run) -> list[list[str]]:
@@ -346,13 +347,13 @@ def metric_table(run: Run) -> list[list[str]]:
     found = run.summary.get("metrics", {})
     if not found.keys() - {"loss", "accuracy"}:
         return []
-    rows = []
+    rows, columns = [], _columns_over_sites(run)
     for name, table in found.items():
-        numbers = [run.unit(name).shown(table[key]) for key in _OVER_SITES.values()]
+        numbers = [run.unit(name).shown(table[key]) for key in columns.values()]
         missing = str(table["undefined"]) if table["undefined"] else "-"
         better = "more" if table["higher_is_better"] else "less"
         rows.append([name, better, *numbers, Unit("jain", share=False).shown(table["jain"]), missing])
-    return [["metric", "better", *_OVER_SITES, "Jain", "sites without a value"], *rows]
+    return [["metric", "better", *columns, "Jain", "sites without a value"], *rows]
 
 
 def metrics_by_site(run: Run) -> list[list[str]]:

@@ -8,7 +8,7 @@ equally good the last one counts. docs/models.md has the measurements behind thi
 import torch
 from torch import Tensor
 
-from fairmesh.metrics.over_sites import over_sites
+from fairmesh.metrics.over_sites import LEVEL, over_sites
 from fairmesh.problems.problem import Problem
 
 _SAME = 1e-12  # scores that differ by less are equal: their sums were only rounded differently
@@ -25,11 +25,12 @@ class RoundScores:
         problem: Says which metric counts, and whether higher is better.
         best_by: What is compared over sites, as `over_sites` names it: "worst", "cvar", "worst_share" or "mean".
         smoothing: How much each earlier measurement counts, in [0, 1); 0 for not at all.
+        level: The share of the sites that "cvar" and "worst_share" are means over. Default: 0.2.
     """
 
-    def __init__(self, problem: Problem, best_by: str, smoothing: float):
+    def __init__(self, problem: Problem, best_by: str, smoothing: float, level: float = LEVEL):
         self._metric, self._best_by, self._smoothing = problem.primary, best_by, smoothing
-        self._higher = problem.higher_is_better(self._metric)
+        self._level, self._higher = level, problem.higher_is_better(self._metric)
         self._sums = self._counts = torch.zeros((), dtype=torch.float64)
 
     @property
@@ -52,7 +53,8 @@ class RoundScores:
         self._sums = self._smoothing * self._sums + values.masked_fill(~known, 0.0)
         self._counts = self._smoothing * self._counts + known.double()
         smooth = self._sums / self._counts
-        score = torch.tensor([over_sites(row, self._higher)[self._best_by] for row in smooth], dtype=torch.float64)
+        tables = [over_sites(row, self._higher, self._level) for row in smooth]
+        score = torch.tensor([table[self._best_by] for table in tables], dtype=torch.float64)
         score = score if self._higher else -score
         return score.masked_fill(score.isnan() | broken.any(dim=-1), -torch.inf)
 

@@ -15,6 +15,7 @@ from fairmesh.algorithms.subgroups import SubgroupState
 from fairmesh.compression.compressors import with_layout
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
+from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.memory import MemoryNetwork
 from fairmesh.networks.roles import HELD_BY_ALL, PerProcess, Role, StateView, roles_of
@@ -135,6 +136,8 @@ class Training:
     def identity(self) -> dict[str, Any]:
         """Returns the settings that determine the trajectory, by name. Rounds and measurements are not among them."""
         digests = self.network.process_group.all_gather_json(list(self.problem.digests_here().items()))
+        level = self.options.cvar_level
+        by_tail = self.options.keep_best and self.options.best_by in ("cvar", "worst_share")
         return {
             "topology": to_table(self.topology),
             "algorithms": [to_table(replica.algorithm) for replica in self.replicas],
@@ -149,6 +152,7 @@ class Training:
             **({"lying_neighbours": self.options.lying_neighbours} if self.options.lying_neighbours else {}),
             **({"best_by": self.options.best_by} if self.options.keep_best and self.options.best_by != "worst" else {}),
             **({"best_smoothing": self.options.best_smoothing} if self.options.keep_best else {}),
+            **({"cvar_level": level} if by_tail and level != LEVEL else {}),
         }
 
     def roles(self, state: TrainingState) -> dict[str, Role]:

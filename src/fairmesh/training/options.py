@@ -9,6 +9,7 @@ import torch
 
 from fairmesh.config.tables import Instead, checked
 from fairmesh.errors import BadInput
+from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import Precision
 
@@ -40,8 +41,10 @@ class Options:
         keep_best: Whether to keep the model of the best measured round by validation data. Between organisations this
             is done by default, also without validation data. Default: False.
         best_by: What makes a round the best: the metric at the "worst" site, its "mean" over sites, or a mean over the
-            worst fifth of the sites, "cvar" or "worst_share" as in `fm.metrics.over_sites`. With "last", only the last
-            round counts, and nothing else is kept. Default: "worst".
+            worst sites, "cvar" or "worst_share" as in `fm.metrics.over_sites`. With "last", only the last round counts,
+            and nothing else is kept. Default: "worst".
+        cvar_level: The share of the sites that "cvar" and "worst_share" are means over, in summaries, in the report and
+            for `best_by`, in (0, 1]. Default: 0.2.
         best_smoothing: How much earlier measurements count when rounds are compared, in [0, 1): the one before by this
             factor, the one before that by its square, ... So the best round is not merely the luckiest one. 0 compares
             each measurement by itself. Default: 0.5.
@@ -80,6 +83,7 @@ class Options:
     measure_phi: bool = False
     keep_best: bool = False
     best_by: Literal["worst", "mean", "cvar", "worst_share", "last"] = "worst"
+    cvar_level: float = LEVEL
     best_smoothing: float = 0.5
     keep_iterate: bool = False
     on_divergence: Literal["stop", "mark"] = "stop"
@@ -98,6 +102,8 @@ class Options:
             raise BadInput(f"checkpoint_every must be >= 1, got {self.checkpoint_every}")
         if self.keep_best and self.best_by == "last":
             raise BadInput('keep_best keeps another round than the last, but best_by = "last"; remove one of them')
+        if not 0 < self.cvar_level <= 1:
+            raise BadInput(f"cvar_level must lie in (0, 1], got {self.cvar_level}; 0.2 is the worst fifth of the sites")
         if not 0 <= self.best_smoothing < 1:
             raise BadInput(f"best_smoothing must lie in [0, 1), got {self.best_smoothing}; 0 does not smooth")
         if self.precision != "float32" and self.dtype != "float32":

@@ -81,4 +81,5 @@ def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
         personal=[personal for result in results for personal in result.personal],
         support=one.support,
         notes=list(dict.fromkeys(note for result in results for note in result.notes)),
+        cvar_level=one.cvar_level,
     )

@@ -28,6 +28,7 @@ from fairmesh.personalization.cross_fit import CrossFit, rows_to_learn_from, sit
 from fairmesh.personalization.members import FineTuned
 from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.metrics import SplitEvaluator
+from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder, extend_summary, read_model, read_summary
@@ -37,7 +38,7 @@ from fairmesh.training.loop import TrainingState
 from fairmesh.training.meter import with_spread
 from fairmesh.training.options import DTYPES, Options, device_of
 from fairmesh.training.provenance import provenance_of
-from fairmesh.training.references import best_constant
+from fairmesh.training.references import best_constant, constant_values
 from fairmesh.training.replicas import Placements, Replica
 from fairmesh.training.result import Result, summary_of
 from fairmesh.training.train import train, write_outcome
@@ -89,13 +90,7 @@ class ReferenceComparison:
             name: The reference; None for the run itself. Default: None.
             metric: The metric; None for the primary one. Default: None.
         """
-        one = self.result if name is None else self.references[name]
-        rows = [
-            record[metric or self.result.problem.primary]["sites"]
-            for record in one.final
-            if record["replica"] not in one.diverged
-        ]
-        return [_mean(column) for column in zip(*rows)] if rows else [math.nan] * self.result.problem.n
+        return site_means(self.result if name is None else self.references[name], metric)
 
     def versus(self, name: str, metric: str | None = None) -> Comparison:
         """Returns how the run differs from a reference at every site, test row by test row.
@@ -130,18 +125,11 @@ class ReferenceComparison:
         return [*found.sentences("alone"), found.sentence("alone")]
 
     def constant_sentence(self) -> str | None:
-        """Returns at which sites a constant answer does at least as well as the run; None if nowhere, or not known."""
+        """Returns what a constant answer reaches, and at which sites it does as well as the run; None if that is not
+        known."""
         if "constant" not in self.references or not self._sound("constant"):
             return None
-        sign = 1.0 if self.result.problem.higher_is_better(self.result.problem.primary) else -1.0
-        pairs = zip(self.result.problem.sites, self.values(), self.values("constant"))
-        found = [str(site.name) for site, mine, constant in pairs if sign * constant >= sign * mine]
-        if not found:
-            return None
-        names = ", ".join(found[:5]) + (f" and {len(found) - 5} other sites" if len(found) > 5 else "")
-        return (
-            f"a constant answer, the best one for the site's training rows, does at least as well as the run at {names}"
-        )
+        return constant_sentence(self.result, self.values("constant"))
 
     def _sound(self, name: str) -> bool:
         """Returns whether some replicas of the run and of a reference did not diverge."""
@@ -180,11 +168,53 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
+def site_means(result: Result, metric: str | None = None) -> list[float]:
+    """Returns one number per site, the mean over seeds and splits of the replicas that did not diverge.
+
+    Args:
+        result: The run.
+        metric: The metric; None for the primary one. Default: None.
+    """
+    metric = metric or result.problem.primary
+    rows = [record[metric]["sites"] for record in result.final if record["replica"] not in result.diverged]
+    return [_mean(column) for column in zip(*rows)] if rows else [math.nan] * result.problem.n
+
+
 def shown_value(value: float, metric: str, missing: str = "not defined") -> str:
     """Returns a metric as text."""
     if math.isnan(value):
         return missing
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+
+
+def constant_sentence(result: Result, constants: Sequence[float] | None = None) -> str | None:
+    """Returns what a constant answer would reach, which any model should exceed, and at which sites it does as well.
+
+    Args:
+        result: The run.
+        constants: The primary metric of the constant answer at every site; None to compute it. Default: None.
+
+    Returns:
+        The sentence; None if sites have no constant answer, or no number to compare it with.
+    """
+    problem = result.problem.of_split(0)
+    if problem.task not in ("classes", "binary", "numbers") or isinstance(problem.loss, BoundModelLoss):
+        return None
+    metric, higher = problem.primary, problem.higher_is_better(problem.primary)
+    constants = constant_values(problem, result.judged_on) if constants is None else constants
+    pairs = zip((str(site.name) for site in problem.sites), constants, site_means(result))
+    known = [one for one in pairs if all(map(math.isfinite, one[1:]))]
+    if not known:
+        return None
+    values = [constant for _, constant, _ in known]
+    worst, mean = (min if higher else max)(values), sum(values) / len(values)
+    as_good = [name for name, constant, mine in known if (constant >= mine if higher else constant <= mine)]
+    more = f" and {len(as_good) - 5} more" if len(as_good) > 5 else ""
+    where = f"; it does as well as the run at {', '.join(as_good[:5])}{more}" if as_good else ""
+    return (
+        "a constant answer, the best for each site's training rows, reaches "
+        f"{shown_value(worst, metric)} at the worst site and {shown_value(mean, metric)} on average{where}"
+    )
 
 
 def reference_table(
@@ -464,7 +494,17 @@ class _Work:
             best=None,
         )
         diverged = [r for r in range(len(replicas)) if not bool(models[r].isfinite().all())]
-        return Result(problem, replicas, self._result.rounds, records, state, diverged, on, seconds=seconds)
+        return Result(
+            problem,
+            replicas,
+            self._result.rounds,
+            records,
+            state,
+            diverged,
+            on,
+            seconds=seconds,
+            cvar_level=self._result.cvar_level,
+        )
 
     # Their files ------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from fairmesh.errors import BadInput, nearest
 from fairmesh.evidence.intervals import LEVEL
 from fairmesh.evidence.outcomes import Outcomes, judged
 from fairmesh.evidence.verdicts import evidence_table
+from fairmesh.metrics.over_sites import LEVEL as SITES_IN_TAIL
 from fairmesh.metrics.over_sites import over_sites
 from fairmesh.networks.roles import StateView
 from fairmesh.numerics import trees
@@ -71,6 +72,7 @@ class Result:
             site that is not measured. Default: [].
         notes: What a reader of the numbers must know, such as where a metric is not defined. Default: [].
         answered: What the models answered on the test rows, if several processes trained and gathered it. Default: {}.
+        cvar_level: The share of the sites that "cvar" and "worst_share" are means over. Default: 0.2.
 
     Example:
         >>> import fairmesh as fm
@@ -98,10 +100,15 @@ class Result:
     support: list[dict[str, Any] | None] = field(default_factory=list, repr=False)
     notes: list[str] = field(default_factory=list, repr=False)
     answered: dict[str, Outcomes] = field(default_factory=dict, repr=False)
+    cvar_level: float = SITES_IN_TAIL
 
     @cached_property
     def _outcomes(self) -> dict[str, Outcomes]:
         return dict(self.answered)
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
+        return _summary_of(self)
 
     def outcomes(
         self, variant: int | None = None, which: Literal["last", "best"] = "last", own_models: bool | None = None
@@ -350,13 +357,13 @@ class Result:
         return self.problem.flat_model.state_dict(self.whole_row(replica, which, site))
 
 
-def metric_tables(problem: Problem, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+def metric_tables(result: Result, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """Returns, for each metric, its direction, whether it is a share, and what its values say about all sites, as the
     mean over some records. Of sites without a value it is the largest number."""
-    found = {}
+    found, problem = {}, result.problem
     for name in measured_names(problem):
         higher = problem.higher_is_better(name)
-        tables = [over_sites(record[name]["sites"], higher) for record in records]
+        tables = [over_sites(record[name]["sites"], higher, result.cvar_level) for record in records]
         numbers = {key: sum(table[key] for table in tables) / len(tables) for key in tables[0]}
         counts = {"defined": min(t["defined"] for t in tables), "undefined": max(t["undefined"] for t in tables)}
         found[name] = {"higher_is_better": higher, "share": problem.is_share(name)} | numbers | counts
@@ -390,7 +397,9 @@ def _numbers(records: Sequence[Record], metric: str) -> dict[str, float]:
 
 def variants_of(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
     """Returns the distinct algorithms among the replicas: their differences by dotted name, and their replicas."""
-    tables = [flat_table(to_table(replica.algorithm)) for replica in replicas]
+    known = {id(replica.algorithm): replica.algorithm for replica in replicas}  # splits and seeds share theirs
+    by_id = {key: flat_table(to_table(algorithm)) for key, algorithm in known.items()}
+    tables = [by_id[id(replica.algorithm)] for replica in replicas]
     varying = [key for key in tables[0] if any(table.get(key) != tables[0][key] for table in tables)]
     variants: dict[str, dict[str, Any]] = {}
     for r, table in enumerate(tables):
@@ -408,7 +417,7 @@ def chosen_replica(result: Result, best_by: str, smoothing: float) -> int | None
     if result.state.best is not None:
         scores = result.state.best.score
     elif "validation" in result.records[0]:
-        rule = RoundScores(result.problem, "worst" if best_by == "last" else best_by, smoothing)
+        rule = RoundScores(result.problem, "worst" if best_by == "last" else best_by, smoothing, result.cvar_level)
         scores = torch.full((len(result.replicas),), -torch.inf, dtype=torch.float64)
         for known in sorted({record["round"] for record in result.records}):
             of_round = [record for record in result.records if record["round"] == known]
@@ -539,9 +548,14 @@ def summary_of(result: Result) -> dict[str, Any]:
     """Returns the outcome of a run as one table.
 
     Its numbers are means over all replicas; `variants` has those of each algorithm of a sweep."""
+    return dict(result._summary)
+
+
+def _summary_of(result: Result) -> dict[str, Any]:
     primary, final = result.problem.primary, result.final
     best = result.state.best
     variants = variants_of(result.replicas)
+    evidence = [_evidence_of(result, k, v["replicas"]) for k, v in enumerate(variants)]
     return {
         "algorithm": registered_name(result.replicas[0].algorithm),
         "metric": primary,
@@ -553,11 +567,11 @@ def summary_of(result: Result) -> dict[str, Any]:
         "variants": [
             v
             | _numbers([final[r] for r in v["replicas"]], primary)
-            | {"metrics": metric_tables(result.problem, [final[r] for r in v["replicas"]])}
-            | _evidence_of(result, k, v["replicas"])
+            | {"metrics": metric_tables(result, [final[r] for r in v["replicas"]])}
+            | evidence[k]
             for k, v in enumerate(variants)
         ],
-        **_evidence_of(result, result.chosen_variant, variants[result.chosen_variant]["replicas"]),
+        **evidence[result.chosen_variant],
         "diverged": result.diverged,
         **({} if result.fixed is None else {"weights": result.weights_verdict().as_json()}),
         **({"subgroups": [vars(one) for one in result.subgroups()]} if has_subgroups(result) else {}),
@@ -577,7 +591,8 @@ def summary_of(result: Result) -> dict[str, Any]:
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
         **({"support": result.support} if result.support else {}),
-        "metrics": metric_tables(result.problem, final),
+        "metrics": metric_tables(result, final),
+        "cvar_level": result.cvar_level,
         "notes": result.notes,
         "final": final,
         **({"personal": [one.table() for one in result.personal]} if result.personal else {}),

@@ -426,6 +426,7 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
             seconds,
             support=meter.support(),
             notes=list(meter.notes),
+            cvar_level=training.options.cvar_level,
         ),
         training.options,
     )

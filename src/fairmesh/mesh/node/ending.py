@@ -135,7 +135,10 @@ def write_result(
     whole = _whole(state, means, training.dtype, weighed, best, commons)
     records = [*(one for one in measurements.records if one["round"] < last), record]
     measured = [{} if problem.has(i, judged_on(problem)) else None for i in range(n)]  # counts stay at their sites
-    result = Result(problem, training.replicas, last, records, whole, [], rounds.judged_on, support=measured)
+    level = membership.experiment.options.cvar_level
+    result = Result(
+        problem, training.replicas, last, records, whole, [], rounds.judged_on, support=measured, cvar_level=level
+    )
     chosen = {} if best is None else {"best_by": membership.experiment.options.best_by}
     chosen |= {} if best is None else {"best_chosen_on": measurements.chosen_on}
     with storing(folder.parent):
@@ -378,7 +381,8 @@ def write_progress(membership: Membership, problem: Problem, records: Sequence[R
     replica = Replica(experiment.seeds[0], tuple(range(problem.n)), experiment.algorithm)
     state = TrainingState(None, nobody, None, None, Traffic(nobody, nobody, nobody, nobody), None)
     last = records[-1]
-    result = Result(problem, [replica], last["round"], [last], state, judged_on=judged_on(problem))
+    on, level = judged_on(problem), experiment.options.cvar_level
+    result = Result(problem, [replica], last["round"], [last], state, judged_on=on, cvar_level=level)
     names = [member.name for member in membership.mesh.present]
     summary = summary_of(result) | {"sites": names, "planned_rounds": experiment.rounds}
     del summary["seconds"], summary["models"]  # there are none yet

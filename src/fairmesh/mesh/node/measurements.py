@@ -31,6 +31,7 @@ from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.links import Report
+from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.problems.metrics import measured_names
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
@@ -56,6 +57,7 @@ class Schedule(NamedTuple):
     best_by: str
     smoothing: float
     seed: int
+    level: float = LEVEL  # of CVaR, for `best_by`
     since: int = 0  # the first round that may be measured; rows before it are lost
 
     @property
@@ -116,7 +118,9 @@ class Measurements:
             self.records = []  # of the rounds that all sites have measured
             self._scores: list[Tensor] = []  # how good each of them is by the rule
             self._rule = (
-                None if schedule.best_by == "last" else RoundScores(problem, schedule.best_by, schedule.smoothing)
+                None
+                if schedule.best_by == "last"
+                else RoundScores(problem, schedule.best_by, schedule.smoothing, schedule.level)
             )
             self._refresh(all_again=True)
 

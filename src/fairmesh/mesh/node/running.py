@@ -265,6 +265,7 @@ class _Life:
             options.best_by,
             options.best_smoothing,
             experiment.seeds[0],
+            options.cvar_level,
             since,
         )
         names = [member.name for member in membership.mesh.present]
