@@ -12,6 +12,7 @@ from fairmesh.algorithms.base import Round, carried_at_start
 from fairmesh.config.tables import from_table
 from fairmesh.mesh.node import leaving, restoring
 from fairmesh.testing import check_algorithm
+from fairmesh.testing.stacks import after, stack
 from fairmesh.training.loop import Training
 from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.options import Options
@@ -136,6 +137,27 @@ def test_same_batch_at_two_models_gives_directions_from_the_same_memory():
 
 
 # Contracts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        ("ad-gda", "sgd"),
+        ("choco-sgd", "momentum"),
+        ("dr-dsgd", "nesterov"),
+        ("drfa", "adamw"),
+        ("tracked", "adamw, decay"),
+    ],
+)
+def test_optimizers_memory_is_the_same_on_several_hosts(name, optimizer):
+    problem, algorithm, blocks = toys.problem(), with_optimizer(name, optimizer), [[0, 3, 4], [1, 2, 5, 6, 7]]
+    alone = after(algorithm, *stack(problem, fm.Ring().build(8), algorithm), 2)
+    run = fm.testing.on_hosts(problem, fm.Ring(), algorithm, 2, blocks)
+    for state, carried, block in zip(run.states, run.carried, blocks):
+        rows = alone.state.models if algorithm.needs_server else alone.state.models[:, block]
+        assert torch.allclose(state.models, rows, rtol=0, atol=1e-12)
+        for tensor, there in zip(alone.carried.optimizer or (), carried.optimizer or ()):
+            assert torch.allclose(there, tensor[:, block], rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow  # of the quick tests, tests/extension/test_own_members.py checks an algorithm with AdamW
