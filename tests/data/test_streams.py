@@ -18,7 +18,12 @@ import fairmesh as fm
 from fairmesh.data import streams
 from fairmesh.data.samples import Samples
 from fairmesh.errors import LostProcess
+from fairmesh.storage.state_tree import flatten_state
+from fairmesh.training.cuda_graph import recorded_round
+from fairmesh.training.loop import Training
 from fairmesh.training.memory_estimate import footprint
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests.refusals import missing_from, refused
 
 OWN = torch.Generator().manual_seed(0)  # which fairmesh cannot seed
@@ -174,6 +179,19 @@ def test_item_that_cannot_be_read_is_named_and_the_run_resumes_when_it_is_mended
     assert torch.equal(whole.row(), resumed.row())
 
 
+def test_worker_that_is_killed_once_is_replaced(tmp_path):
+    def once(i):
+        if not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Scans(1)[i]
+
+    sampling = fm.Sampling(3, "cyclic")
+    found = [trained(problem([fm.data.Streamed(s, 2)], sampling=sampling), 6) for s in (Scans(1, 200), Broken(once))]
+    assert (tmp_path / "killed").exists()
+    assert torch.equal(found[0].row(), found[1].row())
+
+
 def test_streams_with_other_items_do_not_resume_a_run(tmp_path):
     trained(problem([fm.data.Streamed(Scans(k)) for k in range(3)]), 2, out=tmp_path)
     for sets in ([Scans(k) for k in (0, 1, 5)], [Scans(k, 20 + (k == 2)) for k in range(3)]):
@@ -202,6 +220,29 @@ def test_label_that_the_model_does_not_know_is_named_when_it_is_read():
     bad = problem([fm.data.Streamed(Broken(lambda i: (torch.zeros(4), 2)))], sampling=fm.Sampling(20, "cyclic"))
     with refused("clinic 0", "item 13", "2 classes"):
         fm.train(bad, fm.Ring(), fm.DSGD(0.1), 1)
+
+
+def test_recorded_rounds_read_batches_that_are_handed_in_from_outside():
+    replicas = replicas_of([fm.ADGDA(primal_step=0.1)], [0, 1], None, 3)
+    found = []
+    for recorded in (False, True):
+        one = problem(
+            [fm.data.Streamed(Scans(k)) for k in range(3)], objective=fm.Objective(judged_on="held-out", rejoin=0.0)
+        )
+        training = Training(one, fm.Ring(), replicas, Options())
+        state = training.initial()
+        if not recorded:
+            for t in range(4):
+                state = training.advance(state, t)
+            found.append(list(flatten_state(state).values()))
+            continue
+        training.oracle.feed_captured(True)
+        change, buffers = recorded_round(training.after_round, state, 0, torch.device("cpu"))
+        for t in range(4):
+            training.oracle.feed(t)
+            change(*buffers)
+        found.append(buffers[:-1])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found))
 
 
 class Images(Scans):

@@ -260,3 +260,26 @@ def test_precision_changes_gradients_a_little_and_leaves_torchs_settings(precisi
     assert 0 < apart < 5e-2
     assert short.dtype == torch.float32
     assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+class Scans(torch.utils.data.Dataset):
+    def __init__(self, k: int):
+        self._k = k
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, i):
+        inputs = torch.randn(6, generator=torch.Generator().manual_seed(1000 * self._k + i))
+        return inputs + torch.rand(6), (i + self._k) % 2
+
+
+@pytest.mark.parametrize("fuse", ["no", "yes"])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_streamed_rounds_are_captured_and_give_the_numbers_of_a_cpu(fuse, batch):
+    torch.manual_seed(0)
+    sites = [fm.Site(fm.data.Streamed(Scans(k), workers=2)) for k in range(1 if batch == 1 else 3)]
+    problem = fm.Problem(torch.nn.Linear(6, 2), sites, sampling=fm.Sampling(batch), test=sites[0].train)
+    topology = fm.Ring() if len(sites) > 1 else None
+    runs = [fm.train(problem, topology, fm.DSGD(0.1), 6, device=device, fuse=fuse) for device in ("cpu", "cuda")]
+    assert torch.allclose(runs[0].row(), runs[1].row().cpu(), atol=1e-5)

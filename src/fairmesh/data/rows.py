@@ -190,9 +190,9 @@ class Reader:
         numbers = rows.tolist()
         if not self._count:
             return Request(one.stream, numbers, seeds, None)
-        if self._workers is None:
-            self._workers = Workers([each.stream for each in self._sets], self._count)
-        return Request(one.stream, numbers, seeds, self._workers.submit(k, numbers, seeds))
+        workers = self._workers or Workers([each.stream for each in self._sets], self._count)
+        self._workers = workers
+        return Request(one.stream, numbers, seeds, lambda: workers.submit(k, numbers, seeds))
 
 
 class Ahead:

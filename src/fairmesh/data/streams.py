@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import random
 import signal
 import sys
 import threading
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 from fairmesh.data.items import Targets, as_labels, as_tensors, divided, first_not_finite, has_items, with_tensors
 from fairmesh.errors import BadInput, LostProcess, in_a_line
 from fairmesh.numerics import random_streams, trees
-from fairmesh.numerics.generators import GeneratorStates
+from fairmesh.numerics.generators import GeneratorStates, seed_generators
 from fairmesh.numerics.trees import Tree
 
 HELD_UP_TO = 1 << 30  # bytes; a Dataset of more is not read into memory
@@ -225,7 +224,7 @@ class Stream:
         items: list[Any] = [None] * len(numbers)
         for k in sorted(range(len(numbers)), key=numbers.__getitem__):  # neighbours in a file one after another
             number = numbers[k]
-            _seed_generators(seeds[k])
+            seed_generators(seeds[k])
             try:
                 items[k] = with_tensors(self.source.dataset[number])
             except Exception as error:  # a user's Dataset may raise anything
@@ -312,14 +311,8 @@ def _targets_of(dataset: Any) -> Any:
     return known if fits and (not isinstance(known, list) or isinstance(known[0], int)) else None
 
 
-def _seed_generators(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)  # that of the CPU only
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the one that transforms draw from
-
-
 class Workers:
-    """Processes that read items of several sets.
+    """Processes that read items of several sets. If one of them dies, all are started again.
 
     Args:
         streams: The sets.
@@ -327,15 +320,23 @@ class Workers:
     """
 
     def __init__(self, streams: Sequence[Stream | None], count: int):
+        self._streams, self._count = list(streams), count
+        self._pool = self._start()
+
+    def _start(self) -> ProcessPoolExecutor:
         method = "fork" if sys.platform == "linux" else None  # as torch's DataLoader: the Dataset is not pickled
-        self._pool = ProcessPoolExecutor(
-            count, multiprocessing.get_context(method), _begin_work, (list(streams), os.getpid())
-        )
-        weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        context, given = multiprocessing.get_context(method), (self._streams, os.getpid())
+        pool = ProcessPoolExecutor(self._count, context, _begin_work, given)
+        weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
+        return pool
 
     def submit(self, of: int, rows: list[int], seeds: list[int] | None) -> "Future[tuple[Tree, Tree]]":
         """Asks for rows of set number `of`."""
-        return self._pool.submit(_work, of, rows, seeds)
+        try:
+            return self._pool.submit(_work, of, rows, seeds)
+        except BrokenProcessPool:
+            self._pool = self._start()
+            return self._pool.submit(_work, of, rows, seeds)
 
 
 _streams: list[Stream | None] = []  # those of this worker
@@ -369,7 +370,7 @@ class Request:
         stream: The stream.
         rows: Their numbers.
         seeds: As for `Stream.read`.
-        answer: What a worker will answer; None if this process reads.
+        ask: Asks a worker for the rows; None if this process reads.
     """
 
     def __init__(
@@ -377,25 +378,31 @@ class Request:
         stream: Stream,
         rows: list[int],
         seeds: list[int] | None,
-        answer: "Future[tuple[Tree, Tree]] | None",
+        ask: "Callable[[], Future[tuple[Tree, Tree]]] | None",
     ):
-        self._stream, self._rows, self._seeds, self._answer = stream, rows, seeds, answer
+        self._stream, self._rows, self._seeds, self._ask = stream, rows, seeds, ask
+        self._answer = None if ask is None else ask()
 
     def result(self) -> tuple[Tree, Tree]:
-        """Waits for inputs and targets.
+        """Waits for inputs and targets. If a worker dies, the rows are asked for once more, since it may have been
+        another request that it died of.
 
         Raises:
             BadInput: An item cannot be read.
-            LostProcess: A worker died.
+            LostProcess: A worker died of this request.
         """
-        if self._answer is None:
+        if self._ask is None or self._answer is None:
             return self._stream.read_here(self._rows, self._seeds)
         try:
             return self._answer.result()
+        except BrokenProcessPool:
+            pass
+        try:
+            return self._ask().result()
         except BrokenProcessPool as error:
             items = self._stream.numbers_in_words(self._rows)
             raise LostProcess(
-                f"{self._stream.what}: a worker died while items {items} or others were read; it was killed, or memory "
-                "or shared memory (/dev/shm) ran out, or a library crashed: use fewer workers or a smaller prefetch, "
-                "or workers=0 to see the cause; then resume the run"
+                f"{self._stream.what}: workers die while items {items} are read; they are killed, or memory or shared "
+                "memory (/dev/shm) runs out, or a library crashes: use fewer workers or a smaller prefetch, or "
+                "workers=0 to see the cause; then resume the run"
             ) from error

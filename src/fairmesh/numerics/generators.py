@@ -7,6 +7,13 @@ import numpy as np
 import torch
 
 
+def seed_generators(key: int) -> None:
+    """Seeds torch's generator of the CPU, Python's and numpy's, with a number >= 0."""
+    torch.default_generator.manual_seed(key)
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002
+
+
 class GeneratorStates(NamedTuple):
     """The states of the process's generators at one moment."""
 

@@ -2,18 +2,16 @@
 
 import inspect
 import itertools
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import random_streams, trees
-from fairmesh.numerics.generators import GeneratorStates
+from fairmesh.numerics.generators import GeneratorStates, seed_generators
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.torch_draws import TorchDraws
 
@@ -134,11 +132,11 @@ class Augmenter:
         return inputs, targets
 
     def _sample(self, sample: Tree, seed: int) -> Tree:
-        _seed_generators(seed)
+        seed_generators(seed)
         return self.function(trees.mapped(torch.clone, sample))  # which it may change in place
 
     def _batch(self, inputs: Tree, targets: Tree, seed: int) -> tuple[Tree, Tree]:
-        _seed_generators(seed)
+        seed_generators(seed)
         return _pair(self.function(*(trees.mapped(torch.clone, tree) for tree in (inputs, targets))))
 
     def check(self, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
@@ -195,10 +193,3 @@ def _stacked(parts: list[Tree]) -> Tree:
         raise BadInput(
             f"augment must return tensors of the same shape for every sample, as its inputs are: {in_a_line(error)}"
         ) from error
-
-
-def _seed_generators(key: int) -> None:
-    """Seeds torch's generator of the CPU, Python's and numpy's."""
-    torch.default_generator.manual_seed(key)
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002

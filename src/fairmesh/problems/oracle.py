@@ -30,6 +30,8 @@ from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import Precision, gradients, over_models
 from fairmesh.problems.subgroups import Seen, seen_in
 
+Wanted = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # rounds -> rows to read, and their seeds
+
 AS_FLOATS_UP_TO = 1 << 28  # bytes; a CPU keeps smaller data as floats, to save the conversion in every round
 
 
@@ -111,7 +113,8 @@ class Oracle:
         self._rows = SampleRows(held, self._data_device, order, change)
         batches = len(self.seeds) * len(hosted)
         self._ahead = None if self._rows.reader is None else Ahead(self._rows.reader, batches)
-        self.round_number: int | None = None  # of the round that is computed, if it is known without asking a GPU
+        self.round_number: int | None = None  # of the round that is computed, so that no GPU needs to be asked
+        self._fed: dict[Any, tuple[Wanted, tuple[Tree, Tree]]] | None = None  # what captured rounds read
         self.model = problem.flat_model.to(device, dtype, short_floats=precision == "bf16")
         draw_shape = (len(self.seeds), len(hosted))
         start = torch.stack([problem.initial_whole_row(int(seed)) for seed in seeds]).to(device, dtype)
@@ -450,19 +453,48 @@ class Oracle:
         if self._ahead is None:
             pair = self._rows.take(self._round_cache.at(what, indices, round_index))
         else:
-            number = int(round_index) if self.round_number is None else self.round_number
 
             def wanted(rounds: Tensor) -> tuple[Tensor, Tensor | None]:
                 rounds = rounds.to(self.seeds.device)
                 return indices(rounds), None if seeds is None else seeds(rounds)
 
-            pair = self._ahead.at(what, number, wanted)
+            if self._fed is not None and what in self._fed:
+                pair = self._fed[what][1]
+            else:
+                known = self.round_number is not None and not round_index.is_cpu
+                pair = self._ahead.at(what, int(self.round_number if known else round_index), wanted)  # type: ignore[arg-type]
+                if self._fed is not None:
+                    pair = trees.mapped(self._buffer, pair)
+                    self._fed[what] = wanted, pair
         shape = (self._shape[0] * self._shape[1], -1)
 
         def seen(part: Tensor) -> Tensor:
             return as_floats(part.to(self.seeds.device, non_blocking=True), self.dtype).unflatten(0, shape)
 
         return trees.mapped(seen, pair[0]), trees.mapped(seen, pair[1])
+
+    @property
+    def streamed(self) -> bool:
+        """Whether rows are read from streams."""
+        return self._ahead is not None
+
+    def feed_captured(self, yes: bool) -> None:
+        """Decides whether rounds read streamed batches from buffers on the device, which `feed` fills, so that a
+        captured round can be replayed with other batches."""
+        self._fed = {} if yes else None
+
+    def feed(self, number: int) -> None:
+        """Fills the buffers with the batches of a round."""
+        if self._ahead is None or self._fed is None:
+            return
+        for what, (wanted, buffers) in self._fed.items():
+            trees.mapped(_fill, buffers, self._ahead.at(what, number, wanted))
+
+    def _buffer(self, part: Tensor) -> Tensor:
+        """Returns a tensor on the device. It is part of a larger one, since a compiler takes the value of a tensor with
+        one number for a constant."""
+        rows = torch.empty(len(part) + 1, *part.shape[1:], dtype=part.dtype, device=self.seeds.device)
+        return rows[:-1].copy_(part)
 
     def _chosen(self, round_index: Tensor, call: int, calls: int) -> Tensor:
         """Returns the indices of the rows in a batch of all hosted nodes, one after another."""
@@ -471,6 +503,10 @@ class Oracle:
     def _numbers_in(self, call: int, calls: int) -> Callable[[Tensor], Tensor]:
         """Returns the function rounds (k,) -> indices of the rows in a batch of all hosted nodes (k, rows)."""
         return lambda rounds: self._indices(rounds, call, calls).flatten(1).to(self._data_device)
+
+
+def _fill(buffer: Tensor, part: Tensor) -> Tensor:
+    return buffer.copy_(part.pin_memory() if buffer.is_cuda else part, non_blocking=True)
 
 
 def _whole(models: Tensor, own: Tensor | None) -> Tensor:

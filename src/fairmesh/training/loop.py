@@ -200,6 +200,7 @@ class Training:
 
     def advance(self, state: TrainingState, done: int) -> TrainingState:
         """Returns the state after round number `done`."""
+        self.oracle.round_number = done
         return self.after_round(state, torch.tensor(done, device=self.device))
 
     def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
@@ -248,21 +249,27 @@ class Training:
             if captured is None:
                 state = self.advance(state, t)
             else:
+                self.oracle.feed(t)
                 captured.advance()
                 state = captured.state
             yield t + 1, state
 
     def _captured(self, state: TrainingState, done: int, rounds: int) -> CapturedRounds | None:
-        """Returns the rounds as a CUDA graph, if the data is on a GPU, augmentation runs there too, and
-        there is more than one round to do."""
-        on_gpu = self.device.type == "cuda" and self.data_home.type == "cuda"
+        """Returns the rounds as a CUDA graph, if the data is on a GPU or streamed to it, augmentation runs there too,
+        and there is more than one round to do."""
+        on_gpu = self.device.type == "cuda" and (self.data_home.type == "cuda" or self.oracle.streamed)
         augmenter = self.problem.augmenter
         by_host = augmenter is not None and not augmenter.with_model  # a graph would replay what it drew once
         if not on_gpu or by_host or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
         enough = _ONE_BY_ONE_FUSED_FROM if self.problem.at_once(self.device) == 1 else _FUSED_FROM
         fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= enough)
-        return captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
+        self.oracle.round_number = done
+        self.oracle.feed_captured(self.oracle.streamed)
+        captured = captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
+        if captured is None:
+            self.oracle.feed_captured(False)
+        return captured
 
     def unsound(self, state: TrainingState) -> Tensor:
         """Returns where a node's model or dual is not finite or has exploded: (replicas, nodes)."""
