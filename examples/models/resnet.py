@@ -56,7 +56,7 @@ class ResNet18(nn.Module):
         return self.fc(self.avgpool(hidden).flatten(1))
 
 
-def clinic(number: int, images: int = 80, size: int = 32) -> fm.Site:
+def clinic(number: int, images: int = 64, size: int = 64) -> fm.Site:
     """Returns images with a bright spot in one of four corners, as the scanner of a clinic shows them."""
     generator = torch.Generator().manual_seed(number)
     labels = torch.arange(images) % 4

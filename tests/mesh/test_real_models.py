@@ -3,8 +3,11 @@ disturbs end, with the parts of the model that stay at their site."""
 
 import json
 import re
+import resource
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +30,9 @@ CASES = {
     "text": ("text", ""),
     "unet": ("unet", ""),
     "lstm": ("lstm", ""),
+    "streamed": ("streamed", ""),
 }
+LIMITED = {"streamed": 300 << 20}  # bytes that a node may take beyond those it starts with; its data has 983 MB
 # Each start of a node would trace the model again. In float32, a simulation rounds otherwise and quantizes otherwise.
 OPTIONS = 'measure_every = 4\ncheckpoint_every = 3\ntrace = "no"\ndtype = "float64"'
 OWN_MODELS = {"resnet local"}  # where each site has a model of its own
@@ -55,11 +60,32 @@ def written(folder: Path) -> dict[str, bytes]:
     return found
 
 
+def limit_memory(log: Path, limit: int) -> None:
+    """In this process, from now on: refuses it more memory than that, and writes down what it has taken."""
+
+    def taken(what: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(what))
+
+    resource.setrlimit(resource.RLIMIT_DATA, (taken("VmData") + limit, resource.RLIM_INFINITY))
+    before = taken("RssAnon")
+
+    def watch() -> None:
+        while True:
+            with open(log, "a") as file:
+                file.write(f"{taken('RssAnon') - before}\n")
+            time.sleep(0.2)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def scenario(folder: Path, case: str) -> None:
     """The mesh of an example, undisturbed and with kills."""
     provisioned(folder / "provisioned", experiment_of(case, folder), NAMES)
     for what, points in (("calm", None), ("killed", KILLED)):
         nodes = Lives(fresh(folder / "provisioned", folder / what), NAMES, points)
+        if case in LIMITED:
+            nodes.before_start = lambda name: limit_memory(folder / "peaks", LIMITED[case])
         try:
             nodes.start_all()
             nodes.finish(250)
@@ -79,6 +105,8 @@ def test_killed_nodes_of_an_example_end_bit_for_bit_where_undisturbed_ones_end(c
     assert len({calm[f"{name}/model.safetensors"] for name in NAMES}) == 1
     own = {calm[name] for name in calm if name.endswith("site.safetensors")}
     assert len(own) == (3 if case in OWN_MODELS else 0)
+    if case in LIMITED:
+        assert 0 < max(map(int, (tmp_path / "peaks").read_text().split())) < LIMITED[case]
     simulated = fm.run(load_experiment(tmp_path / "experiment.toml"), process_group=KnowingSecrets(NAMES))
     record = json.loads(calm["north/metrics.jsonl"].splitlines()[-1])
     assert record["loss"]["sites"] == pytest.approx(simulated.final[0]["loss"]["sites"], rel=1e-4)

@@ -1,12 +1,13 @@
 """The checkpoints of a node: which are used, put aside, or refused."""
 
+import subprocess
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from fairmesh.mesh.node.store import Store, forget_run, landmarks_in, put_aside
+from fairmesh.mesh.node.store import Store, forget_run, landmarks_in, locked, put_aside
 from fairmesh.storage import checkpoint
 from fairmesh.storage.checkpoint import load_checkpoint, save_checkpoint
 from tests.refusals import refused
@@ -126,3 +127,13 @@ def test_end_of_a_run_leaves_results_log_and_decisions(tmp_path):
     forget_run(tmp_path)  # also if a crash cut it short
     left = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*")}
     assert left == {*kept, "result", "result-generation-1", "personal"}
+
+
+def test_lock_that_the_processes_of_a_killed_node_hold_is_waited_for(tmp_path):
+    file = locked(tmp_path)
+    child = subprocess.Popen(["sleep", "0.3"], pass_fds=[file.fileno()])
+    file.close()
+    with refused("another node is running"):
+        locked(tmp_path)
+    locked(tmp_path, patience_s=30).close()
+    assert child.wait() == 0

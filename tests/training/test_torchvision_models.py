@@ -9,6 +9,7 @@ import torch
 import fairmesh as fm
 
 torchvision = pytest.importorskip("torchvision")
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap runs some operations in a loop
 EXAMPLE = Path(__file__).parents[2] / "examples" / "models" / "resnet.py"
 
 

@@ -37,8 +37,9 @@ def on_data(problem: "Problem", home: torch.device, device: torch.device) -> str
         asked = all(stream.asked for stream in streams)
         why = "as asked for" if asked else f"since a Dataset of more than {HELD_UP_TO >> 30} GiB is not held in memory"
         workers = max(stream.source.workers for stream in streams)
+        ahead = max(stream.source.prefetch for stream in streams)
         how = (
-            f"by {workers} workers, {max(stream.source.prefetch for stream in streams)} rounds ahead"
+            f"by {workers} worker{'s' * (workers > 1)}, {ahead} rounds ahead"
             if workers
             else "while training waits; fm.data.Streamed(dataset, workers=...) reads ahead"
         )

@@ -57,6 +57,7 @@ from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import private_files, write_atomically
 
+_LEFT_S = 5.0  # wait for processes that a killed node has left
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
 
@@ -89,7 +90,7 @@ def run_node(
     """
     membership = Membership.read(path)
     state = membership.site.state
-    with private_files(), locked(state):
+    with private_files(), locked(state, _LEFT_S):
         membership = membership if public_draws else membership.with_secret()
         result, finished = state / RESULT, state / FINISHED
         if finished.exists():

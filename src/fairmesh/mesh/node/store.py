@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,19 +44,29 @@ def landmarks_in(state: Path, generation: int) -> list[int]:
     return sorted(int(path.stem.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*.safetensors"))
 
 
-def locked(folder: Path) -> TextIO:
-    """Locks a state folder until the returned file is closed, since two nodes with one state would destroy it."""
+def locked(folder: Path, patience_s: float = 0.0) -> TextIO:
+    """Locks a state folder until the returned file is closed, since two nodes with one state would destroy it.
+
+    Args:
+        folder: The state folder.
+        patience_s: How long to wait for the lock, in seconds: a node that was killed leaves processes that read its
+            data, which share its lock and its port until they notice. Default: 0.0.
+    """
     private_folder(folder)
     try:
         file = open(folder / "lock", "w")  # noqa: SIM115
     except OSError as error:
         raise BadInput(f"cannot use the state folder {folder}: {error.strerror or error}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise BadInput(f"another node is running with the state in {folder}; stop it first") from error
-    return file
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            if time.monotonic() >= until:
+                file.close()
+                raise BadInput(f"another node is running with the state in {folder}; stop it first") from error
+        time.sleep(0.05)
 
 
 def put_run_aside(state: Path) -> None:
