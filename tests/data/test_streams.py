@@ -227,7 +227,7 @@ def test_recorded_rounds_read_batches_that_are_handed_in_from_outside():
     found = []
     for recorded in (False, True):
         one = problem(
-            [fm.data.Streamed(Scans(k)) for k in range(3)], objective=fm.Objective(judged_on="held-out", rejoin=0.0)
+            [fm.data.Streamed(Scans(k)) for k in range(3)], objective=fm.Objective(judged_on="held-out", rejoin=1.0)
         )
         training = Training(one, fm.Ring(), replicas, Options())
         state = training.initial()
