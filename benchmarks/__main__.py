@@ -147,6 +147,35 @@ def bench_models(
     show_table(rows)
 
 
+@app.command("loops")
+def bench_loops(
+    case: Annotated[list[str], typer.Option(help="Only this case (repeatable).")] = [],  # noqa: B006
+    tune_malloc: Annotated[bool, typer.Option(help="Keep freed memory in the process, for both.")] = True,
+    json_: Json = False,
+) -> None:
+    """Compare the CPU time of DSGD's rounds with that of a plain loop over nodes, for every model, on one thread."""
+    from dataclasses import asdict
+
+    from benchmarks.plain_sgd import timings
+
+    rows = [["case", "models at once", "problem", "first round", "ms per round", "loop", "over loop"]]
+    found = []
+    for one in timings(case, tune_malloc):
+        found.append(asdict(one))
+        rows.append(
+            [
+                one.case, one.at_once, f"{one.problem_s:.1f} s", f"{one.first_round_s:.1f} s",
+                f"{one.ms_per_round:.4g}", f"{one.loop_ms:.4g}", f"{one.ratio:.2f}",
+            ]
+        )  # fmt: skip
+        if not json_:
+            say(f"{one.case}: {one.ratio:.2f} times the loop's time")
+    if json_:
+        print_json({"tune_malloc": tune_malloc, "cases": found})
+        return
+    show_table(rows)
+
+
 @app.command("memory")
 def bench_memory(
     case: Annotated[list[str], typer.Option(help="Only this case (repeatable).")] = [],  # noqa: B006

@@ -9,8 +9,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fairmesh as fm
-from fairmesh.problems import notes
+from fairmesh.problems import convolutions, notes
 from fairmesh.problems.stacking import slower_stacked
+from fairmesh.training.loop import Training
+from fairmesh.training.options import Options
+from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.problems.test_problem_data import problem_refused
 from tests.refusals import missing_from, refused
@@ -208,17 +211,65 @@ def norm_net(width: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, width, 3), *(layer for _ in range(4) for layer in block()))
 
 
-def test_rule_for_one_by_one_depends_on_the_layers_alone():
+def test_rule_for_one_by_one_depends_on_the_layers():
     assert missing_from(slower_stacked(norm_net(256), "cpu") or "", 4, 256) == []
-    for stays in (
-        norm_net(64),
-        nn.Linear(2000, 2000),
-        nn.TransformerEncoder(nn.TransformerEncoderLayer(192, 4, batch_first=True), 4),
-    ):
-        assert slower_stacked(stays, "cpu") is None
-    assert missing_from(slower_stacked(stays, "cuda") or "", 8) == []  # norms of a transformer
+    transformer = nn.TransformerEncoder(nn.TransformerEncoderLayer(192, 4, batch_first=True), 4)
+    for kind in ("cpu", "cuda"):
+        assert slower_stacked(norm_net(64), kind) is slower_stacked(nn.Linear(2000, 2000), kind) is None
+        assert missing_from(slower_stacked(transformer, kind) or "", 8) == []  # norms
     for name in ("Logistic", "PaperCNN"):
         assert slower_stacked(getattr(fm.models, name)().build(torch.Size([3, 32, 32]), 10), "cuda") is None
+
+
+def test_layers_that_are_frozen_do_not_count_in_the_rule():
+    frozen = nn.Sequential(norm_net(256).requires_grad_(False), nn.Flatten(), nn.Linear(256 * 4, 2000))
+    assert slower_stacked(frozen, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "frozen", "alone"), [(32, 50, 0, True), (12, 4, 0, False), (32, 50, 4, False)]
+)
+def test_rule_for_one_by_one_counts_the_products_of_convolutions_on_a_cpu(size, batch, frozen, alone):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(6, 3, size, size, generator=generator)
+    sites = [fm.Site((images, torch.arange(6) % 3)) for _ in range(2)]
+    model = fm.models.PaperCNN().build(images.shape[1:], 3)
+    model[:frozen].requires_grad_(False)
+    problem = fm.Problem(model, sites, sampling=fm.Sampling(batch))
+    assert (problem.at_once(CPU) == 1) is alone
+    assert problem.at_once(torch.device("cuda")) is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "stride", "groups"), [(3, 1, 1, 1), (3, 1, 2, 2), (5, 2, 1, 1), (3, 2, 1, 1)]
+)
+def test_convolution_of_one_pixel_cut_to_what_meets_it_is_the_same(kernel, padding, stride, groups):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 6, kernel, stride, padding, groups=groups).double()
+    image = torch.randn(2, 4, 1, 1, dtype=torch.float64)
+
+    def gradient(run) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(run(image).square().sum(), list(layer.parameters()))
+
+    plain, cut = gradient(layer), gradient(convolutions.of_one(layer, CPU))
+    for one, other in zip(plain, cut):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_that_an_algorithm_keeps_are_not_overwritten_in_the_next_round():
+    problem = toys.problem(3, models_at_once=1)
+    replicas = replicas_of([fm.DSGD(0.1)], [0], None, 3)
+    training = Training(problem, fm.Ring(), replicas, Options())
+    models, kept, places = training.initial().algorithm.models, [], []
+    for t in range(4):
+        _, gradients = training.oracle.losses_and_gradients(models, torch.tensor(t), 0)
+        places.append(gradients.data_ptr())
+        if t < 2:
+            kept.append((gradients[:, :1], gradients[:, :1].clone()))
+        del gradients
+    assert all(torch.equal(view, copy) for view, copy in kept)
+    assert places[2] == places[3]  # nobody holds it
+    assert len(set(places[:3])) == 3
 
 
 def test_module_in_evaluation_mode_trains_without_dropout_and_says_how_to_change_it():

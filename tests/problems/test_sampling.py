@@ -56,9 +56,11 @@ def test_round_tells_sizes_and_layout():
     assert ctx.layout.dim == models.shape[-1]
 
 
-def test_means_over_samples_are_those_of_the_batch_with_dropout_too():
+@pytest.mark.parametrize("at_once", ["all", 1])
+def test_means_over_samples_are_those_of_the_batch_with_dropout_too(at_once):
     model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3))
-    ctx, models = seen(toys.problem(3, model=model, sampling=fm.Sampling(batch=7, batches_per_step=2)))
+    sampling = fm.Sampling(batch=7, batches_per_step=2)
+    ctx, models = seen(toys.problem(3, model=model, sampling=sampling, models_at_once=at_once))
     losses, gradients = ctx.losses_and_gradients(models)
     assert ctx.sample_losses(models).shape == (2, 3, 14)
     assert torch.allclose(ctx.sample_losses(models).mean(dim=-1, keepdim=True), losses)
@@ -73,9 +75,18 @@ def test_one_call_asked_for_twice_gives_the_same_batch():
     assert not torch.allclose(first, other)
 
 
-def test_single_samples_are_refused_one_by_one_and_for_padded_batches():
-    ctx, models = seen(toys.problem(3, models_at_once=1))
-    with refused("single samples", "vmap", "models_at_once"):
+class _Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(6, 3, batch_first=True)
+
+    def forward(self, inputs):
+        return self.lstm(inputs.unsqueeze(1))[0][:, -1]
+
+
+def test_single_samples_are_refused_where_vmap_fails_and_for_padded_batches():
+    ctx, models = seen(toys.problem(3, model=_Recurrent()))
+    with refused("single samples", "vmap"):
         ctx.sample_gradients(models)
     ctx, models = seen(toys.problem(3, sampling=fm.Sampling(order="full")))
     with refused("single samples", "full", "Sampling"):

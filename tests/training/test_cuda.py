@@ -18,6 +18,7 @@ from fairmesh.training.memory_estimate import footprint
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
+from tests.problems.test_parts import problem as parts_problem
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -283,3 +284,57 @@ def test_streamed_rounds_are_captured_and_give_the_numbers_of_a_cpu(fuse, batch)
     topology = fm.Ring() if len(sites) > 1 else None
     runs = [fm.train(problem, topology, fm.DSGD(0.1), 6, device=device, fuse=fuse) for device in ("cpu", "cuda")]
     assert torch.allclose(runs[0].row(), runs[1].row().cpu(), atol=1e-5)
+
+
+OWN_PARTS = {  # a policy for BatchNorm layers, and further local parts
+    "FedBN": ("local", fm.Parts()),
+    "local head": ("local", fm.Parts(local=("head.*",))),
+    "pooled statistics": ("shared", fm.Parts()),
+    "frozen norm": ("frozen", fm.Parts(local=("head.*",))),
+}
+
+
+@pytest.mark.parametrize("at_once", ["all", 1])
+@pytest.mark.parametrize("name", OWN_PARTS)
+def test_gpu_trains_parts_that_stay_at_a_site_as_a_cpu_does(name, at_once):
+    policy, parts = OWN_PARTS[name]
+    made = parts_problem(batch_norm=policy, parts=parts, models_at_once=at_once)
+    runs = [
+        fm.train(made, fm.Ring(), fm.TrackedADGDA(primal_step=0.1), 20, dtype="float64", device=device)
+        for device in ("cpu", "cuda")
+    ]
+    for site in (None, *(site.name for site in made.sites)):
+        here, there = (run.state_dict(site=site) for run in runs)
+        for part in here:
+            torch.testing.assert_close(here[part].double(), there[part].double().cpu(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*(run.row().cpu() for run in runs), rtol=1e-9, atol=1e-10)
+    assert runs[0].final[0]["accuracy"]["sites"] == pytest.approx(runs[1].final[0]["accuracy"]["sites"])
+
+
+@pytest.mark.parametrize("at_once", ["all", 1])
+@pytest.mark.parametrize("algorithm", ["ad-gda", "dsgd"])
+def test_captured_round_with_own_parts_gives_the_same_bits_as_one_operation_at_a_time(algorithm, at_once):
+    made = parts_problem(batch_norm="local", parts=fm.Parts(local=("head.*",)), models_at_once=at_once)
+    replicas = replicas_of([toys.ALGORITHMS[algorithm]], [0, 1], None, made.n)
+    training = Training(made, fm.Ring(), replicas, Options(device="cuda"))
+    eager = training.initial()
+    replay = CapturedRounds(training.after_round, training.initial(), 0, torch.device("cuda"), fuse=False)
+    for t in range(8):
+        eager = training.advance(eager, t)
+        replay.advance()
+    begun, captured = flatten_state(training.initial()), flatten_state(replay.state)
+    for part, value in flatten_state(eager).items():
+        assert torch.equal(value, captured[part]), part
+    moved = [part for part in captured if ".own." in part and not torch.equal(begun[part], captured[part])]
+    assert len(moved) == 4  # rows, momenta, squares and steps
+
+
+def test_run_with_own_parts_resumed_on_a_gpu_is_the_uninterrupted_one(tmp_path):
+    pytest.importorskip("tomli_w")
+    made = parts_problem(batch_norm="local", parts=fm.Parts(local=("head.*",)))
+    for rounds in (6, 10):
+        resumed = fm.train(made, fm.Ring(), fm.DSGD(), rounds, out=tmp_path, resume=rounds > 6, device="cuda")
+    whole = fm.train(made, fm.Ring(), fm.DSGD(), 10, device="cuda")
+    for site in made.sites:
+        one, other = resumed.state_dict(site=site.name), whole.state_dict(site=site.name)
+        assert all(torch.equal(one[part], other[part]) for part in one)

@@ -77,7 +77,7 @@ class ChocoSGD(Algorithm):
 
     def step(self, state: ChocoState, ctx: Round) -> ChocoState:
         _, gradients = ctx.losses_and_gradients(state.models)
-        models = state.models - ctx.step_size(self.primal_step) * prior_weights(ctx) * gradients
+        models = state.models.addcmul(gradients, ctx.step_size(self.primal_step) * prior_weights(ctx), value=-1)
         del gradients
         models = gossip_step(models, state.copies, self.consensus_step, ctx)
         message = compressed_difference(models, state.copies, self.compressor, ctx)

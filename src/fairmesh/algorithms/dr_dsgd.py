@@ -61,5 +61,5 @@ class DRDSGD(Algorithm):
     def step(self, state: DRDSGDState, ctx: Round) -> DRDSGDState:
         losses, gradients = ctx.losses_and_gradients(state.models)
         emphasis = prior_weights(ctx) * (losses / self.temperature).exp() / self.temperature
-        models = state.models - ctx.step_size(self.primal_step) * emphasis * gradients
+        models = state.models.addcmul(gradients, ctx.step_size(self.primal_step) * emphasis, value=-1)
         return DRDSGDState(ctx.exchange(model=plain(models)).mix("model"))

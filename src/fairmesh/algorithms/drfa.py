@@ -109,7 +109,7 @@ class DRFA(Algorithm):
         snapshots = models
         for call in range(self.local_steps):
             _, gradients = ctx.losses_and_gradients(models, call)
-            models = models - ctx.step_size(self.primal_step) * gradients
+            models = models.addcmul(gradients, ctx.step_size(self.primal_step), value=-1)
             snapshots = torch.where(snapshot_step == call, models, snapshots)
         model, snapshot = ctx.average(models, weights), ctx.average(snapshots, weights)
 

@@ -56,4 +56,5 @@ class DSGD(Algorithm):
     def step(self, state: DSGDState, ctx: Round) -> DSGDState:
         delivery = ctx.exchange(model=plain(state.models))
         _, gradients = ctx.losses_and_gradients(state.models)
-        return DSGDState(delivery.mix("model") - ctx.step_size(self.primal_step) * prior_weights(ctx) * gradients)
+        step = ctx.step_size(self.primal_step) * prior_weights(ctx)
+        return DSGDState(delivery.mix("model").addcmul_(gradients, step, value=-1))

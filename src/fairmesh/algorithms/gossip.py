@@ -111,8 +111,10 @@ def compressed_difference(
 
 
 def updated_copies(copies: PublicCopies, part: Part, delivery: Delivery, name: str) -> PublicCopies:
-    """Returns the public copies after adding the differences just sent and received."""
-    return PublicCopies(copies.own + part.rows, delivery.follow(name, copies.of_neighbours))
+    """Returns the public copies after adding the differences just sent and received, which are then released."""
+    of_neighbours = delivery.follow(name, copies.of_neighbours)  # first: it holds more than its result for a moment
+    delivery.release(name)
+    return PublicCopies(copies.own + part.rows, of_neighbours)
 
 
 def gossiped_rows(

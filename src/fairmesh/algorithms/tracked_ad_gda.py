@@ -212,14 +212,18 @@ class TrackedADGDA(Algorithm):
             parts["tracker"] = compressed_difference(trackers, state.tracker_copies, self.compressor, ctx, purpose)
         del trackers
         delivery = ctx.exchange(**parts)
+        # One after the other, each message freed before the next is decoded.
+        copies = updated_copies(state.copies, parts.pop("model"), delivery, "model")
+        tracker_copies = state.tracker_copies and updated_copies(
+            state.tracker_copies, parts.pop("tracker"), delivery, "tracker"
+        )
         return TrackedState(
             models=models,
             momenta=momenta,
             balances=balances,
             squares=squares,
-            copies=updated_copies(state.copies, parts["model"], delivery, "model"),
-            tracker_copies=state.tracker_copies
-            and updated_copies(state.tracker_copies, parts["tracker"], delivery, "tracker"),
+            copies=copies,
+            tracker_copies=tracker_copies,
             consensus_steps=state.consensus_steps,
             weighting=settled(delivery),
         )

@@ -40,7 +40,7 @@ class SingleProcess(ProcessGroup):
 
 class _MemoryDelivery(Delivery):
     def __init__(self, parts: Mapping[str, Part], mixed: Callable[..., Tensor], fixed: bool, sent: Traffic):
-        self._parts, self._mixed, self._fixed, self.sent = parts, mixed, fixed, sent
+        self._parts, self._mixed, self._fixed, self.sent = dict(parts), mixed, fixed, sent
 
     def mix(self, name: str) -> Tensor:
         return self._mixed(self._parts[name].rows)
@@ -48,6 +48,9 @@ class _MemoryDelivery(Delivery):
     def follow(self, name: str, kept: Tensor) -> Tensor:
         arrived = self._parts[name].rows
         return self._mixed(arrived, onto=kept) if self._fixed else kept + arrived
+
+    def release(self, name: str) -> None:
+        del self._parts[name]
 
 
 class MemoryNetwork(Network):

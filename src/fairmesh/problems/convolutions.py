@@ -1,8 +1,11 @@
-"""Convolutions of many small models at once on a GPU.
+"""Convolutions in the way that is fastest for how models are evaluated (measured: benchmarks/notes.md).
 
-vmap turns them into one grouped convolution. cuDNN is fast for layers with several input channels, and slow for a first
-layer with one to three. Such a layer becomes a product of patches and weights if there are many models, and is padded
-with channels of zeros to four if there are few. The rule was measured (benchmarks/notes.md)."""
+On a GPU, vmap turns those of many small models into one grouped convolution. cuDNN is fast for layers with several
+input channels, and slow for a first layer with one to three. Such a layer becomes a product of patches and weights if
+there are many models, and is padded with channels of zeros to four if there are few.
+
+On a CPU, models that are evaluated one by one cut kernels to the numbers that meet an input: in the last layers of a
+ResNet-18 on images of 32 x 32 pixels, that is one of nine."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -43,6 +46,73 @@ def of_many(function: Callable[..., Out], models: int, device: torch.device) -> 
     return changed
 
 
+class _OnePixel(TorchFunctionMode):
+    """Computes 2-D convolutions of one pixel, padded, with the one number of each kernel that meets it."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (nn.functional.conv2d, torch.conv2d) and (cut := _cut(*args, **kwargs)) is not None:
+            images, weight, bias, groups = cut
+            return function(images, weight, bias, groups=groups)
+        return function(*args, **kwargs)
+
+
+class _Counted(TorchFunctionMode):
+    """Counts the products of numbers in convolutions whose weights are views of a row."""
+
+    def __init__(self, row: Tensor):
+        super().__init__()
+        self._memory, self.products = row.untyped_storage().data_ptr(), 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if function in _CONVOLUTIONS:
+            weight = args[1] if len(args) > 1 else (kwargs or {})["weight"]
+            trained = weight.untyped_storage().data_ptr() == self._memory
+            self.products += found.numel() * weight[0].numel() if trained else 0
+        return found
+
+
+_CONVOLUTIONS = {getattr(place, f"conv{n}d") for place in (torch, nn.functional) for n in (1, 2, 3)}
+
+
+def products_in(model: Callable[[Tensor, Any], Any], row: Tensor, inputs: Any) -> int:
+    """Returns how many products of numbers the convolutions of a model with this row's weights compute."""
+    with torch.no_grad(), _Counted(row) as counted:
+        model(row, inputs)
+    return counted.products
+
+
+def of_one(function: Callable[..., Out], device: torch.device) -> Callable[..., Out]:
+    """Returns the same function, to be run for one model after another."""
+    if device.type != "cpu":
+        return function
+
+    def changed(*arguments: Tensor) -> Out:
+        with _OnePixel():
+            return function(*arguments)
+
+    return changed
+
+
+def _cut(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Tensor, Tensor, Tensor | None, int] | None:  # fmt: skip
+    """Returns the arguments of the same convolution by kernels of one number, or None if there is none."""
+    if input.shape[-2:] != (1, 1) or isinstance(padding, str) or _pair(dilation) != (1, 1):
+        return None
+    (high, wide), (height, width) = _pair(padding), weight.shape[-2:]
+    sizes = zip((high, wide), (height, width), _pair(stride))
+    if (height, width) == (1, 1) or any(not p < k or (1 + 2 * p - k) // s for p, k, s in sizes):
+        return None
+    return input, weight[..., high : high + 1, wide : wide + 1], bias, groups
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
 def _padded(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     more = (0, 0, 0, 0, 0, -images.shape[1] % _PADDED_TO)
     return nn.functional.conv2d(nn.functional.pad(images, more), nn.functional.pad(weight, more), bias)
@@ -53,15 +123,11 @@ def _plain(
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:  # fmt: skip
     """Returns padded inputs (batch, channels, height, width), weights and bias, or None if it cannot be a product."""
-
-    def pair(value: Any) -> tuple[int, int]:
-        return (value, value) if isinstance(value, int) else tuple(value)
-
-    if groups != 1 or pair(stride) != (1, 1) or pair(dilation) != (1, 1) or isinstance(padding, str):
+    if groups != 1 or _pair(stride) != (1, 1) or _pair(dilation) != (1, 1) or isinstance(padding, str):
         return None
     if input.ndim != 4 or weight.shape[1] >= _FEW_CHANNELS:
         return None
-    high, wide = pair(padding)
+    high, wide = _pair(padding)
     return nn.functional.pad(input, (wide, wide, high, high)) if high or wide else input, weight, bias
 
 

@@ -1,6 +1,7 @@
 """A module as a flat row of parameters: any `nn.Module`, evaluated for a row by vmap or by itself."""
 
 import copy
+import functools
 import hashlib
 import math
 import re
@@ -23,6 +24,7 @@ from fairmesh.problems.batch_norm import STATISTICS, moments, replace_layers, st
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
+_LARGE = 1 << 15  # numbers; to move smaller gradients one by one costs more than it saves
 
 
 def architecture_of(module: nn.Module) -> str:
@@ -310,6 +312,17 @@ class FlatModel:
             BadInput: The model changes its buffers.
         """
         leaves = {name: piece.detach().requires_grad_() for name, piece in self.parameters_of(row).items()}
+        targets, written = self.parameters_of(gradient), set()
+
+        def move(name: str, leaf: Tensor) -> None:
+            found, leaf.grad = leaf.grad, None
+            if found is not None:  # checkpointing in its old form finds it in several parts
+                (targets[name].add_ if name in written else targets[name].copy_)(found)
+                written.add(name)
+
+        for name, leaf in leaves.items():
+            if leaf.numel() >= _LARGE:  # at once: a CPU's cache still holds it, and it is not held twice for long
+                leaf.register_post_accumulate_grad_hook(functools.partial(move, name))
         keys = dict.fromkeys(self._dropouts, batch[2])
         versions = {name: tensor._version for name, tensor in self._fixed.items() if name not in keys}
 
@@ -321,8 +334,10 @@ class FlatModel:
                 layer.again = True
             torch.autograd.backward(value)  # not grad(), which checkpointing in its old form does not support
             with torch.no_grad():
-                for target, leaf in zip(gradient.split(self._sizes), leaves.values()):
-                    target.zero_() if leaf.grad is None else target.copy_(leaf.grad.reshape(-1))
+                for name, leaf in leaves.items():
+                    move(name, leaf)
+                    if name not in written:
+                        targets[name].zero_()
             for name, buffer in module.named_buffers():
                 if name in versions and (buffer is not self._fixed[name] or buffer._version != versions[name]):
                     raise BadInput(

@@ -14,7 +14,7 @@ from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.numerics.trees import Tree
-from fairmesh.problems import convolutions, notes
+from fairmesh.problems import convolutions
 from fairmesh.problems.losses import (
     as_floats,
     batch_error,
@@ -352,11 +352,10 @@ class Oracle:
 
     def _of_samples(self, what: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns `what` of the function row -> losses of the samples in a batch, for each node."""
-        at_once = self.problem.at_once(self.seeds.device)
-        if at_once == 1:
-            why = notes.on_stacking(self.problem, self.seeds.device) or "models_at_once = 1"
+        at_once, why = self.problem.at_once(self.seeds.device), self.problem.why_not_stacked
+        if why is not None:
             raise BadInput(
-                f"losses and gradients of single samples need torch.vmap, but {why}; use models_at_once='all'"
+                f"losses and gradients of single samples need torch.vmap, which cannot run this model: {why}"
             )
         if self._padded:
             raise BadInput(

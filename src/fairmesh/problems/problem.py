@@ -31,6 +31,7 @@ from fairmesh.problems.checks import (
     refuse_unwrapped,
     why_not_stacked,
 )
+from fairmesh.problems.convolutions import products_in
 from fairmesh.problems.data_checks import (
     check_batches,
     check_forms,
@@ -584,7 +585,14 @@ class Problem:
     def slower_stacked(self) -> dict[str, str | None]:
         """Why models are faster one at a time, by the kind of device."""
         module = self._module(0)
-        return {kind: slower_stacked(module, kind) for kind in ("cpu", "cuda")}
+        inputs, _, _ = few_samples(self)
+        model = self.flat_model.to(torch.device("cpu"), torch.float32)
+        row = self.initial_whole_row(0).float()
+        samples = self.sampling.batch
+        if self.sampling.order == "full":
+            samples = max(len(self.sites[i].train) for i in self.here)
+        convolved = products_in(model, row, inputs) * samples // trees.length(inputs)
+        return {kind: slower_stacked(module, kind, convolved) for kind in ("cpu", "cuda")}
 
     @cached_property
     def why_not_stacked(self) -> str | None:

@@ -21,24 +21,36 @@ from fairmesh.problems.flat_model import FlatModel
 AtOnce = int | None  # how many models; None for all
 _LARGE = 1_000_000  # parameters; below that, calling torch for one model at a time costs more than it saves
 _WIDE = 256  # channels
-_NORMS = 8  # layers, which a GPU normalizes slowly in a stack
+_NORMS = 8  # layers
+_CONVOLVED = 16_000_000  # products in the convolutions of a batch, from which a CPU is faster one by one
 _STREAMS = 5  # of a GPU, on which models take turns; ten are no faster (benchmarks/notes.md)
 
 Precision = Literal["float32", "tf32", "bf16"]
 
 
-def slower_stacked(module: nn.Module, kind: str) -> str | None:
-    """Returns why a kind of device, "cpu" or "cuda", evaluates this model faster one at a time, or None. It depends on
-    the layers alone, since a resumed run must compute the same numbers; benchmarks/notes.md has the measurements."""
-    if sum(p.numel() for p in module.parameters()) < _LARGE:
+def slower_stacked(module: nn.Module, kind: str, convolved: int = 0) -> str | None:
+    """Returns why a kind of device evaluates this model faster one at a time, or None. It depends on the trained layers
+    and on shapes, never on a timing, since a resumed run must compute the same numbers; benchmarks/notes.md has the
+    measurements.
+
+    Args:
+        module: The model.
+        kind: "cpu" or "cuda".
+        convolved: How many products of numbers the trained convolutions compute in a batch. Default: 0.
+    """
+    if kind == "cpu" and convolved >= _CONVOLVED:
+        return f"convolutions with {convolved / 1e6:,.0f} million products per batch are faster on a CPU this way"
+    if sum(p.numel() for p in module.parameters() if p.requires_grad) < _LARGE:
         return None
-    convolved = [layer for layer in module.modules() if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
-    wide = [layer for layer in convolved if layer.groups == 1 and layer.in_channels >= _WIDE]
+    layers = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    convolutions = [layer for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    wide = [layer for layer in convolutions if layer.groups == 1 and layer.in_channels >= _WIDE]
     if len(wide) >= 4:
         return f"{len(wide)} convolutions of {_WIDE} channels or more are faster this way"
-    norms = [layer for layer in module.modules() if isinstance(layer, nn.LayerNorm | nn.GroupNorm)]
-    if kind == "cuda" and len(norms) >= _NORMS:
-        return f"{len(norms)} normalization layers are faster on a GPU this way"
+    norms = [layer for layer in layers if isinstance(layer, nn.LayerNorm | nn.GroupNorm)]
+    if len(norms) >= _NORMS:
+        gain = "take less memory and a shorter first round" if kind == "cpu" else "are faster on a GPU"
+        return f"models with {len(norms)} normalization layers {gain} this way"
     return None
 
 
@@ -104,7 +116,7 @@ def _gradients(
     trace: bool,
 ) -> Callable[..., Any]:  # fmt: skip
     if at_once == 1:
-        return _OneByOne(model, loss, has_aux)
+        return _OneByOne(model, convolutions.of_one(loss, device), has_aux)
     at_once = None if at_once is None or at_once >= models else at_once
     loss = convolutions.of_many(loss, at_once or models, device)
     stacked = vmap(grad_and_value(loss, has_aux=has_aux))
@@ -129,11 +141,12 @@ class _OneByOne:
 
     def __init__(self, model: FlatModel, loss: Callable[..., Any], has_aux: bool):
         self._model, self._loss, self._has_aux = model, loss, has_aux
+        self._room = _Room()
         self._checked = False  # whether the first call drew from no generator but the nodes' streams
 
     def __call__(self, rows: Tensor, *batch: Tree) -> Any:
         before = None if self._checked or not values_readable(rows) else GeneratorStates.now()
-        found, values = torch.empty_like(rows), []
+        found, values = self._room.like(rows), []
         with _side_streams(rows.device) as stream:
             for k, row in enumerate(rows):
                 own = [trees.at(part, k) for part in batch]
@@ -143,6 +156,29 @@ class _OneByOne:
             refuse_moved(before)
             self._checked = True
         return found, tree_map(lambda *parts: torch.stack(parts), *values)
+
+
+class _Room:
+    """Memory for gradients, written again in every round: a CPU clears every page of newly allocated memory, which for
+    large models takes a tenth of a round or more. Memory that an algorithm still holds is left to it."""
+
+    def __init__(self):
+        self._kept: Tensor | None = None
+
+    def like(self, rows: Tensor) -> Tensor:
+        """Returns a tensor of this shape, whose numbers are to be written."""
+        if not values_readable(rows):  # a GPU keeps its memory, and a replayed trace must not share it
+            return torch.empty_like(rows)
+        kept = self._kept
+        if kept is None or (kept.shape, kept.dtype) != (rows.shape, rows.dtype) or _owners(kept) > 1:
+            kept = self._kept = torch.empty_like(rows)
+        return kept.detach()
+
+
+def _owners(tensor: Tensor) -> int:
+    """Returns how many tensors share this tensor's memory, itself included."""
+    memory = tensor.untyped_storage()  # an owner too
+    return torch._C._storage_Use_Count(memory._cdata) - 1  # type: ignore[attr-defined]
 
 
 @contextmanager

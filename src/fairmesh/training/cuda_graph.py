@@ -17,6 +17,7 @@ from fairmesh.storage.state_tree import flatten_state, unflatten_state
 Step = Callable[[Any, Tensor], Any]  # (state, round number) -> the state after the round
 
 _WARM_UP = 3  # rounds before the capture, in which libraries choose algorithms and allocate memory
+_COMPILER = {"triton.autotune_pointwise": False}  # it times variants of kernels for seconds, and gains nothing here
 
 
 @torch.library.custom_op("fairmesh::kept", mutates_args=())
@@ -38,7 +39,17 @@ def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> t
         A function that changes the tensors of a state and the round number in place into those after the round; and
         these tensors. They are the state's own where possible, since copies of a large state may not fit.
     """
-    buffers = [*_own_tensors(list(flatten_state(state).values())), torch.tensor(done, device=device)]
+    buffers = _buffers(state, done, device)
+    with _unchanged(buffers):
+        return _traced(step, state, buffers), buffers
+
+
+def _buffers(state: Any, done: int, device: torch.device) -> list[Tensor]:
+    return [*_own_tensors(list(flatten_state(state).values())), torch.tensor(done, device=device)]
+
+
+def _traced(step: Step, state: Any, buffers: list[Tensor]) -> GraphModule:
+    """Returns the operations of a round on these buffers, which it changes."""
     names = list(flatten_state(state))
 
     def change(*buffers: Tensor) -> list[Tensor]:
@@ -51,9 +62,9 @@ def recorded_round(step: Step, state: Any, done: int, device: torch.device) -> t
             old.copy_(new)
         return []
 
-    with torch.no_grad(), _unchanged(buffers):
+    with torch.no_grad():
         step(state, buffers[-1])  # once untraced: errors in a user's code are clearer, and tables are made outside
-        return recorded(change, *buffers), buffers
+        return recorded(change, *buffers)
 
 
 def _own_tensors(tensors: list[Tensor]) -> list[Tensor]:
@@ -93,20 +104,23 @@ def captured_rounds(step: Step, state: Any, done: int, device: torch.device, fus
     return None
 
 
+def _compiled(module: GraphModule, buffers: list[Tensor]) -> Callable[..., Any]:
+    from torch import _inductor  # takes seconds to import, and only a GPU needs it
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a compiler's remarks on what it might do better
+        return _inductor.compile(module, buffers, options=_COMPILER)  # type: ignore[arg-type]
+
+
 class CapturedRounds:
     """Replays one round repeatedly on buffers of its own."""
 
     def __init__(self, step: Step, state: Any, done: int, device: torch.device, fuse: bool = True):
-        module, self._buffers = recorded_round(step, state, done, device)
+        self._buffers = _buffers(state, done, device)
         self.state = unflatten_state(state, dict(zip(flatten_state(state), self._buffers)))  # which every round changes
-        run: Callable[..., Any] = module
-        if fuse:
-            from torch import _inductor  # takes seconds to import, and only a GPU needs it
-
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a compiler's remarks on what it might do better
-                run = _inductor.compile(module, self._buffers)  # type: ignore[assignment]
-        with _unchanged(self._buffers):
+        with _unchanged(self._buffers):  # once for all: for large models it takes seconds
+            module = _traced(step, state, self._buffers)
+            run: Callable[..., Any] = _compiled(module, self._buffers) if fuse else module
             stream = torch.cuda.Stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream), torch.no_grad():

@@ -1,0 +1,41 @@
+"""`python -m benchmarks loops`, and the results recorded with it."""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import fairmesh as fm
+from benchmarks import plain_sgd
+from benchmarks.__main__ import app
+from tests.refusals import refused
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_plain_loop_takes_the_rounds_of_dsgd():
+    images = torch.randint(0, 255, (4, 1, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    data = [(image, torch.tensor([i % 3])) for i, image in enumerate(images)]
+    torch.manual_seed(0)
+    module = nn.Linear(6, 3)
+    loop = plain_sgd.PlainLoop(module, data, batch=1)
+    for _ in range(5):
+        loop.step()
+    problem = fm.Problem(module, [fm.Site(pair) for pair in data], sampling=fm.Sampling(batch=1))
+    trained = fm.train(problem, fm.Ring(), fm.DSGD(plain_sgd._STEP), 5)
+    torch.testing.assert_close(loop.average(), trained.row()[0], rtol=1e-5, atol=1e-6)
+
+
+def test_loops_command_times_a_round_next_to_the_loop(monkeypatch):
+    monkeypatch.setattr(plain_sgd, "_SECONDS", 0.1)
+    command = ["loops", "--case", "logistic-10", "--no-tune-malloc", "--json"]
+    (one,) = json.loads(CliRunner().invoke(app, command, catch_exceptions=False).stdout)["cases"]
+    assert one["at_once"] == "all"
+    assert min(one["ratio"], one["first_round_s"], one["loop_ms"]) > 0
+
+
+def test_loops_command_refuses_an_unknown_case():
+    with refused("no-such-case", "resnet18-8"):
+        list(plain_sgd.timings(["no-such-case"], tuned=False))
