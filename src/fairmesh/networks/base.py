@@ -66,7 +66,7 @@ class Delivery(ABC):
     def follow(self, name: str, kept: Tensor) -> Tensor:
         """Returns what each node keeps of its neighbours' public copies, with the received differences added."""
 
-    def release(self, name: str) -> None:  # noqa: B027: a network may have nothing to free
+    def release(self, name: str) -> None:  # noqa: B027 (a network may have nothing to free)
         """Frees the memory of a part that is not asked for again."""
 
 

@@ -46,17 +46,6 @@ def of_many(function: Callable[..., Out], models: int, device: torch.device) -> 
     return changed
 
 
-class _OnePixel(TorchFunctionMode):
-    """Computes 2-D convolutions of one pixel, padded, with the one number of each kernel that meets it."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function in (nn.functional.conv2d, torch.conv2d) and (cut := _cut(*args, **kwargs)) is not None:
-            images, weight, bias, groups = cut
-            return function(images, weight, bias, groups=groups)
-        return function(*args, **kwargs)
-
-
 class _Counted(TorchFunctionMode):
     """Counts the products of numbers in convolutions whose weights are views of a row."""
 
@@ -83,16 +72,13 @@ def products_in(model: Callable[[Tensor, Any], Any], row: Tensor, inputs: Any) -
     return counted.products
 
 
-def of_one(function: Callable[..., Out], device: torch.device) -> Callable[..., Out]:
-    """Returns the same function, to be run for one model after another."""
-    if device.type != "cpu":
-        return function
-
-    def changed(*arguments: Tensor) -> Out:
-        with _OnePixel():
-            return function(*arguments)
-
-    return changed
+def of_one_pixel(function: Callable[..., Tensor], *arguments: Any, **settings: Any) -> Tensor:
+    """Returns a 2-D convolution, of one padded pixel with the one number of each kernel that meets it."""
+    cut = _cut(*arguments, **settings)
+    if cut is None:
+        return function(*arguments, **settings)
+    images, weight, bias, groups = cut
+    return function(images, weight, bias, groups=groups)
 
 
 def _cut(

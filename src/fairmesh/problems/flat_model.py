@@ -24,7 +24,7 @@ from fairmesh.problems.batch_norm import STATISTICS, moments, replace_layers, st
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
-_LARGE = 1 << 15  # numbers; to move smaller gradients one by one costs more than it saves
+_LARGE = 1 << 18  # numbers; to move smaller gradients at once costs more than it saves
 
 
 def architecture_of(module: nn.Module) -> str:
@@ -137,6 +137,11 @@ class FlatModel:
         self._holds_a_row = False  # whether the module's parameters are those of a row at the moment
         held = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
         self._fixed = {name: t.detach() for name, t in held.items() if name not in rows}
+        self._buffers = {  # and where they are: looking for them takes time in every pass
+            name: (self._training.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
+            for name, _ in self._training.named_buffers()
+            if name in self._fixed and name not in self._dropouts
+        }
 
     def to(self, device: torch.device, dtype: torch.dtype, short_floats: bool = False) -> "FlatModel":
         """Returns the same model with frozen parameters and buffers on a device, in a dtype.
@@ -284,7 +289,11 @@ class FlatModel:
         for layer in (*self._dropouts.values(), *self._norms.values()):
             layer.uses, layer.again = 0, False
         kind, short = row.device.type, self._short_floats
-        with TorchDraws(key), torch.autocast(kind, torch.bfloat16, cache_enabled=False) if short else nullcontext():
+        alone = self._holds_a_row and kind == "cpu"
+        with (
+            TorchDraws(key, alone),
+            torch.autocast(kind, torch.bfloat16, cache_enabled=False) if short else nullcontext(),
+        ):
             if self._holds_a_row:
                 found = action(self._training)
             else:
@@ -324,7 +333,7 @@ class FlatModel:
             if leaf.numel() >= _LARGE:  # at once: a CPU's cache still holds it, and it is not held twice for long
                 leaf.register_post_accumulate_grad_hook(functools.partial(move, name))
         keys = dict.fromkeys(self._dropouts, batch[2])
-        versions = {name: tensor._version for name, tensor in self._fixed.items() if name not in keys}
+        versions = {name: self._fixed[name]._version for name in self._buffers}
 
         def act(module: nn.Module) -> Any:
             with torch.enable_grad():
@@ -338,8 +347,9 @@ class FlatModel:
                     move(name, leaf)
                     if name not in written:
                         targets[name].zero_()
-            for name, buffer in module.named_buffers():
-                if name in versions and (buffer is not self._fixed[name] or buffer._version != versions[name]):
+            for name, (layer, own_name) in self._buffers.items():
+                buffer = getattr(layer, own_name, None)
+                if buffer is not self._fixed[name] or self._fixed[name]._version != versions[name]:
                     raise BadInput(
                         f"the model changes its buffer {name} in training mode, which all nodes would share; give the "
                         "layer no running state, or call .eval() on it"

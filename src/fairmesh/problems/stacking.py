@@ -116,7 +116,7 @@ def _gradients(
     trace: bool,
 ) -> Callable[..., Any]:  # fmt: skip
     if at_once == 1:
-        return _OneByOne(model, convolutions.of_one(loss, device), has_aux)
+        return _OneByOne(model, loss, has_aux)
     at_once = None if at_once is None or at_once >= models else at_once
     loss = convolutions.of_many(loss, at_once or models, device)
     stacked = vmap(grad_and_value(loss, has_aux=has_aux))

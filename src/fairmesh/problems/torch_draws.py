@@ -18,21 +18,28 @@ from torch.utils import checkpoint
 
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams
+from fairmesh.problems.convolutions import of_one_pixel
 
 _SELU_FLOOR = -1.7580993408473766  # what alpha dropout puts in place of a dropped number: -scale * alpha of SELU
 
 
 class TorchDraws(TorchFunctionMode):
     """Answers calls of torch's random functions with numbers from the stream of a key. The k-th draw of a pass has its
-    own numbers."""
+    own numbers.
 
-    def __init__(self, key: Tensor):
+    Args:
+        key: The key.
+        one_by_one: Whether the model runs by itself on a CPU, where convolutions of one pixel are cut. Default: False.
+    """
+
+    def __init__(self, key: Tensor, one_by_one: bool = False):
         super().__init__()
         self._key, self._draws = key, itertools.count()
+        self._ways = _ONE_BY_ONE if one_by_one else _WAYS  # in this mode: a mode more costs time at every call
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        way = _WAYS.get(function)
+        way = self._ways.get(function)
         if way is not None:
             return way(self, function, *args, **kwargs)
         return function(*args, **kwargs)
@@ -318,3 +325,10 @@ def _of_parts(draws: TorchDraws, function: Any, *arguments: Any, **settings: Any
     body.__kwdefaults__ = function.__kwdefaults__
     with draws:
         return body(*arguments, **settings)
+
+
+def _convolution(_: TorchDraws, function: Any, *arguments: Any, **settings: Any) -> Tensor:
+    return of_one_pixel(function, *arguments, **settings)
+
+
+_ONE_BY_ONE = _WAYS | {F.conv2d: _convolution, torch.conv2d: _convolution}
