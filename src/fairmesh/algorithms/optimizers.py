@@ -182,11 +182,11 @@ class AdamW(Optimizer):
         direction: m_i / (1 - beta1^t) / (sqrt(v_i / (1 - beta2^t)) + epsilon) + decay * x_i
 
     **Sites that differ.** Every node divides by the size of its own gradients. The nodes then agree on a point where
-    the weighted *directions* cancel, which is not where the weighted gradients do (Chen et al.). A large batch makes it
-    worse, since nodes then know their own gradient well. Algorithms with weights multiply the direction: a site with
-    twice the weight pulls twice as hard, but a small loss does not pull less than a large one. `TrackedADGDA` divides
-    by the size of the *tracked* gradient instead, which is nearly the same at all nodes, so it has no such bias; it
-    needs no optimizer for that. docs/algorithms.md has measurements.
+    the weighted *directions* cancel, which is not where the weighted gradients do (Chen et al.). Algorithms with
+    weights multiply the direction: a site with twice the weight pulls twice as hard, but one with small gradients pulls
+    as hard as one with large gradients. `TrackedADGDA` divides by the size of the *tracked* gradient instead, which is
+    nearly the same at all nodes, so it has no such bias; it needs no optimizer for that. docs/algorithms.md has
+    measurements.
 
     **Step sizes.** Directions have entries of about one, so `primal_step` is a learning rate of Adam's size, such as
     0.001. AD-GDA multiplies it by lambda_i, which is about 1 / n: it needs n times as much.
