@@ -1,7 +1,9 @@
 """Local optimizers: they are those of torch.optim, every algorithm takes them, and their memory is part of a run."""
 
 import dataclasses
+import runpy
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from tests.equivalence.reference import Worker
 from tests.refusals import refused
 
 ROUNDS = 25
+EXAMPLE = Path(__file__).parents[2] / "examples" / "optimizers.py"
 WITH_OPTIMIZER = {
     name: algorithm
     for name, algorithm in toys.ALGORITHMS.items()
@@ -102,6 +105,15 @@ def test_ad_gda_weighs_the_direction_of_adamw_and_not_its_gradient():
     moves = (stepped.models - state.models).abs()  # the first direction of Adam is the sign; copies are still equal
     sizes = moves.amax(dim=-1)[0]
     assert torch.allclose(sizes, 0.8 * duals[0, 0], rtol=1e-4, atol=0)
+
+
+@pytest.mark.slow
+def test_robust_weights_help_the_worst_site_with_adamw_if_they_follow_it():
+    found = runpy.run_path(str(EXAMPLE))["main"](rounds=200, seeds=2)
+    worst = {name: value for name, (value, _) in found.items()}
+    followed = worst["AdamW, robust weights on directions"]
+    assert followed > worst["AdamW, robust weights on gradients"] + 0.05
+    assert followed > worst["AdamW, fixed weights"] + 0.05
 
 
 def test_local_steps_advance_the_memory_and_clients_that_sit_out_keep_theirs():
