@@ -6,6 +6,7 @@ from torch import nn
 
 import fairmesh as fm
 from fairmesh.algorithms import Round
+from fairmesh.algorithms.base import carried_at_start
 from fairmesh.numerics import random_streams
 from tests import toys
 from tests.refusals import refused
@@ -91,3 +92,26 @@ def test_single_samples_are_refused_where_vmap_fails_and_for_padded_batches():
     ctx, models = seen(toys.problem(3, sampling=fm.Sampling(order="full")))
     with refused("single samples", "full", "Sampling"):
         ctx.sample_losses(models)
+
+
+def test_parts_that_stay_at_a_node_take_the_same_step_by_gradients_of_single_samples():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    problem = toys.problem(3, model=model, parts=fm.Parts(local=("2.*",)))
+    network, oracle = toys.on_stack(problem, fm.Ring())
+    models, carried, after = oracle.initial_models(), carried_at_start(fm.DSGD(), oracle), []
+    for ask in ("losses_and_gradients", "sample_gradients"):
+        ctx = Round(torch.tensor(3), oracle, network, carried=carried)
+        found = getattr(ctx, ask)(models)
+        shared = found[1] if isinstance(found, tuple) else found.mean(dim=-2)
+        after.append((shared, ctx.carried_after().own.rows))
+    for one, other in zip(*after):
+        torch.testing.assert_close(one, other)
+    assert not torch.equal(after[1][1], carried.own.rows)
+
+
+def test_single_samples_are_refused_for_batch_norm_in_training_mode():
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    network, oracle = toys.on_stack(toys.problem(3, model=model, batch_norm="local"), fm.Ring())
+    ctx = Round(torch.tensor(0), oracle, network, carried=carried_at_start(fm.DSGD(), oracle))
+    with refused("single samples", "BatchNorm", "convert"):
+        ctx.sample_gradients(oracle.initial_models())

@@ -220,8 +220,13 @@ class Round:
     def sample_gradients(self, models: Tensor, call: int = 0) -> Tensor:
         """Returns the gradient of every sample's loss: (..., nodes, samples, dim). Their mean is the batch's gradient
         without weight decay, clipping and optimizer. Arguments as in `losses_and_gradients`; refused as `sample_losses`
-        is."""
-        return self._oracle.sample_gradients(models, self.index, call, **self._own_of(call))
+        is. Parts that stay at a node take a step with the mean of their gradients."""
+        found = self._oracle.sample_gradients(models, self.index, call, **self._own_of(call))
+        if self._own_parts is None:
+            return found
+        shared = models.shape[-1]
+        self._own_parts.saw(call, found[..., shared:].mean(dim=-2))
+        return found[..., :shared]
 
     @property
     def sizes(self) -> Tensor:

@@ -207,6 +207,8 @@ class Samples:
         if len(every[0][1]) == 0:
             raise BadInput(f"{what} is empty; give it samples, or leave the site out")
         for name, tensor in every:
+            if name.startswith("targets") and tensor.is_complex():
+                raise BadInput(f"{what}: {name} are complex numbers; give real ones: torch.view_as_real(targets)")
             bad = first_not_finite(tensor)
             if bad is not None:
                 raise BadInput(f"{what}: {name} of sample {bad} are not finite (NaN or infinite); clean the data first")

@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fairmesh.errors import BadInput, in_a_line
+from fairmesh.losses.members import squared_error
 from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.flat_model import FlatModel
 from fairmesh.problems.losses import Loss, batch_loss, per_sample
+from fairmesh.problems.outputs import PackedLoss
 from fairmesh.problems.stacking import refuse_moved
 
 _NUMBERS = 1 << 20  # of drawn outputs at most
@@ -48,7 +50,7 @@ def check_gradient(
     except BadInput:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise _failed(error, batch[1]) from error
+        raise _failed(error, batch[1], loss) from error
     refuse_moved(before)
     if not bool(torch.isfinite(value)):
         raise BadInput(f"the loss of the first samples of site 0 is {float(value)} before training has begun")
@@ -114,7 +116,7 @@ def check_mean(loss: Loss, outputs: Tensor, targets: Tree) -> None:
             whole, parts = loss(at, wanted), per_sample(loss, at, wanted)
         except Exception as error:
             if at is outputs:
-                raise _failed(error, wanted) from error
+                raise _failed(error, wanted, loss) from error
             continue  # a loss may not accept all outputs
         if bool(torch.isfinite(whole)) and not torch.allclose(whole, parts.mean(), rtol=1e-3, atol=1e-6):
             raise BadInput(
@@ -141,12 +143,21 @@ def _drawn_like(outputs: Tensor, samples: int) -> Iterator[Tensor]:
             yield torch.softmax(noise, dim=1)  # for a loss of probabilities
 
 
-def _failed(error: Exception, targets: Tree) -> BadInput:
+def _failed(error: Exception, targets: Tree, loss: Loss) -> BadInput:
     said = in_a_line(error)
     whole = isinstance(targets, Tensor) and not targets.is_floating_point()
-    remedy = ""
-    if whole and ("Long" in said or "Bool" in said):  # such as those of several labels
+    remedy = f"; the loss gets all that the model returns, and targets {trees.form_in_words(targets)}"
+    if whole and targets.dtype == torch.bool:
+        remedy = "; targets are True and False: give labels as whole numbers (targets.long()), or numbers as floats"
+    elif loss is squared_error:
+        remedy = (
+            "; targets are floats, so that the loss is the squared error, which needs one output for each number; if "
+            "they are labels of classes, give them as whole numbers (targets.long())"
+        )
+    elif whole and ("Long" in said or "Bool" in said or "Target size" in said):  # such as those of several labels
         remedy = "; targets are whole numbers: give floats, or loss=fm.losses.BinaryCrossEntropy() for labels 0 and 1"
     elif whole and targets.ndim > 1 and int(targets.min()) < 0:
         remedy = f"; to leave targets out: loss=fm.losses.CrossEntropy(ignore_index={int(targets.min())})"
+    elif not isinstance(loss, PackedLoss):
+        remedy = ""
     return BadInput(f"model and loss cannot be run on a few samples of the first sites: {said}{remedy}")

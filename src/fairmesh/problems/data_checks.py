@@ -157,9 +157,10 @@ def check_batches(problem: "Problem") -> None:
             '"convert"'
         )
     if (sizes[0] if full else problem.sampling.batch) == 1:
+        why = "the sites have one sample each" if full else "sampling.batch is 1; use a larger batch"
         raise BadInput(
             f'batch_norm = "{problem.batch_norm}" needs batches of 2 samples or more, since one has no statistics, '
-            'but sampling.batch is 1; use a larger batch, or batch_norm = "frozen" or "convert"'
+            f'but {why}, or batch_norm = "frozen" or "convert"'
         )
 
 

@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from fairmesh.errors import BadInput
+from fairmesh.errors import BadInput, in_a_line
 from fairmesh.numerics import random_streams
 from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.trees import Tree
@@ -350,10 +350,7 @@ class FlatModel:
             for name, (layer, own_name) in self._buffers.items():
                 buffer = getattr(layer, own_name, None)
                 if buffer is not self._fixed[name] or self._fixed[name]._version != versions[name]:
-                    raise BadInput(
-                        f"the model changes its buffer {name} in training mode, which all nodes would share; give the "
-                        "layer no running state, or call .eval() on it"
-                    )
+                    raise _changing(name)
             return tuple(part.detach() for part in found) if has_aux else found.detach()
 
         self._holds_a_row = True
@@ -383,6 +380,46 @@ class FlatModel:
             value = parameters[source] if source in parameters else tensor.detach()
             result[name] = value.to(dtype=tensor.dtype).clone()
         return result
+
+
+def _changing(name: str) -> BadInput:
+    """Returns what to do about a buffer that a model changes."""
+    layer = name.rpartition(".")[0].replace(".parametrizations.weight.0", "")
+    if name.endswith(("._u", "._v", "_u", "_v")):
+        return BadInput(
+            f"layer {layer or 'itself'} has spectral norm, which changes its buffer {name} in training mode; nodes "
+            "would share it. Use torch.nn.utils.parametrizations.weight_norm or orthogonal, or one without a "
+            "state: weight / torch.linalg.matrix_norm(weight, ord=2); or call .eval() on the layer, which then keeps "
+            "the direction that it starts with"
+        )
+    return BadInput(
+        f"the model changes its buffer {name} in training mode, which all nodes would share; give the layer no running "
+        "state, or call .eval() on it"
+    )
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """Returns a copy of a user's module on the CPU.
+
+    Raises:
+        BadInput: It cannot be copied, or has no values.
+    """
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.device.type == "meta" and not is_lazy(tensor):
+            raise BadInput(
+                f"the model's {name} is on the device 'meta', so it has shape but no values; load its weights on "
+                "another device first: module.to_empty(device='cpu'), then load_state_dict, or build it without "
+                "device='meta'"
+            )
+    try:
+        return copy.deepcopy(module).cpu()
+    except Exception as error:  # a module may hold anything
+        remedy = (
+            "use torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm"
+            if "weight_norm" in str(error)
+            else "give a function without arguments that makes the module"
+        )
+        raise BadInput(f"the model cannot be copied: {in_a_line(error)}; {remedy}") from error
 
 
 def _arguments(inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:

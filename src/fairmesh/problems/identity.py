@@ -2,7 +2,10 @@
 
 import functools
 import hashlib
+import re
 from collections.abc import Mapping
+from dataclasses import is_dataclass
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +13,7 @@ from torch import nn
 
 from fairmesh.data.samples import Samples
 from fairmesh.losses import NamedLoss
+from fairmesh.metrics.base import Metric, NamedMetric
 from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.outputs import PackedLoss
 from fairmesh.problems.parts import Parts
@@ -30,8 +34,12 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
     described = (module, problem.sampling, problem.weight_decay, problem.clip_norm)
     hasher.update(f"{described} {named(problem.loss)} {named(problem.augment)}".encode())
     own = {type(layer) for layer in module.modules() if not type(layer).__module__.startswith("torch.")}
-    for name in sorted(named(kind.forward) for kind in own):  # two modules may look alike and compute other things
+    for name in sorted(map(_of_class, own)):  # two modules may look alike and compute other things
         hasher.update(name.encode())
+    for name, metric in sorted(problem.metrics_by_name.items()):
+        if not isinstance(metric, NamedMetric):  # of the user's own; the others compute what their names say
+            function = metric.function if isinstance(metric, Metric) else metric
+            hasher.update(f"metric {name} {named(function)} {problem.higher_is_better(name)}".encode())
     if problem.models_at_once != "auto":  # "auto" depends on the model alone
         hasher.update(f"{problem.models_at_once} at once".encode())
     if problem.read is not None:
@@ -72,6 +80,40 @@ def named(function: Any) -> str:
         return f"{named(function.function)} of the model"
     if isinstance(function, nn.Module | NamedLoss):
         return repr(function)
+    if (getattr(function, "__module__", None) or "").split(".")[0] not in ("torch", "fairmesh", "builtins"):
+        return _own(function)
     code = getattr(function, "__code__", None)
     body = (code.co_code.hex(), [str(c) for c in code.co_consts if not hasattr(c, "co_code")]) if code else ""
     return f"{getattr(function, '__qualname__', type(function))} {body}"
+
+
+def _own(function: Any, depth: int = 0) -> str:
+    """Returns a text of a function of the user's own: its code, the names it uses, its defaults, and what it has from
+    the function around it. Functions that it calls by name are not in it."""
+    code = getattr(function, "__code__", None)
+    if code is None:  # an object that can be called
+        state = repr(function) if is_dataclass(function) else sorted(map(str, getattr(function, "__dict__", {})))
+        return f"{type(function).__qualname__} {_own(type(function).__call__, depth + 1) if depth < 3 else ''} {state}"
+    held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    around = [_value(one, depth + 1) for one in (*(function.__defaults__ or ()), *held)]
+    return f"{function.__qualname__} {_text(code)} {around}"
+
+
+def _value(value: Any, depth: int) -> str:
+    if callable(value) and not isinstance(value, type | nn.Module):
+        return _own(value, depth) if depth < 3 else ""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _text(code: CodeType) -> str:
+    consts = [
+        _text(one) if isinstance(one, CodeType) else str(sorted(map(repr, one)) if isinstance(one, frozenset) else one)
+        for one in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {consts}"
+
+
+def _of_class(kind: type) -> str:
+    """Returns a text of all functions that a class of the user's own defines."""
+    functions = {name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)}
+    return f"{kind.__qualname__} {[_own(functions[name]) for name in sorted(functions)]}"

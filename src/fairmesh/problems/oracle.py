@@ -347,8 +347,8 @@ class Oracle:
 
     def sample_gradients(self, models: Tensor, round_index: Tensor, call: int, own: Tensor | None = None) -> Tensor:
         """Returns the gradient of every sample's loss, without weight decay and clipping: (replicas, nodes, samples,
-        dim)."""
-        return self._of_samples(jacrev, _whole(models, own), round_index, call)[..., : self.model.dim]
+        dim). With the nodes' own parts, gradients of these follow, as in `losses_and_gradients`."""
+        return self._of_samples(jacrev, _whole(models, own), round_index, call)
 
     def _of_samples(self, what: Callable, models: Tensor, round_index: Tensor, call: int) -> Tensor:
         """Returns `what` of the function row -> losses of the samples in a batch, for each node."""
@@ -356,6 +356,11 @@ class Oracle:
         if why is not None:
             raise BadInput(
                 f"losses and gradients of single samples need torch.vmap, which cannot run this model: {why}"
+            )
+        if len(self.model.momenta):
+            raise BadInput(
+                "losses and gradients of single samples are not defined for BatchNorm layers in training mode, where "
+                'every sample depends on its batch; use batch_norm = "frozen" or "convert"'
             )
         if self._padded:
             raise BadInput(

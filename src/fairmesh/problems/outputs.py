@@ -99,7 +99,8 @@ class Packing:
                 shown = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise BadInput(
                     f"the model returns {_in_words(example)}, and one of its parts is {shown} for {samples} samples; "
-                    "every part must be a tensor with one row per sample"
+                    "every part must be a tensor with one row per sample. A loss that the model computes itself "
+                    "is given as fm.losses.ModelLoss(function)"
                 )
         self._shapes = [tensor.shape[1:] for tensor in flat]
         self._dtypes = [tensor.dtype for tensor in flat]

@@ -41,7 +41,7 @@ from fairmesh.problems.data_checks import (
     read_site,
     scaled_prior,
 )
-from fairmesh.problems.flat_model import FlatModel
+from fairmesh.problems.flat_model import FlatModel, own_copy
 from fairmesh.problems.identity import digest_of, fingerprint
 from fairmesh.problems.losses import Loss, as_floats, reads_logits
 from fairmesh.problems.model_loss import BoundModelLoss, bound
@@ -166,7 +166,7 @@ class Problem:
         sites = [read_site(i, site, shared, self.targets, known) for i, site in enumerate(given)]
         object.__setattr__(self, "sites", sites)
         if isinstance(self.model, nn.Module):  # a copy: training the module later must not change where runs start
-            object.__setattr__(self, "model", copy.deepcopy(self.model).cpu())
+            object.__setattr__(self, "model", own_copy(self.model))
         metrics = chosen_metrics(self.metrics)
         for name, metric in metrics.items():
             if isinstance(metric, NamedMetric):

@@ -1,0 +1,123 @@
+"""Models and targets that cannot be used are refused before round 0: the error names the part and the way out."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import spectral_norm as old_spectral_norm
+from torch.nn.utils import weight_norm as old_weight_norm
+
+import fairmesh as fm
+from tests.problems.test_problem_data import GOOD, INPUTS, LABELS
+from tests.refusals import refused
+from tests.toys import CLASSES, FEATURES
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of what it deprecates or falls back to
+
+
+def problem(model, targets=LABELS, **fields) -> fm.Problem:
+    return fm.Problem(model, fields.pop("sites", [(INPUTS, targets)] * 2), sampling=fm.Sampling(batch=4), **fields)
+
+
+def network(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, CLASSES))
+
+
+def layer() -> nn.Linear:
+    return nn.Linear(FEATURES, 4)
+
+
+class Normed(nn.Module):
+    """Spectral norm without a state."""
+
+    def forward(self, weight):
+        return weight / torch.linalg.matrix_norm(weight, ord=2)
+
+
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, old_spectral_norm])
+def test_spectral_norm_is_refused_with_ways_out(norm):
+    with refused("layer 0", "spectral norm", "matrix_norm", ".eval()", "weight_norm"):
+        problem(network(norm(layer())))
+
+
+def _without_state(module: nn.Module) -> nn.Module:
+    parametrize.register_parametrization(module, "weight", Normed())
+    return module
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [parametrizations.weight_norm, parametrizations.orthogonal, _without_state,
+     lambda module: parametrizations.spectral_norm(module).eval()],
+    ids=["weight norm", "orthogonal", "spectral norm without a state", "spectral norm in evaluation mode"],
+)  # fmt: skip
+def test_ways_out_of_spectral_norm_train(changed):
+    result = fm.train(problem(network(changed(layer()))), fm.Ring(), fm.DSGD(0.1), 1, dtype="float64", trace="no")
+    assert bool(torch.isfinite(result.row()).all())
+
+
+@pytest.mark.parametrize("made", [torch.jit.script, lambda module: torch.jit.trace(module, INPUTS[:2].float())])
+def test_compiled_modules_of_torch_jit_train(made):
+    fm.train(problem(made(network(layer()))), fm.Ring(), fm.DSGD(0.1), 1, trace="no")
+
+
+def test_old_weight_norm_is_told_the_new_one():
+    with refused("copied", "parametrizations.weight_norm"):
+        problem(network(old_weight_norm(layer())))
+
+
+def test_model_without_values_is_refused():
+    with refused("0.weight", "meta", "load_state_dict"):
+        problem(nn.Sequential(nn.Linear(FEATURES, CLASSES, device="meta")))
+
+
+def test_float_labels_are_told_apart_from_numbers():
+    with refused("squared error", "targets.long()"):
+        problem(network(layer()), LABELS.float())
+
+
+def test_yes_or_no_targets_are_told_the_way():
+    with refused("True and False", "long()"):
+        problem(network(layer()), LABELS > 0)
+
+
+def test_complex_targets_are_refused():
+    with refused("site 0", "targets", "complex"):
+        problem(network(layer()), LABELS.to(torch.complex64))
+
+
+def test_loss_of_logits_with_labels_is_told_the_way():
+    with refused("BinaryCrossEntropy"):
+        problem(nn.Linear(FEATURES, 1), LABELS % 2, loss=nn.functional.binary_cross_entropy_with_logits)
+
+
+def test_outputs_that_the_loss_cannot_read_are_named():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, inputs):
+            return self.head(inputs), inputs.mean()
+
+    with refused("tuple of 2", "one row per sample", "ModelLoss"):
+        problem(Two(), loss=lambda outputs, targets: outputs[1], read=lambda outputs: outputs[0])
+
+
+def test_full_batches_of_one_sample_with_batch_norm_are_refused():
+    with refused("batch_norm", "one sample each", "frozen", "convert"):
+        fm.Problem(
+            network(nn.Sequential(layer(), nn.BatchNorm1d(4))), [(INPUTS[:1], LABELS[:1])] * 2,
+            sampling=fm.Sampling(order="full"), batch_norm="shared",
+        )  # fmt: skip
+
+
+def test_checkpoint_of_another_architecture_is_refused(tmp_path):
+    def run(width: int, rounds: int, **options):
+        model = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, CLASSES))
+        made = problem(model, sites=[GOOD, GOOD])
+        fm.train(made, fm.Ring(), fm.DSGD(0.1), rounds, out=tmp_path, trace="no", **options)
+
+    run(3, 1)
+    with refused("model", error=fm.FairmeshError):
+        run(4, 2, resume=True)
