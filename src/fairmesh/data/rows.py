@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.data.samples import Samples
-from fairmesh.data.streams import Request, Workers
+from fairmesh.data.streams import Held, Pair, Part, Request, Workers
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 
@@ -86,9 +86,6 @@ class Rows:
         return trees.numbers_per_sample(self._whole if self._apart is None else self._apart[0])
 
 
-Pair = tuple[Tree, Tree]  # inputs and targets
-
-
 class SampleRows:
     """Inputs and targets of several sets, numbered one after another. If a set is a stream, rows are read when they are
     asked for.
@@ -136,13 +133,12 @@ class SampleRows:
 class Asked:
     """Rows of several sets that were asked for, in their order."""
 
-    def __init__(self, pieces: Sequence[Request | Pair]):
-        self._pieces = pieces
+    def __init__(self, requests: Sequence[Request]):
+        self._requests = requests
 
     def result(self) -> Pair:
         """Waits for the rows."""
-        found = [piece.result() if isinstance(piece, Request) else piece for piece in self._pieces]
-        inputs, targets = zip(*found)
+        inputs, targets = zip(*(request.result() for request in self._requests))
         return trees.joined(inputs), trees.joined(targets)
 
 
@@ -155,11 +151,12 @@ class Reader:
     """
 
     def __init__(self, sets: Sequence[Samples], order: Tensor | None = None):
-        self._sets, self._order = sets, order
-        self._ends = torch.tensor([len(one) for one in sets]).cumsum(0)
-        streams = [one.stream for one in sets if one.stream is not None]
-        self._count = max(one.source.workers for one in streams)
-        self.ahead = max(one.source.prefetch for one in streams) if self._count else 0  # rounds
+        self._sets = [one.stream or Held(one.inputs, one.targets) for one in sets]
+        self._sizes, self._order = [len(one) for one in sets], order
+        self._ends = torch.tensor(self._sizes).cumsum(0)
+        sources = [one.stream.source for one in sets if one.stream is not None]
+        self._count = max(source.workers for source in sources)
+        self.ahead = max(source.prefetch for source in sources) if self._count else 0  # rounds
         self._workers: Workers | None = None
 
     def ask(self, chosen: Tensor, together: int, seeds: Tensor | None = None) -> Asked:
@@ -172,27 +169,18 @@ class Reader:
         """
         chosen = chosen if self._order is None else self._order[chosen]
         owners = torch.bucketize(chosen, self._ends, right=True)
-        pieces: list[Request | Pair] = []
+        parts: list[Part] = []
         for start in range(0, len(chosen), together):
-            here = slice(start, start + together)
-            of_sets, counts = owners[here].unique_consecutive(return_counts=True)
+            of_sets, counts = owners[start : start + together].unique_consecutive(return_counts=True)
             for k, count in zip(of_sets.tolist(), counts.tolist()):
-                at = slice(start, start + count)
-                rows = chosen[at] - (int(self._ends[k]) - len(self._sets[k]))
-                pieces.append(self._piece(k, rows, None if seeds is None else seeds[at].tolist()))
+                rows = chosen[start : start + count] - (int(self._ends[k]) - self._sizes[k])
+                parts.append((k, rows.tolist(), None if seeds is None else seeds[start : start + count].tolist()))
                 start += count
-        return Asked(pieces)
-
-    def _piece(self, k: int, rows: Tensor, seeds: list[int] | None) -> Request | Pair:
-        one = self._sets[k]
-        if one.stream is None:
-            return trees.at(one.inputs, rows), trees.at(one.targets, rows)
-        numbers = rows.tolist()
-        if not self._count:
-            return Request(one.stream, numbers, seeds, None)
-        workers = self._workers or Workers([each.stream for each in self._sets], self._count)
-        self._workers = workers
-        return Request(one.stream, numbers, seeds, lambda: workers.submit(k, numbers, seeds))
+        if self._count and self._workers is None:
+            self._workers = Workers(self._sets, self._count)
+        # As few messages as keep all workers busy: one takes about a millisecond.
+        each = -(-len(parts) // max(1, -(-self._count // max(1, self.ahead))))
+        return Asked([Request(self._sets, parts[k : k + each], self._workers) for k in range(0, len(parts), each)])
 
 
 class Ahead:

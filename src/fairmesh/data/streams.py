@@ -26,6 +26,7 @@ from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.generators import GeneratorStates, seed_generators
 from fairmesh.numerics.trees import Tree
 
+Pair = tuple[Tree, Tree]  # inputs and targets
 HELD_UP_TO = 1 << 30  # bytes; a Dataset of more is not read into memory
 _SEEN = 8  # items that are read at the start, for the checks and the fingerprint of a set
 _FORGOTTEN = "; mend it, or leave it out of the Dataset; a run that was interrupted can be resumed then"
@@ -155,7 +156,7 @@ class Stream:
         return some
 
     @cached_property
-    def seen(self) -> tuple[Tree, Tree]:
+    def seen(self) -> Pair:
         """Inputs and targets of the items that are read at the start: the first two and others, drawn at random."""
         if len(self) == 0:
             raise BadInput(f"{self.what} is empty; give it samples, or leave the site out")
@@ -204,7 +205,7 @@ class Stream:
             f"{self.seen[1][wrong].tolist()}; give the labels of the items, in their order"
         )
 
-    def read_here(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tree, Tree]:
+    def read_here(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> Pair:
         """Reads items in this process, and leaves its generators as they are."""
         before = GeneratorStates.now()
         try:
@@ -212,7 +213,7 @@ class Stream:
         finally:
             before.restore()
 
-    def read(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> tuple[Tree, Tree]:
+    def read(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> Pair:
         """Returns inputs and targets of items.
 
         Args:
@@ -241,7 +242,7 @@ class Stream:
         """Returns the numbers of items in the Dataset, for errors."""
         return _listed([self._number(row) for row in rows])
 
-    def _collated(self, items: list[Any], numbers: Sequence[int]) -> tuple[Tree, Tree]:
+    def _collated(self, items: list[Any], numbers: Sequence[int]) -> Pair:
         try:
             made = (self.source.collate or default_collate)(items)
             inputs, targets, subgroups = divided(made, self._target, self.what)
@@ -263,7 +264,7 @@ class Stream:
             )
         return inputs, targets
 
-    def _check(self, batch: tuple[Tree, Tree], numbers: Sequence[int]) -> None:
+    def _check(self, batch: Pair, numbers: Sequence[int]) -> None:
         """Raises BadInput if a batch is not like those before, or is not finite."""
         inputs, targets = batch
         named = [*trees.named(inputs, "inputs"), *trees.named(targets, "targets")]
@@ -311,42 +312,70 @@ def _targets_of(dataset: Any) -> Any:
     return known if fits and (not isinstance(known, list) or isinstance(known[0], int)) else None
 
 
+class Held:
+    """A set in memory, which is read as a stream is.
+
+    Args:
+        inputs: Its inputs.
+        targets: Its targets.
+    """
+
+    def __init__(self, inputs: Tree, targets: Tree):
+        self._inputs, self._targets = inputs, targets
+
+    def read(self, rows: Sequence[int], seeds: Sequence[int] | None = None) -> Pair:
+        """Returns inputs and targets of rows."""
+        at = torch.tensor(rows)
+        return trees.at(self._inputs, at), trees.at(self._targets, at)
+
+    read_here = read
+
+
+Source = Stream | Held
+Part = tuple[int, list[int], list[int] | None]  # the number of a set, rows of it, and their seeds
+
+
+def _joined(pairs: Sequence[Pair]) -> Pair:
+    inputs, targets = zip(*pairs)
+    return trees.joined(inputs), trees.joined(targets)
+
+
 class Workers:
     """Processes that read items of several sets. If one of them dies, all are started again.
 
     Args:
-        streams: The sets.
+        sets: The sets.
         count: How many processes.
     """
 
-    def __init__(self, streams: Sequence[Stream | None], count: int):
-        self._streams, self._count = list(streams), count
+    def __init__(self, sets: Sequence[Source], count: int):
+        self._sets, self._count = list(sets), count
         self._pool = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
         method = "fork" if sys.platform == "linux" else None  # as torch's DataLoader: the Dataset is not pickled
-        context, given = multiprocessing.get_context(method), (self._streams, os.getpid())
+        context, given = multiprocessing.get_context(method), (self._sets, os.getpid())
         pool = ProcessPoolExecutor(self._count, context, _begin_work, given)
         weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
         return pool
 
-    def submit(self, of: int, rows: list[int], seeds: list[int] | None) -> "Future[tuple[Tree, Tree]]":
-        """Asks for rows of set number `of`."""
+    def submit(self, parts: Sequence[Part]) -> "Future[Pair]":
+        """Asks for parts of the sets, one after another."""
         try:
-            return self._pool.submit(_work, of, rows, seeds)
+            return self._pool.submit(_work, parts)
         except BrokenProcessPool:
             self._pool = self._start()
-            return self._pool.submit(_work, of, rows, seeds)
+            return self._pool.submit(_work, parts)
 
 
-_streams: list[Stream | None] = []  # those of this worker
+_sets: list[Source] = []  # those of this worker
 
 
-def _begin_work(streams: list[Stream | None], parent: int) -> None:
+def _begin_work(sets: list[Source], parent: int) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _streams[:] = streams
+    _sets[:] = sets
 
     def follow() -> None:
         while os.getppid() == parent:
@@ -356,53 +385,46 @@ def _begin_work(streams: list[Stream | None], parent: int) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _work(of: int, rows: list[int], seeds: list[int] | None) -> tuple[Tree, Tree]:
-    stream = _streams[of]
-    if stream is None:
-        raise TypeError("a set in memory has no worker")
-    return stream.read(rows, seeds)
+def _work(parts: Sequence[Part]) -> Pair:
+    return _joined([_sets[of].read(rows, seeds) for of, rows, seeds in parts])
 
 
 class Request:
-    """Rows of a stream that were asked for.
+    """Parts of several sets that were asked for. Each part becomes a batch by itself.
 
     Args:
-        stream: The stream.
-        rows: Their numbers.
-        seeds: As for `Stream.read`.
-        ask: Asks a worker for the rows; None if this process reads.
+        sets: The sets.
+        parts: The parts.
+        workers: Who reads; None if this process does, when the result is asked for.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        rows: list[int],
-        seeds: list[int] | None,
-        ask: "Callable[[], Future[tuple[Tree, Tree]]] | None",
-    ):
-        self._stream, self._rows, self._seeds, self._ask = stream, rows, seeds, ask
-        self._answer = None if ask is None else ask()
+    def __init__(self, sets: Sequence[Source], parts: Sequence[Part], workers: Workers | None):
+        self._sets, self._parts, self._workers = sets, parts, workers
+        self._answer = None if workers is None else workers.submit(parts)
 
-    def result(self) -> tuple[Tree, Tree]:
-        """Waits for inputs and targets. If a worker dies, the rows are asked for once more, since it may have been
-        another request that it died of.
+    def result(self) -> Pair:
+        """Waits for inputs and targets. If a worker dies, the parts are asked for once more, one by one, to see which
+        of them it dies of.
 
         Raises:
             BadInput: An item cannot be read.
-            LostProcess: A worker died of this request.
+            LostProcess: Workers die of a part.
         """
-        if self._ask is None or self._answer is None:
-            return self._stream.read_here(self._rows, self._seeds)
+        if self._workers is None or self._answer is None:
+            return _joined([self._sets[of].read_here(rows, seeds) for of, rows, seeds in self._parts])
         try:
             return self._answer.result()
         except BrokenProcessPool:
-            pass
+            return _joined([self._alone(part, self._workers) for part in self._parts])
+
+    def _alone(self, part: Part, workers: Workers) -> Pair:
         try:
-            return self._ask().result()
+            return workers.submit([part]).result()
         except BrokenProcessPool as error:
-            items = self._stream.numbers_in_words(self._rows)
+            stream = self._sets[part[0]]
+            what, items = ("a set", "") if isinstance(stream, Held) else (stream.what, stream.numbers_in_words(part[1]))
             raise LostProcess(
-                f"{self._stream.what}: workers die while items {items} are read; they are killed, or memory or shared "
-                "memory (/dev/shm) runs out, or a library crashes: use fewer workers or a smaller prefetch, or "
-                "workers=0 to see the cause; then resume the run"
+                f"{what}: workers die while items {items} are read; they are killed, or memory or shared memory "
+                "(/dev/shm) runs out, or a library crashes: use fewer workers or a smaller prefetch, or workers=0 to "
+                "see the cause; then resume the run"
             ) from error
