@@ -13,6 +13,20 @@ from benchmarks.__main__ import app
 from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
+RECORDED = json.loads((ROOT / "benchmarks" / "results" / "loops-cpu.json").read_text())["cases"]
+
+
+def test_recorded_first_rounds_on_a_cpu_come_within_three_seconds():
+    assert {one["case"] for one in RECORDED} == set(plain_sgd.cases())
+    assert max(one["first_round_s"] for one in RECORDED) <= 3
+
+
+def test_performance_page_shows_the_recorded_ratios():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for case in plain_sgd.cases():
+        tuned, plain = (next(o for o in RECORDED if (o["case"], o["tuned"]) == (case, t)) for t in (True, False))
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {case} | {tuned['at_once']} |"))
+        assert line.endswith(f"| {tuned['ratio']:.2f} | {plain['ratio']:.2f} |")
 
 
 def test_plain_loop_takes_the_rounds_of_dsgd():

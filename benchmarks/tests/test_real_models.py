@@ -20,6 +20,10 @@ def test_recorded_rounds_of_real_models_meet_their_goals_in_bf16(case, milliseco
     assert all(one["ms_per_round"] <= milliseconds for one in found)
 
 
+def test_recorded_copies_of_a_resnet_are_at_most_twenty():
+    assert max(one["copies"] for one in RECORDED if one["case"] == "resnet18-10") <= 20
+
+
 def test_performance_page_shows_the_recorded_real_models():
     page = (ROOT / "docs" / "performance.md").read_text()
     for one in RECORDED:

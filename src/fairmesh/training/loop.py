@@ -31,8 +31,7 @@ from fairmesh.training.options import DTYPES, Options, device_of, home_of_data
 from fairmesh.training.replicas import Replica, stacked
 
 _EXPLODED = 1e6  # a model whose norm is this many times its initial norm (or 1) has diverged
-_FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s
-_ONE_BY_ONE_FUSED_FROM = 1000  # the model is not compiled then, which leaves 5 to 8 s
+_FUSED_FROM = 3000  # rounds; compiling takes 8 to 35 s, which fewer rounds do not save
 
 
 def check_fits(algorithm: Algorithm, problem: Problem) -> None:
@@ -262,8 +261,7 @@ class Training:
         by_host = augmenter is not None and not augmenter.with_model  # a graph would replay what it drew once
         if not on_gpu or by_host or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
-        enough = _ONE_BY_ONE_FUSED_FROM if self.problem.at_once(self.device) == 1 else _FUSED_FROM
-        fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= enough)
+        fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= _FUSED_FROM)
         self.oracle.round_number = done
         self.oracle.feed_captured(self.oracle.streamed)
         captured = captured_rounds(self.after_round, state._replace(best=None), done, self.device, fuse)
