@@ -154,6 +154,13 @@ def _():
     assert [str(one.message) for one in told if "traced" in str(one.message)] == []
 
 
+@row("torch.jit.script")
+def _():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The .grad attribute")  # torch's own, when such a module is copied
+        works(torch.jit.script(nn.Linear(6, 3)))
+
+
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     """Every sample shall resemble itself more than the others of its batch."""
     directions = F.normalize(outputs, dim=1)
@@ -316,6 +323,7 @@ def _():
 SLOW = (
     "GPT-2 as a language model is traced without a warning",
     "BERT with a 4-D additive mask and its default dropout",
+    "torch.jit.script",
 )
 
 
@@ -411,6 +419,47 @@ ELSEWHERE = {
     "np.memmap larger than the memory limit": (
         "tests.data.test_rows",
         "test_a_mapped_file_larger_than_the_memory_limit_trains",
+    ),
+    "a Dataset larger than memory": (
+        "tests.mesh.test_real_models",
+        "test_killed_nodes_of_an_example_end_bit_for_bit_where_undisturbed_ones_end",
+    ),
+    "torchvision.transforms.v2 within augment": (
+        "tests.problems.test_augmentation",
+        "test_transforms_of_torchvision_train_and_repeat",
+    ),
+    "mixup, cutmix, any augmentation of the targets": (
+        "tests.problems.test_augmentation",
+        "test_mixed_labels_train_with_named_losses_metrics_and_algorithms_that_follow_errors",
+    ),
+    "a loss that calls the model": (
+        "tests.problems.test_model_loss",
+        "test_model_loss_that_calls_the_model_once_trains_and_measures_as_the_loss_of_outputs",
+    ),
+    "AdamW with decay by parameter": (
+        "tests.algorithms.test_optimizers",
+        "test_optimizer_at_one_node_is_that_of_torch",
+    ),
+    "clip_norm clips as torch.optim does": (
+        "tests.training.test_batches",
+        "test_weight_decay_is_added_after_clipping_as_in_torch",
+    ),
+    "shuffled epochs": (
+        "tests.problems.test_sampling",
+        "test_shuffled_sampling_takes_every_row_once_per_epoch",
+    ),
+    "a schedule of one's own": (
+        "tests.properties.test_schedules",
+        "test_schedule_of_a_user_learns_the_length_of_the_run",
+    ),
+    "sizes and layout in a round": ("tests.problems.test_sampling", "test_round_tells_sizes_and_layout"),
+    "EXTRA, BEER, DM-HSGD, q-FFL over a graph, PowerSGD": (
+        "tests.extension.test_research_examples",
+        "test_example_keeps_the_contract",
+    ),
+    "natural and low-rank compression with their real bytes": (
+        "tests.compression.test_composite",
+        "test_composite_codes_run_everywhere_as_in_memory",
     ),
     "a user's algorithm has no name": (
         "tests.extension.test_identity",
