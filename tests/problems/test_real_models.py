@@ -195,16 +195,28 @@ def _():
 class Drawings(Dataset):
     """Images as a folder gives them without a transform."""
 
+    def __init__(self, mode: str):
+        self.mode = mode
+
     def __len__(self) -> int:
         return 6
 
     def __getitem__(self, i: int):
-        return Image.fromarray(np.full((4, 4), i, np.uint8)), i % 2
+        return Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3) + i).convert(self.mode), i % 2
 
 
 @row("PIL images without ToTensor")
 def _():
-    asked("site 0", "PIL", sites=[Drawings()])
+    for mode, channels in (("RGB", 3), ("L", 1)):
+        images = torch.stack(
+            [torch.from_numpy(np.array(image)) for image, _ in map(Drawings(mode).__getitem__, range(6))]
+        )
+        arrays = images.permute(0, 3, 1, 2) if channels == 3 else images.unsqueeze(1), torch.arange(6) % 2
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16 * channels, 2))
+        runs = [works(model, [one] * 2)[0] for one in (Drawings(mode), fm.data.Streamed(Drawings(mode)), arrays)]
+        assert torch.equal(runs[0].row(), runs[2].row())
+        assert torch.equal(runs[1].row(), runs[2].row())
+    asked("site 0", "mode 'CMYK'", ".convert('RGB')", sites=[Drawings("CMYK")])
 
 
 class Unequal(Dataset):
@@ -420,6 +432,8 @@ ELSEWHERE = {
         "tests.data.test_rows",
         "test_a_mapped_file_larger_than_the_memory_limit_trains",
     ),
+    "spectral_norm": ("tests.problems.test_unfit_models", "test_spectral_norm_is_refused_with_ways_out"),
+    "spectral_norm in ways that work": ("tests.problems.test_unfit_models", "test_ways_out_of_spectral_norm_train"),
     "a Dataset larger than memory": (
         "tests.mesh.test_real_models",
         "test_killed_nodes_of_an_example_end_bit_for_bit_where_undisturbed_ones_end",

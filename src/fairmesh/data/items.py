@@ -112,10 +112,21 @@ def _is_part(value: Any, of: type = list) -> bool:
 
 
 def with_tensors(item: Any) -> Any:
-    """Returns an item with lists of numbers as tensors, as tokenizers and Hugging Face's datasets give them."""
-    if not isinstance(item, Mapping):
-        return item
-    return {key: torch.as_tensor(value) if _is_numbers(value) else value for key, value in item.items()}
+    """Returns an item with lists of numbers as tensors, as tokenizers and Hugging Face's datasets give them, and with
+    images of PIL as bytes (channels, height, width)."""
+    if isinstance(item, Mapping):
+        item = {key: _pixels(value) for key, value in item.items()}
+        return {key: torch.as_tensor(value) if _is_numbers(value) else value for key, value in item.items()}
+    return tuple(map(_pixels, item)) if isinstance(item, tuple | list) else item
+
+
+def _pixels(value: Any) -> Any:
+    if not type(value).__module__.startswith("PIL."):
+        return value
+    if value.mode not in ("L", "RGB"):
+        raise TypeError(f"an image of PIL has the mode {value.mode!r}; convert it: .convert('RGB'), or 'L' for grey")
+    pixels = torch.from_numpy(np.array(value))
+    return pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
 
 
 def _is_numbers(value: Any) -> bool:
