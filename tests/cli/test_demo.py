@@ -93,6 +93,14 @@ def test_demo_alone_is_judged_by_own_models_and_sends_nothing(written):
     assert len(accuracies["fixed-weights"]) == 2
 
 
+def test_demo_says_of_all_sites_what_the_chosen_step_sizes_reach_and_compares_alone_with_nothing(written):
+    runs = written[0].runs
+    for name, run in runs.items():
+        worst = [record["accuracy"]["worst"] for record in run.summary["final"]]
+        assert run.summary["metrics"]["accuracy"]["worst"] == pytest.approx(sum(worst) / len(worst)), name
+        assert all(bool(site["versus"]) == (name != "alone") for site in run.summary["evidence"]["sites"])
+
+
 @pytest.mark.slow
 def test_demo_in_a_folder_that_has_one_makes_another(called, tmp_path, monkeypatch):
     monkeypatch.setattr("fairmesh.cli.demo.ROUNDS", 2)

@@ -286,6 +286,17 @@ def test_references_of_an_unmeasured_site_are_not_measured_and_classes_have_thei
     assert ["site", *names] in [table[0] for table in tables]
 
 
+def test_sites_that_train_alone_are_judged_by_their_own_models(undrawn):
+    data = fm.data.Digits(nodes=4, odd=1, instrument="shifted")
+    result = fm.run(fm.Experiment(data, algorithm=fm.Local(), rounds=20))
+    run = Run.from_result(result)
+    for site in card(run)["sites"]:
+        assert site["interval"][0] < site["metrics"]["accuracy"] < site["interval"][1]
+    assert run.records[-1]["accuracy"] == result.final[0]["own_models"]["accuracy"]
+    assert run.summary["metrics"]["accuracy"]["worst"] == result.final[0]["own_models"]["accuracy"]["worst"]
+    assert "own model" in page([run], "a run")
+
+
 def test_diverged_replicas_are_left_out_and_named(undrawn):
     wild = _record(1, [0.01, 0.01, 0.01, 0.01])
     run = _run([0.9, 0.8, 0.7, 0.6], wild, diverged=[1])

@@ -38,7 +38,7 @@ from fairmesh.report.writing import write_report
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
 from fairmesh.training.observers import Watching
 from fairmesh.training.options import Options
-from fairmesh.training.result import Result
+from fairmesh.training.result import Result, metric_tables
 
 ROUNDS = 400
 SPLITS = 6
@@ -110,7 +110,6 @@ def experiment(contender: Contender, seed: int, rounds: int, splits: int) -> Exp
         options=Options(
             measure_every=max(1, rounds // 10),
             checkpoint_every=rounds,
-            own_models=contender.alone,
             on_divergence="mark",
         ),
     )
@@ -222,7 +221,7 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
             watched(ROUNDS, run.summary["final"])
     names = list(contenders())
     outcome = Outcome({name: runs[name] for name in names}, {name: answered[name] for name in names})
-    outcome = replace(outcome, runs={k: _with_evidence(run, outcome.evidence[k]) for k, run in outcome.runs.items()})
+    outcome = replace(outcome, runs={name: _with_evidence(run, name, outcome) for name, run in outcome.runs.items()})
     if out is None:
         return outcome
     try:
@@ -306,20 +305,14 @@ def _worst_on_validation(result: Result, alone: bool) -> list[float]:
     return judged["accuracy"].amin(dim=-1).tolist()
 
 
-def _own(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns a record that judges each site by its own model."""
-    return record | record["own_models"]
-
-
 def _chosen_run(result: Result, contender: Contender, chosen: Sequence[int]) -> Run:
     """Returns the run of the chosen replicas, one per split."""
-    number, own = {r: k for k, r in enumerate(chosen)}, _own if contender.alone else dict
+    number, run = {r: k for k, r in enumerate(chosen)}, Run.from_result(result)
 
     def of_chosen(known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [own(r) | {"replica": number[r["replica"]]} for r in known if r["replica"] in number]
+        return [r | {"replica": number[r["replica"]]} for r in known if r["replica"] in number]
 
-    records, final = of_chosen(result.records), of_chosen(result.final)
-    whole = Run.from_result(result).summary
+    whole, records, final = run.summary, of_chosen(run.records), of_chosen(run.summary["final"])
     steps = [result.replicas[r].algorithm.primal_step.start for r in chosen] if contender.steps else []  # type: ignore[attr-defined]
     summary = whole | {
         **{what: statistics.fmean(r["accuracy"][what] for r in final) for what in ("worst", "mean", "best", "gap")},
@@ -328,14 +321,18 @@ def _chosen_run(result: Result, contender: Contender, chosen: Sequence[int]) -> 
         "diverged": [number[r] for r in result.diverged if r in number],
         "steps": steps,
         "replicas": len(chosen),
+        "metrics": metric_tables(result, final),
         "final": final,
     }
     return Run(contender.label, summary, records)
 
 
-def _with_evidence(run: Run, evidence: dict[str, Any]) -> Run:
-    """Returns a run with the evidence of all splits."""
-    return replace(run, summary=run.summary | {"evidence": evidence})
+def _with_evidence(run: Run, name: str, outcome: Outcome) -> Run:
+    """Returns a run with the evidence of all splits, next to what sites reach alone."""
+    if name == "alone":
+        return replace(run, summary=run.summary | {"evidence": evidence_table(outcome.outcomes[name])})
+    alone = {"diverged": False, "sites": outcome.runs["alone"].by_site()}
+    return replace(run, summary=run.summary | {"evidence": outcome.evidence[name], "references": {"local": alone}})
 
 
 def _write_report(outcome: Outcome, out: Path) -> Path:

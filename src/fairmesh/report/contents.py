@@ -49,6 +49,7 @@ def card(run: Run) -> Json:
         "classes": summary.get("model", {}).get("classes", []),
         "higher_is_better": chosen.higher_is_better,
         "judged_on": summary["judged_on"],
+        "judged_by": summary.get("judged_by", "average model"),
         "rounds": summary["rounds"],
         "planned_rounds": summary.get("planned_rounds"),
         "replicas": summary["replicas"],

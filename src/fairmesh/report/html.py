@@ -214,7 +214,8 @@ def _sites(card: Json) -> str:
         rows.append(cells)
         if i == worst and defined(site["metrics"][metric]):
             low.add(at)
-    captions = [f"Measured on the {card['judged_on']} samples of each site, for the average of all nodes' models."]
+    models = "each site's own model" if card["judged_by"] == "own models" else "the average of all nodes' models"
+    captions = [f"Measured on the {card['judged_on']} samples of each site, for {models}."]
     captions += [f"Means over {card['spread_by']}."] if card["spread_by"] else []
     captions += [f"Intervals cover {card['intervals']['covers']}."] if "covers" in card["intervals"] else []
     captions += ["λ is how much each site counts in training."] if has["weight"] else []
@@ -427,7 +428,8 @@ def _calibration(card: Json) -> Iterable[str]:
     errors = {site["name"]: site["error"] for site in found["sites"]}
     unit = Unit("calibration error", share=False)
     rows = [
-        [site["name"], unit.shown(errors.get(site["name"]))] for site in (card["sites"][i] for i in _in_order(card))
+        [site["name"], unit.shown(errors.get(site["name"])) if site["measured"] else "not measured"]
+        for site in (card["sites"][i] for i in _in_order(card))
     ]
     yield _table([["site", "calibration error"], *rows])
     yield _note("The calibration error is the mean distance from the dashed line, over bins; 0 is perfect.")

@@ -12,7 +12,7 @@ from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.report.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
-from fairmesh.training.result import Result, summary_of
+from fairmesh.training.result import Result, by_own_models, summary_of
 
 SHOWN = 5  # runs or variants in one picture; more cannot be told apart
 
@@ -31,12 +31,12 @@ class Run:
     def from_folder(folder: str | os.PathLike) -> "Run":
         summary = read_summary(folder)
         records = read_records(folder, ragged="planned_rounds" in summary)
-        return Run(Path(folder).resolve().name, summary, records, Path(folder))
+        return Run(Path(folder).resolve().name, summary, _as_judged(records, summary), Path(folder))
 
     @staticmethod
     def from_result(result: Result, label: str | None = None) -> "Run":
         summary = summary_of(result)
-        return Run(label or summary["algorithm"], summary, result.records)
+        return Run(label or summary["algorithm"], summary, _as_judged(result.records, summary))
 
     def variants(self) -> "list[Run]":
         """Returns one run per algorithm of a sweep; the run itself if there is only one."""
@@ -332,6 +332,11 @@ def site_table(runs: Sequence[Run]) -> list[list[str]]:
 
 def _cell(run: Run, i: int, value: float, unit: Unit) -> str:
     return unit.shown(value) if run.is_measured(i) else "not measured"
+
+
+def _as_judged(records: list[dict[str, Any]], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the records with the metrics of the models that the sites are judged by."""
+    return [by_own_models(one) for one in records] if summary.get("judged_by") == "own models" else records
 
 
 def _columns_over_sites(run: Run) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fairmesh.algorithms.base import Algorithm
 from fairmesh.config.overrides import flat_table
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import to_table
@@ -145,8 +146,7 @@ class Result:
     @property
     def judged_alone(self) -> bool:
         """Whether every site is judged by its node's own model, since every node trains alone."""
-        algorithm = self.replicas[0].algorithm
-        return not algorithm.sends and not algorithm.needs_server
+        return trains_alone(self.replicas[0].algorithm)
 
     def _own_models(self) -> Tensor:
         return StateView(self.state.algorithm).models(self.state.algorithm)
@@ -357,6 +357,16 @@ class Result:
         return self.problem.flat_model.state_dict(self.whole_row(replica, which, site))
 
 
+def trains_alone(algorithm: Algorithm) -> bool:
+    """Returns whether every node trains alone, so that each site is judged by its own node's model."""
+    return not algorithm.sends and not algorithm.needs_server
+
+
+def by_own_models(record: Record) -> Record:
+    """Returns a record with the metrics of each node's own model, if it has them, in place of the average's."""
+    return record | record.get("own_models", {})
+
+
 def metric_tables(result: Result, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """Returns, for each metric, its direction, whether it is a share, and what its values say about all sites, as the
     mean over some records. Of sites without a value it is the largest number."""
@@ -552,7 +562,8 @@ def summary_of(result: Result) -> dict[str, Any]:
 
 
 def _summary_of(result: Result) -> dict[str, Any]:
-    primary, final = result.problem.primary, result.final
+    alone = result.judged_alone and "own_models" in result.final[0]
+    primary, final = result.problem.primary, [by_own_models(one) if alone else one for one in result.final]
     best = result.state.best
     variants = variants_of(result.replicas)
     evidence = [_evidence_of(result, k, v["replicas"]) for k, v in enumerate(variants)]
@@ -561,6 +572,7 @@ def _summary_of(result: Result) -> dict[str, Any]:
         "metric": primary,
         "higher_is_better": result.problem.higher_is_better(primary),
         "judged_on": result.judged_on,
+        **({"judged_by": "own models"} if alone else {}),
         **_numbers(final, primary),
         "rounds": result.rounds,
         "replicas": len(result.replicas),

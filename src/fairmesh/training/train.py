@@ -72,6 +72,7 @@ from fairmesh.training.result import (
     outcomes_name,
     site_files,
     summary_of,
+    trains_alone,
     variants_of,
 )
 
@@ -389,7 +390,7 @@ def _meter(training: Training, announce: Callable[[str], None] | None) -> Meter:
         splits=[replica.split for replica in training.replicas],
         at_server=training.algorithm.needs_server,
         home=training.data_home,
-        own_models=training.options.own_models,
+        own_models=training.options.own_models or trains_alone(training.algorithm),
         regularizer=stacked(regularizers, torch.float64, torch.device("cpu")) if phi else None,  # type: ignore[arg-type]
         alpha_of_sum=training.algorithm.alpha_of_sum,
         announce=announce,
