@@ -203,6 +203,7 @@ class TrackedADGDA(Algorithm):
         for _ in range(1, self.local_steps):
             there = ctx.losses_and_gradients(moved(models, apart, self.gradient_at_average))[1]
             models = models.addcmul(trackers.addcmul(there.sub_(gradients), weights), step, value=-1)
+            del there
         del gradients, step
         models = moved(models, apart, state.consensus_steps)
         del apart

@@ -514,21 +514,24 @@ class Natural(Compressor):
     """
 
     def compress(self, rows: Tensor, draw: Draw) -> Code:
-        dim, sizes = rows.shape[-1], rows.abs()
+        dim = rows.shape[-1]
+        uniforms = draw.uniforms(dim)  # first, since drawing takes the most memory
+        sizes = rows.abs()
         largest = sizes.amax(dim=-1, keepdim=True)
         mantissa, top = torch.frexp(largest)  # largest = mantissa * 2^top, mantissa in [1/2, 1)
         scales = (largest / torch.where(mantissa > 0, mantissa, 1.0)).float().clamp_(max=2.0**127)  # 2^top, exactly
         least = scales.to(rows.dtype) * 2.0 ** (1 - _OCTAVES)
-        uniforms = draw.uniforms(dim)
         up = uniforms * least < sizes  # how a number below the least is rounded
         ordinary = (sizes >= least) & (sizes > 0)
         mantissas, exponents = torch.frexp(sizes)
         del sizes
         levels = exponents.neg_().add_(top)  # octaves between the power of two above and the top one
         down = uniforms >= mantissas.mul_(2.0).sub_(1.0)
-        del uniforms, mantissas
+        del uniforms, mantissas, exponents
         levels = torch.where(ordinary, levels.add_(down), _OCTAVES - up.to(levels.dtype)).clamp_(max=_OCTAVES)
-        exponent_code = Levels(levels.to(rows.dtype), torch.ones_like(scales), dim, 1.0, _OCTAVES)
+        del ordinary, up, down
+        levels = levels.to(rows.dtype)
+        exponent_code = Levels(levels, torch.ones_like(scales), dim, 1.0, _OCTAVES)
         signs = torch.ones_like(rows).copysign_(rows + 0.0)  # -0.0 + 0.0 is 0.0
         return Composite((exponent_code, Signs(signs, scales, dim)), _natural)
 
