@@ -310,6 +310,13 @@ def test_streamed_refuses_what_has_no_items_by_index():
         fm.data.Streamed((torch.zeros(3), torch.zeros(3)))
 
 
+def test_references_of_streamed_sites_are_trained_but_for_models_of_their_own():
+    one = problem([fm.data.Streamed(Scans(k)) for k in range(2)])
+    compared = fm.compare_with_references(one, fm.Ring(), fm.DSGD(0.1), 2, references=["local", "pooled", "constant"])
+    assert sorted(compared.references) == ["constant", "pooled"]
+    assert missing_from(compared.failed["local"], "clinic 0", "memory") == []
+
+
 def test_personalization_and_balanced_weights_say_that_they_need_samples_in_memory():
     one = problem([fm.data.Streamed(Scans(k)) for k in range(2)])
     with refused("personalization", "memory", "memmap"):

@@ -602,8 +602,9 @@ def _wider(numbers: np.ndarray, whole: bool) -> tuple[float, float]:
 
 
 def _of_arrays(data: Data) -> Iterator[str]:
-    samples = [Samples.of(site.train, f"site {i}") for i, site in enumerate(data.sites())]
-    inputs, targets = samples[0].inputs, [one.targets for one in samples]
+    every = [Samples.of(site.train, f"site {i}") for i, site in enumerate(data.sites())]
+    samples, targets = [one.some() for one in every], [one.known_targets() for one in every]
+    inputs = samples[0].inputs
     if not (isinstance(inputs, Tensor) and isinstance(targets[0], Tensor)):
         raise BadInput("data: samples have several inputs or targets, which a contract cannot describe")
     yield "# The range is wider than that seen: correct it, and say in unit what the numbers are."

@@ -11,6 +11,7 @@ from torch import Tensor
 from fairmesh.data.reserve import order_by_class
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.evidence import log_evidence
 from fairmesh.problems.losses import as_floats, per_sample
@@ -236,12 +237,22 @@ class CrossFit:
                 yield t + 1, models.view_as(start)
 
 
+def refuse_streams(sets: Sequence[Samples], what: str) -> None:
+    """Raises BadInput if samples are not in memory, for what needs all of them there."""
+    if any(samples.stream is not None for samples in sets):
+        raise BadInput(
+            f"{what} need samples in memory, but these are read from a Dataset when a batch needs them; give arrays, "
+            "also of numpy.memmap, or keep parts of the model at each site"
+        )
+
+
 def _pool(problem: Problem, i: int) -> tuple[Samples, Tensor]:
     """Returns all rows that a site may train its own model on, and which of them the common model has not seen."""
     site = problem.sites[i]
     shared = sum(other.validation is site.validation for other in problem.sites) > 1
     more = site.reserved if site.reserved is not None else None if shared else site.validation
     parts = [site.train] if more is None else [site.train, more]
+    refuse_streams(parts, f"{site.name}: models of its own, and comparisons with them,")
     pool = Samples(trees.joined([part.inputs for part in parts]), trees.joined([part.targets for part in parts]))
     return pool, torch.arange(len(pool)) >= len(site.train)
 

@@ -14,7 +14,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
-from fairmesh.personalization.cross_fit import CrossFit, rows_to_learn_from, sites_at_once
+from fairmesh.personalization.cross_fit import CrossFit, refuse_streams, rows_to_learn_from, sites_at_once
 from fairmesh.personalization.evidence import HeldOut, mixed
 from fairmesh.personalization.members import Mixture
 from fairmesh.personalization.outcome import Personalized, PersonalSite
@@ -108,11 +108,7 @@ def refuse_structure(problem: Problem) -> None:
     """Raises BadInput if the outputs of a site's models cannot be mixed, their mixture has no loss, or samples are not
     in memory."""
     problem.output_loss  # noqa: B018 - which refuses a loss that calls the model
-    if any(site.train.stream is not None for site in problem.sites):
-        raise BadInput(
-            "personalization needs samples in memory, but those of this problem are read from a Dataset when a batch "
-            "needs them; give arrays, also of numpy.memmap, or keep parts of the model at each site"
-        )
+    refuse_streams([site.train for site in problem.sites], "personal models (personalization)")
     if problem.structured is not None:
         raise BadInput(
             f"personalization mixes models of one input and one output tensor, but {problem.structured} of this "
