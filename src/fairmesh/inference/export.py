@@ -1,22 +1,25 @@
 """Writes a trained model to a file that needs no fairmesh, after its outputs were compared with PyTorch's."""
 
+import copy
 import hashlib
 import json
 import logging
+import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fairmesh
 from fairmesh.errors import BadInput, in_a_line, optional
 from fairmesh.inference.predictor import finished
+from fairmesh.inference.structured import StructuredPredictor, named_parts
 from fairmesh.inference.trained import TrainedModel, Which, load_model
 from fairmesh.numerics import random_streams
 from fairmesh.personalization.outcome import PersonalModel
@@ -33,6 +36,7 @@ _HOW = {
     "0, a date as days since 1970-01-01, a category as its place in categories from 0 and -1 for any other; NaN for a "
     "missing value",
     "array": "inputs (rows, ...) as input.shape and input.dtype say, as the training data had them",
+    "structure": "the tensors of input.parts (rows, ...), in this order, as the training data had them",
 }
 _OUTPUTS = {
     "logits": "probabilities of output.classes",
@@ -40,6 +44,7 @@ _OUTPUTS = {
     "logit": "the probability that the target is 1",
     "numbers": "numbers in the target's units",
     "scores": "scores; the largest one is the class",
+    "structure": "the tensors of output.parts, as the model returns them",
 }
 
 
@@ -55,10 +60,11 @@ def export(
     """Writes a trained model to a file.
 
     Files of the formats "onnx" and "torch-export" hold the whole way from raw inputs to predictions: the preprocessing
-    of a table, the model, and probabilities of the classes. Their outputs are compared with those of PyTorch before the
-    file is left. A file of the format "safetensors" holds the weights. All have a description of inputs, classes and
-    preprocessing as JSON: in ONNX as the metadata "fairmesh", in a file of torch.export as the extra file
-    "fairmesh.json", in safetensors as the metadata "fairmesh".
+    of a table, the model, and probabilities of the classes. A model with several inputs or outputs takes and gives its
+    tensors in the order of `input.parts` and `output.parts` of the description. Outputs are compared with those of
+    PyTorch before the file is left. A file of the format "safetensors" holds the weights. All have a description of
+    inputs, classes and preprocessing as JSON: in ONNX as the metadata "fairmesh", in a file of torch.export as the
+    extra file "fairmesh.json", in safetensors as the metadata "fairmesh".
 
     Args:
         source: The run's folder, a result, or a model.
@@ -113,7 +119,12 @@ def described(model: TrainedModel) -> dict[str, Any]:
     table, digest = model.preprocessing, hashlib.sha256()
     for name, tensor in sorted(model.module.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-    if table is None:
+    parts: dict[str, Any] = {}
+    if model.form is not None:
+        given = named_parts(model.form)
+        taken = {"kind": "structure", "parts": [{"name": n, "dtype": d, "shape": list(s)} for n, d, s in given]}
+        parts = {"parts": StructuredPredictor(model.module, model.form).output_names(*_drawn(model, 2))}
+    elif table is None:
         taken = {"kind": "array", "shape": list(model.shape), "dtype": model.dtype}
     else:
         columns = [{"name": c.name, "kind": c.kind, "categories": list(c.categories)} for c in table.columns]
@@ -124,7 +135,7 @@ def described(model: TrainedModel) -> dict[str, Any]:
         "model": dict(model.about) | mixture,
         "weights_sha256": digest.hexdigest(),
         "input": taken,
-        "output": {"kind": model.output, "classes": list(model.classes)},
+        "output": {"kind": model.output, "classes": list(model.classes)} | parts,
         "how": f"{_HOW[taken['kind']]}; outputs are {_OUTPUTS[model.output]}",
         "preprocessing": None if table is None else json.loads(table.to_json()),
     }
@@ -148,11 +159,39 @@ def drawn_inputs(model: TrainedModel, rows: int) -> Tensor:
             if not column.required and rows > 1:
                 uniform[k % rows, k] = torch.nan
         return uniform
-    size, dtype = rows * int(np.prod(model.shape)), getattr(torch, model.dtype)
-    uniform = random_streams.uniform(key, size, torch.float64).reshape(rows, *model.shape)
+    return _array(key, rows, model.shape, getattr(torch, model.dtype))
+
+
+def _array(key: Tensor, rows: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Returns drawn numbers (rows, ...): bytes, floats in [-2, 2), or 0 and 1, which any vocabulary has."""
+    uniform = random_streams.uniform(key, rows * math.prod(shape), torch.float64).reshape(rows, *shape)
     if dtype == torch.uint8:
         return (uniform * 256).to(dtype)
     return (4 * uniform - 2).to(dtype) if dtype.is_floating_point else (2 * uniform).to(dtype)
+
+
+def _drawn(model: TrainedModel, rows: int) -> tuple[Tensor, ...]:
+    """Returns all inputs of a model, drawn at random but always the same."""
+    if model.form is None:
+        return (drawn_inputs(model, rows),)
+    parts = list(named_parts(model.form))
+    keys = random_streams.keys(torch.tensor(rows), "inputs to compare an export by", 0, torch.arange(len(parts)))
+    return tuple(_array(key, rows, shape, getattr(torch, dtype)) for key, (_, dtype, shape) in zip(keys, parts))
+
+
+def _graph(model: TrainedModel) -> nn.Module:
+    """Returns the module that a file holds."""
+    if model.form is None:
+        return model.predictor
+    return StructuredPredictor(copy.deepcopy(model.module).cpu().float(), model.form)
+
+
+def _wanted(model: TrainedModel, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Returns what a file's outputs must be, by PyTorch."""
+    if model.form is None:
+        return (_expected(model, inputs[0]),)
+    with torch.no_grad():
+        return _graph(model)(*inputs)
 
 
 def _expected(model: TrainedModel, inputs: Tensor) -> Tensor:
@@ -174,24 +213,26 @@ def _expected(model: TrainedModel, inputs: Tensor) -> Tensor:
         return finished(module(inputs.float() if inputs.is_floating_point() else inputs), model.output)
 
 
-def _compared(model: TrainedModel, run: Callable[[Tensor], Tensor], path: Path) -> float:
+def _compared(model: TrainedModel, run: Callable[..., tuple[Tensor, ...]], path: Path) -> float:
     """Returns the largest difference between a file's outputs and PyTorch's. Refuses a file that differs."""
     largest = 0.0
     for rows in _ROWS:
-        inputs = drawn_inputs(model, rows)
-        wanted, found = _expected(model, inputs), run(inputs)
-        if wanted.shape != found.shape:
+        inputs = _drawn(model, rows)
+        wanted, found = _wanted(model, inputs), run(*inputs)
+        shapes = [[tuple(one.shape) for one in outputs] for outputs in (wanted, found)]
+        if shapes[0] != shapes[1]:
             raise BadInput(
-                f"{path} was not written: for {rows} inputs it would return {tuple(found.shape)} numbers, but PyTorch "
-                f"returns {tuple(wanted.shape)}"
+                f"{path} was not written: for {rows} inputs it would return {shapes[1]} numbers, but PyTorch returns "
+                f"{shapes[0]}"
             )
-        apart = (wanted - found).abs()
-        if not bool((apart <= _ABSOLUTE + _RELATIVE * wanted.abs()).all()):
-            raise BadInput(
-                f"{path} was not written: its outputs would differ from PyTorch's by up to {float(apart.max()):.3g}; "
-                "export to another format, and report this"
-            )
-        largest = max(largest, float(apart.max()))
+        for one, other in zip(wanted, found):
+            apart = (one.double() - other.double()).abs()
+            if not bool((apart <= _ABSOLUTE + _RELATIVE * one.double().abs()).all()):
+                raise BadInput(
+                    f"{path} was not written: its outputs would differ from PyTorch's by up to "
+                    f"{float(apart.max()):.3g}; export to another format, and report this"
+                )
+            largest = max(largest, float(apart.max()) if apart.numel() else 0.0)
     return largest
 
 
@@ -200,7 +241,9 @@ def _compared(model: TrainedModel, run: Callable[[Tensor], Tensor], path: Path) 
 
 def _program(model: TrainedModel) -> tuple[Any, Any, Any]:
     """Returns the predictor, an example of its inputs, and which of their sizes may differ."""
-    return model.predictor, (drawn_inputs(model, 3),), ({0: torch.export.Dim("rows")},)
+    example, rows = _drawn(model, 3), {0: torch.export.Dim("rows")}
+    sizes = tuple(rows for _ in example)
+    return _graph(model), example, sizes if model.form is None else (sizes,)
 
 
 @contextmanager
@@ -224,18 +267,28 @@ def _write_onnx(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
     module, example, sizes = _program(model)
     with _exporting("ONNX"):
         program: Any = torch.onnx.export(
-            module, example, dynamo=True, dynamic_shapes=sizes, input_names=["inputs"], output_names=["predictions"],
-            verbose=False,
+            module, example, dynamo=True, dynamic_shapes=sizes, input_names=_input_names(model),
+            output_names=["predictions"] if model.form is None else about["output"]["parts"], verbose=False,
         )  # fmt: skip
         program.model.metadata_props[ABOUT] = json.dumps(about, ensure_ascii=False)
         program.save(path)
 
 
-def _read_onnx(model: TrainedModel, path: Path) -> Callable[[Tensor], Tensor]:
+def _input_names(model: TrainedModel) -> list[str]:
+    return ["inputs"] if model.form is None else [name for name, _, _ in named_parts(model.form)]
+
+
+def _read_onnx(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda inputs: torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
+    names = _input_names(model)
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        found = session.run(None, {name: part.numpy() for name, part in zip(names, inputs)})
+        return tuple(map(torch.from_numpy, found))
+
+    return run
 
 
 def _write_torch_export(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
@@ -245,12 +298,17 @@ def _write_torch_export(model: TrainedModel, about: dict[str, Any], path: Path) 
         torch.export.save(program, path, extra_files={EXTRA_FILE: json.dumps(about, ensure_ascii=False)})
 
 
-def _read_torch_export(model: TrainedModel, path: Path) -> Callable[[Tensor], Tensor]:
-    module = torch.export.load(path).module()
+def _read_torch_export(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
+    return _without_gradients(torch.export.load(path).module())
 
-    def run(inputs: Tensor) -> Tensor:
+
+def _without_gradients(module: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """Returns a module as a function of its inputs that always gives a tuple."""
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return module(inputs)
+            found = module(*inputs)
+        return (found,) if isinstance(found, Tensor) else tuple(found)
 
     return run
 
@@ -259,19 +317,15 @@ def _write_safetensors(model: TrainedModel, about: dict[str, Any], path: Path) -
     path.write_bytes(model_file(model.module.state_dict(), about))
 
 
-def _read_safetensors(model: TrainedModel, path: Path) -> Callable[[Tensor], Tensor]:
+def _read_safetensors(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
     """Returns the model's own predictor with the weights of the file."""
-    module = model.predictor.module
-    state = {name: tensor.to(module.state_dict()[name].dtype) for name, tensor in read_model(path)[0].items()}
-
-    def run(inputs: Tensor) -> Tensor:
-        with torch.no_grad():
-            return torch.func.functional_call(model.predictor, {f"module.{k}": v for k, v in state.items()}, (inputs,))
-
-    return run
+    graph = _graph(model)
+    held = graph.module.state_dict()  # type: ignore[operator, union-attr]
+    state = {f"module.{name}": tensor.to(held[name].dtype) for name, tensor in read_model(path)[0].items()}
+    return _without_gradients(lambda *inputs: torch.func.functional_call(graph, state, inputs))
 
 
-_FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Callable[[Tensor], Tensor]]]] = {
+_FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Callable[..., tuple[Tensor, ...]]]]] = {
     "onnx": (_write_onnx, _read_onnx),
     "torch-export": (_write_torch_export, _read_torch_export),
     "safetensors": (_write_safetensors, _read_safetensors),

@@ -100,6 +100,7 @@ def predict(model: TrainedModel, data: Mapping[str, Any] | np.ndarray | Tensor |
         >>> predictions.labels[0] in [str(digit) for digit in range(10)]
         True
     """
+    model.predictor  # noqa: B018 - which refuses a model with several inputs or outputs
     if model.preprocessing is not None:
         return _of_table(model, model.preprocessing, data)
     inputs, targets, rows = _read_inputs(model, data)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from fairmesh.data.preprocessing import FittedColumn, Preprocessing
 from fairmesh.data.tables import column_of, encoded
 
-Output = Literal["logits", "log-probabilities", "logit", "numbers", "scores"]  # what a trained module returns
+Output = Literal[
+    "logits", "log-probabilities", "logit", "numbers", "scores", "structure"
+]  # what a trained module returns
 
 
 class TableInputs(nn.Module):

@@ -42,11 +42,13 @@ class TrainedModel:
         module: The trained module, for evaluation.
         shape: The shape of one input of the module.
         dtype: The type of the numbers in the sites' data, such as "float32" or "uint8".
-        output: What the module returns: "logits", "log-probabilities", a "logit", "numbers", or "scores" of which
-            nothing is known.
+        output: What the module returns: "logits", "log-probabilities", a "logit", "numbers", "scores" of which nothing
+            is known, or a "structure" of several tensors.
         classes: The names of the classes, in the order of the outputs; empty if they are not known. Default: ().
         preprocessing: How rows of a table become inputs; None if inputs are arrays. Default: None.
         about: What the model's file says: architecture, round, replica. Default: {}.
+        form: [dtype, shape] of each input, in lists and tables as the module takes them, if there are several inputs or
+            outputs; such a model can be exported, and `fm.predict` refuses it. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -63,10 +65,20 @@ class TrainedModel:
     classes: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    form: Any = None
 
     @functools.cached_property
     def predictor(self) -> Predictor:
-        """The model from raw inputs to predictions, as one module."""
+        """The model from raw inputs to predictions, as one module.
+
+        Raises:
+            BadInput: The model has several inputs or outputs.
+        """
+        if self.form is not None:
+            raise BadInput(
+                "the model has several inputs or outputs, and fm.predict does not know how to read them; call it "
+                "yourself, model.module(**inputs), or fm.export it for other programs"
+            )
         return Predictor(copy.deepcopy(self.module).cpu().float(), self.output, self.preprocessing)
 
     @staticmethod
@@ -92,7 +104,6 @@ class TrainedModel:
             raise BadInput(f"there is no replica {replica}; they are numbered from 0 to {len(result.replicas) - 1}")
         _refuse_diverged(result.diverged, replica)
         problem = result.problem.of_split(result.replicas[replica].split)
-        _refuse_structure(model_facts(problem))
         module: nn.Module = problem.flat_model.module(result.whole_row(replica, which))
         about = about_model(result, replica, which)
         if site is not None and problem.flat_model.own_dim:
@@ -109,17 +120,11 @@ def _trained(
     module: nn.Module, facts: Mapping[str, Any], preprocessing: Preprocessing | None, about: Mapping[str, Any]
 ) -> TrainedModel:
     classes = facts["classes"] or (() if preprocessing is None else preprocessing.classes)
-    shape, output = tuple(facts["input_shape"]), facts["output"]
-    return TrainedModel(module.eval(), shape, facts["input_dtype"], output, tuple(classes), preprocessing, dict(about))
-
-
-def _refuse_structure(facts: Mapping[str, Any]) -> None:
-    if facts["output"] == "structure":
-        raise BadInput(
-            "the model has several inputs or outputs, which fm.predict and fm.export cannot take yet; put the weights "
-            'into your own module: fm.inference.load_weights("RUN/model.safetensors", module), or '
-            "module.load_state_dict(result.state_dict())"
-        )
+    shape, dtype, output, form = facts["input_shape"], facts["input_dtype"], facts["output"], None
+    if output == "structure":
+        form = [f"torch.{dtype}", list(shape)] if isinstance(dtype, str) else dtype
+        shape, dtype = (shape, dtype) if isinstance(dtype, str) else ((), "structure")
+    return TrainedModel(module.eval(), tuple(shape), dtype, output, tuple(classes), preprocessing, dict(about), form)
 
 
 def _refuse_diverged(diverged: list[int], replica: int) -> None:
@@ -160,7 +165,6 @@ def load_model(
     summary = read_summary(path)
     if "models" not in summary:
         raise BadInput(f"{path / SUMMARY} was not written by this version of fairmesh; run the experiment again")
-    _refuse_structure(summary["model"])
     entry = _entry(summary, which, replica, path)
     _refuse_diverged(summary["diverged"], entry["replica"])
     stored = path / preprocessing_file(entry.get("split", 0))
@@ -232,7 +236,8 @@ def _module(folder: Path, facts: Mapping[str, Any], preprocessing: Preprocessing
             "fm.export(result, ...) after training, or name the model in an experiment file"
         )
     model = from_table(Model, _with_files(table["model"], folder), "model")
-    shape = torch.Size(facts["input_shape"])
+    given = facts["input_shape"]
+    shape = torch.Size(given) if isinstance(facts["input_dtype"], str) else given
     target = None if preprocessing is None or preprocessing.target.kind != "number" else preprocessing.target
     if target is not None and (target.center, target.scale) != (0.0, 1.0):
         return build_in_units(model, shape, target.center, target.scale)
