@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, Subset
 
 import fairmesh as fm
 from fairmesh.data import streams
+from fairmesh.data.rows import Ahead, Reader
 from fairmesh.data.samples import Samples
 from fairmesh.errors import LostProcess
 from fairmesh.storage.state_tree import flatten_state
@@ -190,6 +191,23 @@ def test_worker_that_is_killed_once_is_replaced(tmp_path):
     found = [trained(problem([fm.data.Streamed(s, 2)], sampling=sampling), 6) for s in (Scans(1, 200), Broken(once))]
     assert (tmp_path / "killed").exists()
     assert torch.equal(found[0].row(), found[1].row())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batch_that_is_asked_for_again_is_the_same(workers):
+    reader = Reader([Samples.of(fm.data.Streamed(Noisy(), workers), "a set")])
+    ahead = Ahead(reader, 1)
+
+    def at(number: int) -> torch.Tensor:
+        return ahead.at(
+            "batch", number, lambda rounds: (rounds[:, None] + torch.arange(3), 5 * rounds[:, None] + torch.arange(3))
+        )[0]
+
+    for number in (0, 1, 2, 7):
+        first = at(number)
+        kept = first.clone()
+        first.zero_()
+        assert all(torch.equal(at(number).clone(), kept) for _ in range(2))
 
 
 def test_streams_with_other_items_do_not_resume_a_run(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.data.samples import Samples
-from fairmesh.data.streams import Held, Pair, Part, Request, Workers
+from fairmesh.data.streams import Held, Pair, Part, Request, Workers, joined
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 
@@ -138,8 +138,7 @@ class Asked:
 
     def result(self) -> Pair:
         """Waits for the rows."""
-        inputs, targets = zip(*(request.result() for request in self._requests))
-        return trees.joined(inputs), trees.joined(targets)
+        return joined([request.result() for request in self._requests])
 
 
 class Reader:
@@ -195,7 +194,8 @@ class Ahead:
         self._reader, self._batches = reader, batches
         self._asked: dict[tuple[Any, int], Asked] = {}
         self._blocks: dict[Any, tuple[int, Tensor, Tensor | None]] = {}
-        self._last: dict[Any, tuple[int, Pair]] = {}
+        self._last: dict[Any, tuple[int, Pair | None]] = {}
+        self._repeated: set[Any] = set()  # batches that are asked for more than once in a round
 
     def at(self, what: Any, number: int, wanted: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Pair:
         """Returns the batch of a round, and has those of the next rounds read.
@@ -205,8 +205,13 @@ class Ahead:
             number: The round.
             wanted: Rounds (k,) -> row numbers (k, count), and the seeds of their items or None.
         """
-        done = self._last.get(what)
-        if done is None or done[0] != number:
+        last, pair = self._last.get(what, (None, None))
+        if last == number and pair is not None:
+            return trees.mapped(torch.clone, pair)  # a model may change its inputs in place
+        if last == number:
+            self._repeated.add(what)  # an algorithm that asks for a batch again does so in every round
+            asked = self._ask(what, number, wanted)
+        else:
             asked = self._asked.pop((what, number), None) or self._ask(what, number, wanted)
             coming = range(number + 1, number + 1 + self._reader.ahead)
             for key in [key for key in self._asked if key[0] == what and key[1] not in coming]:
@@ -214,8 +219,9 @@ class Ahead:
             for later in coming:
                 if (what, later) not in self._asked:
                     self._asked[what, later] = self._ask(what, later, wanted)
-            done = self._last[what] = number, asked.result()
-        return trees.mapped(torch.clone, done[1])  # a model may change its inputs in place
+        pair = asked.result()
+        self._last[what] = number, trees.mapped(torch.clone, pair) if what in self._repeated else None
+        return pair
 
     def _ask(self, what: Any, number: int, wanted: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Asked:
         first, chosen, seeds = self._blocks.get(what, (0, torch.zeros(0, 0), None))

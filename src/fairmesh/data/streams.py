@@ -335,7 +335,10 @@ Source = Stream | Held
 Part = tuple[int, list[int], list[int] | None]  # the number of a set, rows of it, and their seeds
 
 
-def _joined(pairs: Sequence[Pair]) -> Pair:
+def joined(pairs: Sequence[Pair]) -> Pair:
+    """Returns inputs and targets of several parts, one after another."""
+    if len(pairs) == 1:
+        return pairs[0]
     inputs, targets = zip(*pairs)
     return trees.joined(inputs), trees.joined(targets)
 
@@ -386,7 +389,7 @@ def _begin_work(sets: list[Source], parent: int) -> None:
 
 
 def _work(parts: Sequence[Part]) -> Pair:
-    return _joined([_sets[of].read(rows, seeds) for of, rows, seeds in parts])
+    return joined([_sets[of].read(rows, seeds) for of, rows, seeds in parts])
 
 
 class Request:
@@ -411,11 +414,11 @@ class Request:
             LostProcess: Workers die of a part.
         """
         if self._workers is None or self._answer is None:
-            return _joined([self._sets[of].read_here(rows, seeds) for of, rows, seeds in self._parts])
+            return joined([self._sets[of].read_here(rows, seeds) for of, rows, seeds in self._parts])
         try:
             return self._answer.result()
         except BrokenProcessPool:
-            return _joined([self._alone(part, self._workers) for part in self._parts])
+            return joined([self._alone(part, self._workers) for part in self._parts])
 
     def _alone(self, part: Part, workers: Workers) -> Pair:
         try:

@@ -115,6 +115,7 @@ class Oracle:
         self._ahead = None if self._rows.reader is None else Ahead(self._rows.reader, batches)
         self.round_number: int | None = None  # of the round that is computed, so that no GPU needs to be asked
         self._fed: dict[Any, tuple[Wanted, tuple[Tree, Tree]]] | None = None  # what captured rounds read
+        self._fed_round: int | None = None  # whose batches that is
         self.model = problem.flat_model.to(device, dtype, short_floats=precision == "bf16")
         draw_shape = (len(self.seeds), len(hosted))
         start = torch.stack([problem.initial_whole_row(int(seed)) for seed in seeds]).to(device, dtype)
@@ -465,11 +466,12 @@ class Oracle:
             if self._fed is not None and what in self._fed:
                 pair = self._fed[what][1]
             else:
-                known = self.round_number is not None and not round_index.is_cpu
-                pair = self._ahead.at(what, int(self.round_number if known else round_index), wanted)  # type: ignore[arg-type]
+                known = None if round_index.is_cpu else self.round_number
+                number = int(round_index) if known is None else known
+                pair = self._ahead.at(what, number, wanted)
                 if self._fed is not None:
                     pair = trees.mapped(self._buffer, pair)
-                    self._fed[what] = wanted, pair
+                    self._fed[what], self._fed_round = (wanted, pair), number
         shape = (self._shape[0] * self._shape[1], -1)
 
         def seen(part: Tensor) -> Tensor:
@@ -489,8 +491,9 @@ class Oracle:
 
     def feed(self, number: int) -> None:
         """Fills the buffers with the batches of a round."""
-        if self._ahead is None or self._fed is None:
+        if self._ahead is None or self._fed is None or number == self._fed_round:
             return
+        self._fed_round = number
         for what, (wanted, buffers) in self._fed.items():
             trees.mapped(_fill, buffers, self._ahead.at(what, number, wanted))
 
