@@ -387,7 +387,13 @@ def add_references(
     resume: bool = False,
     announce: Callable[[str], None] | None = None,
 ) -> ReferenceComparison:
-    """Returns the run of an experiment next to its reference models, and writes these into its folder."""
+    """Returns the run of an experiment next to its reference models, and writes these into its folder. After a run of
+    several processes one of them calls this. It reads the data of all sites."""
+    if not all(site.train.here for site in result.problem.sites):
+        problem, method = experiment.problem(), experiment.personalization
+        if method is not None:
+            problem = problem.each(lambda split: replace(split, sites=reserve(split.sites, method.share)))
+        result = result.with_data_of(problem)
     options = experiment.options
     return reference_models.add_references(
         result, experiment.topology, options, out=out, resume=resume, announce=announce

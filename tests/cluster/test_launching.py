@@ -3,6 +3,7 @@ once."""
 
 import json
 import re
+import subprocess
 import sys
 
 import pytest
@@ -41,6 +42,34 @@ def test_launch_restarts_a_killed_rank_to_the_same_end(survived, clustered):
     for name in names:
         assert (run / name).read_bytes() == (undisturbed / name).read_bytes(), name
     assert not (run / JOB).exists()
+
+
+_REFERRED = """
+rounds = 10
+options = {measure_every = 10, device = "cpu"}
+data = {name = "digits", nodes = 4}
+model = {name = "logistic"}
+algorithm = {name = "dsgd"}
+"""
+
+
+@pytest.mark.slow
+def test_launch_with_references_gives_what_one_process_gives(tmp_path):
+    (tmp_path / "toy.toml").write_text(_REFERRED)
+    tables = []
+    for command in (["run"], ["launch", "--processes", "2", "--restarts", "0"]):
+        out = tmp_path / command[0]
+        arguments = [command[0], "toy.toml", *command[1:], "--with-references", "--out", str(out), "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "fairmesh", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        tables.append(json.loads((out / "summary.json").read_text())["references"])
+    one, several = tables
+    assert list(one) == list(several)
+    for name in one:
+        assert several[name]["sites"] == pytest.approx(one[name]["sites"], abs=1e-6), name
+        assert several[name]["versus"]["sites"].keys() == one[name]["versus"]["sites"].keys()
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,44 @@ def test_references_of_a_yes_or_no_model_with_one_output():
     assert min(found.values("local")) > 0.8 > max(found.values("constant"))
 
 
+def _head() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+
+
+def test_references_of_a_model_with_local_and_frozen_parts_train_whole_models_at_sites_alone(tmp_path):
+    parts = fm.Parts(local=("2.*",), frozen=("0.bias",))
+    problem = replace(_problem(), model=_head, parts=parts)
+    options = {"algorithm": fm.DSGD(0.1), "rounds": 12, "measure_every": 12, "out": tmp_path / "run"}
+    found = fm.compare_with_references(problem, **options)
+    assert list(found.references) == NAMES
+    assert not found.failed
+    alone = found.references["local"]
+    assert not alone.problem.flat_model.own_dim
+    row, start = alone.state.algorithm.models[0, 0], alone.problem.initial_row(0)
+    trained, first = alone.problem.flat_model.state_dict(row), alone.problem.flat_model.state_dict(start.float())
+    moved = {name for name, tensor in trained.items() if not torch.equal(tensor, first[name].to(tensor))}
+    assert moved == {"0.weight", "2.weight", "2.bias"}
+    average = found.references["average"].problem.flat_model
+    assert average.own_dim == found.result.problem.flat_model.own_dim > 0
+    again = fm.compare_with_references(problem, resume=True, **options)
+    assert again.values("fine-tuned") == pytest.approx(found.values("fine-tuned"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["local", "shared"])
+def test_references_with_batch_norm_have_statistics_of_each_site_and_no_fine_tuning(policy):
+    def model():
+        return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), *_head()[2:])
+
+    problem = replace(_problem(), model=model, batch_norm=policy)
+    found = fm.compare_with_references(problem, algorithm=fm.DSGD(0.1), rounds=10, measure_every=10)
+    assert [name for name in NAMES if name not in found.references] == ["fine-tuned"]
+    assert missing_from(found.failed["fine-tuned"], "BatchNorm", "frozen") == []
+    models = found.references["local"].state.algorithm.models[0]
+    own = models[:, found.result.problem.flat_model.dim :]
+    assert not torch.equal(own[0], own[1])
+
+
 def test_references_refuse_what_they_cannot_do():
     with refused("'locl'", "local"):
         fm.compare_with_references(_problem(), rounds=1, references=["locl"])

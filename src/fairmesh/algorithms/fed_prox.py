@@ -5,26 +5,14 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogen
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round
-from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
-from fairmesh.algorithms.server import (
-    ServerState,
-    check_participation,
-    check_server_settings,
-    local_gradients,
-    participants,
-    server_start,
-    server_step,
-)
+from fairmesh.algorithms.base import STRUCTURAL, Round
+from fairmesh.algorithms.server import LocalSteps, ServerState, check_participation, participants
 from fairmesh.errors import BadInput
-from fairmesh.networks.base import Network
-from fairmesh.problems.oracle import Oracle
 
 
 @dataclass(frozen=True)
-class FedProx(Algorithm):
+class FedProx(LocalSteps):
     """FedProx: federated averaging in which a proximal term keeps clients near the server's model; not robust.
 
     Minimises sum_i p_i f_i(x), as `FedAvg` does. The local steps of a client are those for
@@ -38,13 +26,13 @@ class FedProx(Algorithm):
         primal_step: eta, a number >= 0 or a schedule by rounds: the length of a round's step in the Euclidean norm; if
             `beta2 = 0`, the learning rate of the local steps. Default: Polynomial(0.7, power=3.0), which falls to 0 at
             the end of the run.
-        proximal: mu >= 0, how strongly a client is held at the server's model. Default: 0.1.
-        local_steps: Local steps per round, >= 1. Default: 5.
-        participation: The share of the clients that take part in a round, in (0, 1], drawn uniformly; at least one
-            does. Default: 1.0.
         beta1: Memory of the server's momentum, in [0, 1), as in Adam; 0 for no momentum. Default: 0.9.
         beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
             Default: 0.99.
+        local_steps: Local steps per round, >= 1. Default: 5.
+        participation: The share of the clients that take part in a round, in (0, 1], drawn uniformly; at least one
+            does. Default: 1.0.
+        proximal: mu >= 0, how strongly a client is held at the server's model. Default: 0.1.
 
     Example:
         >>> import fairmesh as fm
@@ -57,31 +45,16 @@ class FedProx(Algorithm):
         Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
-    proximal: float = 0.1
-    local_steps: int = field(default=5, metadata=STRUCTURAL)
     participation: float = field(default=1.0, metadata=STRUCTURAL)
-    beta1: float = field(default=0.9, metadata=EXACT)
-    beta2: float = field(default=0.99, metadata=STRUCTURAL)
-
-    needs_server: ClassVar[bool] = True
+    proximal: float = 0.1
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        check_server_settings(self.local_steps, self.beta1, self.beta2)
+        super().__post_init__()
         check_participation(self.participation)
         if not (math.isfinite(self.proximal) and self.proximal >= 0):
             raise BadInput(f"proximal, mu, must be a finite number >= 0, got {self.proximal}; 0 is fedavg")
 
-    def oracle_calls(self) -> int:
-        return self.local_steps
-
-    def init(self, oracle: Oracle, network: Network) -> ServerState:
-        return server_start(oracle, self.beta2)
-
     def step(self, state: ServerState, ctx: Round) -> ServerState:
-        weights = participants(self.participation, ctx)
-        steps = self.primal_step, self.local_steps, self.beta2
-        _, gradients = local_gradients(state, ctx, ctx.hosted(weights) > 0, *steps, pull=self.proximal)
-        direction = ctx.average(gradients, ctx.hosted(weights))
-        return server_step(state, ctx, direction, self.primal_step, self.beta1, self.beta2, self.local_steps)
+        weights = ctx.hosted(participants(self.participation, ctx))
+        _, gradients = self.local_gradients(state, ctx, weights > 0, pull=self.proximal)
+        return self.server_step(state, ctx, ctx.average(gradients, weights), self.local_steps)

@@ -1,14 +1,12 @@
 """Local: every node trains alone. The reference for what a site gains by joining."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round, check_beta, fresh_share
-from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
-from fairmesh.algorithms.steps import scaled_step
+from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.steps import Moved, ScaledSteps
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
@@ -21,7 +19,7 @@ class LocalState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Local(Algorithm):
+class Local(ScaledSteps):
     """Every node trains a model of its own on its own data, and sends nothing.
 
     The steps are those of `TrackedADGDA` without neighbours:
@@ -49,25 +47,11 @@ class Local(Algorithm):
         (4, 0)
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
-    beta1: float = field(default=0.9, metadata=EXACT)
-    beta2: float = field(default=0.99, metadata=STRUCTURAL)
-
     sends: ClassVar[bool] = False
-    copies_at_peak: ClassVar[int] = 12
-
-    def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        check_beta("beta1", self.beta1)
-        check_beta("beta2", self.beta2)
 
     def init(self, oracle: Oracle, network: Network) -> LocalState:
-        models = oracle.initial_models()
-        squares = torch.zeros_like(models) if self.beta2 else None
-        return LocalState(models, torch.zeros_like(models), squares)
+        return LocalState(*self.at_rest(oracle.initial_models()))
 
     def step(self, state: LocalState, ctx: Round) -> LocalState:
         _, gradients = ctx.losses_and_gradients(state.models)
-        momenta = torch.lerp(state.momenta, gradients, fresh_share(self.beta1, gradients.dtype))
-        squares, step = scaled_step(momenta, state.squares, self.beta2, ctx.step_size(self.primal_step), ctx)
-        return LocalState(state.models.addcmul(momenta, step, value=-1), momenta, squares)
+        return LocalState(*self.moved(Moved(*state), gradients, ctx))

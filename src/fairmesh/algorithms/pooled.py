@@ -1,17 +1,14 @@
 """Pooled: all data in one place. The bound that sites which keep their data cannot have."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round
-from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
-from fairmesh.algorithms.server import ServerState, check_server_settings, server_start, server_step
-from fairmesh.networks.base import Network
-from fairmesh.problems.oracle import Oracle
+from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.server import ServerState, ServerSteps
 
 
 @dataclass(frozen=True)
-class Pooled(Algorithm):
+class Pooled(ServerSteps):
     """One model on the data of all sites in one place; sends nothing, since the data is already there.
 
     Minimises sum_i p_i f_i(x), by default the mean loss over all rows of all sites. A round draws a batch from each
@@ -38,21 +35,8 @@ class Pooled(Algorithm):
         (True, 0)
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
-    beta1: float = field(default=0.9, metadata=EXACT)
-    beta2: float = field(default=0.99, metadata=STRUCTURAL)
-
-    needs_server: ClassVar[bool] = True
     sends: ClassVar[bool] = False
-
-    def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        check_server_settings(1, self.beta1, self.beta2)
-
-    def init(self, oracle: Oracle, network: Network) -> ServerState:
-        return server_start(oracle, self.beta2)
 
     def step(self, state: ServerState, ctx: Round) -> ServerState:
         _, gradients = ctx.losses_and_gradients(state.models.expand(-1, len(ctx.own), -1))
-        direction = ctx.pooled(gradients, ctx.hosted(ctx.prior))
-        return server_step(state, ctx, direction, self.primal_step, self.beta1, self.beta2)
+        return self.server_step(state, ctx, ctx.pooled(gradients, ctx.hosted(ctx.prior)))

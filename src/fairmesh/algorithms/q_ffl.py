@@ -4,30 +4,20 @@ Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICL
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round
-from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
-from fairmesh.algorithms.server import (
-    ServerState,
-    check_server_settings,
-    followed_weights,
-    local_gradients,
-    server_start,
-    server_step,
-)
+from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.server import LocalSteps, ServerState, followed_weights
 from fairmesh.errors import BadInput
-from fairmesh.networks.base import Network
-from fairmesh.problems.oracle import Oracle
 
 _LEAST = 1e-10  # of a loss, so that its powers are finite
 
 
 @dataclass(frozen=True)
-class QFFL(Algorithm):
+class QFFL(LocalSteps):
     """q-FFL: a softer fairness than the worst case. Large losses count more, by their power q.
 
     Minimises sum_i p_i f_i(x)^(q + 1) / (q + 1) with a server. A client's gradient has the weight
@@ -46,11 +36,11 @@ class QFFL(Algorithm):
         primal_step: eta, a number >= 0 or a schedule by rounds: the length of a round's step in the Euclidean norm; if
             `beta2 = 0`, the learning rate of the local steps. Default: Polynomial(0.7, power=3.0), which falls to 0 at
             the end of the run.
-        q: The power, >= 0. 0 minimises the average; a large q comes near the worst case. Default: 1.0.
-        local_steps: K, local steps per round, >= 1. Default: 5.
         beta1: Memory of the server's momentum, in [0, 1), as in Adam; 0 for no momentum. Default: 0.9.
         beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
             Default: 0.99.
+        local_steps: K, local steps per round, >= 1. Default: 5.
+        q: The power, >= 0. 0 minimises the average; a large q comes near the worst case. Default: 1.0.
 
     Example:
         >>> import fairmesh as fm
@@ -63,32 +53,21 @@ class QFFL(Algorithm):
         Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
     q: float = 1.0
-    local_steps: int = field(default=5, metadata=STRUCTURAL)
-    beta1: float = field(default=0.9, metadata=EXACT)
-    beta2: float = field(default=0.99, metadata=STRUCTURAL)
 
-    needs_server: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
 
     def __post_init__(self):
-        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        check_server_settings(self.local_steps, self.beta1, self.beta2)
+        super().__post_init__()
         if not (math.isfinite(self.q) and self.q >= 0):
             raise BadInput(f"q must be a finite number >= 0, got {self.q}; 0 minimises the average loss")
-
-    def oracle_calls(self) -> int:
-        return self.local_steps
 
     def with_fixed_weights(self) -> "QFFL | None":
         return None if self.q == 0 else replace(self, q=0.0)
 
-    def init(self, oracle: Oracle, network: Network) -> ServerState:
-        return server_start(oracle, self.beta2, weighed=True)
-
     def step(self, state: ServerState, ctx: Round) -> ServerState:
         everyone = torch.ones_like(ctx.hosted(ctx.prior), dtype=torch.bool)
-        losses, gradients = local_gradients(state, ctx, everyone, self.primal_step, self.local_steps, self.beta2)
+        losses, gradients = self.local_gradients(state, ctx, everyone)
         reported = ctx.report(losses, everyone).clamp(min=_LEAST)
         duals = followed_weights(state, ctx, (self.q * reported.log() + ctx.prior.log()).softmax(dim=-1))
         direction = ctx.average(gradients, ctx.hosted(duals))
@@ -97,4 +76,4 @@ class QFFL(Algorithm):
             curvature = (duals * norms / reported).sum(dim=-1, keepdim=True)
             eta = ctx.step_size(self.primal_step)
             direction = direction / (1.0 + eta * self.local_steps**2 * self.q * curvature)
-        return server_step(state, ctx, direction, self.primal_step, self.beta1, self.beta2, self.local_steps, duals)
+        return self.server_step(state, ctx, direction, self.local_steps, duals)

@@ -1,14 +1,15 @@
 """What algorithms with a server share: which clients take part, their local steps, and the server's step."""
 
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Round, check_beta, fresh_share
-from fairmesh.algorithms.schedules import Schedule
-from fairmesh.algorithms.steps import coordinate_steps, scaled_step
+from fairmesh.algorithms.base import STRUCTURAL, Round
+from fairmesh.algorithms.steps import Moved, ScaledSteps, coordinate_steps
 from fairmesh.errors import BadInput
+from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Duals, Models
 from fairmesh.problems.oracle import Oracle
 
@@ -20,78 +21,83 @@ class ServerState(NamedTuple):
     duals: Duals | None  # lambda (..., 1, n), if clients are weighed by their losses
 
 
-def server_start(oracle: Oracle, beta2: float, weighed: bool = False) -> ServerState:
-    """Returns the state before round 0. A `weighed` one has the weights of the prior."""
-    models = oracle.initial_models()[..., :1, :].clone()
-    return ServerState(
-        models=models,
-        momenta=torch.zeros_like(models),
-        squares=torch.zeros_like(models) if beta2 else None,
-        duals=oracle.prior.clone() if weighed else None,
-    )
+@dataclass(frozen=True)
+class ServerSteps(ScaledSteps):
+    """An algorithm whose server holds the model and takes the steps of `ScaledSteps`.
+
+    Args:
+        primal_step: As in `ScaledSteps`.
+        beta1: As in `ScaledSteps`, at the server.
+        beta2: As in `ScaledSteps`, at the server.
+    """
+
+    needs_server: ClassVar[bool] = True
+    weighs: ClassVar[bool] = False  # whether clients are weighed by their losses
+
+    def init(self, oracle: Oracle, network: Network) -> ServerState:
+        models = oracle.initial_models()[..., :1, :].clone()
+        return ServerState(*self.at_rest(models), oracle.prior.clone() if self.weighs else None)
+
+    def server_step(
+        self, state: ServerState, ctx: Round, direction: Tensor, times: int = 1, duals: Tensor | None = None
+    ) -> ServerState:
+        """Returns the state after the server's step along a mean gradient (..., 1, dim)."""
+        before = Moved(state.models, state.momenta, state.squares)
+        return ServerState(*self.moved(before, direction, ctx, times), duals)
 
 
-def check_server_settings(local_steps: int, beta1: float, beta2: float) -> None:
-    if local_steps < 1:
-        raise BadInput(f"local_steps must be >= 1, got {local_steps}")
-    check_beta("beta1", beta1)
-    check_beta("beta2", beta2)
+@dataclass(frozen=True)
+class LocalSteps(ServerSteps):
+    """An algorithm whose clients take local steps from the server's model, as in `FedAvg`.
+
+    Args:
+        primal_step: As in `ScaledSteps`: the length of a round's step; if `beta2 = 0`, the learning rate of the local
+            steps.
+        beta1: As in `ServerSteps`.
+        beta2: As in `ServerSteps`.
+        local_steps: Local steps per round, >= 1. Default: 5.
+    """
+
+    local_steps: int = field(default=5, metadata=STRUCTURAL)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.local_steps < 1:
+            raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
+
+    def oracle_calls(self) -> int:
+        return self.local_steps
+
+    def local_gradients(
+        self, state: ServerState, ctx: Round, receivers: Tensor, pull: float | Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns each client's loss at the server's model (..., nodes, 1), and its mean gradient along its local
+        steps, each on a batch of its own (..., nodes, dim).
+
+        The server's model is sent where `receivers` (..., nodes) is true. Steps that are scaled are scaled by the
+        server's mean squares of earlier rounds, which it sends as well; before round 0 there are none, so clients stay
+        where they are. With a `pull` mu, a step is a proximal one for mu / 2 times the squared distance to the server's
+        model, which is stable for every mu; the mean gradient then contains the pull."""
+        start = models = ctx.broadcast(state.models, receivers)
+        losses, total = ctx.losses_and_gradients(models, 0)
+        if self.local_steps == 1 and pull is None:
+            return losses, total
+        step = ctx.step_size(self.primal_step)
+        if state.squares is not None:
+            scaled = coordinate_steps(state.squares, self.beta2, step / self.local_steps, ctx.index)
+            step = ctx.broadcast(torch.where(ctx.index > 0, scaled, 0.0), receivers)
+        shrink = 1.0 if pull is None else 1.0 / (1.0 + step * pull)
+        total = total * shrink
+        for call in range(1, self.local_steps):
+            models = start - step * total
+            _, gradients = ctx.losses_and_gradients(models, call)
+            total = (total + gradients) * shrink
+        return losses, total / self.local_steps
 
 
 def check_participation(participation: float) -> None:
     if not 0 < participation <= 1:
         raise BadInput(f"participation must be a share in (0, 1], got {participation}")
-
-
-def local_gradients(
-    state: ServerState,
-    ctx: Round,
-    receivers: Tensor,
-    primal_step: Schedule | float,
-    local_steps: int,
-    beta2: float,
-    pull: float | Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Returns each client's loss at the server's model (..., nodes, 1), and its mean gradient along its local steps,
-    each on a batch of its own (..., nodes, dim).
-
-    The server's model is sent where `receivers` (..., nodes) is true. Steps that are scaled are scaled by the server's
-    mean squares of earlier rounds, which it sends as well; before round 0 there are none, so clients stay where they
-    are. With a `pull` mu, a step is a proximal one for mu / 2 times the squared distance to the server's model, which
-    is stable for every mu; the mean gradient then contains the pull."""
-    start = models = ctx.broadcast(state.models, receivers)
-    losses, total = ctx.losses_and_gradients(models, 0)
-    if local_steps == 1 and pull is None:
-        return losses, total
-    step = ctx.step_size(primal_step)
-    if state.squares is not None:
-        scaled = coordinate_steps(state.squares, beta2, step / local_steps, ctx.index)
-        step = ctx.broadcast(torch.where(ctx.index > 0, scaled, 0.0), receivers)
-    shrink = 1.0 if pull is None else 1.0 / (1.0 + step * pull)
-    total = total * shrink
-    for call in range(1, local_steps):
-        models = start - step * total
-        _, gradients = ctx.losses_and_gradients(models, call)
-        total = (total + gradients) * shrink
-    return losses, total / local_steps
-
-
-def server_step(
-    state: ServerState,
-    ctx: Round,
-    direction: Tensor,
-    primal_step: Schedule | float,
-    beta1: float,
-    beta2: float,
-    local_steps: int = 1,
-    duals: Tensor | None = None,
-) -> ServerState:
-    """Returns the state after the server's step along a mean gradient (..., 1, dim). A step that is not scaled is as
-    long as the clients' local steps together."""
-    momenta = torch.lerp(state.momenta, direction, fresh_share(beta1, direction.dtype))
-    squares, step = scaled_step(momenta, state.squares, beta2, ctx.step_size(primal_step), ctx)
-    step = step if squares is not None else step * local_steps
-    return ServerState(state.models.addcmul(momenta, step, value=-1), momenta, squares, duals)
 
 
 def followed_weights(state: ServerState, ctx: Round, found: Tensor) -> Tensor:

@@ -1,9 +1,13 @@
-"""Steps divided by the root of the gradient's mean squares, as in Adam."""
+"""Steps with momentum, divided by the root of the gradient's mean squares, as in Adam."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round, check_beta, fresh_share
+from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
 
 _TINY = 1e-8  # added to the root of the squares, so that a coordinate without a gradient does not move
 
@@ -26,3 +30,42 @@ def coordinate_steps(squares: Tensor, beta2: float, step: Tensor, rounds: Tensor
     remembered = 1.0 - beta2 ** rounds.double()  # below 1 in the first rounds
     step = step / squares.shape[-1] ** 0.5
     return step / (squares / remembered.to(squares.dtype)).sqrt_().add_(_TINY)
+
+
+class Moved(NamedTuple):
+    models: Tensor
+    momenta: Tensor
+    squares: Tensor | None  # mean squares of the momenta, if steps are scaled
+
+
+@dataclass(frozen=True)
+class ScaledSteps(Algorithm):
+    """An algorithm whose models take steps with momentum that need no tuning.
+
+    Args:
+        primal_step: eta, a number >= 0 or a schedule: the length of a step in the Euclidean norm, or the learning rate
+            if `beta2 = 0`. Default: Polynomial(0.7, power=3.0), which falls to 0 at the end of the run.
+        beta1: Memory of the momentum, in [0, 1), as in Adam; 0 for no momentum. Default: 0.9.
+        beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
+            Default: 0.99.
+    """
+
+    primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
+    beta1: float = field(default=0.9, metadata=EXACT)
+    beta2: float = field(default=0.99, metadata=STRUCTURAL)
+
+    def __post_init__(self):
+        object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
+        check_beta("beta1", self.beta1)
+        check_beta("beta2", self.beta2)
+
+    def at_rest(self, models: Tensor) -> Moved:
+        """Returns models before their first step."""
+        return Moved(models, torch.zeros_like(models), torch.zeros_like(models) if self.beta2 else None)
+
+    def moved(self, before: Moved, gradients: Tensor, ctx: Round, times: int = 1) -> Moved:
+        """Returns models after a step along gradients; a step that is not scaled is `times` as long."""
+        momenta = torch.lerp(before.momenta, gradients, fresh_share(self.beta1, gradients.dtype))
+        squares, step = scaled_step(momenta, before.squares, self.beta2, ctx.step_size(self.primal_step), ctx)
+        step = step if squares is not None else step * times
+        return Moved(before.models.addcmul(momenta, step, value=-1), momenta, squares)

@@ -116,13 +116,11 @@ def run(
         raise BadInput(f"--seeds must be >= 1, got {seeds}")
     if resume and overwrite:
         raise BadInput("--resume continues the run in the folder, and --overwrite starts another; give one of them")
-    if network != "memory" and (with_references or leave_one_out):
-        raise BadInput("--with-references and --leave-one-out train in one process; leave out --network")
     use_data(data)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
     folder = out or Path("runs") / experiment.stem
-    if resume and network == "memory":  # what belonged to the run still does
+    if resume:  # what belonged to the run still does
         with_references = with_references or (folder / REFERENCES_FOLDER).is_dir()
         leave_one_out = leave_one_out or (folder / LEFT_OUT).exists()
     with loaded_on(network, timeout, lambda: load_experiment(experiment, assignments)) as (loaded, process_group):
@@ -143,11 +141,12 @@ def run(
                     handle_signals=True,
                     process_group=process_group,
                 )
-                tell = None if json_ or silent else say
-                references = add_references(loaded, result, folder, resume, tell) if with_references else None
-                left_out = leave_one_out_of(loaded, result, folder, resume, tell) if leave_one_out else None
-    if silent:
+    if silent:  # of a cluster, the first rank alone trains what follows
         return
+    tell = None if json_ else say
+    with malloc.reused() if loaded.options.device == "cpu" else nullcontext():
+        references = add_references(loaded, result, folder, resume, tell) if with_references else None
+        left_out = leave_one_out_of(loaded, result, folder, resume, tell) if leave_one_out else None
     summary = Run.from_result(result, folder.resolve().name)
     if json_:
         more = {"references": references.as_json()} if references else {}

@@ -3,6 +3,7 @@
 from fairmesh.evidence.intervals import (
     LEVEL,
     Number,
+    PairedShare,
     Share,
     Worst,
     mean,
@@ -21,6 +22,7 @@ __all__ = [
     "Difference",
     "Number",
     "Outcomes",
+    "PairedShare",
     "Share",
     "Worst",
     "evidence_table",

@@ -13,13 +13,16 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.special import betaincinv, ndtri, stdtrit
+from scipy.optimize import brentq
+from scipy.special import betainc, betaincinv, ndtr, ndtri, stdtrit
 
 LEVEL = 0.95
 RESAMPLES = 2000
 _RESAMPLES_OF_FUNCTIONS = 400  # of a metric that is no mean over rows; only its variance is used
 _ROWS_TO_RESAMPLE = 2000  # beyond that, Student's t covers a mean as well as the bootstrap does
-_NEAR = 0.05  # a site may be the worst unless its lower bound with this tail lies above the bound of the worst
+_SCORES = np.linspace(-5.0, 5.0, 40)  # normal scores at which a confidence distribution is tabulated; none is 0
+_UNSURE = 0.6  # by so many of its errors a site may be nearer to the worst than it seems; docs/evidence.md says why
+_NODES = (np.arange(128) + 0.5) / 128  # quantiles by which a distribution is averaged over
 
 Scores = Sequence[np.ndarray]  # one array (seeds, rows) per split
 
@@ -42,6 +45,15 @@ class Estimate(ABC):
         """
         tail = (1.0 - level) / 2
         return self.bound(tail, upper=False), self.bound(tail, upper=True)
+
+    def centred(self, level: float = LEVEL) -> tuple[float, float, float]:
+        """Returns lower end, centre and upper end as sums of estimates need them: the centre has no bias.
+
+        Args:
+            level: The probability, in (0, 1). Default: 0.95.
+        """
+        low, high = self.interval(level)
+        return low, self.value, high
 
 
 @dataclass(frozen=True)
@@ -69,14 +81,9 @@ class Share(Estimate):
     effective: float | None = None
     freedom: float | None = None
 
-    def _effective(self, tail: float) -> float:
-        """Returns the effective number of rows, fewer if their variance is itself uncertain."""
-        rows = float(self.rows if self.effective is None else self.effective)
-        return rows * (float(ndtri(tail)) / quantile(tail, self.freedom)) ** 2
-
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         tail = (1.0 - level) / 2
-        n, z = self._effective(tail), float(ndtri(1.0 - tail))
+        n, z = _sure_rows(self, tail), float(ndtri(1.0 - tail))
         if math.isnan(self.value) or n <= 0:
             return math.nan, math.nan
         centre = (self.value + z * z / (2 * n)) / (1 + z * z / n)
@@ -86,13 +93,71 @@ class Share(Estimate):
         )
 
     def bound(self, tail: float, upper: bool) -> float:
-        n = self._effective(tail)
+        n = _sure_rows(self, tail)
         if math.isnan(self.value) or n <= 0:
             return math.nan
         if self.value == float(upper):
             return self.value
         right = self.value * n
         return float(betaincinv(right + 0.5, n - right + 0.5, 1.0 - tail if upper else tail))
+
+
+@dataclass(frozen=True)
+class PairedShare(Estimate):
+    """The difference of two shares of the same rows, such as that of two models' right answers.
+
+    Its bounds are quantiles of its distribution given the rows, under Jeffreys' prior for a trinomial distribution:
+    half a row is added to those where only the first is right, only the second, and to the others.
+
+    Args:
+        only_a: The share of the rows at which only the first is right.
+        only_b: The share of the rows at which only the second is right.
+        rows: How many test rows there are.
+        effective: The number of independent rows with the same variance; None for `rows`. Default: None.
+        freedom: The degrees of freedom of that variance; None for infinitely many. Default: None.
+
+    Example:
+        >>> from fairmesh.evidence import PairedShare
+        >>> low, high = PairedShare(0.1, 0.0, rows=100).interval()
+        >>> round(low, 2), round(high, 2)
+        (0.04, 0.17)
+    """
+
+    only_a: float
+    only_b: float
+    rows: int
+    effective: float | None = None
+    freedom: float | None = None
+
+    @property
+    def value(self) -> float:  # type: ignore[override]
+        """The difference."""
+        return self.only_a - self.only_b
+
+    def bound(self, tail: float, upper: bool) -> float:
+        n = _sure_rows(self, tail)
+        if math.isnan(self.value) or n <= 0:
+            return math.nan
+        found = _trinomial_quantile(n * self.only_a, n * self.only_b, n, 1.0 - tail if upper else tail)
+        return max(found, self.value) if upper else min(found, self.value)
+
+
+@lru_cache(maxsize=4096)  # few rows give the same counts again and again
+def _trinomial_quantile(a: float, b: float, n: float, probability: float) -> float:
+    """Returns a quantile of the difference of two shares, given that a and b of n rows fall to them."""
+    apart = betaincinv(a + b + 1.0, max(0.0, n - a - b) + 0.5, _NODES)  # the share of rows that differ
+
+    def excess(difference: float) -> float:
+        of_first = np.clip((1.0 + difference / apart) / 2, 0.0, 1.0)  # of the rows that differ
+        return float(betainc(a + 0.5, b + 0.5, of_first).mean()) - probability
+
+    return float(brentq(excess, -1.0, 1.0, xtol=1e-9))
+
+
+def _sure_rows(estimate: Share | PairedShare, tail: float) -> float:
+    """Returns the effective number of rows, fewer if their variance is itself uncertain."""
+    rows = float(estimate.rows if estimate.effective is None else estimate.effective)
+    return rows * (float(ndtri(tail)) / quantile(tail, estimate.freedom)) ** 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +211,13 @@ class Combined(Estimate):
         parts: The estimates.
         factors: The factor of each.
         correlation: The correlation of two parts; others are independent. Default: 0.0.
+        debiased: Whether parts are centred without the bias of a worst site. Default: False.
     """
 
     parts: tuple[Estimate, ...]
     factors: tuple[float, ...]
     correlation: float = 0.0
+    debiased: bool = False
 
     @property
     def value(self) -> float:  # type: ignore[override]
@@ -162,22 +229,20 @@ class Combined(Estimate):
         """How many test rows there are in all."""
         return sum(part.rows for part in self.parts)
 
-    def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        ends = [part.interval(level) for part in self.parts]
-        return self._moved([low for low, _ in ends], [high for _, high in ends])
-
     def bound(self, tail: float, upper: bool) -> float:
-        low = [part.bound(tail, upper=False) for part in self.parts]
-        high = [part.bound(tail, upper=True) for part in self.parts]
-        return self._moved(low, high)[int(upper)]
-
-    def _moved(self, low: list[float], high: list[float]) -> tuple[float, float]:
-        down, up = [], []
-        for part, factor, below, above in zip(self.parts, self.factors, low, high):
-            ends = factor * (below - part.value), factor * (above - part.value)
-            down.append(min(ends))
-            up.append(max(ends))
-        return self.value - self._length(down), self.value + self._length(up)
+        centre, moves = 0.0, []
+        for part, factor in zip(self.parts, self.factors):
+            low, high = part.interval(1.0 - 2 * tail)
+            middle = part.value
+            if self.debiased:
+                low, middle, high = part.centred(1.0 - 2 * tail)
+            ends = factor * (low - middle), factor * (high - middle)
+            centre += factor * middle
+            moves.append(max(ends) if upper else min(ends))
+        if any(map(math.isnan, moves)):
+            return math.nan
+        length = self._length(moves)
+        return max(self.value, centre + length) if upper else min(self.value, centre - length)
 
     def _length(self, moves: list[float]) -> float:
         together = 2 * self.correlation * moves[0] * moves[1] if self.correlation else 0.0
@@ -190,7 +255,10 @@ class Worst(Estimate):
     """The worst of several sites.
 
     The lowest of many estimates is too low, since chance helps to choose it. Its bound on the side of the better values
-    is that of k sites at once, of which k may be the worst by chance; the other bound is the lowest of all.
+    inverts a test of the minimum. A value t is refused if some site is so clearly worse that sites of which the worst
+    has t would hardly look like this. The others are taken to be as far above t as they seem to be, so the bound is
+    that of one site if one is clearly the worst, and simultaneous for all sites if they seem equal. The other bound is
+    the lowest of all. Tests of this kind: Andrews and Soares (2010), Chernozhukov, Lee and Rosen (2013).
 
     Args:
         parts: The estimates of the sites.
@@ -242,20 +310,80 @@ class Worst(Estimate):
             return self._near_bound(tail)
         return self.interval(1.0 - 2 * tail)[int(upper)]
 
+    def centred(self, level: float = LEVEL) -> tuple[float, float, float]:
+        tail, test = (1.0 - level) / 2, _MinimumTest.of(self)
+        if test is None:
+            return math.nan, math.nan, math.nan
+        low, centre, high = (test.solved(lambda t, p=p: p) for p in (1.0 - tail, 0.5, tail))  # type: ignore[misc]
+        return (low, centre, high) if self.higher_is_better else (-high, -centre, -low)
+
     def _near_bound(self, tail: float) -> float:
-        """Returns the bound on the side of the better values. With k candidates the other side is hardly ever missed,
-        so both tails are spent here."""
-        parts, sign = [self.parts[i] for i in self._known], 1.0 if self.higher_is_better else -1.0
-        upper = self.higher_is_better
-        others = [sign * part.bound(_NEAR, not upper) for part in parts]
-        found = math.nan
-        for k in range(1, len(parts) + 1):
-            each = 1.0 - (1.0 - (tail if k == 1 else 2 * tail)) ** (1.0 / k)
-            bounds = [b for part in parts if not math.isnan(b := sign * part.bound(each, upper))]
-            found = min(bounds, default=math.nan)
-            if sum(not other > found for other in others) <= k:
-                break
+        """Returns the bound on the side of the better values. It spends what the other side leaves of both tails: with
+        several candidates, that one is hardly ever missed."""
+        test = _MinimumTest.of(self)
+        if test is None:
+            return math.nan
+        sign = 1.0 if self.higher_is_better else -1.0
+        found = max(test.solved(lambda t: 2 * tail - test.far_miss(t, tail)), sign * self.value)
         return sign * found
+
+
+@dataclass(frozen=True)
+class _MinimumTest:
+    """Tests whether the lowest of several truths is t, from the confidence distributions of the sites.
+
+    Args:
+        values: Where the truth of each site lies with the confidence of `_SCORES`: (sites, scores).
+        unknown: How many sites have a value and no distribution; they may be the worst.
+    """
+
+    values: np.ndarray
+    unknown: int
+
+    @staticmethod
+    def of(worst: Worst) -> "_MinimumTest | None":
+        """Returns the test, of the negative values if less is better; None if no site has a distribution."""
+        parts = [part for part in worst.parts if not math.isnan(part.value)]
+        tables = [_confidence(part) for part in parts]
+        values = np.array([table for table in tables if not np.isnan(table).any()])
+        if not len(values):
+            return None
+        values = values if worst.higher_is_better else -values[:, ::-1]
+        return _MinimumTest(values, len(parts) - len(values))
+
+    def _scores(self, t: float) -> tuple[float, np.ndarray]:
+        """Returns how clearly the clearest site lies below t, and how clearly the others lie above it, at least 0."""
+        scores = np.array([np.interp(t, values, _SCORES) for values in self.values])
+        first = int(scores.argmax())
+        return float(scores[first]), np.append(np.maximum(0.0, -np.delete(scores, first)), np.zeros(self.unknown))
+
+    def chance(self, t: float) -> float:
+        """Returns how likely some site lies below t so clearly by chance, if the lowest truth is t."""
+        clearest, above = self._scores(t)
+        return 1.0 - float(ndtr(clearest) * ndtr(clearest + np.maximum(0.0, above - _UNSURE)).prod())
+
+    def far_miss(self, t: float, tail: float) -> float:
+        """Returns how likely the lower bounds of all sites, each with this tail, lie above t."""
+        _, above = self._scores(t)
+        return tail * float(ndtr(above + ndtri(tail)).prod())
+
+    def solved(self, chance: Callable[[float], float]) -> float:
+        """Returns the lowest t whose chance is no more than this, which may depend on t."""
+        low, high = float(self.values.min()), float(self.values.max())
+
+        def excess(t: float) -> float:
+            return self.chance(t) - chance(t)
+
+        if low == high or excess(high) > 0:
+            return high
+        return low if excess(low) <= 0 else float(brentq(excess, low, high, xtol=1e-9 * (high - low)))
+
+
+@lru_cache(maxsize=1024)
+def _confidence(part: Estimate) -> np.ndarray:
+    """Returns where the truth of an estimate lies with the confidence of `_SCORES`: its bounds, in rising order."""
+    tails = ndtr(-np.abs(_SCORES)).tolist()
+    return np.maximum.accumulate([part.bound(tail, bool(z > 0)) for tail, z in zip(tails, _SCORES)])
 
 
 def _defined(intervals: Any, upper: bool) -> list[float]:
@@ -299,12 +427,20 @@ def share(scores: Scores, overlap: float = 0.0, training: float | None = None) -
 
 
 def _as_share(value: float, variance: float, freedom: float | None, arrays: Sequence[np.ndarray]) -> Share:
-    rows, most = _rows(arrays), sum(a.size for a in arrays)
     if not 0.0 <= value <= 1.0:
-        return Share(math.nan, rows)
-    spread_of_one = value * (1 - value)
-    effective = float(rows) if spread_of_one == 0 else min(most, spread_of_one / variance if variance > 0 else most)
-    return Share(value, rows, effective, freedom if spread_of_one else None)
+        return Share(math.nan, _rows(arrays))
+    return Share(value, _rows(arrays), *_effective(value * (1 - value), variance, freedom, arrays))
+
+
+def _effective(
+    of_one: float, variance: float, freedom: float | None, arrays: Sequence[np.ndarray]
+) -> tuple[float, float | None]:
+    """Returns how many independent rows have this variance, if one has the variance `of_one`, and its degrees of
+    freedom."""
+    if of_one <= 0:
+        return float(_rows(arrays)), None
+    most = float(sum(one.size for one in arrays))
+    return min(most, of_one / variance if variance > 0 else most), freedom
 
 
 def mean(scores: Scores, overlap: float = 0.0, training: float | None = None) -> Number:
@@ -334,16 +470,16 @@ def mean(scores: Scores, overlap: float = 0.0, training: float | None = None) ->
     )
     rows = _rows(arrays)
     pivots = _pivots(by_row)
-    if pivots is None and freedom is None:
+    if freedom is None:  # also for the bootstrap, which is a little too narrow for few rows
         freedom = max(1.0, sum(len(a) - 1 for a in by_row))
     return Number(value, rows, math.sqrt(variance) if variance >= 0 else math.nan, freedom, pivots)
 
 
-def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, training: float | None = None) -> Number:
+def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, training: float | None = None) -> Estimate:
     """Returns the estimate of the difference a - b of two models that answered the same test rows.
 
-    For shares it is the interval of Agresti and Min with one more row: half of it is right only by `a`, and half only
-    by `b`. So two models that agree at all rows have an interval, too. Other numbers take a studentised bootstrap.
+    For shares it is a `PairedShare`, which has an interval also where two models agree at all rows. Other numbers take
+    a studentised bootstrap.
 
     Args:
         a: The scores of the one: one array (seeds, rows) per split.
@@ -359,12 +495,20 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
         >>> one, other = np.ones((1, 100)), np.repeat([[0.0, 1.0]], [10, 90], axis=1)
         >>> found = paired([one], [other])
         >>> found.value, [round(end, 2) for end in found.interval()]
-        (0.1, [0.04, 0.16])
+        (0.1, [0.04, 0.17])
     """
     differences = [_difference(x, y) for x, y in zip(_arrays(a), _arrays(b), strict=True)]
     if not shares:
         return mean(differences, overlap, training)
-    return total([differences], overlap, added=[(-1.0, 1.0)], training=training)
+    if not differences:
+        return PairedShare(math.nan, math.nan, 0)
+    of_rows = [float(d.mean(axis=0).var()) / d.shape[1] for d in differences]
+    _, variance, freedom = spread(
+        [d.mean(axis=1) for d in differences], of_rows, _interactions(differences), overlap, training
+    )
+    only_a, only_b = (float(np.mean([np.maximum(sign * d, 0.0).mean() for d in differences])) for sign in (1.0, -1.0))
+    of_one = only_a + only_b - (only_a - only_b) ** 2
+    return PairedShare(only_a, only_b, _rows(differences), *_effective(of_one, variance, freedom, differences))
 
 
 def total(
@@ -423,7 +567,7 @@ def _moments(by_row: np.ndarray, added: tuple[float, float] | None, weight: floa
     return centre, max(0.0, squares / count - centre**2) / count
 
 
-def paired_counts(rows: int, only_a: int, only_b: int) -> Number:
+def paired_counts(rows: int, only_a: int, only_b: int) -> PairedShare:
     """Returns the estimate of a difference of shares from counts alone.
 
     Args:
@@ -438,8 +582,7 @@ def paired_counts(rows: int, only_a: int, only_b: int) -> Number:
     """
     if rows < 1 or only_a < 0 or only_b < 0 or only_a + only_b > rows:
         raise ValueError(f"{only_a} + {only_b} of {rows} rows are no counts of a comparison")
-    difference = np.repeat([1.0, -1.0, 0.0], [only_a, only_b, rows - only_a - only_b])[None]
-    return paired([difference], [np.zeros_like(difference)])
+    return PairedShare(only_a / rows, only_b / rows, rows)
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:

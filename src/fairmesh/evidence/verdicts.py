@@ -283,7 +283,8 @@ def _by_seed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _of_worst(a: Outcomes, b: Outcomes, metric: str) -> Estimate:
-    """Returns the difference of the two worst sites. If they are the same site, its rows correlate."""
+    """Returns the difference of the two worst sites. If they are the same site, its rows correlate. If not, both worst
+    values are too low by chance, each by another amount, and that is taken into account."""
     one, other = a.worst(metric), b.worst(metric, a.higher(metric))
     i, k = a.worst_site(metric), b.worst_site(metric)
     correlation = 0.0
@@ -291,7 +292,7 @@ def _of_worst(a: Outcomes, b: Outcomes, metric: str) -> Estimate:
         mine, theirs = a.scores(i, metric), b.scores(k, metric)
         if mine is not None and theirs is not None:
             correlation = float(np.mean([_correlation(x.mean(axis=0), y.mean(axis=0)) for x, y in zip(mine, theirs)]))
-    return Combined((one, other), (1.0, -1.0), max(0.0, correlation))
+    return Combined((one, other), (1.0, -1.0), max(0.0, correlation), debiased=i != k)
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:

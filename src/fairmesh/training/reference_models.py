@@ -30,6 +30,7 @@ from fairmesh.personalization.outcome import PersonalSite
 from fairmesh.problems.metrics import SplitEvaluator
 from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.objective import Objective
+from fairmesh.problems.parts import Parts
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import RunFolder, extend_summary, read_model, read_summary
 from fairmesh.topology.graphs import Ring, Topology
@@ -295,8 +296,6 @@ def compare_with_references(
         True
     """
     _check_names(references)
-    for one in [problem] if isinstance(problem, Problem) else problem:
-        one.refuse_own_parts("a comparison with reference models")
     result = train(
         problem, topology, algorithm, rounds, seeds=seeds, placements=placements, out=out, resume=resume,
         announce=announce, **options,
@@ -315,7 +314,6 @@ def add_references(
 ) -> ReferenceComparison:
     """Trains the references of a finished run, as `compare_with_references` says, and writes them into its folder."""
     _check_names(references)
-    result.problem.refuse_own_parts("a comparison with reference models")
     check_one_algorithm([replica.algorithm for replica in result.replicas])
     work = _Work(result, topology, options, None if out is None else Path(out) / FOLDER, resume)
     found: dict[str, Result] = {}
@@ -381,12 +379,14 @@ class _Work:
         n = result.problem.n
         self._replicas = [Replica(seed, tuple(range(n)), Local(), split) for split, seed in first]
         self._problem = result.problem.each(lambda split: replace(split, objective=Objective()))
+        # A site alone has no parts that are shared, so all that is trained is one row.
+        self._alone = self._problem.each(lambda split: replace(split, parts=replace(split.parts, local=())))
 
     def reference(self, name: str) -> Result:
         """Returns a reference, from its folder if it is finished there."""
         if name not in _OWN:
             return self._trained(name)
-        problem = self._constant_problem() if name == "constant" else self._problem
+        problem = self._constant_problem() if name == "constant" else self._alone
         models = self._read(name, problem)
         started, fresh = time.perf_counter(), models is None
         if models is None:
@@ -430,8 +430,8 @@ class _Work:
 
     def _fits(self) -> Iterator[tuple[list[int], CrossFit]]:
         """Yields the sites of all replicas, as many at once as fit, and their rows in folds."""
-        sites = [_enough(self._problem.of_split(replica.split), i) for replica, i in self._sites()]
-        together = replace(self._problem, sites=sites, prior=None, test=None, validation=None, splits=())
+        sites = [_enough(self._alone.of_split(replica.split), i) for replica, i in self._sites()]
+        together = replace(self._alone, sites=sites, prior=None, test=None, validation=None, splits=())
         folds = FineTuned().folds
         for part in sites_at_once(together, range(len(sites)), folds, self._dtype):
             trace = self._options.trace == "auto"
@@ -439,20 +439,43 @@ class _Work:
             yield part, CrossFit(together, part, folds, seed, self._device, self._dtype, trace)
 
     def _local(self) -> Tensor:
-        starts = torch.stack([self._problem.initial_row(replica.seed) for replica, _ in self._sites()])
+        if self._alone.flat_model.own_dim:
+            return self._local_with_statistics()
+        starts = torch.stack([self._alone.initial_row(replica.seed) for replica, _ in self._sites()])
         step = Local().primal_step.start  # type: ignore[union-attr]
         return self._of_fits(lambda fit, rows: fit.stopped(fit.same(rows), self._result.rounds, step), starts)
 
+    def _local_with_statistics(self) -> Tensor:
+        """Returns each site's model with the statistics of its BatchNorm layers. Folds would need statistics of their
+        own, so these models are trained to the end."""
+        result = train(
+            self._alone, self._topology, Local(), self._result.rounds,
+            seeds=sorted({replica.seed for replica in self._replicas}), **to_table(self._options),
+        )  # fmt: skip
+        models, own = result.state.algorithm.models, result.own_parts()
+        return torch.cat([models, own.to(models)], dim=-1).cpu()  # type: ignore[union-attr]
+
     def _fine_tuned(self) -> Tensor:
-        common = self._result.row().cpu()[self._first]
-        if not bool(common.isfinite().all()):
+        if not bool(self._result.row()[self._first].isfinite().all()):
             raise BadInput("the common model has diverged, so it cannot be fine-tuned")
+        if self._alone.flat_model.own_dim:
+            raise BadInput(
+                "a model whose BatchNorm layers have statistics of each site is not fine-tuned, since held-out rows "
+                'would need statistics of their own; use batch_norm = "frozen" or "convert"'
+            )
         method = FineTuned()
-        rows = common.repeat_interleave(self._problem.n, dim=0)
+        rows = torch.stack([self._common(r, i) for r in self._first for i in range(self._problem.n)])
         tuned = self._of_fits(lambda fit, rows: fit.tuned(fit.same(rows), method.steps, method.step), rows)
         few = [rows_to_learn_from(self._problem.of_split(r.split), i) < FEWEST_ROWS for r, i in self._sites()]
         few = torch.tensor(few).view(len(self._replicas), -1, 1)
         return torch.where(few, rows.view_as(tuned).to(tuned), tuned)  # these keep the common model
+
+    def _common(self, r: int, site: int) -> Tensor:
+        """Returns the model of a replica of the run as a site uses it, with the part that stays at the site."""
+        if not self._problem.flat_model.own_dim:
+            return self._result.row()[r].cpu()
+        whole = self._result.whole_row(r, site=str(self._problem.sites[site].name))
+        return self._alone.flat_model.row_of_state_dict(self._problem.flat_model.state_dict(whole.cpu()))
 
     def _of_fits(self, fitted: Callable[[CrossFit, Tensor], Any], starts: Tensor) -> Tensor:
         """Returns each site's model (replicas, sites, dim), trained from its start."""
@@ -463,7 +486,9 @@ class _Work:
 
     def _constant_problem(self) -> Problem:
         output = torch.zeros_like(best_constant(self._problem.of_split(0), self._problem.here[0]))
-        return self._problem.each(lambda split: replace(split, model=_Constant(output), augment=None))
+        return self._problem.each(
+            lambda split: replace(split, model=_Constant(output), augment=None, parts=Parts(), batch_norm="refuse")
+        )
 
     def _constants(self) -> Tensor:
         rows = [best_constant(self._problem.of_split(replica.split), i).flatten() for replica, i in self._sites()]

@@ -25,7 +25,7 @@ from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import Personalized
 from fairmesh.problems import notes
 from fairmesh.problems.metrics import measured_names
-from fairmesh.problems.problem import Problem
+from fairmesh.problems.problem import Problem, with_splits
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 from fairmesh.training.best_round import RoundScores
@@ -175,6 +175,21 @@ class Result:
         by_split = {k: rows[[one == k for one in splits]] for k in sorted(set(splits))}
         alone = models is not None and self.judged_alone
         return judged(self.problem, by_split, on=self.judged_on, own_models=rows.ndim == 3, trained_alone=alone)
+
+    def with_data_of(self, problem: Problem) -> "Result":
+        """Returns the same result with the data of all sites, of which a process of several has some.
+
+        Args:
+            problem: The problem before processes divided it among them.
+        """
+
+        def with_data(k: int) -> Problem:
+            mine, every = self.problem.of_split(k), problem.of_split(k)
+            return replace(mine, sites=every.sites, test=every.test, validation=every.validation, splits=())
+
+        whole = [with_data(k) for k in range(len(self.problem.every_split))]
+        fixed = None if self.fixed is None else self.fixed.with_data_of(problem)
+        return replace(self, problem=whole[0] if len(whole) == 1 else with_splits(whole), fixed=fixed)
 
     def every_outcome(self) -> dict[str, Outcomes]:
         """Returns all that a run keeps of what its models answered: of the last and the best round, of every algorithm
