@@ -353,7 +353,11 @@ class _MinimumTest:
 
     def _scores(self, t: float) -> tuple[float, np.ndarray]:
         """Returns how clearly the clearest site lies below t, and how clearly the others lie above it, at least 0."""
-        scores = np.array([np.interp(t, values, _SCORES) for values in self.values])
+        sites = np.arange(len(self.values))
+        k = np.clip((self.values <= t).sum(axis=1) - 1, 0, len(_SCORES) - 2)  # interpolates at all sites at once
+        low, high = self.values[sites, k], self.values[sites, k + 1]
+        part = np.clip((t - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+        scores = _SCORES[k] + part * (_SCORES[k + 1] - _SCORES[k])
         first = int(scores.argmax())
         return float(scores[first]), np.append(np.maximum(0.0, -np.delete(scores, first)), np.zeros(self.unknown))
 
