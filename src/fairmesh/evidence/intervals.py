@@ -151,7 +151,7 @@ def _trinomial_quantile(a: float, b: float, n: float, probability: float) -> flo
         of_first = np.clip((1.0 + difference / apart) / 2, 0.0, 1.0)  # of the rows that differ
         return float(betainc(a + 0.5, b + 0.5, of_first).mean()) - probability
 
-    return float(brentq(excess, -1.0, 1.0, xtol=1e-9))
+    return float(brentq(excess, -1.0, 1.0, xtol=1e-9))  # type: ignore[arg-type]
 
 
 def _sure_rows(estimate: Share | PairedShare, tail: float) -> float:
@@ -380,7 +380,9 @@ class _MinimumTest:
 
         if low == high or excess(high) > 0:
             return high
-        return low if excess(low) <= 0 else float(brentq(excess, low, high, xtol=1e-9 * (high - low)))
+        if excess(low) <= 0:
+            return low
+        return float(brentq(excess, low, high, xtol=1e-9 * (high - low)))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1024)
