@@ -219,6 +219,28 @@ def _():
     asked("site 0", "mode 'CMYK'", ".convert('RGB')", sites=[Drawings("CMYK")])
 
 
+class Large(Dataset):
+    """Fails as numpy, or as torch does, where there is no memory left."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int):
+        raise self.error
+
+
+@row("a Dataset that is read into memory and does not fit")
+def _():
+    for error in (
+        MemoryError("Unable to allocate 4.77 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ):
+        asked("site 0", "does not fit into memory", "fm.data.Streamed", sites=[Large(error)])
+
+
 class Unequal(Dataset):
     def __len__(self) -> int:
         return 6

@@ -194,6 +194,11 @@ class Samples:
         except BadInput:
             raise
         except Exception as error:  # a user's Dataset may raise anything
+            if isinstance(error, MemoryError) or "allocate memory" in str(error):
+                raise BadInput(
+                    f"{what} does not fit into memory ({in_a_line(error)}); fm.data.Streamed(dataset) reads it batch "
+                    "by batch, and arrays may be of numpy.memmap"
+                ) from error
             raise BadInput(
                 f"{what} must be a pair (inputs, targets) of arrays, or (inputs, targets, subgroups), or a dictionary "
                 f"of arrays, or a Dataset of such items: {in_a_line(error)}"
