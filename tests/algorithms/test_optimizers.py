@@ -182,8 +182,30 @@ def test_algorithm_with_an_optimizer_keeps_the_contract(name, optimizer):
     )
 
 
-def test_most_algorithms_take_an_optimizer():
-    assert len({type(algorithm) for algorithm in WITH_OPTIMIZER.values()}) >= 7
+def test_every_algorithm_takes_an_optimizer_but_pooled_which_has_its_own_adam():
+    without = {type(algorithm) for name, algorithm in toys.ALGORITHMS.items() if name not in WITH_OPTIMIZER}
+    assert without == {fm.algorithms.Pooled}
+
+
+def test_fed_avg_with_adamw_averages_what_torchs_adamw_does_at_each_client():
+    """In its first round, and in its second, for which clients have kept their memory."""
+    problem, optimizer = toys.problem(3), toys.OPTIMIZERS["adamw, decay"]
+    algorithm = fm.algorithms.FedAvg(0.05, beta1=0.0, beta2=0.0, local_steps=4, optimizer=optimizer)
+    result = fm.train(problem, fm.Ring(), algorithm, 2, dtype="float64", trace="no")
+    workers = [Worker(problem, i, 0, 4) for i in range(3)]
+    theirs = [torch_optimizer(optimizer, worker.module, 0.05) for worker in workers]
+    for t in range(2):
+        for worker, local in zip(workers, theirs):
+            for call in range(4):
+                ((inputs, targets),) = worker.batches(t, call)
+                local.zero_grad()
+                nn.functional.cross_entropy(worker.module(inputs), targets).backward()
+                local.step()
+        rows = [nn.utils.parameters_to_vector(worker.module.parameters()).detach() for worker in workers]
+        common = (problem.prior_of_sites.unsqueeze(-1) * torch.stack(rows)).sum(dim=0)
+        for worker in workers:
+            nn.utils.vector_to_parameters(common.clone(), worker.module.parameters())
+    assert float((result.state.algorithm.models[0, 0] - common).abs().max()) < 1e-10
 
 
 def test_optimizers_memory_outlives_sites_that_leave_and_starts_again_where_it_was_lost():

@@ -30,6 +30,8 @@ class FedProx(LocalSteps):
         beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
             Default: 0.99.
         local_steps: Local steps per round, >= 1. Default: 5.
+        optimizer: What each client makes of the gradients of its local steps, such as `fm.optimizers.AdamW()`; None for
+            SGD. Default: None.
         participation: The share of the clients that take part in a round, in (0, 1], drawn uniformly; at least one
             does. Default: 1.0.
         proximal: mu >= 0, how strongly a client is held at the server's model. Default: 0.1.

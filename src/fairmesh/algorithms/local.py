@@ -1,11 +1,12 @@
 """Local: every node trains alone. The reference for what a site gains by joining."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from fairmesh.algorithms.base import Round
+from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.steps import Moved, ScaledSteps
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Models
@@ -36,6 +37,7 @@ class Local(ScaledSteps):
         beta1: Memory of the momentum, in [0, 1), as in Adam; 0 for no momentum. Default: 0.9.
         beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
             Default: 0.99.
+        optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -46,6 +48,8 @@ class Local(ScaledSteps):
         >>> len(record["own_models"]["accuracy"]["sites"]), record["bytes_total"]
         (4, 0)
     """
+
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     sends: ClassVar[bool] = False
 

@@ -40,6 +40,8 @@ class QFFL(LocalSteps):
         beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
             Default: 0.99.
         local_steps: K, local steps per round, >= 1. Default: 5.
+        optimizer: What each client makes of the gradients of its local steps, such as `fm.optimizers.AdamW()`; None for
+            SGD. Default: None.
         q: The power, >= 0. 0 minimises the average; a large q comes near the worst case. Default: 1.0.
 
     Example:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.base import STRUCTURAL, Round
+from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.steps import Moved, ScaledSteps, coordinate_steps
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
@@ -56,9 +57,12 @@ class LocalSteps(ServerSteps):
         beta1: As in `ServerSteps`.
         beta2: As in `ServerSteps`.
         local_steps: Local steps per round, >= 1. Default: 5.
+        optimizer: What each client makes of the gradients of its local steps, such as `fm.optimizers.AdamW()`; None for
+            SGD. Default: None.
     """
 
     local_steps: int = field(default=5, metadata=STRUCTURAL)
+    optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()

@@ -33,6 +33,8 @@ class TERM(LocalSteps):
         beta2: Memory of the mean squares that steps are divided by, in [0, 1), as in Adam; 0 for unscaled steps.
             Default: 0.99.
         local_steps: Local steps per round, >= 1. Default: 5.
+        optimizer: What each client makes of the gradients of its local steps, such as `fm.optimizers.AdamW()`; None for
+            SGD. Default: None.
         tilt: t >= 0, per unit of loss. 0 minimises the average; a large tilt comes near the worst case. Default: 1.0.
 
     Example:
