@@ -8,9 +8,10 @@ from typing import Any
 class Site:
     """The data of one site, which one node holds.
 
-    A set of samples is a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs. A third item,
-    (inputs, targets, subgroups), names the subgroup of each sample, such as its scanner. It never leaves the site.
-    Sites that share a test set should be given the same object, so that it is kept once.
+    A set of samples is a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs, which is
+    `fm.data.Streamed` if it shall not be held in memory. A third item, (inputs, targets, subgroups), names the subgroup
+    of each sample, such as its scanner. It never leaves the site. Sites that share a test set should be given the same
+    object, so that it is kept once.
 
     Args:
         train: Training samples.

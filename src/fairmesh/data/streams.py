@@ -29,7 +29,7 @@ from fairmesh.numerics.trees import Tree
 Pair = tuple[Tree, Tree]  # inputs and targets
 HELD_UP_TO = 1 << 30  # bytes; a Dataset of more is not read into memory
 _SEEN = 8  # items that are read at the start, for the checks and the fingerprint of a set
-_FORGOTTEN = "; mend it, or leave it out of the Dataset; a run that was interrupted can be resumed then"
+_THEN_RESUME = "; mend it, or leave it out of the Dataset; a run that was interrupted can be resumed then"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,8 @@ class Streamed:
         prefetch: How many rounds ahead the workers read, >= 1. A single site needs at least as many as it has workers.
             Default: 2.
         collate: The items of a batch -> the batch, such as a function that pads images to one size. All batches must
-            have the same shapes. None for `torch.utils.data.default_collate`. Default: None.
+            have the same shapes. It also makes batches of test samples. None for torch's `default_collate`. Default:
+            None.
         labels: The label of every item, if they are known without reading the items. Rows that are held out then have
             the classes in their proportions, and class counts are known. None for the `targets` of the Dataset if it
             has such an attribute. Default: None.
@@ -229,7 +230,9 @@ class Stream:
             try:
                 items[k] = with_tensors(self.source.dataset[number])
             except Exception as error:  # a user's Dataset may raise anything
-                raise BadInput(f"{self.what}: item {number} cannot be read: {in_a_line(error)}{_FORGOTTEN}") from error
+                raise BadInput(
+                    f"{self.what}: item {number} cannot be read: {in_a_line(error)}{_THEN_RESUME}"
+                ) from error
         batch = self._collated(items, numbers)
         self._check(batch, numbers)
         return batch
@@ -279,12 +282,12 @@ class Stream:
             raise BadInput(
                 f"{self.what}: item {_listed(numbers)} gives {form}, but earlier items {self._form}: (inputs, targets) "
                 "as dtype and shape; pad or crop items to one size, in the Dataset or with "
-                f"fm.data.Streamed(dataset, collate=...){_FORGOTTEN}"
+                f"fm.data.Streamed(dataset, collate=...){_THEN_RESUME}"
             )
         for name, tensor in named:
             if (bad := first_not_finite(tensor)) is not None:
                 raise BadInput(
-                    f"{self.what}: {name} of item {numbers[bad]} are not finite (NaN or infinite){_FORGOTTEN}"
+                    f"{self.what}: {name} of item {numbers[bad]} are not finite (NaN or infinite){_THEN_RESUME}"
                 )
         if self.classes is not None:
             classes, ignored = self.classes
@@ -294,7 +297,7 @@ class Stream:
                 bad = int(wrong.nonzero()[0, 0])
                 raise BadInput(
                     f"{self.what}: the label of item {numbers[bad]} is {int(targets[bad])}, but the model has "
-                    f"{classes} classes: labels must lie in 0..{classes - 1}{_FORGOTTEN}"
+                    f"{classes} classes: labels must lie in 0..{classes - 1}{_THEN_RESUME}"
                 )
 
 
