@@ -102,9 +102,6 @@ def check_algorithm(
     bound = with_layout(algorithm, problem.flat_model.layout)  # as in a run
     with running("a run in float32"):
         _check_state(bound, problem, *stack(problem, topologies[0].build(problem.n), bound, dtype=torch.float32))
-    if may_leave and not algorithm.needs_server:
-        with running("a run without gradients"):
-            _check_leaving(algorithm, problem.n)
     _, oracle = stack(problem, topologies[0].build(problem.n), algorithm, seeds=_SEEDS)
     order = mixed_up(problem.n)
     moved = dataclasses.replace(problem, sites=[problem.sites[i] for i in order])
@@ -123,6 +120,9 @@ def check_algorithm(
                 _check_average(algorithm, network, rounds)
         with running(f"a run on several hosts over {topology}"):
             _check_hosts(ended, bound, problem, topology, rounds, tolerance)
+    if may_leave and not algorithm.needs_server:
+        with running("a run without gradients"):
+            _check_leaving(algorithm, problem.n)
     topology = topologies[0]
     with running("a run"):
         _check_resuming(algorithm, problem, topology, rounds)
