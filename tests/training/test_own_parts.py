@@ -1,5 +1,7 @@
 """Runs with parts that stay at their site: results, folders, checkpoints, replicas, hosts and traffic."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fairmesh as fm
+from tests.cluster.conftest import ranks_of, until
 from tests.pairwise import case, some_quick
 from tests.problems.test_parts import CLASSES, Small, problem, sites
 from tests.refusals import refused
@@ -189,6 +192,28 @@ def test_two_processes_give_what_one_gives(policy: str, tmp_path: Path):
     for i, site in enumerate(result.problem.sites):
         found, wanted = load_file(tmp_path / "run" / f"site-{i}.safetensors"), result.state_dict(site=site.name)
         assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
+
+
+@pytest.mark.slow
+def test_killed_rank_is_started_again_and_own_parts_end_bit_for_bit_where_they_would_have(tmp_path: Path):
+    path = experiment_in(tmp_path, "local")
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 400") + "options.checkpoint_every = 20\n")
+    command = [sys.executable, "-m", "fairmesh", "launch", "--processes", "2", str(path), "--out"]
+    for name in ("calm", "killed"):
+        run, pipe = tmp_path / name, subprocess.PIPE
+        process = subprocess.Popen([*command, str(run)], stdout=pipe, stderr=pipe, text=True)
+        try:
+            if name == "killed":
+                until(lambda run=run: (run / "checkpoint.safetensors").exists(), process)
+                os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+            _, said = process.communicate(timeout=200)
+        finally:
+            process.terminate()
+        assert process.returncode == 0, said
+    for file in (tmp_path / "calm").glob("*.safetensors"):
+        if not file.name.startswith("checkpoint"):
+            assert file.read_bytes() == (tmp_path / "killed" / file.name).read_bytes(), file.name
+    assert len(list((tmp_path / "killed").glob("site-*.safetensors"))) == 4
 
 
 @pytest.mark.slow
