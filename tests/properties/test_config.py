@@ -51,6 +51,7 @@ FAMILIES = {
         "coos7": fm.data.COOS7(fm.data.BySite((3, 1)), per_node=50),
         "image-folder": fm.data.ImageFolder("scans", size=(32, 32)),
         "table": fm.data.Table("patients.csv", "outcome", site="hospital", inputs=("age", "weight"), predict="numbers"),
+        "parquet-rows": fm.data.ParquetRows("visits.parquet", "outcome", site="clinic", size=(8, 8), workers=2),
         "npz": fm.data.Npz("arrays.npz", fm.data.Dirichlet(5, 0.1), test_share=0.5),
         "held-out": fm.data.HeldOut(fm.data.FashionMNIST(), share=0.1),
         "fewer": fm.data.Fewer(fm.data.Digits(), train=20, test=10),

@@ -142,12 +142,11 @@ def test_site_that_is_left_out_is_judged_by_the_common_model():
     assert left_out.values["accuracy"][0][0] == pytest.approx(expected)
 
 
-def test_personalization_and_references_are_refused():
+def test_personalization_is_refused():
     made = problem(batch_norm="local")
     for attempt in (
         lambda: fm.train(made, rounds=1, personalization=fm.personalization.Mixture()),
         lambda: fm.personalize(train(made, rounds=1)),
-        lambda: fm.compare_with_references(made, rounds=1),
     ):
         with refused("stay at their sites", "frozen"):
             attempt()
