@@ -454,8 +454,12 @@ ELSEWHERE = {
         "tests.data.test_rows",
         "test_a_mapped_file_larger_than_the_memory_limit_trains",
     ),
-    "spectral_norm": ("tests.problems.test_unfit_models", "test_spectral_norm_is_refused_with_ways_out"),
-    "spectral_norm in ways that work": ("tests.problems.test_unfit_models", "test_ways_out_of_spectral_norm_train"),
+    "spectral_norm, old and new": (
+        "tests.problems.test_weight_norms",
+        "test_saved_model_with_spectral_norm_loads_strictly_predicts_the_same_and_has_norm_1",
+    ),
+    "weight_norm in its old form": ("tests.problems.test_weight_norms", "test_old_weight_norm_trains_as_the_new_one"),
+    "other parametrizations": ("tests.problems.test_unfit_models", "test_other_parametrizations_train"),
     "a Dataset larger than memory": (
         "tests.mesh.test_real_models",
         "test_killed_nodes_of_an_example_end_bit_for_bit_where_undisturbed_ones_end",

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
-from torch.nn.utils import spectral_norm as old_spectral_norm
-from torch.nn.utils import weight_norm as old_weight_norm
 
 import fairmesh as fm
 from tests.problems.test_problem_data import GOOD, INPUTS, LABELS
@@ -28,30 +26,24 @@ def layer() -> nn.Linear:
 
 
 class Normed(nn.Module):
-    """Spectral norm without a state."""
+    """Spectral norm by torch.linalg."""
 
     def forward(self, weight):
         return weight / torch.linalg.matrix_norm(weight, ord=2)
 
 
-@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, old_spectral_norm])
-def test_spectral_norm_is_refused_with_ways_out(norm):
-    with refused("layer 0", "spectral norm", "matrix_norm", ".eval()", "weight_norm"):
-        problem(network(norm(layer())))
-
-
-def _without_state(module: nn.Module) -> nn.Module:
+def _by_linalg(module: nn.Module) -> nn.Module:
     parametrize.register_parametrization(module, "weight", Normed())
     return module
 
 
 @pytest.mark.parametrize(
     "changed",
-    [parametrizations.weight_norm, parametrizations.orthogonal, _without_state,
+    [parametrizations.weight_norm, parametrizations.orthogonal, _by_linalg,
      lambda module: parametrizations.spectral_norm(module).eval()],
-    ids=["weight norm", "orthogonal", "spectral norm without a state", "spectral norm in evaluation mode"],
+    ids=["weight norm", "orthogonal", "spectral norm by torch.linalg", "spectral norm in evaluation mode"],
 )  # fmt: skip
-def test_ways_out_of_spectral_norm_train(changed):
+def test_other_parametrizations_train(changed):
     result = fm.train(problem(network(changed(layer()))), fm.Ring(), fm.DSGD(0.1), 1, dtype="float64", trace="no")
     assert bool(torch.isfinite(result.row()).all())
 
@@ -59,11 +51,6 @@ def test_ways_out_of_spectral_norm_train(changed):
 @pytest.mark.parametrize("made", [torch.jit.script, lambda module: torch.jit.trace(module, INPUTS[:2].float())])
 def test_compiled_modules_of_torch_jit_train(made):
     fm.train(problem(made(network(layer()))), fm.Ring(), fm.DSGD(0.1), 1, trace="no")
-
-
-def test_old_weight_norm_is_told_the_new_one():
-    with refused("copied", "parametrizations.weight_norm"):
-        problem(network(old_weight_norm(layer())))
 
 
 def test_model_without_values_is_refused():

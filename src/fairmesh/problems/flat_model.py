@@ -22,6 +22,7 @@ from fairmesh.numerics.layout import Layout
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.batch_norm import STATISTICS, moments, replace_layers, statistics_of
 from fairmesh.problems.torch_draws import TorchDraws, draw_computed_again
+from fairmesh.problems.weight_norms import buffers_of_spectral_norms, copied, replace_spectral_norms
 
 _DROPOUTS: dict[type, int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # -> spatial axes
 _LARGE = 1 << 18  # numbers; to move smaller gradients at once costs more than it saves
@@ -102,10 +103,11 @@ class FlatModel:
         _refuse_unsuitable(module)
         self._original = module
         tensors = [*module.parameters(), *module.buffers()]
-        self._training = copy.deepcopy(module, {id(t): t for t in tensors})  # the tensors themselves are shared
+        self._training = copied(module, {id(t): t for t in tensors})  # the tensors themselves are shared
         self._dropouts = _replace_dropouts(self._training)
         self._norms = replace_layers(self._training)
-        self._evaluation = copy.deepcopy(self._training, {id(t): t for t in tensors}).eval()
+        self.spectral_norms = replace_spectral_norms(self._training)  # how many
+        self._evaluation = copied(self._training, {id(t): t for t in tensors}).eval()
         trainable = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not trainable:
             raise BadInput("the model has no trainable parameter; set requires_grad on those to train")
@@ -178,7 +180,7 @@ class FlatModel:
 
     def module(self, row: Tensor) -> nn.Module:
         """Returns the user's module with this row's parameters, for evaluation."""
-        made = copy.deepcopy(self._original).eval()
+        made = copied(self._original).eval()
         made.load_state_dict(self.state_dict(row))
         return made
 
@@ -370,7 +372,11 @@ class FlatModel:
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """Returns a row as a state_dict of the user's module."""
-        parameters = self.parameters_of(row.detach().cpu())
+        row = row.detach().cpu()
+        parameters = self.parameters_of(row)
+        if self.spectral_norms:
+            fixed = self.to(row.device, row.dtype)._fixed
+            parameters |= _called(_Inside(self._evaluation), fixed | parameters, buffers_of_spectral_norms)
         tensors = (*self._original.named_parameters(), *self._original.named_buffers())
         alias = {id(tensor): name for name, tensor in tensors}
         result = {}
@@ -384,14 +390,6 @@ class FlatModel:
 
 def _changing(name: str) -> BadInput:
     """Returns what to do about a buffer that a model changes."""
-    layer = name.rpartition(".")[0].replace(".parametrizations.weight.0", "")
-    if name.endswith(("._u", "._v", "_u", "_v")):
-        return BadInput(
-            f"layer {layer or 'itself'} has spectral norm, which changes its buffer {name} in training mode; nodes "
-            "would share it. Use torch.nn.utils.parametrizations.weight_norm or orthogonal, or one without a "
-            "state: weight / torch.linalg.matrix_norm(weight, ord=2); or call .eval() on the layer, which then keeps "
-            "the direction that it starts with"
-        )
     return BadInput(
         f"the model changes its buffer {name} in training mode, which all nodes would share; give the layer no running "
         "state, or call .eval() on it"
@@ -412,14 +410,11 @@ def own_copy(module: nn.Module) -> nn.Module:
                 "device='meta'"
             )
     try:
-        return copy.deepcopy(module).cpu()
+        return copied(module).cpu()
     except Exception as error:  # a module may hold anything
-        remedy = (
-            "use torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm"
-            if "weight_norm" in str(error)
-            else "give a function without arguments that makes the module"
-        )
-        raise BadInput(f"the model cannot be copied: {in_a_line(error)}; {remedy}") from error
+        raise BadInput(
+            f"the model cannot be copied: {in_a_line(error)}; give a function without arguments that makes the module"
+        ) from error
 
 
 def _arguments(inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:

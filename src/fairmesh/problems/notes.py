@@ -7,6 +7,7 @@ import torch
 from fairmesh.data.rows import stays_apart
 from fairmesh.data.streams import HELD_UP_TO
 from fairmesh.problems.batch_norm import layers_of
+from fairmesh.problems.weight_norms import ITERATIONS
 
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem
@@ -78,6 +79,18 @@ def on_short_floats(problem: "Problem") -> str | None:
         f"the model has parameters in {' and '.join(short)}, which are trained in float32; precision = 'bf16' computes "
         "gradients in bfloat16"
         if short
+        else None
+    )
+
+
+def on_spectral_norm(problem: "Problem") -> str | None:
+    """Returns how spectral norms are computed, or None if there are none."""
+    count = problem.flat_model.spectral_norms
+    return (
+        f"spectral norm ({count} weight{'s' * (count > 1)}): every pass computes the largest singular value from the "
+        f"weight alone, by {ITERATIONS:,} power iterations; torch's running vectors u and v are written when a model is "
+        "saved"
+        if count
         else None
     )
 

@@ -51,6 +51,7 @@ from fairmesh.problems.parts import Parts
 from fairmesh.problems.sampling import Sampling
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
+from fairmesh.problems.weight_norms import copied
 
 BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
 _RESERVED = {
@@ -379,7 +380,7 @@ class Problem:
     @cached_property
     def _prepared(self) -> nn.Module:
         module, as_given = cast(nn.Module, self.model), (self.parts, self.batch_norm) == (Parts(), "refuse")
-        return self.prepared(module if as_given else copy.deepcopy(module))
+        return self.prepared(module if as_given else copied(module))
 
     @cached_property
     def _readings(self) -> tuple[Read | None, Read | None, Packing | None]:

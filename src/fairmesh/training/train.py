@@ -197,7 +197,8 @@ def train(
         home = home_of_data(problem, kind["device"], chosen.data_on)
         stacking, data = notes.on_stacking(problem, kind["device"]), notes.on_data(problem, home, kind["device"])
         parts, short = notes.on_parts(problem), notes.on_short_floats(problem)
-        said = (parts, short, stacking, notes.on_augmentation(problem), switched_off, data, sentence)
+        spectral = notes.on_spectral_norm(problem)
+        said = (parts, spectral, short, stacking, notes.on_augmentation(problem), switched_off, data, sentence)
         for line in filter(None, said):
             announce(line)
         if problem.preprocessing is not None:

@@ -5,7 +5,6 @@ is computed from them, depend on the kind of CPU. So all take over the first sit
 included. Each site compares it with the model that it makes itself: a first site, or one on the way, cannot give the
 others another model than the experiment's."""
 
-import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from fairmesh.mesh.node.store import START
 from fairmesh.mesh.wire.journal import Journal, storing
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.bounds import norm_of
+from fairmesh.problems.weight_norms import copied
 from fairmesh.storage.files import read_bytes, write_atomically
 
 _STEP = 0  # before the first round
@@ -137,7 +137,7 @@ class Start:
 
     def model(self) -> nn.Module:
         """Returns the model on disk."""
-        module = copy.deepcopy(self._own)
+        module = copied(self._own)
         try:
             tensors = load(read_bytes(self._path))
         except (SafetensorError, ValueError) as error:
