@@ -114,8 +114,8 @@ def test_singular_vectors_give_the_largest_singular_value(shape, second):
         matrix = matrix - matrix.mean(0) - matrix.mean(1, keepdim=True) + matrix.mean()
     for scale in (1e-12, 1.0, 1e12):
         one, other = singular_vectors(scale * matrix)
-        assert one.shape == shape[:1] and other.shape == shape[1:]
-        assert one.norm().item() == pytest.approx(1.0) and other.norm().item() == pytest.approx(1.0)
+        assert (one.shape, other.shape) == (shape[:1], shape[1:])
+        assert [one.norm().item(), other.norm().item()] == pytest.approx([1.0, 1.0])
         largest = torch.linalg.matrix_norm(matrix.double(), ord=2).item()
         assert (one.double() @ matrix.double() @ other.double()).item() == pytest.approx(largest, rel=1e-3)
 

@@ -88,8 +88,7 @@ def on_spectral_norm(problem: "Problem") -> str | None:
     count = problem.flat_model.spectral_norms
     return (
         f"spectral norm ({count} weight{'s' * (count > 1)}): every pass computes the largest singular value from the "
-        f"weight alone, by {ITERATIONS:,} power iterations; torch's running vectors u and v are written when a model is "
-        "saved"
+        f"weight alone, by {ITERATIONS:,} power iterations; torch's vectors u and v are written when a model is saved"
         if count
         else None
     )

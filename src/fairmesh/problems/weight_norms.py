@@ -118,18 +118,24 @@ def buffers_of_spectral_norms(module: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for path, layer in module.named_modules():
         if isinstance(layer, SpectralNorm):
-            given: list[Tensor] = []  # other parametrizations may come before it
-            handle = layer.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
-            try:
-                module.get_submodule(path.rpartition(".")[0])()
-            finally:
-                handle.remove()
-            found[f"{path}._u"], found[f"{path}._v"] = layer.vectors(given[0])
+            weight = _given(layer, module.get_submodule(path.rpartition(".")[0]))
+            found[f"{path}._u"], found[f"{path}._v"] = layer.vectors(weight)
         for _, hook in _hooks(layer):
             if isinstance(hook, _Hook):
                 name = f"{path}.{hook.name}" if path else hook.name
                 found[f"{name}_u"], found[f"{name}_v"] = hook.norm.vectors(hook.original(layer))
     return found
+
+
+def _given(norm: SpectralNorm, parametrizations: nn.Module) -> Tensor:
+    """Returns the weight that a spectral norm gets, since other parametrizations may come before it."""
+    given: list[Tensor] = []
+    handle = norm.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    try:
+        parametrizations()
+    finally:
+        handle.remove()
+    return given[0]
 
 
 def copied(module: nn.Module, kept: dict[int, Tensor] | None = None) -> nn.Module:
