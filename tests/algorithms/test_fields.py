@@ -116,3 +116,11 @@ def test_dual_step_of_every_replica_is_checked():
     good, bad = (fm.ADGDA(dual_step=step, regularizer=fm.ChiSquare(0.5)) for step in (0.01, 9.0))
     with refused("dual_step", "9"):
         fm.train(problem(4), fm.Ring(), [good, bad], 1)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedProx", "QFFL", "TERM", "Pooled", "Local"])
+def test_settings_of_baselines_but_the_step_are_given_by_keyword(name):
+    kind = getattr(fm.algorithms, name)
+    assert kind(0.1) == kind(primal_step=0.1)
+    with pytest.raises(TypeError, match="positional"):
+        kind(0.1, 0.5)

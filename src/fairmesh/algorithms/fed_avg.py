@@ -50,7 +50,7 @@ class FedAvg(LocalSteps):
         Karimireddy et al.: Breaking the Centralized Barrier for Cross-Device Federated Learning, NeurIPS 2021.
     """
 
-    participation: float = field(default=1.0, metadata=STRUCTURAL)
+    participation: float = field(default=1.0, metadata=STRUCTURAL, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()

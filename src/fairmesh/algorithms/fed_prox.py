@@ -47,8 +47,8 @@ class FedProx(LocalSteps):
         Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
 
-    participation: float = field(default=1.0, metadata=STRUCTURAL)
-    proximal: float = 0.1
+    participation: float = field(default=1.0, metadata=STRUCTURAL, kw_only=True)
+    proximal: float = field(default=0.1, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()

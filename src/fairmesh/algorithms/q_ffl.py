@@ -4,7 +4,7 @@ Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICL
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -55,7 +55,7 @@ class QFFL(LocalSteps):
         Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020.
     """
 
-    q: float = 1.0
+    q: float = field(default=1.0, kw_only=True)
 
     weighs: ClassVar[bool] = True
 

@@ -61,7 +61,7 @@ class LocalSteps(ServerSteps):
             SGD. Default: None.
     """
 
-    local_steps: int = field(default=5, metadata=STRUCTURAL)
+    local_steps: int = field(default=5, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):

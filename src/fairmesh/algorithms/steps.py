@@ -51,8 +51,8 @@ class ScaledSteps(Algorithm):
     """
 
     primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
-    beta1: float = field(default=0.9, metadata=EXACT)
-    beta2: float = field(default=0.99, metadata=STRUCTURAL)
+    beta1: float = field(default=0.9, metadata=EXACT, kw_only=True)
+    beta2: float = field(default=0.99, metadata=STRUCTURAL, kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))

@@ -4,7 +4,7 @@ Li, Beirami, Sanjabi, Smith: Tilted Empirical Risk Minimization, ICLR 2021.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -48,7 +48,7 @@ class TERM(LocalSteps):
         Li, Beirami, Sanjabi, Smith: Tilted Empirical Risk Minimization, ICLR 2021.
     """
 
-    tilt: float = 1.0
+    tilt: float = field(default=1.0, kw_only=True)
 
     weighs: ClassVar[bool] = True
 
