@@ -156,10 +156,17 @@ CASES: dict[str, Draw] = {
     "worst of ten, one 0.6, others 0.9": _worst(0.6, *[0.9] * 9),
     "worst of ten, one 0.7, others 0.9": _worst(0.7, *[0.9] * 9),
     "worst of ten, from 0.7 to 0.95": _worst(*np.linspace(0.7, 0.95, 10).tolist()),
+    "worst of ten, equal and drawn from 0.6 to 0.95": _worst_drawn(lambda rng: np.full(10, rng.uniform(0.6, 0.95))),
+    "worst of ten, each drawn from 0.6 to 0.95": _worst_drawn(lambda rng: rng.uniform(0.6, 0.95, size=10)),
+    "worst of ten, three at 0.75, others 0.88": _worst(*[0.75] * 3, *[0.88] * 7),
+    "worst of five, drawn, n / 2 to 2 n rows": _worst_drawn(
+        lambda rng: rng.uniform(0.6, 0.95, size=5), (0.5, 2.0, 1.0, 1.5, 0.7)
+    ),
     "difference, 25 % of rows tell the models apart": _difference(0.15, 0.1),
     "difference, 40 % of rows": _difference(0.25, 0.15),
     "difference, 10 % of rows": _difference(0.05, 0.05),
     "difference, 4 % of rows": _difference(0.02, 0.02),
+    "difference, 12 % of rows, one sided": _difference(0.11, 0.01),
     "difference of losses": _loss_difference,
     "difference of the worst of ten, one clearly worst": _of_worst(0.15, 0.1, 0.5),
     "difference of the worst of ten, sites equal": _of_worst(0.15, 0.1, 0.0),
@@ -176,14 +183,12 @@ CASES: dict[str, Draw] = {
 HELD_OUT: dict[str, Draw] = {  # no method or constant was chosen by these
     "one site, accuracy drawn from 0.5 to 0.97": _one(0.5, 0.97),
     "one site, loss of a gamma distribution": lambda rng, rows: (mean([rng.gamma(0.7, size=(1, rows))]), 0.7),
-    "worst of ten, equal and drawn from 0.6 to 0.95": _worst_drawn(lambda rng: np.full(10, rng.uniform(0.6, 0.95))),
-    "worst of ten, each drawn from 0.6 to 0.95": _worst_drawn(lambda rng: rng.uniform(0.6, 0.95, size=10)),
-    "worst of ten, three at 0.75, others 0.88": _worst(*[0.75] * 3, *[0.88] * 7),
-    "worst of five, drawn, n / 2 to 2 n rows": _worst_drawn(
-        lambda rng: rng.uniform(0.6, 0.95, size=5), (0.5, 2.0, 1.0, 1.5, 0.7)
+    "worst of ten, equal and drawn from 0.5 to 0.6": _worst_drawn(lambda rng: np.full(10, rng.uniform(0.5, 0.6))),
+    "worst of seven, two at 0.65, others drawn, n / 2 to 3 n rows": _worst_drawn(
+        lambda rng: np.append([0.65, 0.65], rng.uniform(0.7, 0.95, size=5)), (1.0, 0.5, 3.0, 2.0)
     ),
     "difference, 2 to 40 % of rows, drawn": _difference_drawn,
-    "difference, 12 % of rows, one sided": _difference(0.11, 0.01),
+    "difference, 9 % of rows, one sided": _difference(0.085, 0.005),
     "difference of the worst of ten, one worse by 0.2": _of_worst(0.12, 0.07, 0.2),
 }
 

@@ -28,16 +28,17 @@ def test_share_covers_the_truth_on_average_over_accuracies(rows):
     assert 0.93 <= np.mean(rates) <= 0.97
 
 
-WORST = {  # n = 20: 21 values per site, so that the coverage of single truths jumps between 89 and 98 %
-    "equal, 0.7 to 0.9": {20: (0.92, 0.97)},
+WORST = {  # a site has 21 values at n = 20, so coverage jumps with the truth, and is too high rather than too low
+    "equal, 0.7 to 0.9": {},
     "all 0.7": {},
-    "all 0.8": {20: (0.88, 0.98), 500: (0.915, 0.97)},
-    "all 0.9": {20: (0.88, 0.98), 50: (0.92, 0.97)},
-    "all 0.95": {50: (0.92, 0.97), 500: (0.92, 0.97)},
+    "all 0.8": {500: (0.925, 0.97)},  # 94.0 % over 10,000 repetitions; the error of 1,000 is 0.8 points
+    "all 0.9": {20: (0.93, 0.98)},
+    "all 0.95": {20: (0.93, 0.98)},
     "one 0.5, others 0.95": {},
-    "one 0.6, others 0.9": {},
-    "one 0.7, others 0.9": {},
-    "from 0.7 to 0.95": {20: (0.93, 0.98)},
+    "one 0.6, others 0.9": {20: (0.93, 0.98)},
+    "one 0.7, others 0.9": {20: (0.93, 0.99)},
+    "from 0.7 to 0.95": {20: (0.93, 0.985), 50: (0.93, 0.975), 500: (0.93, 0.975)},
+    "each drawn from 0.6 to 0.95": {20: (0.93, 0.985), 50: (0.93, 0.98)},
 }
 
 
@@ -77,7 +78,8 @@ def exact_coverage(rows: int, only_a: float, only_b: float) -> float:
     [
         (20, 0.15, 0.1, 0.97),
         (20, 0.24, 0.14, 0.97),
-        (20, 0.1, 0.02, 0.97),
+        (20, 0.1, 0.02, 0.99),
+        (20, 0.11, 0.01, 0.99),  # no row that tells the models apart is not rare here
         (20, 0.05, 0.05, 0.99),  # four rows against none tell the models apart, and 4 are rare if 2 are usual
         pytest.param(50, 0.15, 0.1, 0.97, marks=pytest.mark.slow),
         pytest.param(50, 0.05, 0.05, 0.97, marks=pytest.mark.slow),
@@ -101,7 +103,7 @@ def test_difference_covers_the_truth(rows, case):
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("difference of the worst")])
 def test_difference_of_worst_sites_covers_the_truth_or_is_too_wide(rows, case):
-    assert coverage(case, rows) >= 0.92
+    assert coverage(case, rows) >= 0.93
 
 
 @pytest.mark.parametrize("rows", [pytest.param(n, marks=[] if n == 20 else pytest.mark.slow) for n in SIZES])

@@ -21,7 +21,8 @@ RESAMPLES = 2000
 _RESAMPLES_OF_FUNCTIONS = 400  # of a metric that is no mean over rows; only its variance is used
 _ROWS_TO_RESAMPLE = 2000  # beyond that, Student's t covers a mean as well as the bootstrap does
 _SCORES = np.linspace(-5.0, 5.0, 40)  # normal scores at which a confidence distribution is tabulated; none is 0
-_UNSURE = 0.6  # by so many of its errors a site may be nearer to the worst than it seems; docs/evidence.md says why
+_UNSURE = 0.3  # by so many of its errors a site may be nearer to the worst than it seems; docs/evidence.md says why
+_LEAN = 0.1  # by so much of a row the prior of a paired difference leans towards a bound: counts are whole numbers
 _NODES = (np.arange(128) + 0.5) / 128  # quantiles by which a distribution is averaged over
 
 Scores = Sequence[np.ndarray]  # one array (seeds, rows) per split
@@ -60,8 +61,8 @@ class Estimate(ABC):
 class Share(Estimate):
     """A share, such as that of right answers, or another metric in [0, 1].
 
-    Its interval is Wilson's, and its one-sided bounds are Jeffreys'. Both use the number of independent rows that would
-    have the same variance.
+    Its interval is Wilson's, and its one-sided bounds are those of Clopper and Pearson. Both use the number of
+    independent rows that would have the same variance.
 
     Args:
         value: The share.
@@ -98,8 +99,15 @@ class Share(Estimate):
             return math.nan
         if self.value == float(upper):
             return self.value
-        right = self.value * n
-        return float(betaincinv(right + 0.5, n - right + 0.5, 1.0 - tail if upper else tail))
+        return float(_clopper_pearson(self.value, n, 1.0 - tail if upper else tail, upper))
+
+
+def _clopper_pearson(value: float, rows: Any, probability: Any, upper: bool) -> Any:
+    """Returns quantiles of the confidence distribution whose bounds on the side `upper` are exact. Rows that are all
+    right or all wrong count as if half a row were of the other kind."""
+    right, wrong = value * rows, (1.0 - value) * rows
+    right, wrong = (right + 1.0, np.maximum(wrong, 0.5)) if upper else (np.maximum(right, 0.5), wrong + 1.0)
+    return betaincinv(right, wrong, probability)
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,8 @@ class PairedShare(Estimate):
     """The difference of two shares of the same rows, such as that of two models' right answers.
 
     Its bounds are quantiles of its distribution given the rows, under Jeffreys' prior for a trinomial distribution:
-    half a row is added to those where only the first is right, only the second, and to the others.
+    half a row is added to those where only the first is right, only the second, and to the others. Of these, a tenth of
+    a row moves to the side of the bound from the opposite one, since counts are whole numbers.
 
     Args:
         only_a: The share of the rows at which only the first is right.
@@ -138,18 +147,20 @@ class PairedShare(Estimate):
         n = _sure_rows(self, tail)
         if math.isnan(self.value) or n <= 0:
             return math.nan
-        found = _trinomial_quantile(n * self.only_a, n * self.only_b, n, 1.0 - tail if upper else tail)
-        return max(found, self.value) if upper else min(found, self.value)
+        if upper:
+            return max(self.value, _trinomial_quantile(n * self.only_a, n * self.only_b, n, 1.0 - tail))
+        return min(self.value, -_trinomial_quantile(n * self.only_b, n * self.only_a, n, 1.0 - tail))
 
 
 @lru_cache(maxsize=4096)  # few rows give the same counts again and again
 def _trinomial_quantile(a: float, b: float, n: float, probability: float) -> float:
-    """Returns a quantile of the difference of two shares, given that a and b of n rows fall to them."""
+    """Returns a quantile of the difference of two shares, given that a and b of n rows fall to them. It is
+    meant as an upper bound, so the prior leans to a."""
     apart = betaincinv(a + b + 1.0, max(0.0, n - a - b) + 0.5, _NODES)  # the share of rows that differ
 
     def excess(difference: float) -> float:
         of_first = np.clip((1.0 + difference / apart) / 2, 0.0, 1.0)  # of the rows that differ
-        return float(betainc(a + 0.5, b + 0.5, of_first).mean()) - probability
+        return float(betainc(a + 0.5 + _LEAN, b + 0.5 - _LEAN, of_first).mean()) - probability
 
     return float(brentq(excess, -1.0, 1.0, xtol=1e-9))  # type: ignore[arg-type]
 
@@ -269,7 +280,7 @@ class Worst(Estimate):
         >>> sites = [Share(share, rows=20) for share in (0.7, 0.75, 0.8)]
         >>> low, high = Worst(tuple(sites)).interval()
         >>> round(low, 2), round(high, 2)  # of the first alone: 0.48 to 0.85
-        (0.48, 0.87)
+        (0.48, 0.89)
     """
 
     parts: tuple[Estimate, ...]
@@ -344,7 +355,7 @@ class _MinimumTest:
     def of(worst: Worst) -> "_MinimumTest | None":
         """Returns the test, of the negative values if less is better; None if no site has a distribution."""
         parts = [part for part in worst.parts if not math.isnan(part.value)]
-        tables = [_confidence(part) for part in parts]
+        tables = [_confidence(part, worst.higher_is_better) for part in parts]
         values = np.array([table for table in tables if not np.isnan(table).any()])
         if not len(values):
             return None
@@ -386,10 +397,19 @@ class _MinimumTest:
 
 
 @lru_cache(maxsize=1024)
-def _confidence(part: Estimate) -> np.ndarray:
-    """Returns where the truth of an estimate lies with the confidence of `_SCORES`: its bounds, in rising order."""
+def _confidence(part: Estimate, upper: bool) -> np.ndarray:
+    """Returns where the truth of an estimate lies with the confidence of `_SCORES`, in rising order: its bounds. For a
+    share, those on the side `upper` are exact. With few rows the next count is far away, so that approximate ones would
+    miss the worst of equal sites too often."""
     tails = ndtr(-np.abs(_SCORES)).tolist()
-    return np.maximum.accumulate([part.bound(tail, bool(z > 0)) for tail, z in zip(tails, _SCORES)])
+    if isinstance(part, Share):
+        rows = np.array([_sure_rows(part, tail) for tail in tails])
+        found = (
+            _clopper_pearson(part.value, rows, ndtr(_SCORES), upper) if rows.min() > 0 else np.full(len(rows), np.nan)
+        )
+    else:
+        found = [part.bound(tail, bool(z > 0)) for tail, z in zip(tails, _SCORES)]
+    return np.maximum.accumulate(found)
 
 
 def _defined(intervals: Any, upper: bool) -> list[float]:
