@@ -243,7 +243,7 @@ def spoilt(name: str, values) -> dict:
 
 
 BAD = {
-    "mixed": (spoilt("days", ["7", "tall", *map(str, range(118))]), {}, ["row 2", "'days'", "'tall'", "types"]),
+    "mixed": (spoilt("days", ["7", "tall", *map(str, range(118))]), {}, ["row 2", "'days'", "'tall'", "119", "types"]),
     "decimal commas": (spoilt("days", ['"1,5"'] * 120), {}, ["row 1", "'days'", "'1,5'", "point"]),
     "some commas": (spoilt("days", ["1.5", *['"1,5"'] * 119]), {}, ["row 2", "'days'", "'1,5'", "point"]),
     "thousands": (spoilt("days", ['"1,234.5"'] * 120), {}, ["row 1", "'days'", "point"]),

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import fairmesh as fm
 from fairmesh.config.tables import from_table, to_table
+from fairmesh.evidence import versus
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.storage.strict_json import as_json
 from fairmesh.testing.hosts import InProcess, Post, Threads
@@ -223,6 +224,12 @@ def test_nan_predictions_are_named_and_define_no_metric():
     assert len(named) == 1
     for metric in ("accuracy", "loss", "auroc"):
         assert [math.isnan(v) for v in result.final[0][metric]["sites"]] == [False, True, False]
+        evidence = result.evidence(metric)
+        assert [math.isnan(site["value"]) for site in evidence["sites"]] == [False, True, False]
+        assert evidence["mean"]["value"] == pytest.approx(result.final[0][metric]["mean"], rel=1e-5)
+        against = versus(result.outcomes(), result.outcomes(), metric)
+        assert [math.isnan(one.difference) for one in against.at_sites] == [False, True, False]
+        assert against.mean.difference == 0
 
 
 def test_metric_that_raises_at_one_site_leaves_the_others_their_numbers():

@@ -198,7 +198,7 @@ def kind_of(values: np.ndarray, name: str, where: str) -> Kind:
         row, value = next(
             (i, v) for i, v in enumerate(values.tolist()) if not is_missing(v) and math.isnan(number_in(v)) == odd
         )
-        some = f"{counts[odd is False]:,} other values are {'numbers' if odd else 'texts'}"
+        some = f"{counts[odd]:,} other values are {'numbers' if odd else 'texts'}"
         raise BadInput(
             f"{where}: row {row + 1} of column {name!r} is {str(value)!r}, but {some}; correct it or leave it empty, "
             f'or say types = {{ "{name}" = "category" }} if the column has categories, or leave it out: '

@@ -34,6 +34,7 @@ from fairmesh.problems.problem import Problem
 
 _FORMAT = 1
 _TENSORS = ("losses", "right", "outputs", "targets", "rows")  # of Answers
+_UNPREDICTED = 2  # in `right`, of a row for which the model predicts NaN
 _FLOATS_AT_ONCE = 1 << 22  # of inputs and outputs times models
 _OUTPUTS_UP_TO = 1 << 22  # floats of outputs that are kept with a run; losses and right or wrong always are
 
@@ -45,7 +46,8 @@ class Answers:
     Args:
         digest: A fingerprint of the rows. Two models are compared row by row only where it is equal.
         losses: The loss at every row (seeds, rows), float32.
-        right: Whether each row's class is right (seeds, rows), uint8; None if targets are no classes. Default: None.
+        right: Whether each row's class is right (seeds, rows), uint8: 1 or 0, and 2 where the model predicts NaN; None
+            if targets are no classes. Default: None.
         outputs: The models' outputs (seeds, rows, ...); None if there are too many to keep. Default: None.
         targets: The rows' targets (rows, ...), kept with the outputs. Default: None.
         rows: A number for each row, equal for equal inputs (rows,), int64; it tells how many rows splits have in
@@ -61,6 +63,12 @@ class Answers:
 
     def __len__(self) -> int:
         return self.losses.shape[1]
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the models predict something at every row; no metric is defined where they predict NaN."""
+        missed = self.losses.isnan() if self.right is None else self.right == _UNPREDICTED
+        return not bool(missed.any())
 
     def apart(self, count: int) -> list["Answers"]:
         """Returns the answers of each of `count` models, if the rows are those of seeds, and of these models for each
@@ -170,7 +178,8 @@ class Outcomes:
                 return [one.losses.double().numpy() for one in here]
             if any(one.right is None for one in here):
                 raise BadInput("accuracy needs class labels, which these outcomes do not have")
-            return [one.right.double().numpy() for one in here if one.right is not None]
+            found = [one.right.double() for one in here if one.right is not None]
+            return [one.masked_fill(one == _UNPREDICTED, math.nan).numpy() for one in found]
         function = self.function(metric)
         if not isinstance(function, MeanMetric):
             return None
@@ -214,9 +223,10 @@ class Outcomes:
         return chosen
 
     def _estimate(self, site: int, metric: str) -> Estimate:
-        here, scores = self.at(site), self.scores(site, metric)
-        if not here:
-            return Share(math.nan, 0)
+        here = self.at(site)
+        if not here or not all(one.predicted for one in here):
+            return Share(math.nan, self.rows(site))
+        scores = self.scores(site, metric)
         if scores is None:
             function = self.function(metric)
             sizes, seeds = [len(one) for one in here], [len(one.losses) for one in here]
@@ -292,7 +302,8 @@ class Outcomes:
             return independent_mean(self.estimates(metric))
         bounds = (0.0, 1.0) if self.counts_right(metric) else None
         keys = {i: self.rows_key(i) for i in known}
-        return mean_over_sites({i: one or [] for i, one in scores.items()}, keys, self.overlaps, bounds, weight=2.0)
+        defined = {i: one for i, one in scores.items() if one and not any(np.isnan(of).any() for of in one)}
+        return mean_over_sites(defined, keys, self.overlaps, bounds, weight=2.0)
 
     def without_outputs(self) -> "Outcomes":
         """Returns the same without the outputs, which only some metrics need."""
@@ -462,10 +473,11 @@ def _answers(problem: Problem, samples: Samples, models: Tensor, known: dict[int
             equal.append(_numbers_of(given))
         outputs, each = answers(models, inputs, truth)
         losses.append(each.cpu().float())
-        if problem.classes:
-            right = vmap(lambda o, t=truth: problem.right(o, t))(outputs)
-            rights.append(right.to(torch.uint8).cpu())
+        right = vmap(lambda o, t=truth: problem.right(o, t))(outputs) if problem.classes else None
         outputs = vmap(problem.predictions)(outputs)
+        if right is not None:
+            silent = each.isnan() & outputs.isnan().reshape(*each.shape, -1).any(dim=-1)
+            rights.append(right.to(torch.uint8).masked_fill(silent, _UNPREDICTED).cpu())
         if single and outputs[:, :1].numel() * len(samples) <= room:
             kept.append(outputs.cpu().float())
             truths.append(true)

@@ -13,6 +13,7 @@ from fairmesh.evidence.intervals import (
     LEVEL,
     Combined,
     Estimate,
+    Share,
     paired,
     paired_counts,
     resampled,
@@ -235,6 +236,8 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None, level: float = L
 
 
 def _paired(a: Outcomes, b: Outcomes, site: int, metric: str) -> Estimate:
+    if not all(one.predicted for one in (*a.at(site), *b.at(site))):
+        return Share(math.nan, a.rows(site))
     mine, theirs = a.scores(site, metric), b.scores(site, metric)
     if mine is not None and theirs is not None:
         training = _training_overlap(a, b, site, mine, theirs)
@@ -271,6 +274,7 @@ def _of_means(a: Outcomes, b: Outcomes, metric: str, same: Sequence[bool]) -> Es
     measured = [i for i in range(len(a.sites)) if a.at(i) or b.at(i)]
     if known == measured and all(x is not None and y is not None for x, y in scores.values()):
         differences = {i: [_by_seed(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()}
+        differences = {i: one for i, one in differences.items() if not any(np.isnan(of).any() for of in one)}
         bounds = (-1.0, 1.0) if a.counts_right(metric) else None
         return mean_over_sites(differences, {i: a.rows_key(i) for i in known}, a.overlaps, bounds, weight=0.5)
     if known == measured:

@@ -100,7 +100,7 @@ class Meter:
                     raise BadInput(f"{first.text} (at every site)" if len(measured) > 1 else first.text)
             if metric not in self._noted:
                 self._noted.add(metric)
-                others = f", and {len(at) - 1} other sites" if len(at) > 1 else ""
+                others = f", and {len(at) - 1} other site{'s' * (len(at) > 2)}" if len(at) > 1 else ""
                 self.note(
                     f"{metric} is not defined at {self._problem.sites[first.site].name}{others}: {first.text}; the "
                     "sites that remain keep their numbers"

@@ -117,7 +117,7 @@ def _counted(problem: Problem, mine: Site, common: Tensor, own: Tensor) -> dict[
     (answers,) = judged(here, {0: torch.stack([common, own])}).answers
     if answers.right is None:
         raise TypeError("targets are no classes")
-    first, second = answers.right.bool()
+    first, second = answers.right == 1
     counts = [(first & second), (first & ~second), (~first & second), (~first & ~second)]
     found = {name: int(count.sum()) for name, count in zip(CELLS, counts)}
     return {name: count if count >= FEWEST else FEW for name, count in found.items()}
