@@ -274,7 +274,7 @@ class Other(mine.Ternary):
         ("dtype", ["decoded", "float64", "float32"]),
         ("delta", ["||Q(x) - x||^2", "delta("]),
         ("largest", ["encoding", "raised"]),
-        ("negative zero", ["values", "bits", "encoding"]),
+        ("negative zero", ["values", "bits", "encoding", "-0.0"]),
     ],
 )
 def test_check_compressor_says_what_is_violated(fault, names):

@@ -1,5 +1,7 @@
 """Models and targets that cannot be used are refused before round 0: the error names the part and the way out."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -63,6 +65,50 @@ def test_float_labels_are_told_apart_from_numbers():
         problem(network(layer()), LABELS.float())
 
 
+@pytest.mark.parametrize("targets", [LABELS.float(), LABELS + 0.5, nn.functional.one_hot(LABELS, CLASSES).float()])
+def test_floats_are_no_labels_for_a_loss_of_labels(targets):
+    with refused("cross-entropy", "floats", "targets.long()", "cross_entropy"):
+        problem(network(layer()), targets, loss=fm.losses.CrossEntropy())
+
+
+def test_shares_of_classes_train_by_the_cross_entropy_of_torch_and_are_no_numbers():
+    made = problem(network(layer()), nn.functional.one_hot(LABELS, CLASSES).float())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not fm.train(made, fm.Ring(), fm.DSGD(0.1), 1, trace="no").notes
+
+
+def test_labels_in_a_column_are_told_the_way():
+    with refused("(samples, 1)", "squeeze(1)"):
+        problem(network(layer()), LABELS[:, None])
+
+
+@pytest.mark.parametrize(
+    ("loss", "names"), [(None, ["None"]), ("focal", ["'focal'"]), (fm.losses.Focal, ["class Focal", "Focal()"])]
+)
+def test_loss_that_is_no_function_is_refused(loss, names):
+    with refused("fm.losses", *names):
+        problem(network(layer()), loss=loss)
+
+
+def test_metric_that_fits_no_such_problem_names_no_other():
+    with refused("accuracy", "fm.Metric") as caught:
+        problem(
+            network(layer()), sites=[(INPUTS, (LABELS, LABELS))] * 2, metrics=["accuracy"],
+            loss=lambda outputs, targets: nn.functional.cross_entropy(outputs, targets[0]),
+        )  # fmt: skip
+    assert "metrics that fit it" not in str(caught.value)
+
+
+def test_read_of_a_dictionary_is_suggested_by_its_key():
+    class Named(nn.Linear):
+        def forward(self, inputs):
+            return {"risk": super().forward(inputs), "size": inputs.sum(dim=1)}
+
+    with refused("'size'", "outputs['risk']"):
+        problem(Named(FEATURES, CLASSES))
+
+
 def test_yes_or_no_targets_are_told_the_way():
     with refused("True and False", "long()"):
         problem(network(layer()), LABELS > 0)
@@ -96,6 +142,14 @@ def test_full_batches_of_one_sample_with_batch_norm_are_refused():
         fm.Problem(
             network(nn.Sequential(layer(), nn.BatchNorm1d(4))), [(INPUTS[:1], LABELS[:1])] * 2,
             sampling=fm.Sampling(order="full"), batch_norm="shared",
+        )  # fmt: skip
+
+
+def test_site_with_a_single_sample_is_refused_with_batch_norm():
+    with refused("batch_norm", "site 1 (north)", "frozen", "convert"):
+        fm.Problem(
+            network(nn.Sequential(layer(), nn.BatchNorm1d(4))),
+            [fm.Site((INPUTS, LABELS)), fm.Site((INPUTS[:1], LABELS[:1]), name="north")], batch_norm="local",
         )  # fmt: skip
 
 

@@ -296,7 +296,7 @@ class Stream:
             if bool(wrong.any()):
                 bad = int(wrong.nonzero()[0, 0])
                 raise BadInput(
-                    f"{self.what}: the label of item {numbers[bad]} is {int(targets[bad])}, but the model has "
+                    f"{self.what}: item {numbers[bad]} has the label {int(targets[wrong][0])}, but the model has "
                     f"{classes} classes: labels must lie in 0..{classes - 1}{_THEN_RESUME}"
                 )
 

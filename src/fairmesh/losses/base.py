@@ -30,6 +30,7 @@ class NamedLoss(ABC):
     noun: ClassVar[str] = "loss"  # of the family, in error messages
     reads_logits: ClassVar[bool] = False  # whether each output is the logit of a yes-or-no label
     of_numbers: ClassVar[bool] = False  # whether it compares each output with a number
+    of_labels: ClassVar[bool] = False  # whether each target is the number of a class
 
     @abstractmethod
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:

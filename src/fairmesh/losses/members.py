@@ -77,6 +77,7 @@ class CrossEntropy(NamedLoss):
         1.3863
     """
 
+    of_labels: ClassVar[bool] = True
     class_weights: ClassWeights = None
     label_smoothing: float = 0.0
     ignore_index: int | None = None
@@ -115,6 +116,7 @@ class Focal(NamedLoss):
         0.1733
     """
 
+    of_labels: ClassVar[bool] = True
     gamma: float = 2.0
     class_weights: ClassWeights = None
     ignore_index: int | None = None
@@ -262,6 +264,7 @@ class Dice(NamedLoss):
         0.286
     """
 
+    of_labels: ClassVar[bool] = True
     smooth: float = 1.0
     background: bool = False
     ignore_index: int | None = None

@@ -97,7 +97,7 @@ class NamedMetric(ABC):
             fitting = sorted(one for one, kind in FAMILIES[NamedMetric].items() if task in kind.tasks)  # type: ignore[attr-defined]
             raise BadInput(
                 f"metric {name!r} needs a problem that predicts {' or '.join(TASKS[one] for one in self.tasks)}, but "
-                f"this one predicts {TASKS[task]}; metrics that fit it: {', '.join(fitting)}"
+                f"this one predicts {TASKS[task]}" + (f"; metrics that fit it: {', '.join(fitting)}" if fitting else "")
             )
         positive = getattr(self, "positive", None)
         if isinstance(positive, int) and classes is not None and positive >= classes:

@@ -57,7 +57,14 @@ def check_gradient(
 
 
 def refuse_unwrapped(loss: Any) -> None:
-    """Raises BadInput if a function looks like a loss of the model, by the name of its first parameter."""
+    """Raises BadInput if this is no function of outputs and targets. A loss of the model is told by the name of its
+    first parameter."""
+    if isinstance(loss, type) or not callable(loss):
+        named = f"the class {loss.__name__}; write {loss.__name__}()" if isinstance(loss, type) else repr(loss)
+        raise BadInput(
+            f"loss must be one of fm.losses, such as fm.losses.CrossEntropy(), or a function (outputs, targets), "
+            f"got {named}"
+        )
     try:
         first = next(iter(inspect.signature(loss).parameters), None)
     except (TypeError, ValueError):
@@ -149,6 +156,8 @@ def _failed(error: Exception, targets: Tree, loss: Loss) -> BadInput:
     remedy = f"; the loss gets all that the model returns, and targets {trees.form_in_words(targets)}"
     if whole and targets.dtype == torch.bool:
         remedy = "; targets are True and False: give labels as whole numbers (targets.long()), or numbers as floats"
+    elif whole and targets.ndim == 2 and targets.shape[1] == 1:
+        remedy = "; targets are (samples, 1): if they are labels, give one per sample (targets.squeeze(1))"
     elif loss is squared_error:
         remedy = (
             "; targets are floats, so that the loss is the squared error, which needs one output for each number; if "

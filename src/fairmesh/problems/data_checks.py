@@ -89,40 +89,66 @@ def check_samples(problem: "Problem", samples: Samples, what: str, judges: bool 
         what: What it is called in errors.
         judges: Whether it judges models, so that every sample needs a label. Default: True.
     """
-    first, ignored = problem.sites[0].train, problem.ignored
+    first = problem.sites[0].train
     for part in ("inputs", "targets"):
         here, there = getattr(samples, part), getattr(first, part)
         if trees.form(here) != trees.form(there):
             raise BadInput(
                 f"{what}: {part} are {trees.form_in_words(here)}, but training {part} are {trees.form_in_words(there)}"
             )
-    if problem.classes is not None and samples.here:
-        labels = samples.targets
-        if samples.stream is not None:
-            samples.stream.classes = problem.classes, ignored  # by which other items are checked when they are read
-            labels = samples.seen.targets if samples.labels is None else samples.labels
-        count = len(labels)
-        if ignored is not None:
-            labels = labels[labels != ignored]
-            if not len(labels) or (judges and len(labels) < count):
-                raise BadInput(
-                    f"{what}: {count - len(labels)} of {count} samples have no label (target "
-                    f"{ignored}, which the loss ignores)"
-                    + ("; leave them out, since they cannot judge a model" if judges else "; label some")
-                )
-        lowest, highest = int(labels.min()), int(labels.max())
-        if lowest < 0 or highest >= problem.classes:
-            shown = "one output" if problem.task == "binary" else f"{problem.classes} classes"
-            raise BadInput(
-                f"{what}: labels run from {lowest} to {highest}, but the model has {shown}: "
-                f"labels must lie in 0..{problem.classes - 1}"
-                + ("; to predict numbers, give targets as floats" if problem.task == "binary" else "")
-                + (
-                    f"; samples without a label: loss = fm.losses.CrossEntropy(ignore_index={lowest})"
-                    if lowest < 0 and ignored is None
-                    else ""
-                )
+    if problem.label_range is not None and samples.here:
+        _check_labels(problem, samples, *problem.label_range, what, judges)
+
+
+def _check_labels(
+    problem: "Problem", samples: Samples, classes: int, ignored: int | None, what: str, judges: bool
+) -> None:
+    """Raises BadInput if labels are none of the model's classes, or are missing where they are needed. A mask may have
+    entries without a label, and a held-out one may have no others."""
+    labels, dense = samples.targets, problem.task == "masks"
+    if samples.stream is not None:
+        samples.stream.classes = classes, ignored  # by which other items are checked when they are read
+        labels = samples.seen.targets if dense or samples.labels is None else samples.labels
+    lowest, highest, known = _range_of(labels, ignored)
+    if dense and not known and not judges and samples.stream is None:
+        raise BadInput(
+            f"{what}: all targets of its {len(labels)} samples are {ignored}, which the loss ignores; label some, or "
+            "leave the site out"
+        )
+    if not dense and (not known or (judges and known < len(labels))):
+        raise BadInput(
+            f"{what}: {len(labels) - known} of {len(labels)} samples have no label (target "
+            f"{ignored}, which the loss ignores)"
+            + ("; leave them out, since they cannot judge a model" if judges else "; label some")
+        )
+    if known and (lowest < 0 or highest >= classes):
+        shown = "one output" if problem.task == "binary" else f"{classes} classes"
+        unlabelled = lowest if lowest < 0 else highest
+        entries = "pixels or tokens" if dense else "samples"
+        named = type(problem.loss).__name__ if hasattr(problem.loss, "ignore_index") else "CrossEntropy"
+        raise BadInput(
+            f"{what}: labels run from {lowest} to {highest}, but the model has {shown}: labels must lie in "
+            f"0..{classes - 1}"
+            + ("; to predict numbers, give targets as floats" if problem.task == "binary" else "")
+            + (
+                f"; {entries} without a label: loss = fm.losses.{named}(ignore_index={unlabelled})"
+                if (dense or lowest < 0) and problem.ignored is None
+                else ""
             )
+        )
+
+
+def _range_of(labels: Tensor, ignored: int | None) -> tuple[int, int, int]:
+    """Returns the lowest and the highest label, and how many are not ignored. Masks may be mapped from a file that is
+    larger than memory."""
+    lowest, highest, known = [], [], 0
+    for some in labels.split(4096):
+        given = some if ignored is None else some[some != ignored]
+        if given.numel():
+            lowest.append(int(given.min()))
+            highest.append(int(given.max()))
+            known += given.numel()
+    return min(lowest, default=0), max(highest, default=0), known
 
 
 def check_split(problem: "Problem", other: "Problem", k: int) -> None:
@@ -156,6 +182,13 @@ def check_batches(problem: "Problem") -> None:
             'are padded, which would change their statistics; use order = "random" or "cyclic", or batch_norm = '
             '"convert"'
         )
+    for i, site in enumerate(problem.sites):
+        if len(site.train) == 1 and not full:
+            raise BadInput(
+                f'batch_norm = "{problem.batch_norm}" needs 2 training samples or more at each site, since one has no '
+                f"statistics, but site {i} ({site.name}) has one; leave it out, or use batch_norm = "
+                '"frozen" or "convert"'
+            )
     if (sizes[0] if full else problem.sampling.batch) == 1:
         why = "the sites have one sample each" if full else "sampling.batch is 1; use a larger batch"
         raise BadInput(

@@ -49,6 +49,11 @@ def reads_logits(loss: Loss) -> bool:
     return loss is nn.functional.binary_cross_entropy_with_logits or isinstance(loss, known)
 
 
+def takes_shares(loss: Loss) -> bool:
+    """Returns whether a loss reads floats as shares of classes, not as numbers to predict."""
+    return loss is nn.functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
 def loss_in_spreads(loss: Loss, spread: float, outputs: Tensor, targets: Tensor) -> Tensor:
     """Returns a loss of numbers that are measured in multiples of their spread."""
     return loss(outputs / spread, targets / spread)

@@ -111,7 +111,7 @@ class Evaluator:
     @torch.no_grad()
     def _on_own_sets(self, rows: Tensor, sets: Sequence[int]) -> dict[str, Tensor] | None:
         """Returns loss and accuracy of rows (sets, k, dim), each on its own set: (k, sets). Shorter sets are padded by
-        their last sample. None if a loss is NaN, which `_on_sets` explains."""
+        their last sample. None if a loss is NaN or a set has no labels, which `_on_sets` explains."""
         sizes = torch.tensor([self._sizes[k] for k in sets])
         places = torch.arange(int(sizes.max())).expand(len(sets), -1)
         numbers = torch.tensor([sum(self._sizes[:k]) for k in sets]).unsqueeze(1) + places.minimum(sizes[:, None] - 1)
@@ -125,7 +125,8 @@ class Evaluator:
         problem, mine = self._problem, (places < sizes[:, None]).unsqueeze(1)
         outputs, each = vmap(self._answers)(rows, inputs, targets)
         each = each.double().cpu()
-        if bool(each.isnan().any()):
+        labelled = self._labelled(targets, axes=2)
+        if bool(each.isnan().any()) or (labelled is not None and not bool((labelled & mine[:, 0]).any(dim=1).all())):
             return None
         found = {"loss": ((each * mine).sum(dim=-1) / sizes[:, None]).T}
         if problem.classes:
@@ -146,6 +147,7 @@ class Evaluator:
         own = problem.metrics_by_name
         kept: list[Tensor] = []
         truths: list[Tree] = []
+        with_label = torch.zeros(len(sizes), dtype=torch.int64)
         for here, pair in self._rows.chunks(begin, begin + count, chunk):
             inputs, targets = (as_floats(_placed(tree, self._device), self._dtype) for tree in pair)
             owner = self._set_of_sample[here] - first
@@ -155,14 +157,23 @@ class Evaluator:
             if bool(each.isnan().any()):
                 lost = ~rows.isfinite().all(dim=1).cpu()
                 unpredicted |= self._without_loss(each, outputs, lost, owner, here.start, first, len(sizes))
+            labelled = self._labelled(targets, axes=1)
+            with_label.index_add_(0, owner, torch.ones_like(owner) if labelled is None else labelled.long())
             if problem.classes:
                 right = vmap(lambda o, t=targets: problem.right(o, t))(outputs)
                 hits.index_add_(1, owner, right.double().cpu())
             if own:
                 kept.append(vmap(problem.predictions)(outputs).cpu())
                 truths.append(_placed(targets, "cpu"))
-        lengths = torch.tensor(sizes, dtype=torch.float64)
-        found = {"loss": losses / lengths}
+        lengths, unlabelled = torch.tensor(sizes, dtype=torch.float64), with_label == 0
+        for k in unlabelled.nonzero().flatten().tolist():
+            text = (
+                f"all targets of its {sizes[k]} {self._split} samples are {problem.ignored}, which the loss ignores, "
+                "so no metric is defined there"
+            )
+            self._note("loss", first + k, text, raised=False)
+        unpredicted |= unlabelled
+        found = {"loss": (losses / lengths).masked_fill(unlabelled, torch.nan)}
         if problem.classes:
             found["accuracy"] = (hits / lengths).masked_fill(unpredicted, torch.nan)
         if own:
@@ -175,6 +186,14 @@ class Evaluator:
                     for r in (~unpredicted[:, k]).nonzero().flatten().tolist():
                         found[name][r, k] = self._score(name, metric, outputs[r], targets, first + k)
         return {name: found[name] for name in self.names}
+
+    def _labelled(self, targets: Tree, axes: int) -> Tensor | None:
+        """Returns which held-out samples have a target that the loss does not ignore, on the CPU; None if it ignores
+        none. The first `axes` axes of the targets are those of the samples."""
+        ignored = self._problem.ignored
+        if ignored is None or self._split == "train" or not isinstance(targets, Tensor):
+            return None
+        return (targets != ignored).reshape(*targets.shape[:axes], -1).any(dim=-1).cpu()
 
     def _without_loss(
         self, each: Tensor, outputs: Tensor, lost: Tensor, owner: Tensor, start: int, first: int, sets: int

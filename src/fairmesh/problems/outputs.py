@@ -40,7 +40,7 @@ def logits_of(outputs: Any) -> Tensor:
     if not isinstance(logits, Tensor):
         raise BadInput(
             f"the model returns {_in_words(outputs)}; say which tensor predicts: Problem(read=lambda outputs: ...), "
-            "such as outputs[0]"
+            f"such as {_example(outputs)}"
         )
     return logits
 
@@ -51,6 +51,13 @@ def _in_words(outputs: Any) -> str:
     if isinstance(outputs, tuple | list):
         return f"a {type(outputs).__name__} of {len(outputs)}"
     return f"a {type(outputs).__name__}"
+
+
+def _example(outputs: Any) -> str:
+    """Returns how one of the tensors could be read."""
+    if isinstance(outputs, Mapping):
+        return f"outputs[{next((key for key, value in outputs.items() if isinstance(value, Tensor)), 'logits')!r}]"
+    return "outputs[0]" if isinstance(outputs, tuple | list) else "outputs.predictions"
 
 
 def classes_last(outputs: Tensor, targets: Tree, named: bool, built_in: bool) -> bool:

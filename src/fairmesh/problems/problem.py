@@ -205,6 +205,12 @@ class Problem:
         if self.loss is nn.functional.cross_entropy and targets.is_floating_point() and targets[0].numel() == 1:
             object.__setattr__(self, "loss", squared_error)
         self._pack_outputs()
+        if isinstance(self.loss, NamedLoss) and self.loss.of_labels and targets.is_floating_point():
+            raise BadInput(
+                f"the loss {registered_name(self.loss)!r} needs labels of classes, but targets are floats; give labels "
+                "as whole numbers (targets.long()); for shares of classes, (samples, classes), use "
+                "loss=torch.nn.functional.cross_entropy"
+            )
         if isinstance(self.loss, NamedLoss) and self.loss.is_balanced:
             if len(self.here) < self.n:
                 raise BadInput(
@@ -466,6 +472,18 @@ class Problem:
         if self.task == "binary":
             return 2
         return self.predictions(self._outputs_of_probe()).shape[-1] if self.task == "classes" else None
+
+    @cached_property
+    def label_range(self) -> tuple[int, int | None] | None:
+        """The number of classes that targets may have, and the target that the loss ignores; None if targets are not
+        labels, or are masks of which only a loss of the user's own knows the labels."""
+        if self.classes is not None:
+            return self.classes, self.ignored
+        if self.task == "masks" and isinstance(self.loss, NamedLoss):
+            return self._outputs_per_target(), self.ignored
+        if self.task == "masks" and self.loss is nn.functional.cross_entropy:
+            return self._outputs_per_target(), -100  # what torch ignores unless it is told otherwise
+        return None
 
     def _outputs_of_probe(self) -> Tensor:
         read = self._readings[0]

@@ -13,6 +13,7 @@ from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.roles import StateView
+from fairmesh.problems.losses import takes_shares
 from fairmesh.problems.metrics import SplitEvaluator, Trouble, support
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.base import Regularizer
@@ -117,7 +118,7 @@ class Meter:
     def explain_numbers(self, rows: Tensor, own: Tensor | None = None) -> None:
         """Says at which sites the models (replicas, dim), with the sites' own parts, predict numbers worse than the
         site's mean would."""
-        if self._problem.task != "numbers":
+        if self._problem.task != "numbers" or takes_shares(self._problem.loss):
             return
         with_r2 = self._problem.each(lambda split: replace(split, metrics=["r2"]))
         judge = SplitEvaluator(with_r2, self._splits, self.judged_on, *self._placed)
