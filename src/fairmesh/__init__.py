@@ -20,6 +20,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.schedules      step sizes as functions of the round
     fm.testing        checks for algorithms, compressors and others that you write yourself
     fm.topologies     who talks to whom
+    fm.trainers       what training code of your own gets, and adapters for other libraries
     fm.weighting      how TrackedADGDA finds the weights of the sites
 
 Example:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import report as report
     from fairmesh import testing as testing
     from fairmesh import topology as topologies
+    from fairmesh import trainers as trainers
     from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, Local, TrackedADGDA
     from fairmesh.algorithms import optimizers as optimizers
     from fairmesh.algorithms import schedules as schedules
@@ -68,6 +70,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.regularizers.members import ChiSquare
     from fairmesh.report.plots import plot
     from fairmesh.topology.graphs import Ring
+    from fairmesh.trainers.local_trainer import LocalTrainer
     from fairmesh.training import observers as observers
     from fairmesh.training.leave_one_out import leave_one_site_out
     from fairmesh.training.options import Options
@@ -92,6 +95,7 @@ __all__ = [
     "FairmeshError",
     "Interrupted",
     "Local",
+    "LocalTrainer",
     "Metric",
     "Objective",
     "Options",
@@ -133,6 +137,7 @@ __all__ = [
     "testing",
     "topologies",
     "train",
+    "trainers",
     "weighting",
 ]
 
@@ -155,6 +160,7 @@ _NAMESPACES = {  # name -> module
     "schedules": "algorithms.schedules",
     "testing": "testing",
     "topologies": "topology",
+    "trainers": "trainers",
     "weighting": "algorithms.weighting",
 }
 _HOMES = {  # name -> module that defines it
@@ -186,6 +192,7 @@ _HOMES = {  # name -> module that defines it
     "Problem": "problems.problem",
     "Sampling": "problems.sampling",
     "personalize": "personalization.personalize",
+    "LocalTrainer": "trainers.local_trainer",
     "ChiSquare": "regularizers.members",
     "plot": "report.plots",
     "Ring": "topology.graphs",

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted", "LostProcess"]
+__all__ = ["BadInput", "CheckpointError", "Diverged", "FairmeshError", "Interrupted", "LostProcess", "TrainerFailed"]
 
 
 class FairmeshError(Exception):
@@ -48,6 +48,12 @@ class LostProcess(FairmeshError):
     """Another process of the run is gone or silent. After a restart, all continue from their last common checkpoint."""
 
     exit_code = 1
+
+
+class TrainerFailed(FairmeshError):
+    """A training function of the user's own (`fm.LocalTrainer`) raised, or left a model that cannot be used.
+
+    The message names the site and the round. Finished rounds are kept."""
 
 
 _EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for

@@ -39,6 +39,7 @@ from fairmesh.problems.splits import with_splits
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.strict_json import as_json, with_nan
 from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.trainers.local_trainer import LocalTrainer
 from fairmesh.training import reference_models
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
 from fairmesh.training.leave_one_out import leave_one_site_out
@@ -97,6 +98,8 @@ class Experiment:
         parts: Which parameters stay at their site and which are not trained. Default: Parts(), all are shared.
         batch_norm: What BatchNorm layers do: "frozen", "local", "shared", "convert" or "refuse", as in `Problem`.
             Default: "refuse".
+        trainer: Your own training code for the local work, as in `Problem`: a function (module, data, ctx), in a file
+            "file.py:name". Default: None.
         personalization: How sites get models of their own after the last round, such as
             `fm.personalization.Mixture()`; None for only the common model. Default: None.
         contract: What the data of every site must look like, as in `fm.data.Contract`; None for no check. Default:
@@ -143,6 +146,7 @@ class Experiment:
     models_at_once: int | Literal["auto", "all"] = "auto"
     parts: Parts = field(default_factory=Parts)
     batch_norm: BatchNormPolicy = "refuse"
+    trainer: LocalTrainer | Callable[..., Any] | None = None
     personalization: Personalization | None = None
     contract: Contract | None = None
     observers: tuple[Observer, ...] = ()
@@ -157,11 +161,12 @@ class Experiment:
         if self.rounds < 1:
             raise BadInput(f"rounds must be >= 1, got {self.rounds}")
         if self.algorithm is DEFAULT_ALGORITHM:  # this object: it was left out
-            object.__setattr__(self, "algorithm", algorithm_for(self.objective))
+            object.__setattr__(self, "algorithm", algorithm_for(self.objective, self.trainer is not None))
             if self.options.compare_weights is None:
-                compared = self.algorithm.with_fixed_weights() is not None
+                compared = self.algorithm.with_fixed_weights() is not None and self.trainer is None
                 object.__setattr__(self, "options", replace(self.options, compare_weights=compared))
-            object.__setattr__(self, "objective", completed(self.objective))
+            if self.trainer is None:
+                object.__setattr__(self, "objective", completed(self.objective))
         chosen_metrics(self.metrics)  # refuses a name that is listed twice
         object.__setattr__(self, "seeds", tuple(self.seeds))
         if not self.seeds:
@@ -258,6 +263,7 @@ class Experiment:
             parts=self.parts,
             batch_norm=self.batch_norm,
             class_names=names,
+            trainer=self.trainer,
         )
         if self.personalization is not None:
             problem.refuse_own_parts("personalization")

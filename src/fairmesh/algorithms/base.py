@@ -4,7 +4,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -129,19 +129,23 @@ class Algorithm(ABC):
         return getattr(self, "optimizer", None)
 
 
+TrainerMemory = Annotated[Tensor, Role(held_by="node", any_length=True)]
+
+
 class Carried(NamedTuple):
     """What a run carries from round to round next to the algorithm's state. An algorithm sees nothing of it."""
 
     subgroups: SubgroupState | None = None  # of the hosted nodes, if they have weights
     own: OwnState | None = None  # what stays at each of the hosted nodes, if the model has such parts
     optimizer: Annotated[Any, Role(held_by="node")] = None  # the memory of each hosted node's optimizer, if it has any
+    trainer: TrainerMemory | None = None  # what sites' own training functions keep, as bytes (replicas, nodes, length)
 
 
 def carried_at_start(algorithm: Algorithm, oracle: Oracle) -> Carried:
     """Returns what a run of an algorithm carries before round 0."""
     optimizer = algorithm.local_optimizer()
     memory = None if optimizer is None else optimizer.init(oracle.initial_models())
-    return Carried(initial_state(oracle), initial_own_state(oracle), memory)
+    return Carried(initial_state(oracle), initial_own_state(oracle), memory, oracle.initial_memory())
 
 
 class Round:
@@ -170,15 +174,17 @@ class Round:
         self.n = network.n
         self.by_identity = network.by_identity  # (n,) so that a server's draws depend on identities, not on positions
         self.sent: list[Traffic] = []
-        subgroups, own, memory = carried or Carried()
+        subgroups, own, memory, self._trainer_memory = carried or Carried()
         self._subgroups = None if subgroups is None else SubgroupRound(subgroups, oracle, prior_weights(self))
         self._delivery: Delivery | None = None
         self._own_parts = None if own is None else OwnRound(own, oracle)
         self._optimizer = None if optimizer is None else OptimizerRound(optimizer, memory, oracle)
+        self._trained, self._receivers = False, None
 
     def losses_and_gradients(self, models: Tensor, call: int = 0) -> tuple[Tensor, Tensor]:
         """Returns each node's loss and gradient on its batch: (..., nodes, 1) and (..., nodes, dim). With an optimizer,
-        the gradients are the directions that it makes of them.
+        the gradients are the directions that it makes of them. With a trainer, they are the updates that the sites' own
+        training functions make.
 
         Args:
             models: Where to evaluate, one row per hosted node: (..., nodes, dim).
@@ -187,6 +193,8 @@ class Round:
                 batch, as variance reduction needs it (examples/research/dm_hsgd.py).
         """
         own = self._own_of(call)
+        if self._trainer_memory is not None:
+            return self._losses_and_updates(models, call, own)
         if self._subgroups is None:
             losses, gradients = self._oracle.losses_and_gradients(models, self.index, call, **own)
         else:
@@ -199,6 +207,20 @@ class Round:
         if self._optimizer is not None:
             gradients = self._optimizer.direction(call, gradients, models)
         return losses, gradients
+
+    def _losses_and_updates(self, models: Tensor, call: int, own: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns losses, and the updates of the sites' own training functions in the place of gradients."""
+        if self._trained:
+            raise BadInput(
+                "the algorithm asks for gradients more than once per round, but a trainer gives one update; use "
+                "an algorithm or settings with one gradient per round"
+            )
+        memory, self._trained = cast(Tensor, self._trainer_memory), True
+        work = self._oracle.trained(models, self.index, call, memory, at_work=self._receivers, **own)
+        self._trainer_memory = work.memory
+        if self._own_parts is not None:
+            self._own_parts.became(call, work.own)
+        return work.losses, work.updates
 
     def _own_of(self, call: int) -> dict[str, Tensor]:
         """Returns the nodes' own parts for a batch, as an argument of the oracle, if they have any."""
@@ -303,6 +325,7 @@ class Round:
             None if self._subgroups is None else self._subgroups.after(self._delivery),
             None if self._own_parts is None else self._own_parts.after(),
             None if self._optimizer is None else self._optimizer.after(),
+            self._trainer_memory,
         )
 
     def hosted(self, row: Tensor) -> Tensor:
@@ -320,6 +343,7 @@ class Round:
 
     def broadcast(self, row: Tensor, receivers: Tensor) -> Tensor:
         """Returns a server's row (..., 1, dim) at every node; it is sent where `receivers` (..., nodes) is true."""
+        self._receivers = receivers
         for memory in (self._own_parts, self._optimizer):
             if memory is not None:
                 memory.receivers = receivers

@@ -60,6 +60,11 @@ class OwnRound:
             stepped = OwnState(*(torch.where(at_work, new, old) for new, old in zip(stepped, self._state)))
         self._state = stepped
 
+    def became(self, call: int, rows: Tensor) -> None:
+        """Takes over own parts that a training function has trained."""
+        self._rows_of[call] = self._state.rows
+        self._state = self._state._replace(rows=rows)
+
     def _stepped(self, gradients: Tensor) -> OwnState:
         """Returns the state after a step of Adam, and after the statistics have moved by their momentum."""
         old, model, parts = self._state, self._oracle.model, self._oracle.problem.parts

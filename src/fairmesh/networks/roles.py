@@ -61,6 +61,7 @@ class Role:
             False.
         common: Nearly the same at all nodes, and known to neighbours from messages, so that a node that has lost its
             state takes the mean of its neighbours' values. Default: False.
+        any_length: The last axis may have another length after every round. Default: False.
         shows: What observers read here: "models" (..., nodes, dim); "duals", each node's estimate of lambda
             (..., nodes, n); "own_weights", n lambda_i of each node (..., nodes, 1); "consensus_steps", gamma. Default:
             None.
@@ -77,6 +78,7 @@ class Role:
     sums_to_zero: bool = False
     on_simplex: bool = False
     common: bool = False
+    any_length: bool = False
     shows: Shown | None = None
 
     def within(self, outer: "Role") -> "Role":
@@ -88,6 +90,7 @@ class Role:
             self.sums_to_zero or outer.sums_to_zero,
             self.on_simplex or outer.on_simplex,
             self.common or outer.common,
+            self.any_length or outer.any_length,
             self.shows or outer.shows,
         )
 

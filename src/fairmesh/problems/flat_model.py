@@ -184,6 +184,33 @@ class FlatModel:
         made.load_state_dict(self.state_dict(row))
         return made
 
+    def module_to_train(self, row: Tensor) -> nn.Module:
+        """Returns a copy of the user's module with this row's parameters, on the device, in the dtype, and in the modes
+        in which the user gave it."""
+        made = copied(self._original).to(self.device, self.dtype)
+        held = {**dict(made.named_parameters()), **dict(made.named_buffers())}
+        with torch.no_grad():
+            for name, value in self.parameters_of(row).items():
+                held[name].copy_(value)
+        return made
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shapes of all parameters and buffers of the user's module, by name."""
+        held = (*self._original.named_parameters(), *self._original.named_buffers())
+        return {name: tensor.shape for name, tensor in held}
+
+    def changed_in(self, held: Mapping[str, Tensor]) -> str | None:
+        """Returns the name of a frozen parameter or buffer that has another value among these tensors, if there is
+        one. How many batches a BatchNorm layer has seen does not matter."""
+        for name, fixed in self._fixed.items():
+            given = held.get(name)
+            if given is None or name.endswith("num_batches_tracked"):
+                continue
+            if not torch.equal(given.detach().to(fixed), fixed):
+                return name
+        return None
+
     def row_of(self, module: nn.Module) -> Tensor:
         """Returns the trainable parameters of a module of the same architecture, and its statistics, as one row."""
         held = {**dict(module.named_parameters()), **dict(module.named_buffers())}

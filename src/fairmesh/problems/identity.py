@@ -46,6 +46,8 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
         hasher.update(f"read by {named(problem.read)}".encode())
     if (problem.parts, problem.batch_norm) != (Parts(), "refuse"):
         hasher.update(f"{problem.parts} {problem.batch_norm}".encode())
+    if problem.trainer is not None:  # not its code, which may be mended during a run
+        hasher.update(b"trained by a function")
     if problem.objective.identity() is not None:
         hasher.update(f"{problem.objective.identity()}".encode())
     return hasher.hexdigest()[:16]

@@ -1,7 +1,8 @@
 """Losses and gradients of all hosted nodes at once, on batches drawn from counter-based streams."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -9,12 +10,14 @@ from torch.func import jacrev
 
 from fairmesh.data.rows import Ahead, SampleRows
 from fairmesh.data.samples import Samples
+from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import random_streams, trees
 from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.numerics.round_cache import RoundCache
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems import convolutions
+from fairmesh.problems.local_work import LocalWorker, Node, Work, no_memory
 from fairmesh.problems.losses import (
     as_floats,
     batch_error,
@@ -29,6 +32,7 @@ from fairmesh.problems.objective import LEARNABLE, held_out_last
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import Precision, gradients, over_models
 from fairmesh.problems.subgroups import Seen, seen_in
+from fairmesh.trainers.local_trainer import LocalTrainer, SiteData
 
 Wanted = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # rounds -> rows to read, and their seeds
 
@@ -73,7 +77,7 @@ class Oracle:
         placements = placements + first_of_split
         prior = torch.cat([split.prior_of_sites for split in every])
         self.prior = prior.to(device)[placements].unsqueeze(1).to(dtype)  # p (replicas, 1, n)
-        sites = placements.index_select(1, hosted)  # (replicas, nodes)
+        self._sites = sites = placements.index_select(1, hosted)  # (replicas, nodes)
         sizes = torch.tensor([len(site.train) for split in every for site in split.sites], device=device)
         self._sizes = sizes[sites].unsqueeze(-1)
         self.sizes, self.all_sizes = self._sizes, sizes[placements].unsqueeze(1)  # (..., nodes, 1), (..., 1, n)
@@ -117,6 +121,7 @@ class Oracle:
         self._fed: dict[Any, tuple[Wanted, tuple[Tree, Tree]]] | None = None  # what captured rounds read
         self._fed_round: int | None = None  # whose batches that is
         self.model = problem.flat_model.to(device, dtype, short_floats=precision == "bf16")
+        self.worker = None if problem.trainer is None else LocalWorker(cast(LocalTrainer, problem.trainer), self.model)
         draw_shape = (len(self.seeds), len(hosted))
         start = torch.stack([problem.initial_whole_row(int(seed)) for seed in seeds]).to(device, dtype)
         self.initial_rows, self._initial_own = start.split([self.model.dim, self.model.own_dim], dim=-1)
@@ -161,6 +166,78 @@ class Oracle:
         if self._judge is not None:
             return self.losses(models, round_index, call), gradients
         return self._compared(losses.view(*self._shape[:-1], 1)), gradients
+
+    def initial_memory(self) -> Tensor | None:
+        """Returns what the sites' training functions have kept before the first round; None without a trainer."""
+        return None if self.worker is None else no_memory(*self._shape[:-1])
+
+    def trained(
+        self,
+        models: Tensor,
+        round_index: Tensor,
+        call: int,
+        memory: Tensor,
+        own: Tensor | None = None,
+        at_work: Tensor | None = None,
+    ) -> Work:
+        """Returns what the sites' own training functions make of the models, with the losses that weights follow.
+
+        Args:
+            models: The shared parameters at the start (replicas, nodes, dim).
+            round_index: The round.
+            call: Which batch fairmesh uses to measure losses.
+            memory: What the functions have kept (replicas, nodes, length).
+            own: The nodes' own parts. Default: None, they have none.
+            at_work: Which nodes work (replicas, nodes). The others have no update and no loss. Default: None, all.
+        """
+        if self.worker is None:
+            raise TypeError("the problem has no trainer")
+        number, (replicas, count, _) = int(round_index), self._shape
+        keys = random_streams.keys(self.seeds, "local work", number, self._identities)  # (replicas, nodes)
+        works = torch.ones(replicas, count, dtype=torch.bool) if at_work is None else at_work
+        nodes = [
+            Node(r, i, self._site(r, i).name or "", int(keys[r, i]) & 0x7FFFFFFF)
+            for r in range(replicas)
+            for i in range(count)
+            if bool(works[r, i])
+        ]
+        batches: list[tuple[Any, ...]] = []  # of all nodes, found once if a function asks for one
+
+        def batch(node: Node) -> tuple[Tree, Tree]:
+            if not batches:
+                batches.append(self._batch(round_index, call, self._calls))
+            inputs, targets, *_ = batches[0]
+            at = node.replica * count + node.place
+            rows = int(self._sizes_in(round_index)[node.replica, node.place])  # what follows them fills up a stack
+            rows = rows if self.problem.sampling.order == "full" else None
+            return trees.at(trees.at(inputs, at), slice(rows)), trees.at(trees.at(targets, at), slice(rows))
+
+        start = models.new_zeros(replicas, count, 0) if own is None else own
+        work = self.worker.work(
+            number, models, start, memory, nodes, lambda node: self._data_of(node, round_index), batch
+        )
+        if self.problem.clip_norm is not None:
+            norms = torch.linalg.vector_norm(work.updates, dim=-1, keepdim=True)
+            scale = (self.problem.clip_norm / norms.clamp(min=1e-30)).clamp_(max=1.0)
+            work = work._replace(updates=work.updates * scale)
+        losses = self._compared(work.losses)
+        if self._judge is not None or bool(work.losses.isnan().any()):
+            measured = self.losses(models, round_index, call, own)
+            losses = measured if self._judge is not None else torch.where(work.losses.isnan(), measured, losses)
+        return work._replace(losses=losses)
+
+    def _site(self, replica: int, node: int) -> Site:
+        split, i = divmod(int(self._sites[replica, node]), self.problem.n)
+        return self.problem.every_split[split].sites[i]
+
+    def _data_of(self, node: Node, round_index: Tensor) -> SiteData:
+        """Returns the rows that a node trains on in a round, without those that judge it."""
+        samples = self._site(node.replica, node.place).train
+        rows = int(self._sizes_in(round_index)[node.replica, node.place])
+        if rows < len(samples):
+            i = int(self._sites[node.replica, node.place]) % self.problem.n
+            samples = samples.take(held_out_last(samples, i, len(samples) - rows)[:rows])
+        return SiteData(samples, partial(as_floats, dtype=self.dtype))
 
     def _tamed(self, gradients: Tensor, models: Tensor) -> Tensor:
         """Returns gradients, clipped and then with weight decay, in place. The statistics of BatchNorm layers have

@@ -43,6 +43,7 @@ from fairmesh.problems.data_checks import (
 )
 from fairmesh.problems.flat_model import FlatModel, own_copy
 from fairmesh.problems.identity import digest_of, fingerprint
+from fairmesh.problems.local_work import check_trainer
 from fairmesh.problems.losses import Loss, as_floats, reads_logits
 from fairmesh.problems.model_loss import BoundModelLoss, bound
 from fairmesh.problems.objective import Objective
@@ -52,6 +53,7 @@ from fairmesh.problems.sampling import Sampling
 from fairmesh.problems.stacking import AtOnce, slower_stacked
 from fairmesh.problems.subgroups import numbered, own_names
 from fairmesh.problems.weight_norms import copied
+from fairmesh.trainers.local_trainer import LocalTrainer, TrainingFunction
 
 BUILT_IN_METRICS = {"accuracy": True, "loss": False}  # name -> whether higher is better
 _RESERVED = {
@@ -113,6 +115,9 @@ class Problem:
             for the second of a tuple. Default: None.
         read: What the model returns -> the tensor that predicts, (samples, classes, ...) or numbers. None for the
             output itself, or its `logits`; the classes of tokens or pixels may also be on its last axis. Default: None.
+        trainer: Your own training code for the local work of every round: `fm.LocalTrainer(function)`, or the function
+            (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
+            (docs/own-training-code.md). None for fairmesh's own gradients. Default: None.
 
     Raises:
         BadInput: The sites' data do not fit each other, the model or the loss.
@@ -148,6 +153,7 @@ class Problem:
     splits: Sequence["Problem"] = ()
     targets: Targets = None
     read: Read | None = None
+    trainer: LocalTrainer | TrainingFunction | None = None
 
     def __post_init__(self):
         refuse_autocast()
@@ -162,6 +168,10 @@ class Problem:
         number = type(self.models_at_once) is int and self.models_at_once >= 1
         if not number and self.models_at_once not in ("auto", "all"):
             raise BadInput(f"models_at_once must be 'auto', 'all' or a whole number >= 1, got {self.models_at_once!r}")
+        if self.trainer is not None:
+            if not isinstance(self.trainer, LocalTrainer):
+                object.__setattr__(self, "trainer", LocalTrainer(self.trainer))
+            check_trainer(self)
         given = [site if isinstance(site, Site) else Site(site) for site in self.sites]
         shared, known = {"test": self.test, "validation": self.validation}, {}
         sites = [read_site(i, site, shared, self.targets, known) for i, site in enumerate(given)]
@@ -631,6 +641,11 @@ class Problem:
                 f"{what} does not go with parts of a model that stay at their sites, which are personal already; leave "
                 'out parts.local, and use batch_norm = "frozen" or "convert"'
             )
+
+    def refuse_trainer(self, what: str) -> None:
+        """Raises BadInput if sites train with code of their own, for what trains in another way."""
+        if self.trainer is not None:
+            raise BadInput(f"{what} trains by fairmesh's own gradients, so it does not go with a trainer; leave it out")
 
     def digests_here(self) -> dict[int, str]:
         """Returns a fingerprint of the training data of every site that is here, in all splits."""

@@ -16,7 +16,7 @@ from fairmesh.errors import CheckpointError
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Role
 from fairmesh.storage.checkpoint import Stored, read_stored, write_stored
-from fairmesh.storage.state_tree import checked_like, flatten_state, unflatten_state
+from fairmesh.storage.state_tree import checked_like, equally_long, flatten_state, unflatten_state
 
 
 def _shard(path: Path, now: object, rank: object) -> Path:
@@ -118,7 +118,7 @@ class _Pieces:
         if absent:
             raise CheckpointError(f"{self._path} has no rows of nodes {absent}; it is of another run")
         places = [self._place[node] for node in nodes]
-        return torch.stack([self._tensor(file, name)[:, k] for file, k in places], dim=1)
+        return torch.stack(equally_long([self._tensor(file, name)[:, k] for file, k in places]), dim=1)
 
     def mean(self, name: str, nodes: Sequence[int]) -> Tensor:
         """Returns what a process with the same nodes had, to the bit, or else the mean over all nodes."""

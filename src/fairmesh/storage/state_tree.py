@@ -1,11 +1,13 @@
 """Converts states to flat tables of tensors, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
+from fairmesh.networks.roles import roles_of
 
 
 def flatten_state(state: Any, name: str = "state") -> dict[str, Tensor]:
@@ -31,8 +33,22 @@ def unflatten_state(like: Any, tensors: Mapping[str, Tensor], name: str = "state
 
 def checked_like(like: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the stored tensors of a state. Refuses them if their shapes or dtypes differ from those of `like`."""
+    roles = roles_of(like)
     for name, tensor in flatten_state(like).items():
-        stored = tensors.get(name)
-        if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+        stored, axes = tensors.get(name), tensor.ndim - roles[name].any_length
+        if (
+            stored is None
+            or (stored.ndim, stored.dtype) != (tensor.ndim, tensor.dtype)
+            or stored.shape[:axes] != tensor.shape[:axes]
+        ):
             raise CheckpointError(f"the checkpoint has no {name} of shape {tuple(tensor.shape)}; it is of another run")
     return {name: tensors[name].to(tensor.device) for name, tensor in flatten_state(like).items()}
+
+
+def equally_long(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns tensors with zeros after the last axis of those that are shorter there, since the length of some tensors
+    of a state differs between nodes."""
+    longest = max(tensor.shape[-1] for tensor in tensors)
+    if all(tensor.shape[-1] == longest for tensor in tensors):
+        return list(tensors)
+    return [torch.nn.functional.pad(tensor, (0, longest - tensor.shape[-1])) for tensor in tensors]

@@ -79,6 +79,9 @@ class NoGradients:
     def initial_models(self) -> Tensor:
         return self.rows.clone()
 
+    def initial_memory(self) -> None:
+        return None
+
     def losses_and_gradients(self, models: Tensor, round_index: Tensor, call: int) -> tuple[Tensor, Tensor]:
         return torch.ones_like(models[..., :1]), torch.zeros_like(models)
 

@@ -21,6 +21,9 @@ def completed(objective: Objective) -> Objective:
     return replace(default_objective(), **subgroups) if objective == Objective(**subgroups) else objective
 
 
-def algorithm_for(objective: Objective) -> TrackedADGDA:
-    """Returns the default algorithm. Where subgroups that span sites have weights, the sites have fixed ones."""
+def algorithm_for(objective: Objective, updates: bool = False) -> TrackedADGDA:
+    """Returns the default algorithm. Where subgroups that span sites have weights, the sites have fixed ones.
+    Updates of training functions (`updates`) are applied as long as they are."""
+    if updates:
+        return TrackedADGDA(primal_step=1.0, beta1=0.0, beta2=0.0)
     return DEFAULT_ALGORITHM if objective.subgroups != "across" else TrackedADGDA(weighting=PriorWeights())

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairmesh.algorithms.base import Algorithm, Carried, Round, carried_at_start
+from fairmesh.algorithms.base import Algorithm, Carried, Round, TrainerMemory, carried_at_start
 from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.algorithms.schedules import as_schedule
 from fairmesh.algorithms.subgroups import SubgroupState
@@ -41,6 +41,33 @@ def check_fits(algorithm: Algorithm, problem: Problem) -> None:
     if optimizer is not None:
         optimizer.check(problem.flat_model.layout)
     check_objective(algorithm, problem.objective)
+    if problem.trainer is not None:
+        check_updates(algorithm, problem.objective)
+
+
+def check_updates(algorithm: Algorithm, objective: Objective) -> None:
+    """Raises BadInput if the algorithm cannot work with the updates of a training function."""
+    name = type(algorithm).__name__
+    if getattr(algorithm, "local_steps", 1) > 1 and algorithm.oracle_calls() <= getattr(algorithm, "local_steps", 1):
+        raise BadInput(
+            f"local_steps = {getattr(algorithm, 'local_steps', 1)}: with a trainer, {name} takes one update per round; "
+            "set local_steps = 1 and let the training function take as many steps as it likes"
+        )
+    if algorithm.oracle_calls() > 1 or (algorithm.needs_server and not algorithm.sends):
+        raise BadInput(
+            f"{name} does not work with the updates of a trainer; use tracked-ad-gda, ad-gda, choco-sgd, dsgd, or with "
+            "a server fedavg (local_steps = 1) or afl"
+        )
+    if algorithm.local_optimizer() is not None:
+        raise BadInput(
+            f"algorithm.optimizer is for gradients, but {name} gets the updates of a trainer; leave it out, and use "
+            "any optimizer inside the training function"
+        )
+    if objective.needs_local_models:
+        raise BadInput(
+            "objective: sites are compared with models of their own, for which the trainer would have to train every "
+            "site alone first; give objective.local_losses as a table, or leave out discount_noise and against"
+        )
 
 
 def check_objective(algorithm: Algorithm, objective: Objective) -> None:
@@ -81,6 +108,7 @@ class TrainingState(NamedTuple):
     subgroups: SubgroupState | None = None  # of the hosted nodes, if they have weights
     own: OwnState | None = None  # what stays at each of the hosted nodes, if the model has such parts
     optimizer: Annotated[Any, Role(held_by="node")] = None  # the memory of each hosted node's optimizer, if it has any
+    trainer: TrainerMemory | None = None  # what sites' own training functions keep, as bytes (replicas, nodes, length)
 
 
 class Training:
@@ -131,6 +159,8 @@ class Training:
             trace=options.trace == "auto",
             precision=options.precision,
         )
+        if self.oracle.worker is not None:
+            self.oracle.worker.together = self.network.process_group.fail_together
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that determine the trajectory, by name. Rounds and measurements are not among them."""
@@ -204,7 +234,7 @@ class Training:
 
     def after_round(self, state: TrainingState, index: Tensor) -> TrainingState:
         """Returns the state after the round whose number is in a scalar tensor. Uses operations on tensors only."""
-        carried = Carried(state.subgroups, state.own, state.optimizer)
+        carried = Carried(state.subgroups, state.own, state.optimizer, state.trainer)
         ctx = Round(index, self.oracle, self.network, self._round_cache, carried, self.algorithm.local_optimizer())
         current = self.view.models(state.algorithm).mean(dim=-2)  # theta-bar^t, before the step: t = 0 .. T - 1
         duals = self.view.duals(state.algorithm)
@@ -259,6 +289,7 @@ class Training:
         on_gpu = self.device.type == "cuda" and (self.data_home.type == "cuda" or self.oracle.streamed)
         augmenter = self.problem.augmenter
         by_host = augmenter is not None and not augmenter.with_model  # a graph would replay what it drew once
+        by_host = by_host or self.problem.trainer is not None
         if not on_gpu or by_host or not isinstance(self.network, MemoryNetwork) or rounds - done < 2:
             return None
         fuse = self.options.fuse == "yes" or (self.options.fuse == "auto" and rounds >= _FUSED_FROM)

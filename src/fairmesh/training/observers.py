@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.config.tables import register
-from fairmesh.errors import BadInput, Diverged, Interrupted, nearest
+from fairmesh.errors import BadInput, Diverged, Interrupted, TrainerFailed, nearest
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
@@ -304,7 +304,8 @@ class KeepBest(Observer):
 
 
 class Checkpointing(Observer):
-    """Writes the run's checkpoint every `every` rounds, at the end, and when the run is asked to stop."""
+    """Writes the run's checkpoint every `every` rounds, at the end, when the run is asked to stop, and when a training
+    function of the user's own fails."""
 
     def __init__(self, checkpoints: Checkpoints, every: int, saved: int | None = None):
         self._checkpoints, self._every, self.saved = checkpoints, every, saved
@@ -316,6 +317,12 @@ class Checkpointing(Observer):
         if self.saved != round and (self.due(round) or self.run.is_last or self.run.interrupted):
             self._checkpoints.save(self.run.state, round)
             self.saved = round
+
+    def finish(self, error: BaseException | None) -> None:
+        """Keeps the rounds before one in which a training function failed, at all processes at once."""
+        if isinstance(error, TrainerFailed) and self.saved != self.run.round:
+            self._checkpoints.save(self.run.state, self.run.round)
+            self.saved = self.run.round
 
 
 class Ending(Observer):

@@ -10,7 +10,7 @@ from torch import Tensor
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record, portion_name
-from fairmesh.storage.state_tree import flatten_state, unflatten_state
+from fairmesh.storage.state_tree import equally_long, flatten_state, unflatten_state
 from fairmesh.training.memory_estimate import footprint, replicas_that_fit
 from fairmesh.training.options import (
     DTYPES,
@@ -68,7 +68,7 @@ def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
         first += len(result.replicas)
     records.sort(key=lambda record: (record["round"], record["replica"]))
     states = [flatten_state(result.state) for result in results]
-    whole: dict[str, Tensor] = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    whole: dict[str, Tensor] = {name: torch.cat(equally_long([state[name] for state in states])) for name in states[0]}
     one = results[0]
     return Result(
         one.problem,

@@ -296,6 +296,8 @@ def compare_with_references(
         True
     """
     _check_names(references)
+    for one in [problem] if isinstance(problem, Problem) else problem:
+        one.refuse_trainer("a comparison with reference models")
     result = train(
         problem, topology, algorithm, rounds, seeds=seeds, placements=placements, out=out, resume=resume,
         announce=announce, **options,
@@ -314,6 +316,7 @@ def add_references(
 ) -> ReferenceComparison:
     """Trains the references of a finished run, as `compare_with_references` says, and writes them into its folder."""
     _check_names(references)
+    result.problem.refuse_trainer("a comparison with reference models")
     check_one_algorithm([replica.algorithm for replica in result.replicas])
     work = _Work(result, topology, options, None if out is None else Path(out) / FOLDER, resume)
     found: dict[str, Result] = {}

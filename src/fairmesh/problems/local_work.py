@@ -1,0 +1,310 @@
+"""Local work by a training function of the user's own: called for one node after another, and checked."""
+
+import io
+import math
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from numbers import Real
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fairmesh.errors import BadInput, FairmeshError, TrainerFailed, in_a_line
+from fairmesh.numerics.generators import GeneratorStates, seed_generators
+from fairmesh.numerics.trees import Tree
+from fairmesh.problems.flat_model import FlatModel
+from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
+
+_HEAD = 8  # bytes that say how long a memory is
+
+
+class Work(NamedTuple):
+    """What the local work of a round has given, for all hosted nodes."""
+
+    losses: Tensor  # at the start, as the functions returned them (replicas, nodes, 1); NaN where they returned None
+    updates: Tensor  # shared parameters before minus after (replicas, nodes, dim)
+    own: Tensor  # the own parts afterwards (replicas, nodes, own_dim)
+    memory: Tensor  # what the functions keep at their sites, as bytes (replicas, nodes, length)
+
+
+class Done(Protocol):
+    """Where finished local work is kept, so that it is not done twice."""
+
+    def read(self, round_number: int) -> Work | None:
+        """Returns the finished work of a round, or None."""
+        ...
+
+    def write(self, round_number: int, work: Work) -> None:
+        """Keeps the finished work of a round. It is durable when this returns."""
+        ...
+
+
+class Node(NamedTuple):
+    """One hosted node of one replica."""
+
+    replica: int
+    place: int  # among the hosted nodes
+    site: str
+    seed: int
+
+
+class LocalWorker:
+    """Calls the training function for every hosted node.
+
+    Args:
+        trainer: The function and its settings.
+        model: The model, on the run's device and in its dtype.
+    """
+
+    def __init__(self, trainer: LocalTrainer, model: FlatModel):
+        self._trainer, self._model = trainer, model
+        self.together: Callable[[], AbstractContextManager[Any]] = nullcontext  # processes that fail together
+        self.done: Done | None = None  # None: a simulation, which keeps nothing between checkpoints
+        self.watch: Callable[[int | None], None] = lambda number: None  # told the round at the start, None at the end
+
+    def work(
+        self,
+        round_number: int,
+        models: Tensor,
+        own: Tensor,
+        memory: Tensor,
+        nodes: list[Node],
+        data: Callable[[Node], SiteData],
+        batch: Callable[[Node], tuple[Tree, Tree]],
+    ) -> Work:
+        """Returns the work of a round: what was kept of it, or what the functions do now.
+
+        Args:
+            round_number: The number of the round.
+            models: The shared parameters at the start (replicas, nodes, dim).
+            own: The nodes' own parts at the start (replicas, nodes, own_dim).
+            memory: What the functions have kept (replicas, nodes, length).
+            nodes: Those that work in this round. The others keep what they have.
+            data: Node -> its training data.
+            batch: Node -> the batch that fairmesh would use.
+        """
+        known = None if self.done is None else self.done.read(round_number)
+        if known is not None:
+            return Work(*(part.to(like.device) for part, like in zip(known, (models, models, own, memory))))
+        self.watch(round_number)
+        with self.together():
+            work = self._fresh(round_number, models, own, memory, nodes, data, batch)
+            if self.done is not None:
+                self.done.write(round_number, work)
+        self.watch(None)
+        return work
+
+    def _fresh(
+        self,
+        round_number: int,
+        models: Tensor,
+        own: Tensor,
+        memory: Tensor,
+        nodes: list[Node],
+        data: Callable[[Node], SiteData],
+        batch: Callable[[Node], tuple[Tree, Tree]],
+    ) -> Work:
+        updates, own = torch.zeros_like(models), own.clone()
+        losses = torch.zeros_like(models[..., :1])
+        kept = {(r, i): memory[r, i] for r in range(memory.shape[0]) for i in range(memory.shape[1])}
+        for node in nodes:
+            at = (node.replica, node.place)
+            start = torch.cat([models[at], own[at]])
+            context = LocalContext(
+                round_number,
+                node.site,
+                node.seed,
+                models.device,
+                unpacked_memory(kept[at]),
+                lambda node=node: batch(node),
+            )
+            loss, end = self._trained(start, data(node), context)
+            updates[at] = models[at] - end[: models.shape[-1]]
+            own[at] = end[models.shape[-1] :]
+            losses[at] = loss
+            kept[at] = _packed(context)
+        return Work(losses, updates, own, stacked_memory(list(kept.values())).unflatten(0, memory.shape[:2]))
+
+    def _trained(self, start: Tensor, data: SiteData, context: LocalContext) -> tuple[float, Tensor]:
+        """Returns the loss that the function returned, or NaN for None, and the row afterwards."""
+        module = self._model.module_to_train(start)
+        with _seeded(context), torch.enable_grad():
+            try:
+                answer = self._trainer.function(module, data, context)
+            except FairmeshError:
+                raise
+            except Exception as error:  # the user's code may raise anything
+                raise _failed(context, f"the training function raised {_told(error)}", "mend it") from error
+        end = self._row_after(module, context)
+        trained = slice(self._model.dim + self._model.local_dim)
+        if context.round == 0 and self._trainer.unchanged == "refuse" and torch.equal(start[trained], end[trained]):
+            raise _failed(
+                context,
+                "the training function changed no trained parameter",
+                "have it step its optimizer over parameters of the module that it got (a copy, or model = ..., is not "
+                'read back); if it is meant to begin like that, use LocalTrainer(function, unchanged="accept")',
+            )
+        return _loss_of(answer, context), end
+
+    def _row_after(self, module: nn.Module, context: LocalContext) -> Tensor:
+        """Returns the row of a module after training. Refuses one that is not a model of this run any more."""
+        found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for name, shape in self._model.shapes.items():
+            tensor = found.get(name)
+            if tensor is None or tensor.shape != shape or tensor.device.type == "meta":
+                now = (
+                    "is gone"
+                    if tensor is None
+                    else "has no values"
+                    if tensor.shape == shape
+                    else f"has the shape {tuple(tensor.shape)} instead of {tuple(shape)}"
+                )
+                raise _failed(
+                    context,
+                    f"the training function changed the model: {name} {now}",
+                    "train the module in place and undo what wraps or replaces its layers before returning; layers "
+                    "that are added, such as adapters, belong into the model that the Problem gets",
+                )
+        changed = self._model.changed_in(found)
+        if changed is not None:
+            parameter = changed in dict(module.named_parameters())
+            what = f"trained the frozen parameter {changed}" if parameter else f"changed the buffer {changed}"
+            way = (
+                "leave parameters without requires_grad out of the optimizer, or take it out of parts.frozen"
+                if parameter
+                else 'keep such numbers in ctx.state; for BatchNorm layers use batch_norm = "local" or "shared", or '
+                "call .eval() on them after module.train()"
+            )
+            raise _failed(context, f"the training function {what}, which must keep its value", way)
+        end = self._model.row_of(module).to(self._model.device, self._model.dtype)
+        if not bool(torch.isfinite(end).all()):
+            name = next(name for name in self._model.shapes if not bool(torch.isfinite(found[name].detach()).all()))
+            raise _failed(
+                context,
+                f"after training, {name} has values that are not finite (NaN or infinite)",
+                "lower the learning rate, clip the gradients, or look for such values in the data of this site",
+            )
+        return end
+
+
+def _loss_of(answer: Any, context: LocalContext) -> float:
+    if answer is None:
+        return math.nan
+    single = isinstance(answer, Tensor) and answer.numel() == 1
+    if isinstance(answer, bool) or not (single or isinstance(answer, Real)):
+        kind = (
+            f"a tensor of shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+        )
+        raise _failed(
+            context,
+            f"the training function returned {kind}",
+            "return the loss at the start as a number, or None to have fairmesh measure it",
+        )
+    loss = float(answer.detach() if isinstance(answer, Tensor) else answer)
+    if not math.isfinite(loss):
+        raise _failed(
+            context,
+            f"the training function returned the loss {loss}",
+            "return a finite loss at the start, or None to have fairmesh measure it",
+        )
+    return loss
+
+
+def _failed(context: LocalContext, what: str, advice: str) -> TrainerFailed:
+    return TrainerFailed(
+        f"site {context.site}, round {context.round}: {what}; {advice}. Nothing of this round was sent, and what is "
+        "finished is kept: continue the run to go on from here"
+    )
+
+
+def _told(error: Exception) -> str:
+    """Returns an error with the place in the user's code that raised it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    place = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
+    return in_a_line(error) + place
+
+
+@contextmanager
+def _seeded(context: LocalContext) -> Iterator[None]:
+    """Seeds the process's generators for a call, and sets them back afterwards."""
+    before, of_gpu = GeneratorStates.now(), None
+    if context.device.type == "cuda":
+        of_gpu = torch.cuda.get_rng_state(context.device)
+        with torch.cuda.device(context.device):
+            torch.cuda.manual_seed(context.seed)
+    seed_generators(context.seed)
+    try:
+        yield
+    finally:
+        before.restore()
+        if of_gpu is not None:
+            torch.cuda.set_rng_state(of_gpu, context.device)
+
+
+# Memory: what a function keeps, as bytes in a tensor ------------------------------------------------------------------
+
+
+def no_memory(replicas: int, nodes: int) -> Tensor:
+    """Returns the memory before the first round (replicas, nodes, length)."""
+    return torch.zeros(replicas, nodes, _HEAD, dtype=torch.uint8)
+
+
+def stacked_memory(rows: list[Tensor]) -> Tensor:
+    """Returns memories of any lengths as rows of one tensor. A memory says how long it is, so zeros may follow it."""
+    longest = max(len(row) for row in rows)
+    return torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in rows])
+
+
+def unpacked_memory(row: Tensor) -> dict[str, Any]:
+    """Returns what a function has kept, from its memory (length,)."""
+    length = int.from_bytes(bytes(row[:_HEAD].tolist()), "little")
+    if not length:
+        return {}
+    content = row[_HEAD : _HEAD + length].numpy().tobytes()
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def _packed(context: LocalContext) -> Tensor:
+    """Returns the memory of what a function keeps."""
+    if not isinstance(context.state, dict):
+        kind = type(context.state).__name__
+        raise _failed(context, f"ctx.state is a {kind}", "put entries into the dictionary instead of replacing it")
+    if not context.state:
+        return no_memory(1, 1)[0, 0]
+    buffer, advice = io.BytesIO(), "keep state_dicts, tensors, numbers, text, and lists and dictionaries of them"
+    try:
+        torch.save(context.state, buffer)
+        if not context.round:  # read once, so that a checkpoint of it can be read later
+            torch.load(io.BytesIO(buffer.getvalue()), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever pickle finds
+        raise _failed(context, f"ctx.state cannot be stored: {in_a_line(error)}", advice) from error
+    content = buffer.getvalue()
+    return torch.frombuffer(bytearray(len(content).to_bytes(_HEAD, "little") + content), dtype=torch.uint8)
+
+
+# Settings that do not go together -------------------------------------------------------------------------------------
+
+
+def check_trainer(problem: Any) -> None:
+    """Raises BadInput for settings of a problem that have no meaning for updates of a training function."""
+    if isinstance(problem.trainer.function, types.FunctionType):
+        given = problem.trainer.function.__code__
+        if given.co_argcount < 3 and not given.co_flags & 0x04:  # *arguments
+            raise BadInput(
+                f"trainer: the function takes {given.co_argcount} arguments; write it as function(module, data, ctx)"
+            )
+    if problem.weight_decay:
+        raise BadInput(
+            f"weight_decay = {problem.weight_decay:g} is added to gradients, but the trainer makes updates; leave it "
+            "out, and give it to the optimizer in your training function"
+        )
+    if problem.augment is not None:
+        raise BadInput("augment changes fairmesh's own batches; leave it out, and augment in your training function")
+    if problem.objective.subgroups is not None:
+        raise BadInput(
+            "objective.subgroups weighs single rows, which a training function does not know; leave it out, or train "
+            "without a trainer"
+        )

@@ -1,0 +1,8 @@
+"""[trainer] Your own training code as a node: what a function gets, and adapters for other libraries.
+
+Public as `fm.trainers`. docs/own-training-code.md shows how to use it.
+"""
+
+from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
+
+__all__ = ["LocalContext", "LocalTrainer", "SiteData"]
