@@ -43,6 +43,7 @@ def run(norm, rounds: int = 4, nodes: int = 3, model=None, dtype="float64", **op
 
 
 @spectral
+@pytest.mark.quick_cases(1)
 def test_spectral_norm_trains_stacked_as_one_by_one_and_a_line_says_how(norm):
     said: list[str] = []
     stacked = run(norm, models_at_once="all", trace="auto", announce=said.append)
