@@ -31,6 +31,7 @@ _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
 _REFUSING_S = 60.0  # between two announcements of refusals of the same sites
+_LOCAL = "local training"  # by code of the site's own
 _ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
@@ -110,6 +111,7 @@ class Oversight(Watcher):
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
         self.clocks: dict[str, float] = {}  # seconds ahead of this one, of neighbours whose clocks differ
         self._disk_notices: Notices | None = None  # while the journal is synced
+        self._local_since = 0.0
         self._announced_at = self._next_warning = self._refusing_at = -1e9
 
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
@@ -180,6 +182,19 @@ class Oversight(Watcher):
         what = "an observer asked to end the run; one site cannot, so the run continues"
         self._log("warning", what, round=done, reason=reason)
 
+    @property
+    def _at_work(self) -> bool:
+        return self.activity.startswith(("training", _LOCAL))
+
+    def works_locally(self, round_number: int | None) -> None:
+        if round_number is None:
+            self.activity = "training"
+            self._log("info", "local training finished", seconds=round(time.monotonic() - self._local_since, 3))
+            return
+        self._local_since = time.monotonic()
+        self.activity = f"{_LOCAL} of round {round_number} since {time.strftime('%H:%M:%S')}"
+        self._log("info", "local training", round=round_number)
+
     def reached(self, point: str, done: int) -> None:
         self._observe(point, done)
 
@@ -226,7 +241,7 @@ class Oversight(Watcher):
 
     def _show(self) -> None:
         status = self.status()
-        self._pace.note(self._round, bool(status["paused_for"]) or self.activity != "training")
+        self._pace.note(self._round, bool(status["paused_for"]) or not self._at_work)
         if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
             self._announced_at = time.monotonic()
             self._bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})

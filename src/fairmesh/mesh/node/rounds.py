@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted
+from fairmesh.errors import BadInput, Diverged, FairmeshError, Interrupted, TrainerFailed
 from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.measurements import Measurements, judged_on
@@ -58,6 +58,11 @@ class Watcher(Observer, ABC):
     @abstractmethod
     def ignored_stop(self, reason: str, done: int) -> None:
         """Is called once if an observer asks to end the run, which a site alone cannot do."""
+
+    @abstractmethod
+    def works_locally(self, round_number: int | None) -> None:
+        """Is called with the round when a training function of the site's own begins, and with None when its work is
+        finished and stored."""
 
     @abstractmethod
     def reached(self, point: str, done: int) -> None:
@@ -128,6 +133,9 @@ class Rounds:
             problem, experiment.topology, experiment.rounds, experiment.seeds[0], options, network, alone=True
         )
         self.training = Training(problem, experiment.topology, [replica], options, network=network)
+        worker = self.training.oracle.worker
+        if worker is not None and store is not None:
+            worker.done, worker.watch = store.work, watcher.works_locally
         self.branch = branch_of(membership)
         self._identity = identity_of(membership, problem)
         self.judged_on = judged_on(problem)
@@ -326,7 +334,7 @@ class _Checkpointing(Observer):
             self._save(round)
 
     def finish(self, error: BaseException | None) -> None:
-        if isinstance(error, Interrupted) and self._saved != self.run.round:
+        if isinstance(error, Interrupted | TrainerFailed) and self._saved != self.run.round:
             self._save(self.run.round)
 
     def _due(self, done: int, state: TrainingState) -> bool:
@@ -339,7 +347,7 @@ class _Checkpointing(Observer):
         allowed = journal_allowed(models.nbytes)
         pause = max(_CHECKPOINT_S, self._took_s / _CHECKPOINT_SHARE)
         late = every is None and time.monotonic() - self._saved_at > pause
-        return late or self._mailroom.journal_bytes() > allowed
+        return late or self._mailroom.journal_bytes() + self._store.work.nbytes() > allowed
 
     def _save(self, done: int) -> None:
         began = time.monotonic()

@@ -78,6 +78,8 @@ def compared(
 def _not_compared(membership: Membership, problem: Problem, mine: Site) -> str:
     if not membership.site.compare_with_local:
         return "withheld by the site"
+    if problem.trainer is not None:
+        return "sites train with code of their own"
     if not problem.classes:
         return "only classes are compared"
     if mine.test is None:

@@ -1,0 +1,127 @@
+"""Nodes whose local work is training code of the site's own: finished work is durable before it is sent, so that code
+that draws its own random numbers is allowed, and no finished round is trained twice."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairmesh.mesh.node.store import FinishedWork
+from fairmesh.problems.local_work import Work, no_memory
+from tests.mesh.scenarios import Run, played
+
+NAMES = ["a", "b", "c"]
+ROUNDS = 10
+EXPERIMENT = f"""
+rounds = {ROUNDS}
+trainer = "mine.py:train"
+data = {{ name = "digits", nodes = 3, odd = 1 }}
+topology = "ring"
+[algorithm]
+name = "tracked-ad-gda"
+primal_step = 1.0
+beta1 = 0.0
+beta2 = 0.0
+[options]
+checkpoint_every = 4
+"""
+MINE = """
+import os, pathlib, signal
+import torch
+
+FOLDER = pathlib.Path({folder!r})
+
+def once(what):
+    flag = FOLDER / what
+    known = flag.exists()
+    flag.touch()
+    return not known
+
+def note(what, ctx):
+    with open(FOLDER / "counted", "a") as file:
+        file.write(f"{{what}} {{ctx.site}} {{ctx.round}}\\n")
+
+def train(module, data, ctx):
+    note("begun", ctx)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.5)
+    if ctx.state:
+        optimizer.load_state_dict(ctx.state["optimizer"])
+    for step in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(data.inputs), data.targets).backward()
+        optimizer.step()
+        if (ctx.site, ctx.round, step) == ("b", 5, 1) and once("killed-at-work"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    if (ctx.site, ctx.round) == ("a", 8) and once("raised"):
+        raise RuntimeError("no memory")
+    with torch.no_grad():  # another number each time: training it again would give another model
+        module[-1].bias += 1e-3 * int.from_bytes(os.urandom(2), "little") / 65536
+    ctx.state["optimizer"] = optimizer.state_dict()
+    note("done", ctx)
+"""
+
+
+def scenario(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mine.py").write_text(MINE.format(folder=str(folder)))
+    run = Run(folder, NAMES, EXPERIMENT)
+
+    def dies_when_stored() -> None:
+        """c is killed as soon as its work of round 6 is stored, before anything of it is sent."""
+        write = FinishedWork.write
+
+        def then_die(self: FinishedWork, round_number: int, work) -> None:
+            import os
+
+            write(self, round_number, work)
+            if round_number == 6:
+                os.kill(os.getpid(), 9)
+
+        FinishedWork.write = then_die  # type: ignore[method-assign]
+
+    run.start("a", "b")
+    run.start("c", before=dies_when_stored)
+    run.dies("b")
+    run.start("b")
+    run.dies("c")
+    run.start("c")
+    run.stops("a", "site a, round 8: the training function raised RuntimeError: no memory")
+    assert "mine.py" in run.events("a", "stopped")[-1]["reason"]
+    run.start("a")
+    run.end(*NAMES)
+    assert run.events("b", "local training finished")
+
+
+@pytest.mark.slow
+def test_finished_rounds_are_never_trained_again(tmp_path: Path):
+    played("tests.mesh.test_local_trainer", str(tmp_path))
+    counted = Counter((tmp_path / "counted").read_text().splitlines())
+    every = {f"done {site} {t}" for site in NAMES for t in range(ROUNDS)}
+    assert {line: times for line, times in counted.items() if line.startswith("done")} == dict.fromkeys(every, 1)
+    twice = {line for line, times in counted.items() if times > 1}
+    assert twice == {"begun b 5", "begun a 8"}  # killed in the middle, and raised
+
+
+def test_finished_work_is_read_back_dropped_and_done_again_if_damaged(tmp_path: Path):
+    told = []
+    kept = FinishedWork(tmp_path, lambda level, what, **fields: told.append(what))
+    work = Work(torch.full((1, 1, 1), torch.nan), torch.randn(1, 1, 5), torch.zeros(1, 1, 0), no_memory(1, 1))
+    for number in (3, 4, 5):
+        kept.write(number, work)
+    assert kept.read(7) is None
+    found = kept.read(4)
+    assert found is not None
+    assert torch.equal(found.updates, work.updates)
+    assert found.losses.isnan().all()
+    kept.drop_before(4)
+    assert kept.read(3) is None
+    file = tmp_path / "work-000000000005.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    assert kept.read(5) is None
+    assert len(told) == 1
+
+
+if __name__ == "__main__":
+    scenario(Path(sys.argv[1]))
