@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import fairmesh as fm
 from fairmesh.problems import convolutions, notes
 from fairmesh.problems.stacking import slower_stacked
+from fairmesh.training import train as train_module
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
@@ -137,6 +138,16 @@ def test_model_that_vmap_cannot_take_trains_one_by_one_and_says_so(model):
     for asked in ("all", 2):
         with refused("models_at_once", asked, "vmap"):
             toys.problem(3, model=model, models_at_once=asked)
+
+
+def test_what_is_special_is_logged_once_if_nobody_listens(caplog):
+    train_module._log_once.cache_clear()
+    problem = toys.problem(3, model=nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4)), batch_norm="convert")
+    for _ in range(2):
+        fm.train(problem, fm.Ring(), fm.DSGD(0.2), 1, trace="no")
+    fm.train(toys.problem(3), fm.Ring(), fm.DSGD(0.2), 1, trace="no")
+    (record,) = caplog.records
+    assert (record.name, missing_from(record.message, "convert", "GroupNorm")) == ("fairmesh", [])
 
 
 def gradients_of(module: nn.Module, **fields: Any) -> torch.Tensor:

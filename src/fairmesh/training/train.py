@@ -1,5 +1,7 @@
 """Runs training from start to end: measured, checkpointed, and stopped on request or on divergence."""
 
+import functools
+import logging
 import threading
 import time
 import warnings
@@ -121,7 +123,9 @@ def train(
         observers: Called after every round: `fm.observers.Observer` objects, or functions of the number of rounds done
             and the state. Default: ().
         announce: Called with sentences about the model and the memory that the run takes, before the first round, and
-            with one about the personalization, after the last. Default: None.
+            with one about the personalization, after the last. None to log only what is special, once per process: what
+            BatchNorm and parts of the model do, models that are evaluated one after another, streamed data. The logger
+            is `logging.getLogger("fairmesh")`, which writes to stderr by default. Default: None.
         handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Otherwise the
             process's signal handlers are left alone. Default: False.
         process_group: The processes that train together, if this is one of several, each with some of the nodes and
@@ -194,18 +198,20 @@ def train(
         at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
     at_once = min(process_group.all_gather_json(at_once))
     switched_off = notes.on_evaluation_mode(problem)
+    data = notes.on_data(problem, home_of_data(problem, kind["device"], chosen.data_on), kind["device"])
+    parts, short, spectral = notes.on_parts(problem), notes.on_short_floats(problem), notes.on_spectral_norm(problem)
+    special = (parts, spectral, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
     if announce:
-        home = home_of_data(problem, kind["device"], chosen.data_on)
-        stacking, data = notes.on_stacking(problem, kind["device"]), notes.on_data(problem, home, kind["device"])
-        parts, short = notes.on_parts(problem), notes.on_short_floats(problem)
-        spectral = notes.on_spectral_norm(problem)
-        said = (parts, spectral, short, stacking, notes.on_augmentation(problem), switched_off, data, sentence)
-        for line in filter(None, said):
+        for line in filter(None, (*special, switched_off, data, sentence)):
             announce(line)
         if problem.preprocessing is not None:
             announce(f"table: {'; '.join(problem.preprocessing.in_words())}")
-    elif switched_off:
-        warnings.warn(switched_off, UserWarning, stacklevel=2)
+    elif process_group.is_leader:
+        if switched_off:
+            warnings.warn(switched_off, UserWarning, stacklevel=2)
+        streamed = any(problem.sites[i].train.stream is not None for i in problem.here)
+        for line in filter(None, (*special, data if streamed else None)):
+            _log_once(line)
     if process_group.world_size > 1 and at_once < len(replicas):
         with process_group.fail_together():
             raise BadInput(
@@ -238,6 +244,12 @@ def train(
         write_outcome(folder, result, provenance_of(problem, process_group))
         folder.close()
     return _warned(result, announce)
+
+
+@functools.cache
+def _log_once(line: str) -> None:
+    """Logs a choice that was made for a run. Python writes it to stderr unless logging is configured otherwise."""
+    logging.getLogger("fairmesh").warning(line)
 
 
 def _warned(result: Result, announce: Callable[[str], None] | None) -> Result:
