@@ -654,9 +654,12 @@ def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
 def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tamper | None = None) -> Trace:
     """v_i += gamma sum_j w_ij (v_hat_j - v_hat_i) + h_i - h_i before, of momenta h_i of the weighted gradient; descent
     along v_i over the root of its mean squares; gossip of models and of v_i, each with public copies of its own."""
-    mesh, trace = Mesh(problem, topology, seed, 1), Trace()
+    steps_a_round = algorithm.local_steps
+    mesh, trace = Mesh(problem, topology, seed, steps_a_round), Trace()
     rows, rate = Rows(mesh, algorithm), steady(algorithm, mesh)
     everyone = range(mesh.n)
+    watched = steps_a_round > 1 and algorithm.max_drift > 0
+    paces, sizes = [1 / steps_a_round if watched else 1.0 for _ in everyone], np.zeros(mesh.n)
     momenta, trackers, squares = ([np.zeros(mesh.dim) for _ in everyone] for _ in range(3))
     public = [{j: np.zeros(mesh.dim) for j in [i, *mesh.reach[i]]} for i in everyone]
     if algorithm.warm_start:
@@ -672,21 +675,25 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
         weights = rows.weigh(np.array([min(loss, cap) for loss, _ in answers]), t)
         descended = []
         for i, node in enumerate(mesh.nodes):
-            gradient = answers[i][1]
-            news = (1 - algorithm.beta1) * (weights[i] * gradient - momenta[i])
-            momenta[i] = momenta[i] + news
             if algorithm.tracking:
-                trackers[i] = trackers[i] + rate * mesh.toward_others(i, t, public[i]) + news
-            else:
-                trackers[i] = momenta[i]
-            steps = np.full(mesh.dim, eta)
-            if algorithm.beta2 > 0:
-                squares[i] = algorithm.beta2 * squares[i] + (1 - algorithm.beta2) * trackers[i] ** 2
-                steps = eta / math.sqrt(mesh.dim) / (np.sqrt(squares[i] / (1 - algorithm.beta2 ** (t + 1))) + 1e-8)
-            local = node.model - steps * trackers[i]
-            for _ in range(algorithm.local_steps - 1):
-                moved = node.worker.loss_and_gradient(local + views[i], t)[1] - gradient
-                local = local - steps * (trackers[i] + weights[i] * moved)
+                trackers[i] = trackers[i] + rate * mesh.toward_others(i, t, public[i])
+            local = node.model
+            for call in range(steps_a_round):
+                gradient = node.worker.loss_and_gradient(local + views[i], t, call)[1]
+                news = (1 - algorithm.beta1) * (weights[i] * gradient - momenta[i])
+                momenta[i] = momenta[i] + news
+                trackers[i] = trackers[i] + news if algorithm.tracking else momenta[i]
+                sizes[i] = np.linalg.norm(trackers[i]) if call == 0 else sizes[i]
+                steps = np.full(mesh.dim, eta)
+                if algorithm.beta2 > 0:
+                    squares[i] = algorithm.beta2 * squares[i] + (1 - algorithm.beta2) * trackers[i] ** 2
+                    share = 1 - algorithm.beta2 ** (t * steps_a_round + call + 1)
+                    steps = eta / math.sqrt(mesh.dim) / (np.sqrt(squares[i] / share) + 1e-8)
+                local = local - paces[i] * steps * trackers[i]
+            if watched:
+                change = node.worker.loss_and_gradient(local + views[i], t)[1] - answers[i][1]
+                allowed = algorithm.max_drift * sizes[i] / np.linalg.norm(weights[i] * change)
+                paces[i] = min(1.0, max(1 / steps_a_round, paces[i] * min(1.25, max(0.5, allowed))))
             descended.append(local)
         mesh.gossip(descended, t, rate, algorithm.compressor, tamper)
         if algorithm.tracking:

@@ -210,13 +210,14 @@ def test_tracked_at_one_node_steps_along_its_momentum_scaled_as_by_adam(name):
 @pytest.mark.parametrize("local_steps", [1, 2, 5])
 def test_tracked_at_one_node_without_momentum_takes_local_steps_of_plain_sgd(local_steps):
     problem = toys.problem(1)
-    algorithm = fm.TrackedADGDA(0.2, 0.0, beta2=0.0, local_steps=local_steps, weighting=fm.weighting.PriorWeights())
+    prior = fm.weighting.PriorWeights()
+    algorithm = fm.TrackedADGDA(0.2, 0.0, beta2=0.0, local_steps=local_steps, weighting=prior, max_drift=0)
     stack = on_the_stack(problem, fm.Ring(), algorithm, ROUNDS)
-    worker = Worker(problem, 0, 0, 1)
+    worker = Worker(problem, 0, 0, local_steps)
     row = worker.start.copy()
     for t in range(ROUNDS):
-        for _ in range(local_steps):
-            row = row - 0.2 * worker.loss_and_gradient(row, t)[1]
+        for call in range(local_steps):
+            row = row - 0.2 * worker.loss_and_gradient(row, t, call)[1]
         assert np.abs(stack.models[t][0] - row).max() < 1e-10
 
 

@@ -102,3 +102,18 @@ measure_phi = true
     assert report.exit_code == 0, report.output
     written = load_experiment(tmp_path / "run" / "experiment.toml")
     assert written.algorithm == fm.TrackedADGDA()  # its steps end with whatever run it is read for
+
+
+def worst_on_digits(rounds: int, **settings) -> float:
+    data = fm.data.Digits(nodes=10, split="class")
+    return fm.run(fm.Experiment(data, fm.Ring(), fm.TrackedADGDA(**settings), rounds=rounds)).worst
+
+
+def test_local_steps_with_defaults_reach_more_in_as_many_rounds():
+    assert worst_on_digits(40, local_steps=5) > worst_on_digits(40) + 0.05
+
+
+@pytest.mark.slow
+def test_local_steps_that_watch_their_drift_do_more_than_whole_ones_on_sites_that_differ():
+    watched, whole = (worst_on_digits(75, local_steps=20, max_drift=drift) for drift in (2.0, 0.0))
+    assert watched > whole + 0.03

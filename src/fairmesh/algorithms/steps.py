@@ -13,16 +13,17 @@ _TINY = 1e-8  # added to the root of the squares, so that a coordinate without a
 
 
 def scaled_step(
-    direction: Tensor, squares: Tensor | None, beta2: float, step: Tensor, ctx: Round
+    direction: Tensor, squares: Tensor | None, beta2: float, step: Tensor, number: Tensor
 ) -> tuple[Tensor | None, Tensor]:
-    """Returns the new mean squares of a direction, and the step size of each coordinate.
+    """Returns the new mean squares of a direction, and the step size of each coordinate, in the step of this number,
+    from 1 on.
 
     The step is divided by the root of the number of parameters, so that the whole step has the norm that the schedule
     gives. Without squares it stays as it is."""
     if squares is None:
         return None, step
     squares = torch.lerp(direction.square(), squares, beta2)
-    return squares, coordinate_steps(squares, beta2, step, ctx.index + 1)
+    return squares, coordinate_steps(squares, beta2, step, number)
 
 
 def coordinate_steps(squares: Tensor, beta2: float, step: Tensor, rounds: Tensor) -> Tensor:
@@ -66,6 +67,6 @@ class ScaledSteps(Algorithm):
     def moved(self, before: Moved, gradients: Tensor, ctx: Round, times: int = 1) -> Moved:
         """Returns models after a step along gradients; a step that is not scaled is `times` as long."""
         momenta = torch.lerp(before.momenta, gradients, fresh_share(self.beta1, gradients.dtype))
-        squares, step = scaled_step(momenta, before.squares, self.beta2, ctx.step_size(self.primal_step), ctx)
+        squares, step = scaled_step(momenta, before.squares, self.beta2, ctx.step_size(self.primal_step), ctx.index + 1)
         step = step if squares is not None else step * times
         return Moved(before.models.addcmul(momenta, step, value=-1), momenta, squares)

@@ -4,6 +4,7 @@ It combines compressed gradient tracking with momentum (BEER, MoTEF), the object
 scaled as in Adam. reproduction/frontier.md measures what each of these contributes.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -45,6 +46,8 @@ from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
 
+_SHORTER, _LONGER = 0.5, 1.25  # the most by which a node changes the length of its local steps in a round
+
 
 class TrackedState(NamedTuple):
     """Trackers are momenta + balances. Balances sum to zero, so trackers and momenta have the same average."""
@@ -57,6 +60,15 @@ class TrackedState(NamedTuple):
     tracker_copies: PublicCopies | None
     consensus_steps: ConsensusSteps  # gamma (..., nodes, 1)
     weighting: Any
+    paces: Tensor | None  # share of a step that a local step has, if there are several (..., nodes, 1)
+
+
+class _Moving(NamedTuple):
+    """What changes in a node's local steps, each (..., nodes, dim)."""
+
+    models: Tensor
+    momenta: Tensor
+    squares: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,8 @@ class TrackedADGDA(Algorithm):
         gradient_at_average: Where losses and gradients are taken, in [0, 1]: 0 at the node's own model, 1 at the
             average of the public copies around it. A node's own model fits its own samples better than the network's
             does, so its loss there is too small. Default: 1.0.
-        local_steps: Steps between two exchanges, >= 1, on the same batch and corrected by the tracker. Default: 1.
+        local_steps: K, steps between two exchanges, >= 1, each on a batch of its own. What gossip adds to the node's
+            gradient, b_i, stays the same meanwhile and corrects for how the node's data differ. Default: 1.
         consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
             round; None to choose it from the compressor and the graph. Default: None.
         compressor: Q, what a node sends of its model and of its tracker. Default: Sign(block=64).
@@ -103,6 +116,9 @@ class TrackedADGDA(Algorithm):
             for no limit. Default: None.
         warm_start: Whether public copies start at the initial model, which all nodes share, instead of at zero.
             Default: True.
+        max_drift: How much a node's own gradient may change in its local steps, >= 0, in units of the tracker's norm.
+            Beyond that the correction no longer holds, and the node shortens its local steps, down to 1 / K of a step.
+            This takes one more gradient per round. 0 for local steps of full length. Default: 2.0.
         optimizer: What each node makes of its gradients before they are weighed and tracked; None for nothing. Steps
             are already scaled as in Adam, along the tracked gradient (`beta2`). Default: None.
 
@@ -129,6 +145,7 @@ class TrackedADGDA(Algorithm):
     regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.05))
     loss_cap: float | None = None
     warm_start: bool = field(default=True, metadata=STRUCTURAL)
+    max_drift: float = field(default=2.0, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     alpha_of_sum: ClassVar[bool] = True
@@ -147,9 +164,14 @@ class TrackedADGDA(Algorithm):
             )
         if self.local_steps < 1:
             raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
+        if not 0 <= self.max_drift < math.inf:
+            raise BadInput(f"max_drift must be >= 0, got {self.max_drift}; 0 for local steps of full length")
 
     def check(self, prior: Tensor, dim: int) -> None:
         self.weighting.check(self.regularizer, prior)
+
+    def oracle_calls(self) -> int:
+        return self.local_steps
 
     def robust_regularizer(self) -> Regularizer:
         return self.regularizer
@@ -176,6 +198,7 @@ class TrackedADGDA(Algorithm):
             if self.consensus_step is not None
             else steady_consensus_step(self.compressor, models.shape[-1], network)
         )
+        watched = self.local_steps > 1 and self.max_drift > 0
         return TrackedState(
             models=models,
             momenta=torch.zeros_like(models),
@@ -185,7 +208,30 @@ class TrackedADGDA(Algorithm):
             tracker_copies=zero_copies(models, network) if self.tracking else None,
             consensus_steps=torch.ones_like(models[..., :1]) * consensus_step,
             weighting=self.weighting.init(oracle, network),
+            paces=torch.full_like(models[..., :1], 1.0 / self.local_steps) if watched else None,
         )
+
+    def _stepped(
+        self,
+        before: "TrackedState | _Moving",
+        weighted: Tensor,
+        balances: Tensor | None,
+        paces: Tensor | None,
+        call: int,
+        ctx: Round,
+    ) -> tuple["_Moving", Tensor]:
+        """Returns models after one step along the tracker of the weighted gradients, and the tracker."""
+        momenta = torch.lerp(before.momenta, weighted, fresh_share(self.beta1, weighted.dtype))
+        trackers = momenta if balances is None else momenta + balances
+        number = ctx.index * self.local_steps + call + 1
+        squares, step = scaled_step(trackers, before.squares, self.beta2, ctx.step_size(self.primal_step), number)
+        models = before.models.addcmul(trackers, step if paces is None else step * paces, value=-1)
+        return _Moving(models, momenta, squares), trackers
+
+    def _next_paces(self, paces: Tensor, drift: Tensor, size: Tensor) -> Tensor:
+        """Returns longer paces where the own gradient changed by less than is allowed, and shorter ones elsewhere."""
+        allowed = self.max_drift * size / drift.clamp(min=1e-30)
+        return (paces * allowed.clamp(_SHORTER, _LONGER)).clamp(1.0 / self.local_steps, 1.0)
 
     def step(self, state: TrackedState, ctx: Round) -> TrackedState:
         apart = disagreement(state.copies, ctx)
@@ -193,18 +239,26 @@ class TrackedADGDA(Algorithm):
         weights, parts, settled = self.weighting.weigh(
             state.weighting, capped(losses, self.loss_cap), self.regularizer, ctx
         )
-        momenta = torch.lerp(state.momenta, weights * gradients, fresh_share(self.beta1, gradients.dtype))
-        balances, trackers = state.balances, momenta
+        balances = state.balances
         if balances is not None and state.tracker_copies is not None:
             balances = gossip_step(balances, state.tracker_copies, state.consensus_steps, ctx)
-            trackers = momenta + balances
-        squares, step = scaled_step(trackers, state.squares, self.beta2, ctx.step_size(self.primal_step), ctx)
-        models = state.models.addcmul(trackers, step, value=-1)
-        for _ in range(1, self.local_steps):
-            there = ctx.losses_and_gradients(moved(models, apart, self.gradient_at_average))[1]
-            models = models.addcmul(trackers.addcmul(there.sub_(gradients), weights), step, value=-1)
+        first = gradients if state.paces is not None else None
+        moving, trackers = self._stepped(state, weights * gradients, balances, state.paces, 0, ctx)
+        del gradients
+        size = None if first is None else _norm(trackers)
+        for call in range(1, self.local_steps):
+            del trackers
+            there = ctx.losses_and_gradients(moved(moving.models, apart, self.gradient_at_average), call)[1]
+            moving, trackers = self._stepped(moving, there.mul_(weights), balances, state.paces, call, ctx)
             del there
-        del gradients, step
+        models, momenta, squares = moving
+        del moving
+        paces = state.paces
+        if paces is not None and first is not None and size is not None:
+            again = ctx.losses_and_gradients(moved(models, apart, self.gradient_at_average))[1]  # on the first batch
+            paces = self._next_paces(paces, _norm((again - first) * weights), size)
+            del again
+        del first
         models = moved(models, apart, state.consensus_steps)
         del apart
         parts = {"model": compressed_difference(models, state.copies, self.compressor, ctx), **parts}
@@ -227,4 +281,9 @@ class TrackedADGDA(Algorithm):
             tracker_copies=tracker_copies,
             consensus_steps=state.consensus_steps,
             weighting=settled(delivery),
+            paces=paces,
         )
+
+
+def _norm(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
