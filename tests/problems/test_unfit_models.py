@@ -71,6 +71,13 @@ def test_floats_are_no_labels_for_a_loss_of_labels(targets):
         problem(network(layer()), targets, loss=fm.losses.CrossEntropy())
 
 
+def test_one_hot_labels_are_told_the_way():
+    targets = nn.functional.one_hot(LABELS, CLASSES)
+    with refused("one-hot", "argmax(dim=1)", "BinaryCrossEntropy"):
+        problem(network(layer()), targets, loss=fm.losses.CrossEntropy())
+    problem(network(layer()), targets, loss=fm.losses.BinaryCrossEntropy())
+
+
 def test_shares_of_classes_train_by_the_cross_entropy_of_torch_and_are_no_numbers():
     made = problem(network(layer()), nn.functional.one_hot(LABELS, CLASSES).float())
     with warnings.catch_warnings():

@@ -197,6 +197,20 @@ def check_batches(problem: "Problem") -> None:
         )
 
 
+def refuse_one_hot(problem: "Problem") -> None:
+    """Raises BadInput if of several labels per sample exactly one is always 1, which a loss of labels would read as so
+    many yes-or-no questions."""
+    for i in problem.here:
+        targets = problem.sites[i].train.seen.targets
+        if len(targets) < 2 or not bool((((targets == 0) | (targets == 1)).all(1) & (targets.sum(1) == 1)).all()):
+            return
+    raise BadInput(
+        f"targets are {trees.form_in_words(problem.sites[0].train.targets)} with a single 1 in each sample, so they "
+        "seem to be one-hot; give the number of the class (targets.argmax(dim=1)), or loss = "
+        "fm.losses.BinaryCrossEntropy() if they are yes-or-no labels"
+    )
+
+
 def few_samples(problem: "Problem") -> tuple[Tree, Tree, Tree]:
     """Returns inputs and targets of two samples of each of several sites, since one site may hold a single class;
     and targets of more samples, spread over these sites."""

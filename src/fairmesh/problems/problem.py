@@ -39,6 +39,7 @@ from fairmesh.problems.data_checks import (
     check_split,
     few_samples,
     read_site,
+    refuse_one_hot,
     scaled_prior,
 )
 from fairmesh.problems.flat_model import FlatModel, own_copy
@@ -577,6 +578,8 @@ class Problem:
                 f"the loss {registered_name(self.loss)!r} needs numbers to predict, but the problem predicts "
                 f'{TASKS[self.task]}; write loss = "cross-entropy", or, in the [data] of a table, predict = "numbers"'
             )
+        if isinstance(self.loss, NamedLoss) and self.loss.of_labels and self.task == "multi-label":
+            refuse_one_hot(self)
         row = self.initial_whole_row(0).float()
         check_batches(self)
         check_gradient(model, row, self.loss, self.augmenter, self._augmented(inputs, targets))
