@@ -5,12 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import fairmesh as fm
 from fairmesh.errors import Diverged
 from fairmesh.evidence import versus_counts
 from fairmesh.mesh.node import versus_local
 from fairmesh.mesh.node.versus_local import difference, evidence_of, sentences
 from fairmesh.mesh.wire.bulletin import CELLS, FEW, FEWEST, KINDS
+from fairmesh.report.sentences import versus
+from fairmesh.report.units import Unit
+from fairmesh.storage.strict_json import as_json
 from tests.mesh.scenarios import Run, played
 
 NAMES = ["a", "b", "c"]
@@ -56,17 +61,73 @@ def test_announced_counts_below_five_are_refused():
 
 def test_evidence_has_all_sites_and_says_why_one_was_not_compared():
     told = {
-        "a": {"cells": _cells(100, 30, 6, 64), "why_not": ""},
-        "b": {"cells": _cells(100, FEW, FEW, FEW), "why_not": ""},
-        "c": {"cells": {}, "why_not": "withheld by the site"},
+        "a": {"cells": _cells(100, 30, 6, 64), "verdict": "", "why_not": ""},
+        "b": {"cells": _cells(100, FEW, FEW, FEW), "verdict": "", "why_not": ""},
+        "c": {"cells": {}, "verdict": "", "why_not": "withheld by the site"},
     }
-    found = evidence_of(told, NAMES, [0.65, 0.95, 0.8])
+    found = evidence_of(told, NAMES, [0.65, 0.95, 0.8], "accuracy")
     a, b, c = found["sites"]
     assert (a["n"], a["versus"]["local"]["verdict"]) == (200, "better")
     assert (b["n"], b["n_at_least"], b["versus"]["local"]["verdict"]) == (100, True, "unclear")
     assert (c["n"], c["versus"], c["why_not"]) == (None, {}, "withheld by the site")
     assert found["worst"]["site"] == "a"
     assert len(sentences({"evidence": found})) == 2
+
+
+def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():
+    told = {
+        "a": {"cells": {}, "verdict": "better", "why_not": ""},
+        "b": {"cells": {}, "verdict": "unclear", "why_not": ""},
+        "c": {"cells": {}, "verdict": "", "why_not": "no test rows"},
+    }
+    found = json.loads(as_json(evidence_of(told, NAMES, [0.4, 0.9, None], "loss")))
+    a, b, c = found["sites"]
+    assert a["versus"] == {"local": {"verdict": "better"}}
+    assert b["versus"] == {"local": {"verdict": "unclear"}}
+    assert (c["versus"], c["why_not"], c["value"]) == ({}, "no test rows", None)
+    assert [site["n"] for site in found["sites"]] == [None] * 3
+    assert (found["worst"]["site"], found["worst"]["value"]) == ("b", 0.9)
+    assert [said.split(":")[0] for said in sentences({"evidence": found})] == ["a", "b"]
+    unit = Unit("loss", share=False)
+    assert versus(a["versus"]["local"], unit, "alone") == "better than alone"
+
+
+def test_announced_verdicts_are_words_and_nothing_else():
+    holds = KINDS["versus_local"]["verdict"]
+    assert all(map(holds, ("", "better", "worse", "unclear")))
+    assert not any(map(holds, ("better by 3", 0.3, ["better"], None)))
+
+
+def test_numbers_are_compared_on_the_sites_own_rows():
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.randn(40, 2, generator=rng)
+    targets = inputs @ torch.tensor([[1.0], [2.0]]) + 0.1 * torch.randn(40, 1, generator=rng)
+    site = fm.Site((inputs, targets), test=(inputs, targets), name="a")
+    here = fm.Problem(torch.nn.Linear(2, 1), [site], loss=torch.nn.functional.mse_loss)
+    right, wrong = torch.zeros(2, 3)
+    right[:2] = torch.tensor([1.0, 2.0])
+    assert versus_local._of_numbers(here, right, wrong).verdict == "better"
+    assert versus_local._of_numbers(here, wrong, right).verdict == "worse"
+    assert versus_local._of_numbers(here, right, right).verdict == "unclear"
+
+
+def verdicts_on_numbers(run: Run) -> None:
+    """Only verdicts travel. The difference is in each site's own folder."""
+    run.start(*NAMES)
+    run.end(*NAMES)
+    summaries = {(run.folder / name / "state" / "result" / "summary.json").read_bytes() for name in NAMES}
+    assert len(summaries) == 1
+    evidence = json.loads(summaries.pop())["evidence"]
+    assert evidence["metric"] == "loss"
+    for name, site in zip(NAMES, evidence["sites"]):
+        assert list(site["versus"]["local"]) == ["verdict"]
+        (kept,) = (run.folder / name / "state").glob("**/compared-*.json")
+        at_home = json.loads(kept.read_text())
+        assert at_home["verdict"] == site["versus"]["local"]["verdict"]
+        assert at_home["interval"][0] < at_home["difference"] < at_home["interval"][1]
+        others = "".join((run.folder / one / "state" / "result" / "summary.json").read_text() for one in NAMES)
+        assert str(at_home["difference"]) not in others
+    assert len(sentences({"evidence": evidence})) == 3
 
 
 def verdicts_at_every_site(run: Run) -> None:
@@ -110,7 +171,27 @@ def a_comparison_that_fails(run: Run) -> None:
     assert "patients.csv" not in heard
 
 
-SCENARIOS = {one.__name__: one for one in (verdicts_at_every_site, a_comparison_that_fails)}
+def _table_of_numbers(folder: Path) -> str:
+    """Writes a table of three sites with numbers to predict, and returns the experiment."""
+    rng = torch.Generator().manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["site,x,y,dose"]
+    for name in NAMES:
+        for x, y, noise in torch.randn(150, 3, generator=rng).tolist():
+            lines.append(f"{name},{x:.4f},{y:.4f},{5 + x - 2 * y + 0.3 * noise:.4f}")
+    (folder / "doses.csv").write_text("\n".join(lines) + "\n")
+    fields = {
+        "name": "table",
+        "file": str(folder / "doses.csv"),
+        "target": "dose",
+        "site": "site",
+        "predict": "numbers",
+    }
+    table = "data = { " + ", ".join(f'{key} = "{value}"' for key, value in fields.items()) + " }"
+    return "\n".join(table if line.startswith("data") else line for line in EXPERIMENT.splitlines())
+
+
+SCENARIOS = {one.__name__: one for one in (verdicts_at_every_site, a_comparison_that_fails, verdicts_on_numbers)}
 
 
 @pytest.mark.slow
@@ -120,7 +201,8 @@ def test_nodes_show_the_verdicts_of_all_sites(scenario, tmp_path):
 
 
 if __name__ == "__main__":
-    made = Run(Path(sys.argv[2]), NAMES, EXPERIMENT)
+    place = Path(sys.argv[2])
+    made = Run(place, NAMES, _table_of_numbers(place) if sys.argv[1] == "verdicts_on_numbers" else EXPERIMENT)
     try:
         SCENARIOS[sys.argv[1]](made)
     finally:

@@ -26,7 +26,7 @@ from fairmesh.training.observers import CsvWriter
 # Sites may run different versions of fairmesh, and upgrade during a run, as long as this number is the same. It changes
 # only with what a run in progress could not survive: other numbers from the same messages (also by another default
 # value), other messages or announcements, or other checkpoints. A new field whose default keeps the numbers does not.
-COMPATIBILITY = 3
+COMPATIBILITY = 4
 _COMPATIBILITY = "compatibility number of fairmesh"
 
 _IN_A_FILE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[\w.]+)")

@@ -55,7 +55,8 @@ ANNOUNCED = {  # by kind of announcement
     "result": "at the end: its metrics of the common models on its own data, and the digests of its result and of all "
     "sites' metrics",
     "versus_local": "at the end: how many of its test rows both the common model and one that it trained alone, only "
-    "one of them, or neither answers right; counts below 5, and all of fewer than 20 rows, are not told",
+    "one of them, or neither answers right, counts below 5 not told; of models that predict numbers, only whether the "
+    "common one is better, worse, or not clearly different; nothing of fewer than 20 rows",
     "certificate": "its certificate",
     "vote": "its votes to continue without a site, to restore one, or to go back to a round",
     "commit": "that it is bound to such votes, and its round",

@@ -165,7 +165,8 @@ def _versus(run: Run, evidence: Mapping[str, Json]) -> dict[str, dict[str, Json]
             found.setdefault("average" if kind == "fixed weights" else kind, {})[name] = one
     found |= compared(run, set(found))
     return {
-        kind: {site: one for site, one in sites.items() if _known(one["interval"])} for kind, sites in found.items()
+        kind: {site: one for site, one in sites.items() if "interval" not in one or _known(one["interval"])}
+        for kind, sites in found.items()
     }
 
 

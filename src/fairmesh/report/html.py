@@ -233,11 +233,12 @@ def _compared(site: Json, kind: str, unit: Unit) -> str:
     value, versus = site["references"].get(kind), site["versus"].get(kind)
     missing = "not defined" if site["measured"] else "not measured"
     cell = unit.shown(value) if defined(value) else "" if versus else missing if kind in site["references"] else "-"
-    if versus and versus.get("interval"):
+    if versus:
         verdict = versus["verdict"]
         mark = {"better": "▲ better", "worse": "▼ worse"}.get(verdict, "unclear")
-        ends = unit.difference(versus["interval"]).removesuffix(" points")
-        cell += f'<small class="{verdict}">{mark}<br>{ends}</small>'
+        ends = versus.get("interval")
+        shown = f"<br>{unit.difference(ends).removesuffix(' points')}" if ends else ""
+        cell += f'<small class="{verdict}">{mark}{shown}</small>'
     return cell
 
 

@@ -30,6 +30,10 @@ def versus(compared: Mapping[str, Any], unit: Unit, other: str = "") -> str:
         unit: How the metric is shown.
         other: What the other model is called; empty if the reader knows. Default: "".
     """
+    if "interval" not in compared:  # between organisations, models that predict numbers: only the verdict is told
+        verdict = compared["verdict"]
+        word = "no clear difference" if verdict == "unclear" else verdict
+        return f"{word} {'from' if verdict == 'unclear' else 'than'} {other}" if other else word
     interval = compared.get("interval")
     if not interval or not all(map(defined, interval)):
         return f"not compared with {other}" if other else "not compared"

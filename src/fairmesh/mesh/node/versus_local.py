@@ -1,7 +1,8 @@
 """Whether the common model is better for a site than the one that it could train alone.
 
 Each site trains its own model, compares both on its own test rows, and announces four counts, signed: how many rows
-both models, only the common one, only its own one, or neither answers right. A count below five is not told. So every
+both models, only the common one, only its own one, or neither answers right. A count below five is not told. Of models
+that predict numbers it announces the verdict only; the difference and its interval stay in the site's folder. So every
 site can show the verdicts of all sites.
 """
 
@@ -20,13 +21,14 @@ from torch import Tensor
 
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, Diverged, in_a_line
-from fairmesh.evidence import LEVEL, Difference, Share, Worst, versus_counts
+from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
+from fairmesh.evidence.intervals import Estimate
 from fairmesh.evidence.outcomes import independent_mean, judged
 from fairmesh.mesh.node.ending import metrics_by_site
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.store import put_in_place
-from fairmesh.mesh.wire.bulletin import CELLS, FEW, FEWEST
+from fairmesh.mesh.wire.bulletin import CELLS, FEW, FEWEST, KINDS
 from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.links import Report
 from fairmesh.problems.objective import Objective
@@ -38,7 +40,8 @@ from fairmesh.training.references import early_stopped_models, judged_apart
 
 KIND = "versus_local"  # of announcement
 _ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
-_METRIC = "accuracy"
+_ACCURACY, _LOSS = "accuracy", "loss"
+_SAID = {"better": "better than alone", "worse": "worse than alone", "unclear": "no clear difference from alone"}
 _FAILED = "failed; the reason is in the site's log"
 
 
@@ -54,24 +57,31 @@ def compared(
     generation = membership.mesh.generation
     file = folder / f"compared-{generation}.json"
     if file.exists():
-        return json.loads(read_bytes(file))
+        kept = json.loads(read_bytes(file))
+        return {key: kept[key] for key in KINDS[KIND]}
     (mine,) = [site for site in rounds.problem.sites if site.train.here]
     why_not = _not_compared(membership, rounds.problem, mine)
     cells: dict[str, int | str] = {}
+    verdict, at_home = "", {}
     try:
         if not why_not:
             own = _own_model(membership, rounds, mine, folder, go_on)
             flat, part = rounds.problem.flat_model, rounds.state.own
             theirs = flat.row_of_state_dict(load_file(common)).to(own)
             theirs = theirs if part is None else flat.at_site(theirs, part.rows[0, 0])
-            cells = _counted(rounds.problem, mine, theirs, own)
+            here = dataclasses.replace(rounds.problem, sites=[mine], prior=None, objective=Objective())
+            if here.classes:
+                cells = _counted(here, theirs, own)
+            else:
+                found = _of_numbers(here, theirs, own)
+                verdict, at_home = found.verdict, {"metric": here.primary} | found.table()
     except (BadInput, Diverged, RuntimeError) as error:  # the result is complete without it
         why_not = _FAILED  # the error may name files or values of this site
         report("error", "the comparison with this site's model alone failed", reason=in_a_line(error))
-    body = {"generation": generation, "cells": cells, "why_not": why_not}
-    if cells:
+    body = {"generation": generation, "cells": cells, "verdict": verdict, "why_not": why_not}
+    if not why_not:
         with storing(folder.parent):
-            write_atomically(file, json.dumps(body).encode())
+            write_atomically(file, json.dumps(body | at_home).encode())
     return body
 
 
@@ -80,8 +90,6 @@ def _not_compared(membership: Membership, problem: Problem, mine: Site) -> str:
         return "withheld by the site"
     if problem.trainer is not None:
         return "sites train with code of their own"
-    if not problem.classes:
-        return "only classes are compared"
     if mine.test is None:
         return "no test rows"
     return f"fewer than {_ROWS_AT_LEAST} test rows" if len(mine.test) < _ROWS_AT_LEAST else ""
@@ -113,9 +121,17 @@ def _own_model(membership: Membership, rounds: Rounds, mine: Site, folder: Path,
     return problem.flat_model.row_of_state_dict(load_file(file)).to(training.device, training.dtype)
 
 
-def _counted(problem: Problem, mine: Site, common: Tensor, own: Tensor) -> dict[str, int | str]:
+def _of_numbers(here: Problem, common: Tensor, own: Tensor) -> Difference:
+    """Returns how two models that predict numbers differ on this site's test rows."""
+    ours, alone = (judged(here, {0: row[None]}) for row in (common, own))
+    (found,) = versus(ours, alone).at_sites
+    if math.isnan(found.interval[0]):
+        raise BadInput(f"{here.primary} is not defined on this site's test rows")
+    return found
+
+
+def _counted(here: Problem, common: Tensor, own: Tensor) -> dict[str, int | str]:
     """Returns how many test rows of this site each model answers right, by `CELLS`."""
-    here = dataclasses.replace(problem, sites=[mine], prior=None, objective=Objective())
     (answers,) = judged(here, {0: torch.stack([common, own])}).answers
     if answers.right is None:
         raise TypeError("targets are no classes")
@@ -148,34 +164,40 @@ def difference(cells: Mapping[str, int | str], level: float = LEVEL) -> Differen
 
 
 def evidence_of(
-    announced: Mapping[str, Mapping[str, Any]], names: Sequence[str], accuracies: Sequence[float | None]
+    announced: Mapping[str, Mapping[str, Any]], names: Sequence[str], values: Sequence[float | None], metric: str
 ) -> dict[str, Any]:
     """Returns the intervals and verdicts of all sites, in the form in which a simulation has them in its summary.
 
     Args:
         announced: What each site announced.
         names: The sites.
-        accuracies: The accuracy of the common model at each of them; None where it is not known.
+        values: The metric of the common model at each of them; None where it is not known.
+        metric: "accuracy", or "loss" of models that predict numbers.
     """
-    parts, sites = [], []
-    for name, accuracy in zip(names, accuracies):
-        cells, why_not = announced[name]["cells"], announced[name]["why_not"]
+    parts: list[Estimate] = []
+    sites = []
+    for name, value in zip(names, values):
+        cells, verdict, why_not = (announced[name][key] for key in ("cells", "verdict", "why_not"))
         told = [count for count in cells.values() if count != FEW]
-        part = Share(math.nan if accuracy is None or not cells else accuracy, sum(told))
+        part: Estimate = Share(math.nan if value is None or not cells else value, sum(told))
+        if metric != _ACCURACY:
+            part = Number(math.nan if value is None else value, 0, math.nan)
         one = difference(cells)
         sites.append(
             {"name": name, "n": part.rows or None}
-            | _row(part, {} if one is None else {"local": one})
+            | _row(
+                part, {"local": one.table()} if one is not None else {"local": {"verdict": verdict}} if verdict else {}
+            )
             | ({"n_at_least": True} if len(told) < len(cells) else {})
             | ({"why_not": why_not} if why_not else {})
         )
         parts.append(part)
-    worst = Worst(tuple(parts))
+    worst = Worst(tuple(parts), higher_is_better=metric == _ACCURACY)
     which = None if worst.which is None else names[worst.which]
     mean = independent_mean(parts)
     return {
         "level": LEVEL,
-        "metric": _METRIC,
+        "metric": metric,
         "covers": "samples",
         "worst": {"site": which} | _row(worst, {}),
         "mean": _row(mean, {}),
@@ -184,12 +206,14 @@ def evidence_of(
 
 
 def with_evidence(folder: Path, announced: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Adds the evidence to the summary of a result, if some site has told its counts."""
-    accuracies = metrics_by_site(folder).get(_METRIC)
-    if accuracies is None or not any(announced[name]["cells"] for name in names):
+    """Adds the evidence to the summary of a result, if some site has told its counts or its verdict."""
+    counts, verdicts = (any(announced[name][key] for name in names) for key in ("cells", "verdict"))
+    metric = _ACCURACY if counts else _LOSS
+    values = metrics_by_site(folder).get(metric)
+    if values is None or not (counts or verdicts):
         return
     summary = json.loads(read_bytes(folder / SUMMARY))
-    evidence = evidence_of(announced, names, accuracies)
+    evidence = evidence_of(announced, names, values, metric)
     write_atomically(folder / SUMMARY, (as_json(summary | {"evidence": evidence}, indent=2) + "\n").encode())
 
 
@@ -198,15 +222,13 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
     found = []
     for site in (summary.get("evidence") or {}).get("sites", []):
         one = site["versus"].get("local")
-        if one is not None:
+        if one is not None and "interval" not in one:
+            found.append(f"{site['name']}: {_SAID[one['verdict']]}")
+        elif one is not None:
             said = Difference(one["difference"], tuple(one["interval"]), one["verdict"]).sentence("alone")
             found.append(f"{site['name']}: {said}")
     return found
 
 
-def _row(estimate: Any, versus: Mapping[str, Difference]) -> dict[str, Any]:
-    return {
-        "value": estimate.value,
-        "interval": list(estimate.interval()),
-        "versus": {name: one.table() for name, one in versus.items()},
-    }
+def _row(estimate: Estimate, against: Mapping[str, Any]) -> dict[str, Any]:
+    return {"value": estimate.value, "interval": list(estimate.interval()), "versus": against}

@@ -43,6 +43,7 @@ _GENERATIONS_AT_MOST = 256
 _NUMBERS_AT_MOST = 100  # statistics of one kind
 CELLS = ("both", "only_common", "only_local", "neither")  # test rows that these models answer right
 FEWEST, FEW = 5, "<5"  # a smaller count is told as this
+VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
 _SHORT = 200  # characters of a string that is shown to people
 
 
@@ -149,6 +150,11 @@ def _cells(value: Any) -> bool:
     )
 
 
+def _verdict(value: Any) -> bool:
+    """Returns whether this is what a site tells that predicts numbers; nothing if it tells counts."""
+    return value in ("", *VERDICTS)
+
+
 def _is(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
@@ -219,7 +225,7 @@ KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "refusing": {"sites": _refusals},
     "result": {"generation": _count, "digest": _short, "metrics": _metrics, "measured": _texts},
     "ready": {"facts": _short},
-    "versus_local": {"generation": _count, "cells": _cells, "why_not": _short},
+    "versus_local": {"generation": _count, "cells": _cells, "verdict": _verdict, "why_not": _short},
     "diverged": {
         "generation": _count,
         "site": _short,
