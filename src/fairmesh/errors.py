@@ -62,6 +62,8 @@ _EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for
     "parquet": "parquet tables need pyarrow",
     "coos7": "COOS7's HDF5 files need h5py",
     "export": "ONNX files need onnx, onnxscript and onnxruntime",
+    "hugging-face": "Hugging Face's Trainer needs transformers and accelerate",
+    "lightning": "Lightning's Trainer needs lightning",
     "mesh": "training between organisations needs cryptography and prometheus-client",
 }
 

@@ -3,6 +3,8 @@
 Public as `fm.trainers`. docs/own-training-code.md shows how to use it.
 """
 
+from fairmesh.trainers.hugging_face import fit_hugging_face
+from fairmesh.trainers.lightning import fit_lightning
 from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
 
-__all__ = ["LocalContext", "LocalTrainer", "SiteData"]
+__all__ = ["LocalContext", "LocalTrainer", "SiteData", "fit_hugging_face", "fit_lightning"]

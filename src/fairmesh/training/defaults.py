@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.algorithms.weighting import PriorWeights
+from fairmesh.compression.compressors import Quantize
 from fairmesh.problems.objective import Objective
 
 ROUNDS = 600
@@ -23,7 +24,8 @@ def completed(objective: Objective) -> Objective:
 
 def algorithm_for(objective: Objective, updates: bool = False) -> TrackedADGDA:
     """Returns the default algorithm. Where subgroups that span sites have weights, the sites have fixed ones.
-    Updates of training functions (`updates`) are applied as long as they are."""
+    Updates of training functions (`updates`) are not scaled, but damped: the weights multiply whole epochs, and then
+    follow the losses in few rounds (docs/own-training-code.md)."""
     if updates:
-        return TrackedADGDA(primal_step=1.0, beta1=0.0, beta2=0.0)
+        return TrackedADGDA(primal_step=0.5, beta1=0.5, beta2=0.0, compressor=Quantize(bits=4, block=256))
     return DEFAULT_ALGORITHM if objective.subgroups != "across" else TrackedADGDA(weighting=PriorWeights())

@@ -108,8 +108,8 @@ def train(
         topology: Who talks to whom; None for a ring. Default: None.
         algorithm: The algorithm, or several that differ only in their numbers. None for the one that does best on many
             kinds of sites (docs/weights.md): `TrackedADGDA()`, weights that follow held-out rows unless the problem has
-            an objective of its own, and `compare_weights`. With a trainer, one that applies its updates as long as they
-            are: `TrackedADGDA(primal_step=1.0, beta1=0.0, beta2=0.0)`, and nothing else. Default: None.
+            an objective of its own, and `compare_weights`. With a trainer, `TrackedADGDA` with
+            steps for its updates (docs/own-training-code.md), and nothing else. Default: None.
         rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         seeds: Seeds of the replicas, whole numbers >= 0. Default: (0,).
         placements: Which site each node holds: None for site i at node i; a number of random placements; a list of

@@ -1,0 +1,51 @@
+"""The examples of training code of one's own, and the adapters that they use."""
+
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fairmesh as fm
+from fairmesh.problems.local_work import unpacked_memory
+from tests.refusals import refused
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "own_training"
+NEEDS = {"plain_loop": "torch", "hugging_face": "accelerate", "lightning_module": "lightning"}
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def example(name: str) -> ModuleType:
+    pytest.importorskip(NEEDS[name])
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def steps_in(name: str, result: fm.Result) -> int:
+    """How many steps the optimizer of the first site has taken."""
+    kept = unpacked_memory(result.state.trainer[0, 0])
+    optimizer = kept["optimizers"][0] if name == "lightning_module" else kept["optimizer"]
+    return int(optimizer["state"][0]["step"])
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_optimizer_continues_where_the_round_before_ended(name: str):
+    result = example(name).main(rounds=2)
+    batch = 16 if name == "hugging_face" else 32
+    assert steps_in(name, result) == 2 * math.ceil(len(result.problem.sites[0].train) / batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDS)
+def test_examples_learn(name: str):
+    assert example(name).main().worst > 0.7
+
+
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "lightning.pytorch", None)
+    with refused("fairmesh[lightning]"):
+        fm.trainers.fit_lightning(None, None, None)
