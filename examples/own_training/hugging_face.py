@@ -38,9 +38,13 @@ def site(number: int, rows: int = 96) -> fm.Site:
     return fm.Site({k: v[:64] for k, v in texts.items()}, test={k: v[64:] for k, v in texts.items()}, name=f"s{number}")
 
 
+def sites() -> list[fm.Site]:
+    return [site(k) for k in range(3)]
+
+
 def main(rounds: int = 15) -> fm.Result:
     torch.manual_seed(0)
-    problem = fm.Problem(model(), [site(k) for k in range(3)], trainer=fm.LocalTrainer(train))
+    problem = fm.Problem(model(), sites(), trainer=fm.LocalTrainer(train))
     result = fm.train(problem, rounds=rounds, measure_every=rounds)
     print(f"worst site {result.worst:.3f} after {rounds} rounds, {result.final[0]['bytes_total'] / 1e6:.2f} MB sent")
     return result

@@ -30,10 +30,13 @@ def train(module, data, ctx):
     return first  # the loss at the start, which the weights of the sites follow
 
 
+def model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
 def main(rounds: int = 20) -> fm.Result:
     sites = fm.data.Digits(nodes=4, odd=1).sites()
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    problem = fm.Problem(model, sites, trainer=fm.LocalTrainer(train))
+    problem = fm.Problem(model(), sites, trainer=fm.LocalTrainer(train))
     result = fm.train(problem, rounds=rounds, measure_every=rounds)  # by Tracked AD-GDA
     print(f"worst site {result.worst:.3f} after {rounds} rounds, {result.final[0]['bytes_total'] / 1e6:.2f} MB sent")
     return result

@@ -1,6 +1,7 @@
 """Nodes whose local work is training code of the site's own: finished work is durable before it is sent, so that code
 that draws its own random numbers is allowed, and no finished round is trained twice."""
 
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -94,6 +95,38 @@ def scenario(folder: Path) -> None:
     assert run.events("b", "local training finished")
 
 
+DIGITS = 'data = { name = "digits", nodes = 3, odd = 1 }'
+EXAMPLES = {  # file -> its data, and the name of its model
+    "plain_loop": (DIGITS, "model"),
+    "lightning_module": (DIGITS, "Classifier"),
+    "hugging_face": ('data = { name = "import", path = "hugging_face.py:sites" }', "model"),
+}
+
+
+def example_scenario(folder: Path, name: str) -> None:
+    """An example as a mesh; b is killed in the middle of its local work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(__file__).parents[2] / "examples" / "own_training" / f"{name}.py", folder)
+    data, model = EXAMPLES[name]
+    settings = f'model = {{ name = "import", path = "{name}.py:{model}" }}\ntrainer = "{name}.py:train"\n'
+    run = Run(folder, NAMES, f"rounds = 5\n{data}\n{settings}[options]\ncheckpoint_every = 2\n")
+    run.start(*NAMES)
+    run.until(lambda: any(event["round"] == 3 for event in run.events("b", "local training")), 120)
+    run.crash("b")
+    run.start("b")
+    run.end(*NAMES)
+    finished, begun = (len(run.events("b", what)) for what in ("local training finished", "local training"))
+    assert finished <= 5  # it may have been killed between storing its work and saying so
+    assert begun <= 6  # round 3 twice, if it was not finished
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run_as_meshes_whose_nodes_are_killed(tmp_path: Path, name: str):
+    pytest.importorskip({"plain_loop": "torch", "lightning_module": "lightning", "hugging_face": "accelerate"}[name])
+    played("tests.mesh.test_local_trainer", str(tmp_path), name)
+
+
 @pytest.mark.slow
 def test_finished_rounds_are_never_trained_again(tmp_path: Path):
     played("tests.mesh.test_local_trainer", str(tmp_path))
@@ -124,4 +157,7 @@ def test_finished_work_is_read_back_dropped_and_done_again_if_damaged(tmp_path: 
 
 
 if __name__ == "__main__":
-    scenario(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        example_scenario(Path(sys.argv[1]), sys.argv[2])
+    else:
+        scenario(Path(sys.argv[1]))
