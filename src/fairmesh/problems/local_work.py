@@ -214,8 +214,9 @@ def _loss_of(answer: Any, context: LocalContext) -> float:
 
 
 def _failed(context: LocalContext, what: str, advice: str) -> TrainerFailed:
+    site = context.site if context.site.startswith("site") else f"site {context.site}"
     return TrainerFailed(
-        f"site {context.site}, round {context.round}: {what}; {advice}. Nothing of this round was sent, and what is "
+        f"{site}, round {context.round}: {what}; {advice}. Nothing of this round was sent, and what is "
         "finished is kept: continue the run to go on from here"
     )
 
