@@ -12,20 +12,25 @@ from tests.recordings import shared_recordings
 load_profile()
 
 
+QUICK_CASES = 8  # of a test with more than that many, unless it says otherwise
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks as slow all but `count` cases of a test with `@pytest.mark.quick_cases(count)`. The quick ones are spread
-    over its cases, and begin elsewhere in every test, so that each member of a family stays in some quick test."""
+    """Marks as slow all but some cases of each test with many: `QUICK_CASES` of them, or as many as
+    `@pytest.mark.quick_cases(count)` says. The quick ones are spread over its cases, and begin elsewhere in every test,
+    so that each member of a family stays in some quick test. What `tests/api` checks costs nothing."""
     cases = defaultdict(list)
     for item in items:
-        if marker := item.get_closest_marker("quick_cases"):
-            cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
-    for (test, count), every in cases.items():
-        every = [item for item in every if not item.get_closest_marker("slow")]
+        marker = item.get_closest_marker("quick_cases")
+        every = "tests/api/" in item.nodeid and marker is None
+        if not every and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0], marker.args[0] if marker else QUICK_CASES].append(item)
+    for (test, count), found in cases.items():
         begin = zlib.crc32(test.encode())
-        quick = {(begin + k * len(every) // count) % len(every) for k in range(count)} if every else set()
-        for k in set(range(len(every))) - quick:
-            every[k].add_marker(pytest.mark.slow)
+        quick = {(begin + k * len(found) // count) % len(found) for k in range(count)}
+        for k in set(range(len(found))) - quick:
+            found[k].add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,7 @@ def test_data_show_draws_who_holds_what_and_prints_a_table(cli, tmp_path):
     partition=("contrast", "instrument", "dirichlet", "shards", "quantity", "even"),
     nodes={"one": 1, "three": 3, "forty": 40},
 )
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(1)
 def test_data_show_draws_every_partition_at_any_size(cli, tmp_path, partition, nodes):
     own = {"contrast": "factors=[0.5]", "instrument": "odd=1", "shards": "per_node=1"}.get(partition, f"nodes={nodes}")
     code, out, err = cli(

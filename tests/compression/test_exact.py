@@ -127,7 +127,7 @@ class _Listening:
 
 
 @pytest.mark.parametrize("name", [n for n, a in toys.ALGORITHMS.items() if a.sends and not a.needs_server])
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(3)
 def test_simulation_counts_what_a_deployment_sends_message_by_message(name):
     algorithm = toys.ALGORITHMS[name]
     network, oracle = toys.on_stack(toys.problem(), fm.topologies.Star(), dtype=torch.float32)

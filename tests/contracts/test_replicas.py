@@ -57,7 +57,7 @@ def _scaled(schedule: fm.schedules.Schedule) -> fm.schedules.Schedule:
 
 
 @every_algorithm
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(4)
 def test_replicas_in_a_batch_give_what_each_gives_alone(problem, algorithm):
     placements = [tuple(range(8)), random_placement(1, 8)]
     batch = fm.train(problem, fm.Ring(), _variants(algorithm), 6, seeds=(3, 8), placements=placements, **LONGHAND)
@@ -216,7 +216,7 @@ OF_EACH_KIND = {  # every kind of state, and every weighting
         case("dsgd", "changing", quick=False),
     ],
 )
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 def test_resumed_run_is_bit_for_bit_the_uninterrupted_one(validated, name, topology, tmp_path):
     algorithm, topology = toys.ALGORITHMS[name], toys.TOPOLOGIES[topology]
     whole = fm.train(validated, topology, algorithm, 12, out=tmp_path / "whole", **SAVED)

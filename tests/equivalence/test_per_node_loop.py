@@ -264,6 +264,7 @@ BATCHES = {
 @some_quick(
     "fields", BATCHES, "three cyclic batches", "full", "full, equal sizes", "decay, clipping, two batches", "prior"
 )
+@pytest.mark.quick_cases(2)
 def test_oracle_draws_batches_decays_and_clips_as_the_loop_does(fields):
     _compared(toys.problem(**fields), fm.Ring(), toys.ALGORITHMS["ad-gda"], seed=3)
 

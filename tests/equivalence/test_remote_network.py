@@ -66,11 +66,13 @@ def compared(problem, topology, algorithm, blocks, seeds=(0,), each_copy=False, 
 
 
 @some_quick("name", toys.ALGORITHMS.keys(), "ad-gda", "ad-gda compressed duals", "tracked", "drfa", "fedavg", "dsgd")
+@pytest.mark.quick_cases(4)
 def test_remote_network_ends_every_algorithm_as_the_simulator_does(problem, name):
     compared(problem, toys.TOPOLOGIES["ring"], toys.ALGORITHMS[name], BLOCKS["four, uneven"])
 
 
 @covering(strength=1, blocks=BLOCKS.keys(), each_copy={"a copy of each neighbour": True, "one mixed row": False})
+@pytest.mark.quick_cases(2)
 def test_remote_network_gives_the_same_whoever_hosts_whom(problem, blocks, each_copy):
     algorithm = toys.ALGORITHMS["ad-gda"]
     compared(problem, fm.topologies.Circulant((1, 2)), algorithm, BLOCKS[blocks], each_copy=each_copy)

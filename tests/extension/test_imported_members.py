@@ -214,6 +214,7 @@ def _python(*arguments: str, folder: Path, text: str | None = None) -> subproces
     return subprocess.run(command, cwd=folder, input=text, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_class_of_a_script_is_known_by_the_script_s_file(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = _python("script.py", folder=tmp_path)

@@ -120,6 +120,7 @@ def test_predictor_finishes_what_the_module_returns(output, wanted):
 
 
 @pytest.mark.parametrize("ending", [".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
+@pytest.mark.quick_cases(1)
 def test_stranger_gets_the_predictions_from_the_file_alone(labels, tmp_path, ending):
     file, table = tmp_path / f"model{ending}", tmp_path / "new.csv"
     write_table(table, rows=40, seed=7)

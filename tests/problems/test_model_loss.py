@@ -157,6 +157,7 @@ def test_model_loss_goes_with_augmentation_and_subgroups():
         trained(problem(mean_of(plain), sites=sites, objective=objective), 2)
 
 
+@pytest.mark.slow
 def test_model_loss_is_the_same_at_every_host():
     from fairmesh.problems.oracle import Oracle
 

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_blocks_of_the_page_run():
     page = Path(__file__).parents[2] / "docs" / "own-models.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)

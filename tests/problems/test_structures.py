@@ -152,6 +152,7 @@ def test_a_problem_with_several_inputs_has_a_digest_of_names_and_values():
     assert digest
 
 
+@pytest.mark.slow
 def test_several_inputs_are_kept_by_a_process_judged_on_held_out_rows_and_reserved():
     sites = [fm.Site(of_names(k), test=of_names(k + 9)) for k in range(3)]
     problem = fm.Problem(Both(), fm.data.reserve(sites, 0.3), objective=fm.Objective(judged_on="held-out", share=0.4))

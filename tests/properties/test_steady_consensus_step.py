@@ -30,7 +30,7 @@ def test_steady_consensus_step_of_the_identity_is_one(dim):
 
 
 @pytest.mark.parametrize("name", toys.COMPRESSORS)
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(3)
 def test_steady_contraction_lies_in_zero_to_one_and_is_the_same_each_time(name):
     compressor = toys.COMPRESSORS[name]
     found = steady_contraction(compressor, DIM)
@@ -138,7 +138,7 @@ def _gossiped(
 
 
 @covering(strength=1, compressor=toys.COMPRESSORS.keys(), topology=toys.TOPOLOGIES.keys())
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(3)
 def test_steady_consensus_step_lets_gossip_end_in_consensus(compressor, topology):
     found = _gossiped(toys.COMPRESSORS[compressor], toys.TOPOLOGIES[topology], 8, DIM, 300)
     assert max(found) < 2

@@ -9,6 +9,7 @@ import pytest
 
 import fairmesh as fm
 from fairmesh.problems.local_work import unpacked_memory
+from tests.pairwise import some_quick
 from tests.refusals import refused
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "own_training"
@@ -32,7 +33,7 @@ def steps_in(name: str, result: fm.Result) -> int:
     return int(optimizer["state"][0]["step"])
 
 
-@pytest.mark.parametrize("name", NEEDS)
+@some_quick("name", NEEDS.keys(), "plain_loop")
 def test_optimizer_continues_where_the_round_before_ended(name: str):
     result = example(name).main(rounds=2)
     batch = 16 if name == "hugging_face" else 32

@@ -125,6 +125,7 @@ def test_model_that_starts_from_zero_may_grow():
 
 
 @pytest.mark.parametrize(("bits", "nodes"), [(4, 8), (8, 20)], ids=["few counters", "many counters"])
+@pytest.mark.quick_cases(1)
 def test_replica_beside_one_that_turns_into_nan_gives_the_bits_it_gives_alone(bits, nodes):
     generator = torch.Generator().manual_seed(0)
     sites = [fm.Site((torch.randn(5, 6, generator=generator), torch.arange(5) % 3)) for _ in range(nodes)]

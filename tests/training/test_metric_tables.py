@@ -61,6 +61,7 @@ def test_runs_without_test_data_say_so(tmp_path):
     assert metric_table(run) == []
 
 
+@pytest.mark.slow
 def test_level_of_cvar_is_a_setting_that_tables_name(tmp_path):
     given = one_class_at(4, 1)
     for level, named in ((0.5, "CVaR at 50 %"), (0.25, "CVaR at 25 %")):

@@ -179,6 +179,7 @@ def _head() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
 
 
+@pytest.mark.slow
 def test_references_of_a_model_with_local_and_frozen_parts_train_whole_models_at_sites_alone(tmp_path):
     parts = fm.Parts(local=("2.*",), frozen=("0.bias",))
     problem = replace(_problem(), model=_head, parts=parts)

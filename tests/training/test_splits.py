@@ -24,6 +24,7 @@ def _alone(experiment: fm.Experiment, k: int) -> fm.Result:
     ],
     ids=["default", "validation", "local"],
 )
+@pytest.mark.quick_cases(1)
 def test_splits_give_the_same_in_a_batch_as_alone(changes):
     experiment = fm.Experiment(
         _DATA, rounds=8, splits=3, options=fm.Options(measure_every=4, own_models=True, keep_best=True), **changes

@@ -109,6 +109,7 @@ def worst_on_digits(rounds: int, **settings) -> float:
     return fm.run(fm.Experiment(data, fm.Ring(), fm.TrackedADGDA(**settings), rounds=rounds)).worst
 
 
+@pytest.mark.slow
 def test_local_steps_with_defaults_reach_more_in_as_many_rounds():
     assert worst_on_digits(40, local_steps=5) > worst_on_digits(40) + 0.05
 
