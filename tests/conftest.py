@@ -12,7 +12,7 @@ from tests.recordings import shared_recordings
 load_profile()
 
 
-QUICK_CASES = 8  # of a test with more than that many, unless it says otherwise
+QUICK_CASES = 6  # of a test with more than that many, unless it says otherwise
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,7 +5,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 THOROUGH = os.environ.get("FAIRMESH_TESTS") == "thorough"
-QUICK, TIMES = 15, 8  # examples of a property in the quick run, and how many times as many in the thorough one
+QUICK, TIMES = 10, 12  # examples of a property in the quick run, and how many times as many in the thorough one
 
 
 def examples(quick: int = QUICK) -> settings:

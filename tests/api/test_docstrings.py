@@ -93,7 +93,7 @@ def test_methods_have_docstrings(name):
 
 
 @pytest.mark.parametrize("name", [*MODULES, *PUBLIC])
-@pytest.mark.quick_cases(25)
+@pytest.mark.quick_cases(15)
 def test_examples_run(name):
     thing = MODULES.get(name) or PUBLIC[name]
     tests = doctest.DocTestFinder(recurse=name not in MODULES).find(thing, name, globs={})

@@ -8,8 +8,9 @@ import statistics
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing.context import BaseContext
@@ -243,23 +244,34 @@ def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, Run, Outcomes]]:
     if workers == 1 or sum(rounds * splits for _, _, rounds, splits, _ in tasks) < _WORTH_PROCESSES:
         yield from map(_trained, tasks)
         return
-    threads = torch.get_num_threads()
+    threads, left, choosing = torch.get_num_threads(), deque(tasks), threading.Lock()
+    started: list[Future[tuple[str, Run, Outcomes]]] = []
     with ProcessPoolExecutor(workers - 1, _context(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+
+        def start_next(_: object = None) -> None:
+            """Hands over one task at a time, since the pool keeps those that it was given."""
+            with choosing:
+                future = pool.submit(_trained, left.popleft()) if left else None
+                started.extend([future] if future else [])
+            if future:
+                future.add_done_callback(start_next)
+
+        def take_last() -> _Task | None:
+            with choosing:
+                return left.pop() if left else None
+
         with warnings.catch_warnings():  # Python 3.12 warns of every fork next to threads, also those of libraries
             warnings.simplefilter("ignore", DeprecationWarning)
-            waiting = {pool.submit(_trained, task): task for task in tasks}
+            for _ in range(workers - 1):
+                start_next()
         try:
             torch.set_num_threads(1)
-            while waiting:
-                mine = next((future for future in reversed(waiting) if future.cancel()), None)
-                if mine:
-                    yield _trained(waiting.pop(mine))
-                else:
-                    wait(waiting, return_when=FIRST_COMPLETED)
-                for future in [future for future in waiting if future.done()]:
-                    del waiting[future]
-                    yield future.result()
+            while mine := take_last():
+                yield _trained(mine)
+            for future in started:
+                yield future.result()
         finally:
+            left.clear()
             torch.set_num_threads(threads)
             pool.shutdown(cancel_futures=True)
 

@@ -22,7 +22,7 @@ def demo(
 ) -> None:
     """Train ten sites, six of them small and with another scanner.
 
-    Compares training alone, four ways of training together, and what each brings the worst site. Takes about 20 seconds
+    Compares training alone, four ways of training together, and what each brings the worst site. Takes about 25 seconds
     on two cores."""
     from fairmesh.cli.demo import NOTE
     from fairmesh.cli.demo import demo as run_demo
