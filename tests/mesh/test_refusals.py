@@ -39,6 +39,8 @@ from tests.mesh.reasons import (
 from tests.mesh.stranger import apart, certified, foreign, handshaken, hello_of, spoken
 from tests.refusals import missing_from
 
+pytestmark = pytest.mark.quick_cases(30)  # all: later tests count what earlier ones have sent
+
 EXPERIMENT = """
 rounds = 30
 data = { name = "digits", nodes = 4, odd = 1 }
