@@ -67,10 +67,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path, help="run every case and write the rows here")
-    parser.add_argument("--show", action="store_true", help="print the table of the recorded rows")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--write", type=Path, help="run every case and write the rows here")
+    what.add_argument("--show", action="store_true", help="print the table of the recorded rows")
     given = parser.parse_args()
-    if given.write is None:
+    if given.show:
         print(table(json.loads(RESULTS.read_text())))
         return
     rows = []

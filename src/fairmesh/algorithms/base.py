@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairmesh.algorithms.optimizers import Optimizer, OptimizerRound
+from fairmesh.algorithms.optimizers import check_beta as check_beta
 from fairmesh.algorithms.own_parts import OwnRound, OwnState, initial_own_state
 from fairmesh.algorithms.schedules import Schedule, as_schedule
 from fairmesh.algorithms.subgroups import SubgroupRound, SubgroupState, initial_state
@@ -394,11 +395,6 @@ def fresh_share(beta: float | Tensor, dtype: torch.dtype) -> float | Tensor:
     if isinstance(beta, Tensor):
         return (1.0 - beta).round(decimals=12).to(dtype)
     return round(1.0 - beta, 12)
-
-
-def check_beta(name: str, beta: float) -> None:
-    if not 0 <= beta < 1:
-        raise BadInput(f"{name} must lie in [0, 1), got {beta}; 0 switches the memory off")
 
 
 def check_loss_cap(cap: float | None) -> None:

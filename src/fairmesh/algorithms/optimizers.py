@@ -76,6 +76,30 @@ class Optimizer(ABC):
         """Raises BadInput for settings that do not fit models of this layout."""
 
 
+class _Decaying(Optimizer):
+    """An optimizer whose directions hold a share of the model. Its fields are those of the classes below."""
+
+    decay: float
+    no_decay: tuple[str, ...]
+    decay_vectors: bool
+
+    def __post_init__(self):
+        if not (math.isfinite(self.decay) and self.decay >= 0):
+            raise BadInput(f"decay must be a finite number >= 0, got {self.decay}")
+
+    def check(self, layout: Layout) -> None:
+        _spared(layout, self.no_decay, self.decay_vectors)
+
+    def _decayed(self, directions: Tensor, models: Tensor, layout: Layout) -> Tensor:
+        """Returns directions with their share of the model, where parameters decay."""
+        if isinstance(self.decay, float) and not self.decay:
+            return directions
+        spared = _spared(layout, self.no_decay, self.decay_vectors)
+        if not spared:
+            return directions + models * self.decay
+        return directions + models * (self.decay * _decaying(layout, spared, models.dtype, models.device))
+
+
 class Momenta(NamedTuple):
     momenta: PerNode  # (..., nodes, dim)
 
@@ -87,7 +111,7 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SGD(Optimizer):
+class SGD(_Decaying):
     """Plain SGD: the direction is the gradient. It is for decay by parameter; without decay, leave `optimizer` out.
 
     Args:
@@ -109,21 +133,15 @@ class SGD(Optimizer):
 
     copies_at_peak: ClassVar[int] = 2
 
-    def __post_init__(self):
-        _check_decay(self.decay)
-
-    def check(self, layout: Layout) -> None:
-        _spared(layout, self.no_decay, self.decay_vectors)
-
     def init(self, models: Tensor) -> None:
         return None
 
     def direction(self, state: None, gradients: Tensor, models: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        return _decayed(self, gradients, models, layout), None
+        return self._decayed(gradients, models, layout), None
 
 
 @dataclass(frozen=True)
-class Momentum(Optimizer):
+class Momentum(_Decaying):
     """SGD with momentum, as `torch.optim.SGD` has it.
 
         m_i <- mu m_i + g_i
@@ -157,24 +175,21 @@ class Momentum(Optimizer):
     copies_at_peak: ClassVar[int] = 4
 
     def __post_init__(self):
-        _check_memory("momentum", self.momentum)
-        _check_decay(self.decay)
-
-    def check(self, layout: Layout) -> None:
-        _spared(layout, self.no_decay, self.decay_vectors)
+        check_beta("momentum", self.momentum)
+        super().__post_init__()
 
     def init(self, models: Tensor) -> Momenta:
         return Momenta(torch.zeros_like(models))
 
     def direction(self, state: Momenta, gradients: Tensor, models: Tensor, layout: Layout) -> tuple[Tensor, Momenta]:
-        gradients = _decayed(self, gradients, models, layout)
+        gradients = self._decayed(gradients, models, layout)
         mu = _share(self.momentum, gradients)
         momenta = state.momenta * mu + gradients
         return momenta * mu + gradients if self.nesterov else momenta.clone(), Momenta(momenta)
 
 
 @dataclass(frozen=True)
-class AdamW(Optimizer):
+class AdamW(_Decaying):
     """AdamW, as `torch.optim.AdamW` has it: Adam with decay that is not divided by the gradients' size.
 
         m_i <- beta1 m_i + (1 - beta1) g_i
@@ -223,14 +238,11 @@ class AdamW(Optimizer):
     copies_at_peak: ClassVar[int] = 7
 
     def __post_init__(self):
-        _check_memory("beta1", self.beta1)
-        _check_memory("beta2", self.beta2)
+        check_beta("beta1", self.beta1)
+        check_beta("beta2", self.beta2)
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise BadInput(f"epsilon must be a finite number > 0, got {self.epsilon}")
-        _check_decay(self.decay)
-
-    def check(self, layout: Layout) -> None:
-        _spared(layout, self.no_decay, self.decay_vectors)
+        super().__post_init__()
 
     def init(self, models: Tensor) -> Moments:
         return Moments(torch.zeros_like(models), torch.zeros_like(models), torch.zeros_like(models[..., :1]))
@@ -242,7 +254,7 @@ class AdamW(Optimizer):
         squares = state.squares * beta2 + gradients.square().mul_(_fresh(self.beta2, gradients))
         sizes = (squares / _seen(self.beta2, steps)).sqrt_().add_(self.epsilon)
         direction = (momenta / _seen(self.beta1, steps)).div_(sizes)
-        return _decayed(self, direction, models, layout), Moments(momenta, squares, steps)
+        return self._decayed(direction, models, layout), Moments(momenta, squares, steps)
 
 
 register(Optimizer, {"sgd": SGD, "momentum": Momentum, "adamw": AdamW})
@@ -267,7 +279,7 @@ class OptimizerRound:
         before = self._before.setdefault(call, self._state)
         direction, after = self._optimizer.direction(before, gradients, models, self._oracle.model.layout)
         if first:
-            self._state = after if self.receivers is None else _where(self.receivers.unsqueeze(-1), after, before)
+            self._state = after if self.receivers is None else where(self.receivers.unsqueeze(-1), after, before)
         return direction
 
     def after(self) -> Any:
@@ -275,7 +287,7 @@ class OptimizerRound:
         return self._state
 
 
-def _where(chosen: Tensor, new: Any, old: Any) -> Any:
+def where(chosen: Tensor, new: Any, old: Any) -> Any:
     """Returns the new state of the chosen nodes and the old one of the others."""
     if new is None:
         return None
@@ -283,16 +295,6 @@ def _where(chosen: Tensor, new: Any, old: Any) -> Any:
 
 
 # Decay and memory -----------------------------------------------------------------------------------------------------
-
-
-def _decayed(optimizer: Any, directions: Tensor, models: Tensor, layout: Layout) -> Tensor:
-    """Returns directions with their share of the model, where parameters decay."""
-    if isinstance(optimizer.decay, float) and not optimizer.decay:
-        return directions
-    spared = _spared(layout, optimizer.no_decay, optimizer.decay_vectors)
-    if not spared:
-        return directions + models * optimizer.decay
-    return directions + models * (optimizer.decay * _decaying(layout, spared, models.dtype, models.device))
 
 
 @functools.lru_cache(maxsize=64)
@@ -332,11 +334,6 @@ def _seen(beta: float | Tensor, steps: Tensor) -> Tensor:
     return (1.0 - beta ** steps.double()).to(steps.dtype)
 
 
-def _check_memory(name: str, beta: float) -> None:
+def check_beta(name: str, beta: float) -> None:
     if not 0 <= beta < 1:
         raise BadInput(f"{name} must lie in [0, 1), got {beta}; 0 switches the memory off")
-
-
-def _check_decay(decay: float) -> None:
-    if not (math.isfinite(decay) and decay >= 0):
-        raise BadInput(f"decay must be a finite number >= 0, got {decay}")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairmesh.algorithms.optimizers import where
 from fairmesh.networks.roles import PerNode
 from fairmesh.problems.oracle import Oracle
 
@@ -56,8 +57,7 @@ class OwnRound:
         self._rows_of[call] = self._state.rows
         stepped = self._stepped(gradients)
         if self.receivers is not None:
-            at_work = self.receivers.unsqueeze(-1)
-            stepped = OwnState(*(torch.where(at_work, new, old) for new, old in zip(stepped, self._state)))
+            stepped = where(self.receivers.unsqueeze(-1), stepped, self._state)
         self._state = stepped
 
     def became(self, call: int, rows: Tensor) -> None:

@@ -242,10 +242,9 @@ class TrackedADGDA(Algorithm):
         balances = state.balances
         if balances is not None and state.tracker_copies is not None:
             balances = gossip_step(balances, state.tracker_copies, state.consensus_steps, ctx)
-        first = gradients if state.paces is not None else None
         moving, trackers = self._stepped(state, weights * gradients, balances, state.paces, 0, ctx)
+        watched = None if state.paces is None else (state.paces, gradients, _norm(trackers))
         del gradients
-        size = None if first is None else _norm(trackers)
         for call in range(1, self.local_steps):
             del trackers
             there = ctx.losses_and_gradients(moved(moving.models, apart, self.gradient_at_average), call)[1]
@@ -254,11 +253,12 @@ class TrackedADGDA(Algorithm):
         models, momenta, squares = moving
         del moving
         paces = state.paces
-        if paces is not None and first is not None and size is not None:
+        if watched is not None:
+            paces, first, size = watched
             again = ctx.losses_and_gradients(moved(models, apart, self.gradient_at_average))[1]  # on the first batch
             paces = self._next_paces(paces, _norm((again - first) * weights), size)
-            del again
-        del first
+            del again, first
+        del watched
         models = moved(models, apart, state.consensus_steps)
         del apart
         parts = {"model": compressed_difference(models, state.copies, self.compressor, ctx), **parts}

@@ -90,43 +90,31 @@ class LocalWorker:
         if known is not None:
             return Work(*(part.to(like.device) for part, like in zip(known, (models, models, own, memory))))
         self.watch(round_number)
+        updates, own_after, losses = torch.zeros_like(models), own.clone(), torch.zeros_like(models[..., :1])
+        kept = {(r, i): memory[r, i] for r in range(memory.shape[0]) for i in range(memory.shape[1])}
         with self.together():
-            work = self._fresh(round_number, models, own, memory, nodes, data, batch)
+            for node in nodes:
+                at = (node.replica, node.place)
+                start = torch.cat([models[at], own[at]])
+                context = LocalContext(
+                    round_number,
+                    node.site,
+                    node.seed,
+                    models.device,
+                    unpacked_memory(kept[at]),
+                    lambda node=node: batch(node),
+                )
+                loss, end = self._trained(start, data(node), context)
+                updates[at] = models[at] - end[: models.shape[-1]]
+                own_after[at] = end[models.shape[-1] :]
+                losses[at] = loss
+                kept[at] = _packed(context)
+            memory = stacked_memory(list(kept.values())).unflatten(0, memory.shape[:2])
+            work = Work(losses, updates, own_after, memory)
             if self.done is not None:
                 self.done.write(round_number, work)
         self.watch(None)
         return work
-
-    def _fresh(
-        self,
-        round_number: int,
-        models: Tensor,
-        own: Tensor,
-        memory: Tensor,
-        nodes: list[Node],
-        data: Callable[[Node], SiteData],
-        batch: Callable[[Node], tuple[Tree, Tree]],
-    ) -> Work:
-        updates, own = torch.zeros_like(models), own.clone()
-        losses = torch.zeros_like(models[..., :1])
-        kept = {(r, i): memory[r, i] for r in range(memory.shape[0]) for i in range(memory.shape[1])}
-        for node in nodes:
-            at = (node.replica, node.place)
-            start = torch.cat([models[at], own[at]])
-            context = LocalContext(
-                round_number,
-                node.site,
-                node.seed,
-                models.device,
-                unpacked_memory(kept[at]),
-                lambda node=node: batch(node),
-            )
-            loss, end = self._trained(start, data(node), context)
-            updates[at] = models[at] - end[: models.shape[-1]]
-            own[at] = end[models.shape[-1] :]
-            losses[at] = loss
-            kept[at] = _packed(context)
-        return Work(losses, updates, own, stacked_memory(list(kept.values())).unflatten(0, memory.shape[:2]))
 
     def _trained(self, start: Tensor, data: SiteData, context: LocalContext) -> tuple[float, Tensor]:
         """Returns the loss that the function returned, or NaN for None, and the row afterwards."""
