@@ -47,10 +47,10 @@ def curves(device: str) -> Iterator[tuple[str, Curve]]:
 
 
 def record(found: dict[str, Curve], device: str) -> list[Path]:
-    """Writes benchmarks/results/growth-DEVICE.json and docs/growth-DEVICE.png. Returns their paths."""
+    """Writes benchmarks/results/growth-DEVICE.json and docs/pictures/growth-DEVICE.png. Returns their paths."""
     results = ROOT / "benchmarks" / "results" / f"growth-{device}.json"
     results.write_text(json.dumps({"device": device, "base": BASE, "milliseconds": found}, indent=1) + "\n")
-    picture = ROOT / "docs" / f"growth-{device}.png"
+    picture = ROOT / "docs" / "pictures" / f"growth-{device}.png"
     _drawn(found, device).savefig(picture, dpi=110)
     return [results, picture]
 

@@ -1,4 +1,4 @@
-"""An algorithm of one's own: exact diffusion, checked and compared with DSGD. docs/extending.md explains every line.
+"""An algorithm of one's own: exact diffusion, checked and compared with DSGD. docs/howto/extending.md explains it.
 
 python examples/own_algorithm.py
 fairmesh run examples/own-algorithm.toml

@@ -38,9 +38,9 @@ def test_recorded_counting_costs_at_most_a_fifth_on_a_cpu_and_a_tenth_on_a_gpu()
     assert max(run["slowdown"] for run in on_gpu) <= 0.1
 
 
-@pytest.mark.parametrize("page", ["docs/performance.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/results/performance.md", "README.md"])
 def test_pages_show_the_recorded_messages(page):
-    """docs/performance.md shows every row; the front page may show some."""
+    """docs/results/performance.md shows every row; the front page may show some."""
     lines = (ROOT / page).read_text().splitlines()
     for shown, name in {
         "4 bit, one norm": "4 bit, one norm",

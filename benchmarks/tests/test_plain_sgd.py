@@ -22,7 +22,7 @@ def test_recorded_first_rounds_on_a_cpu_come_within_three_seconds():
 
 
 def test_performance_page_shows_the_recorded_ratios():
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "results" / "performance.md").read_text()
     for case in plain_sgd.cases():
         tuned, plain = (next(o for o in RECORDED if (o["case"], o["tuned"]) == (case, t)) for t in (True, False))
         (line,) = (line for line in page.splitlines() if line.startswith(f"| {case} | {tuned['at_once']} |"))

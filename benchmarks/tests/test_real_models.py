@@ -25,7 +25,7 @@ def test_recorded_copies_of_a_resnet_are_at_most_twenty():
 
 
 def test_performance_page_shows_the_recorded_real_models():
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "results" / "performance.md").read_text()
     for one in RECORDED:
         assert f"{one['ms_per_round']:.1f} |" in page
 

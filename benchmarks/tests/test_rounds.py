@@ -132,7 +132,7 @@ def _cells(text: str, start: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", GOALS)
 def test_performance_page_shows_the_recorded_rounds(name):
-    on_gpu, on_cpu, *_ = _cells((ROOT / "docs" / "performance.md").read_text(), f"| {name} |")
+    on_gpu, on_cpu, *_ = _cells((ROOT / "docs" / "results" / "performance.md").read_text(), f"| {name} |")
     gpu, cpu = _recorded("rounds-h200.json"), _recorded("rounds-cpu.json")
     alone, together = gpu[name, 1], gpu[name, 20]
     times = [alone["ms_per_round"], together["ms_per_round"] / 20, alone["loop_ms"]]

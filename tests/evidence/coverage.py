@@ -1,5 +1,5 @@
 """How often 95 % intervals cover the truth, on synthetic sites: `python -m tests.evidence.coverage` prints the table
-of docs/evidence.md."""
+of docs/concepts/evidence.md."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""docs/extending.md: its files are written, its code is run in order, and its command works."""
+"""docs/howto/extending.md: its files are written, its code is run in order, and its command works."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ import pytest
 from fairmesh.cli.main import main
 from tests.refusals import missing_from
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "extending.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 

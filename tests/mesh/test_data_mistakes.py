@@ -133,7 +133,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 
 def test_founder_writes_only_a_contract_and_every_site_names_its_own_table_as_the_documentation_says(tmp_path, called):
-    guide = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "howto" / "deploy.md").read_text(encoding="utf-8")
     experiment, own = re.findall(r"```toml\n(.*?)```", guide.split("**What the founder writes.**")[1], re.DOTALL)[:2]
     (command,) = re.findall(r"(?m)^fairmesh (mesh init risk\.toml .*)$", guide)
     (tmp_path / "risk.toml").write_text(experiment)

@@ -1,4 +1,4 @@
-"""What docs/security.md and docs/troubleshooting.md name as shown by tests is there, and nodes say what is quoted."""
+"""What the pages on security and on troubles name as shown by tests is there, and nodes say what is quoted."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SECURITY = HERE.parents[1] / "docs" / "security.md"
+DOCS = HERE.parents[1] / "docs"
+SECURITY = DOCS / "results" / "security.md"
 NAMED = re.findall(r"`((?:\.\./compression/)?test_\w+\.py)(?:::(test_\w+))?`", SECURITY.read_text(encoding="utf-8"))
 
 
@@ -19,7 +20,7 @@ def test_protections_name_tests_that_exist():
 
 TROUBLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (SECURITY.with_name("troubleshooting.md")).read_text(encoding="utf-8").splitlines()
+    for line in (DOCS / "howto" / "troubleshooting.md").read_text(encoding="utf-8").splitlines()
     if line.startswith("| ") and not line.startswith(("| mistake", "| failure"))
 ]
 SOURCE = "\n".join(path.read_text() for path in sorted((HERE.parents[1] / "src" / "fairmesh").rglob("*.py")))

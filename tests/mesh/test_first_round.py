@@ -2,7 +2,7 @@
 the gradient of one batch, up to compression. The neighbour searches for rows that have this gradient. It does not need
 to know which rows are in the batch, so secrets do not help here.
 
-`python -m tests.mesh.test_first_round` prints the table of docs/security.md."""
+`python -m tests.mesh.test_first_round` prints the table of docs/results/security.md."""
 
 from typing import NamedTuple
 

@@ -5,7 +5,7 @@ estimates the gradients. If it also knows which rows are in which batch, images 
 system of equations. A mesh draws batches from a secret of the site. `test_node.py` shows that a mesh equals a
 simulation that is given the secrets, so the attack is made on simulations.
 
-`python -m tests.mesh.test_reconstruction` prints the table of docs/security.md."""
+`python -m tests.mesh.test_reconstruction` prints the table of docs/results/security.md."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The blocks of docs/own-models.md run, one after another."""
+"""The blocks of docs/howto/own-models.md run, one after another."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.slow
 def test_blocks_of_the_page_run():
-    page = Path(__file__).parents[2] / "docs" / "own-models.md"
+    page = Path(__file__).parents[2] / "docs" / "howto" / "own-models.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) >= 4
     exec("\n".join(blocks), {})

@@ -417,7 +417,7 @@ def test_several_inputs_come_from_an_experiment_file_with_a_module_of_ones_own(t
 
 
 def test_the_code_of_the_documentation_runs():
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "howto" / "data.md").read_text()
     section = page.split("### Several inputs, targets and outputs")[1].split("\n### ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     found: dict = {}

@@ -58,7 +58,7 @@ class Algorithm(ABC):
         >>> fm.DSGD(primal_step=0.1).steps()
         {'primal_step': Constant(value=0.1)}
 
-        `docs/extending.md` writes an algorithm from scratch.
+        `docs/howto/extending.md` writes an algorithm from scratch.
     """
 
     needs_server: ClassVar[bool] = False

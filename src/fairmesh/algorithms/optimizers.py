@@ -200,8 +200,8 @@ class AdamW(_Decaying):
     the weighted *directions* cancel, which is not where the weighted gradients do (Chen et al.). Algorithms with
     weights multiply the direction: a site with twice the weight pulls twice as hard, but one with small gradients pulls
     as hard as one with large gradients. `TrackedADGDA` divides by the size of the *tracked* gradient instead, which is
-    nearly the same at all nodes, so it has no such bias; it needs no optimizer for that. docs/algorithms.md has
-    measurements.
+    nearly the same at all nodes, so it has no such bias; it needs no optimizer for that.
+    docs/concepts/algorithms.md has measurements.
 
     **Step sizes.** Directions have entries of about one, so `primal_step` is a learning rate of Adam's size, such as
     0.001. AD-GDA multiplies it by lambda_i, which is about 1 / n: it needs n times as much.

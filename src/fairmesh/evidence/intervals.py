@@ -2,7 +2,7 @@
 
 Scores are arrays (seeds, rows), one per split of the data: what each seed's model scored at each test row. An interval
 covers the choice of the test rows; with several seeds it also covers the seeds, with several splits also the splits.
-docs/evidence.md has the measured coverage.
+docs/concepts/evidence.md has the measured coverage.
 """
 
 import math
@@ -21,7 +21,7 @@ RESAMPLES = 2000
 _RESAMPLES_OF_FUNCTIONS = 400  # of a metric that is no mean over rows; only its variance is used
 _ROWS_TO_RESAMPLE = 2000  # beyond that, Student's t covers a mean as well as the bootstrap does
 _SCORES = np.linspace(-5.0, 5.0, 40)  # normal scores at which a confidence distribution is tabulated; none is 0
-_UNSURE = 0.3  # standard errors by which a site may be nearer to the worst than it seems (docs/evidence.md)
+_UNSURE = 0.3  # standard errors by which a site may be nearer to the worst than it seems (docs/concepts/evidence.md)
 _LEAN = 0.1  # by so much of a row the prior of a paired difference leans towards a bound: counts are whole numbers
 _NODES = (np.arange(128) + 0.5) / 128  # quantiles by which a distribution is averaged over
 

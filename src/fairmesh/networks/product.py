@@ -1,6 +1,6 @@
 """Computes W x for a stack of rows, in the way that is fastest for the graph: as a dense product, as a sum of rolled
-stacks, or neighbour by neighbour. The choice was measured (docs/performance.md). It depends only on the graph and the
-device, so that a second run adds in the same order."""
+stacks, or neighbour by neighbour. The choice was measured (docs/results/performance.md). It depends only on the graph
+and the device, so that a second run adds in the same order."""
 
 import itertools
 from collections.abc import Sequence

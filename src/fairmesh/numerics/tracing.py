@@ -92,7 +92,7 @@ def _shape_of_opaque(number: int, rows: Tensor, others: list[Tensor]) -> tuple[T
     return torch.empty_like(rows), rows.new_empty(len(rows))
 
 
-_TOLERANCES = {torch.float64: (1e-9, 1e-12)}  # relative, absolute; documented in docs/performance.md
+_TOLERANCES = {torch.float64: (1e-9, 1e-12)}  # relative, absolute; documented in docs/results/performance.md
 _USUAL_TOLERANCE = (1e-3, 1e-5)  # for float32 and shorter types
 
 

@@ -94,7 +94,7 @@ class Problem:
             mixup; both run with the model, for many nodes at once. (sample) -> sample, of the inputs of one sample,
             such as a torchvision v2 transform; or (inputs, targets) -> (inputs, targets), of a batch: these may draw
             from torch's, Python's and numpy's generators, which are seeded for every sample (or batch) from seed,
-            round, node and place in the batch, and run on the CPU (docs/own-models.md). Default: None.
+            round, node and place in the batch, and run on the CPU (docs/howto/own-models.md). Default: None.
         metrics: Further metrics: a list of built-in ones, such as ["auroc", fm.metrics.Sensitivity(threshold=0.3)]; or
             a table of names, to built-in ones, `fm.Metric`, or functions (outputs, targets) of a whole test set ->
             number, higher is better. Accuracy, if targets are labels, and loss are always measured. Default: {}.
@@ -102,12 +102,12 @@ class Problem:
         models_at_once: How many models (nodes times replicas) are evaluated at once: "all" by vmap, a number k >= 1 to
             bound the memory, 1 for one after another, which takes any module. "auto" is "all" or 1, by the kind of
             model: 1 if vmap cannot evaluate it (LSTMs, checkpointing, branches on data) or if its layers are slower
-            stacked (docs/performance.md). Results agree to rounding. Default: "auto".
+            stacked (docs/results/performance.md). Results agree to rounding. Default: "auto".
         parts: Which parameters stay at their site and which are not trained. Default: Parts(), all are shared.
         batch_norm: What BatchNorm layers do: "frozen" (statistics as given, for pretrained networks), "local"
             (statistics and affine parameters stay at the site: FedBN), "shared" (affine parameters are shared,
             statistics are averaged for the common model), "convert" (nn.GroupNorm instead), or "refuse", which accepts
-            layers in evaluation mode only, as "frozen" does (docs/models-and-parts.md). Default: "refuse".
+            layers in evaluation mode only, as "frozen" does (docs/howto/models-and-parts.md). Default: "refuse".
         class_names: The names of the classes, in the order of their numbers; empty if they have none. Default: ().
         splits: The same problem with other splits of the data into training and test rows. Every replica is trained on
             every split, all in one batch. `fm.train` makes it from a list of problems. Default: ().
@@ -118,7 +118,7 @@ class Problem:
             output itself, or its `logits`; the classes of tokens or pixels may also be on its last axis. Default: None.
         trainer: Your own training code for the local work of every round: `fm.LocalTrainer(function)`, or the function
             (module, data, ctx) itself. Algorithms then work with its updates instead of gradients
-            (docs/own-training-code.md). None for fairmesh's own gradients. Default: None.
+            (docs/howto/own-training-code.md). None for fairmesh's own gradients. Default: None.
 
     Raises:
         BadInput: The sites' data do not fit each other, the model or the loss.

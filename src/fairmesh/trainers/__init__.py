@@ -1,6 +1,6 @@
 """[trainer] Your own training code as a node: what a function gets, and adapters for other libraries.
 
-Public as `fm.trainers`. docs/own-training-code.md shows how to use it.
+Public as `fm.trainers`. docs/howto/own-training-code.md shows how to use it.
 """
 
 from fairmesh.trainers.hugging_face import fit_hugging_face

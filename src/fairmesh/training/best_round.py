@@ -2,7 +2,7 @@
 
 Small validation sets make every measurement noisy, and the best of many noisy numbers is often only the luckiest. So
 each site's metric is smoothed over the measurements before, the sites are compared after that, and of rounds that are
-equally good the last one counts. docs/models.md has the measurements behind this.
+equally good the last one counts. docs/howto/models.md has the measurements behind this.
 """
 
 import torch

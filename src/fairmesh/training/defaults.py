@@ -25,7 +25,7 @@ def completed(objective: Objective) -> Objective:
 def algorithm_for(objective: Objective, updates: bool = False) -> TrackedADGDA:
     """Returns the default algorithm. Where subgroups that span sites have weights, the sites have fixed ones.
     Updates of training functions (`updates`) are not scaled, but damped: the weights multiply whole epochs, and then
-    follow the losses in few rounds (docs/own-training-code.md)."""
+    follow the losses in few rounds (docs/howto/own-training-code.md)."""
     if updates:
         return TrackedADGDA(primal_step=0.5, beta1=0.5, beta2=0.0, compressor=Quantize(bits=4, block=256))
     return DEFAULT_ALGORITHM if objective.subgroups != "across" else TrackedADGDA(weighting=PriorWeights())

@@ -61,8 +61,8 @@ class Options:
         tune_malloc: Whether to keep freed memory in the process while it trains, on a CPU with glibc. It is faster for
             large models and changes a setting of the whole process meanwhile. Default: False.
         trace: "auto" traces model and loss once on a CPU and replays the operations, if the replay agrees with the
-            model itself (docs/performance.md); code that depends on Python state then sees it only once. "no" calls
-            the model every time. Default: "auto".
+            model itself (docs/results/performance.md); code that depends on Python state then sees it only once. "no"
+            calls the model every time. Default: "auto".
         fuse: Whether to compile a round into few kernels on a GPU: "yes", "no", or "auto" for long runs. Default:
             "auto".
 

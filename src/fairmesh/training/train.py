@@ -107,9 +107,9 @@ def train(
             are for training and which for testing, so that results show how much depends on the split.
         topology: Who talks to whom; None for a ring. Default: None.
         algorithm: The algorithm, or several that differ only in their numbers. None for the one that does best on many
-            kinds of sites (docs/weights.md): `TrackedADGDA()`, weights that follow held-out rows unless the problem has
-            an objective of its own, and `compare_weights`. With a trainer, `TrackedADGDA` with
-            steps for its updates (docs/own-training-code.md), and nothing else. Default: None.
+            kinds of sites (docs/concepts/weights.md): `TrackedADGDA()`, weights that follow held-out rows unless
+            the problem has an objective of its own, and `compare_weights`. With a trainer, `TrackedADGDA` with steps
+            for its updates (docs/howto/own-training-code.md), and nothing else. Default: None.
         rounds: Rounds to train, >= 1. Every node sends at most one message per neighbour and round. Default: 600.
         seeds: Seeds of the replicas, whole numbers >= 0. Default: (0,).
         placements: Which site each node holds: None for site i at node i; a number of random placements; a list of

@@ -1,7 +1,7 @@
 """How sites agree to remove or restore one, or to go back: votes, then commits to these votes, then a certificate.
 
-This is the protocol alone, without files or messages; docs/protocol.md explains it. A decision ends a generation of the
-mesh and begins the next one:
+This is the protocol alone, without files or messages; docs/concepts/protocol.md explains it. A decision ends a
+generation of the mesh and begins the next one:
 
 1. Every site that remains votes for the same proposal. A newer vote of a site replaces its older one.
 2. A site that sees all these votes stops training and commits to exactly them. It says how far it has come.
