@@ -1,43 +1,86 @@
 """How much traffic local steps save: the worst site and the mean against rounds and gradient evaluations.
 
-`python -m reproduction.local_steps --write reproduction/results/local_steps.json` takes about half an hour on one core;
-`--show` prints the table of the recorded runs. Ten sites hold the digits: either two of them have another instrument,
-or each has one class. Tracked AD-GDA runs with its defaults, on batches of its own in every local step. A round costs
-the same bytes whatever the number of local steps.
+`python -m reproduction.local_steps --write FILE` runs the problems named by `--problem` (all by default) and writes
+their rows; those on digits take about half an hour on one core, the others need a GPU (`--device cuda --data FOLDER`).
+`--show` prints the table of the recorded runs. Tracked AD-GDA runs with its defaults, on batches of its own in every
+local step. A round costs the same bytes whatever the number of local steps.
 """
 
 import argparse
 import json
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import fairmesh as fm
+from fairmesh.data.datasets import Data
+from fairmesh.problems.models import Logistic, Model
+from fairmesh.problems.problem import Sampling
+from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.training.options import Options
+from reproduction.frontier.recipes import CIFAR, FASHION, LATTICE, SETUPS
 
 RESULTS = Path(__file__).parent / "results" / "local_steps.json"
-PROBLEMS = {
-    "two sites with another instrument": fm.data.Digits(nodes=10, odd=2),
-    "one class per site": fm.data.Digits(nodes=10, split="class"),
-}
-CASES = {1: (40, 75, 150, 300), 5: (40, 75, 150), 20: (40, 75, 150), 100: (20, 40, 75)}  # local steps -> rounds
 SEEDS = (0, 1, 2, 3, 4)  # each with its own placement
+DRIFT = fm.TrackedADGDA().max_drift
 
 
-def measured(problem: str, local_steps: int, rounds: int, max_drift: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Setup:
+    data: Data
+    cases: dict[int, tuple[int, ...]]  # local steps -> rounds
+    full: tuple[int, int]  # local steps and rounds of the row without a limit of drift
+    topology: Topology = field(default_factory=Ring)
+    model: Model = field(default_factory=Logistic)
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+_DIGITS = {1: (40, 75, 150, 300), 5: (40, 75, 150), 20: (40, 75, 150), 100: (20, 40, 75)}
+PROBLEMS = {
+    "two sites with another instrument": _Setup(fm.data.Digits(nodes=10, odd=2), _DIGITS, (20, 75)),
+    "one class per site": _Setup(fm.data.Digits(nodes=10, split="class"), _DIGITS, (20, 75)),
+    FASHION: _Setup(
+        SETUPS[FASHION].data,
+        {1: (100, 200, 400, 800), 5: (100, 200, 400), 20: (50, 100, 200, 400), 100: (50, 100)},
+        (20, 100),
+        LATTICE,
+        SETUPS[FASHION].model,
+        Sampling(50),
+    ),
+    CIFAR: _Setup(
+        SETUPS[CIFAR].data,
+        {1: (50, 100, 200, 400), 5: (25, 50, 100), 20: (25, 50, 100), 100: (25, 50)},
+        (20, 50),
+        LATTICE,
+        SETUPS[CIFAR].model,
+        Sampling(50),
+    ),
+}
+
+
+def measured(
+    problem: str, local_steps: int, rounds: int, max_drift: float, folder: str | None, device: str
+) -> dict[str, Any]:
     """Runs one case and returns its row."""
+    setup = PROBLEMS[problem]
+    data = setup.data if folder is None else replace(setup.data, folder=folder)
     experiment = fm.Experiment(
-        PROBLEMS[problem],
-        fm.Ring(),
+        data,
+        setup.topology,
         fm.TrackedADGDA(local_steps=local_steps, max_drift=max_drift),
         rounds=rounds,
+        model=setup.model,
+        sampling=setup.sampling,
         seeds=SEEDS,
         placements="by-seed",
-        options=Options(measure_every=rounds),
+        # Compiling a round takes longer the more local steps it has.
+        options=Options(measure_every=rounds, device=device, fuse="auto" if local_steps == 1 else "no"),
     )
     result = fm.run(experiment)
     probes = 1 if local_steps > 1 and max_drift > 0 else 0  # the first batch again
-    return {
+    row = {
         "problem": problem,
         "local_steps": local_steps,
         "rounds": rounds,
@@ -47,6 +90,9 @@ def measured(problem: str, local_steps: int, rounds: int, max_drift: float) -> d
         "mean": result.values("mean"),
         "kilobytes": [record["bytes_busiest_node"] / 1000 for record in result.final],
     }
+    if any("worst_group" in record["accuracy"] for record in result.final):
+        row["worst_group"] = result.values("worst_group")
+    return row
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -68,18 +114,23 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", type=Path, help="run every case and write the rows here")
+    what.add_argument("--write", type=Path, help="run the cases and write the rows here")
     what.add_argument("--show", action="store_true", help="print the table of the recorded rows")
+    parser.add_argument("--problem", nargs="*", choices=PROBLEMS, default=list(PROBLEMS), help="which problems to run")
+    parser.add_argument("--data", help="folder with Fashion-MNIST and CIFAR-10")
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     if given.show:
         print(table(json.loads(RESULTS.read_text())))
         return
     rows = []
-    for problem in PROBLEMS:
-        cases = [(steps, rounds, 2.0) for steps, every in CASES.items() for rounds in every]
-        for steps, rounds, max_drift in [*cases, (20, 75, 0.0)]:
-            rows.append(measured(problem, steps, rounds, max_drift))
-            print(table(rows[-1:]).splitlines()[-1], flush=True)
+    for problem in given.problem:
+        setup = PROBLEMS[problem]
+        cases = [(steps, rounds, DRIFT) for steps, every in setup.cases.items() for rounds in every]
+        for steps, rounds, max_drift in [*cases, (*setup.full, 0.0)]:
+            begun = time.perf_counter()
+            rows.append(measured(problem, steps, rounds, max_drift, given.data, given.device))
+            print(table(rows[-1:]).splitlines()[-1], f"{time.perf_counter() - begun:.0f} s", flush=True)
             given.write.write_text(json.dumps(rows, indent=1) + "\n")
 
 
