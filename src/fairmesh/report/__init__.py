@@ -1,6 +1,6 @@
 """Runs as people look at them: tables, plots, pages. Public as `fm.report`."""
 
-from fairmesh.report.plots import plot
+from fairmesh.report.plots import plot, plot_sites
 from fairmesh.report.site_pictures import picture
 
-__all__ = ["picture", "plot"]
+__all__ = ["picture", "plot", "plot_sites"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairmesh.errors import BadInput
 from fairmesh.report.runs import Run
-from fairmesh.report.style import COLOURS, MARKERS, new_figure, plain, save_figure
+from fairmesh.report.style import COLOURS, MARKERS, new_figure, plain, save_figure, saved_or_shown
 from fairmesh.topology.mixing import Mixing
 from fairmesh.training.result import Result
 
@@ -220,12 +220,18 @@ def draw_graph(mixing: Mixing, title: str, path: str | os.PathLike) -> None:
     save_figure(figure, path)
 
 
-def plot(results: Result | Sequence[Result | Run] | Run, path: str | os.PathLike) -> None:
+def plot(
+    results: Result | Run | Sequence[Result | Run] | Mapping[str, Result], path: str | os.PathLike | None = None
+) -> Any:
     """Plots the worst site and the mean of sites against rounds and traffic, of one or several results.
 
     Args:
-        results: One result or several, from `fm.train` or `fm.run`.
-        path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf.
+        results: One result or several, from `fm.train` or `fm.run`; or results by the name that the picture gives them.
+        path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf. None to write nothing.
+            Default: None.
+
+    Returns:
+        Without a path the figure, which a notebook shows; else None.
 
     Raises:
         BadInput: There is no result, or the picture cannot be written.
@@ -239,8 +245,53 @@ def plot(results: Result | Sequence[Result | Run] | Run, path: str | os.PathLike
         ...     pathlib.Path(folder, "curves.png").exists()
         True
     """
-    several = [results] if isinstance(results, Result | Run) else list(results)
-    runs = [r if isinstance(r, Run) else Run.from_result(r) for r in several]
+    if isinstance(results, Mapping):
+        runs = [Run.from_result(one, name) for name, one in results.items()]
+    else:
+        several = [results] if isinstance(results, Result | Run) else results
+        runs = [one if isinstance(one, Run) else Run.from_result(one) for one in several]
     if not runs:
         raise BadInput("nothing to plot")
-    save_figure(curves(runs), path)
+    return saved_or_shown(curves(runs), path)
+
+
+def plot_sites(results: Mapping[str, Result], path: str | os.PathLike | None = None) -> Any:
+    """Plots what several models reach at every site, each with its 95 % interval.
+
+    Args:
+        results: Results by the name that the picture gives them. Sites that train alone are judged by their own models.
+        path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf. None to write nothing.
+            Default: None.
+
+    Returns:
+        Without a path the figure, which a notebook shows; else None.
+
+    Raises:
+        BadInput: There is no result, results differ in their sites or metric, or the picture cannot be written.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> problem = fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.TrackedADGDA()).problem()
+        >>> together = fm.train(problem, fm.Ring(), fm.TrackedADGDA(), rounds=5)
+        >>> alone = fm.train(problem, fm.Ring(), fm.Local(), rounds=5)
+        >>> figure = fm.report.plot_sites({"alone": alone, "together": together})
+        >>> len(figure.axes[0].get_yticks())  # a row per site
+        4
+    """
+    tables = {name: one.evidence() for name, one in results.items()}
+    names = {name: [site["name"] for site in table["sites"]] for name, table in tables.items()}
+    if not results or len({(tuple(names[name]), table["metric"]) for name, table in tables.items()}) > 1:
+        raise BadInput(f"plot_sites needs results with the same sites and metric, got {names or 'none'}")
+    first = next(iter(results))
+    unit = Run.from_result(results[first]).unit()
+
+    def row(site: Mapping[str, Any]) -> tuple[float, list[float] | None]:
+        known = all(map(math.isfinite, site["interval"]))
+        return unit.scale * site["value"], [unit.scale * end for end in site["interval"]] if known else None
+
+    rows = {name: [row(site) for site in table["sites"]] for name, table in tables.items()}
+    series = {
+        name: {"values": [value for value, _ in sites], "intervals": [ends for _, ends in sites]}
+        for name, sites in rows.items()
+    }
+    return saved_or_shown(dots(names[first], series, unit.label), path)

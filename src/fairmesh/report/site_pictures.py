@@ -9,7 +9,7 @@ import numpy as np
 from fairmesh.data.site import Site
 from fairmesh.data.summary import SiteSummary, site_summaries
 from fairmesh.errors import optional
-from fairmesh.report.style import new_figure, save_figure
+from fairmesh.report.style import new_figure, saved_or_shown
 
 _COLOURS = (
     "#1f6f8b",
@@ -25,7 +25,7 @@ _COLOURS = (
 )
 
 
-def picture(sites: Sequence[Site], path: str | os.PathLike, title: str = "") -> None:
+def picture(sites: Sequence[Site], path: str | os.PathLike | None = None, title: str = "") -> Any:
     """Draws how many samples of each class every site holds.
 
     Nodes run across and classes down. The area of a dot, or the shade of a cell if there are many nodes, is the number
@@ -33,8 +33,12 @@ def picture(sites: Sequence[Site], path: str | os.PathLike, title: str = "") -> 
 
     Args:
         sites: The sites, such as `fm.data.Digits().sites()`.
-        path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf.
+        path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf. None to write nothing.
+            Default: None.
         title: The title of the picture. Default: "".
+
+    Returns:
+        Without a path the figure, which a notebook shows; else None.
 
     Raises:
         BadInput: There is no site, or the picture cannot be written.
@@ -48,7 +52,7 @@ def picture(sites: Sequence[Site], path: str | os.PathLike, title: str = "") -> 
         True
     """
     held = site_summaries(sites)
-    save_figure(_drawn(held, title), path, dpi=110)
+    return saved_or_shown(_drawn(held, title), path, dpi=110)
 
 
 def _drawn(held: list[SiteSummary], title: str) -> Any:

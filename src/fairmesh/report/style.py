@@ -1,5 +1,6 @@
 """How pictures look, and the one place of the package that loads matplotlib."""
 
+import functools
 import html
 import io
 import os
@@ -16,24 +17,41 @@ _FRAME = "#808080"  # lines that are visible on white and on black
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, font: float = 9, **grid: Any) -> Any:
-    """Returns a figure of this size in inches and the array of its axes; `grid` goes to `pyplot.subplots`."""
+    """Returns a figure of this size in inches and the array of its axes; `grid` goes to `Figure.subplots`.
+
+    The figure is not one of pyplot's, so the backend of a user's own plots stays as it is."""
     with optional("plot"):
         import matplotlib
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": font}):
-        figure, axes = pyplot.subplots(
-            rows, columns, figsize=(width, height), layout="constrained", squeeze=False, **grid
-        )
-    pyplot.close(figure)
+        figure = _figure_class()(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **grid)
     return figure, axes.ravel()
+
+
+@functools.cache
+def _figure_class() -> Any:
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        """A figure that a notebook shows if it is the value of a cell."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+            return buffer.getvalue()
+
+    return Picture
 
 
 def plain(text: object) -> str:
     """Returns a text in which matplotlib finds no formula."""
     return str(text).replace("$", r"\$")
+
+
+def saved_or_shown(figure: Any, path: str | os.PathLike | None, dpi: int = 150) -> Any:
+    """Writes a figure if there is a path. Returns it otherwise, so that a notebook shows it."""
+    return figure if path is None else save_figure(figure, path, dpi)
 
 
 def save_figure(figure: Any, path: str | os.PathLike, dpi: int = 150) -> None:

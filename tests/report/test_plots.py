@@ -1,0 +1,57 @@
+"""Pictures that `fm.plot` and `fm.report` draw, as files and in notebooks."""
+
+import matplotlib
+import pytest
+from matplotlib import pyplot
+
+import fairmesh as fm
+from fairmesh.report.style import new_figure
+from tests.refusals import refused
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return fm.Experiment(fm.data.Digits(nodes=3, odd=1), algorithm=fm.DSGD()).problem()
+
+
+@pytest.fixture(scope="module")
+def result(problem):
+    return fm.train(problem, fm.Ring(), fm.DSGD(0.5), rounds=4, measure_every=2)
+
+
+def test_plot_without_a_path_returns_what_a_notebook_shows(result):
+    figure = fm.plot({"mine": result, "yours": result})
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert "mine: worst site" in figure.axes[0].get_legend_handles_labels()[1]
+    assert fm.report.picture(result.problem.sites)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_plot_leaves_the_backend_of_the_users_own_plots_alone():
+    before = matplotlib.get_backend()
+    matplotlib.use("svg")
+    try:
+        new_figure(2, 2)
+        assert matplotlib.get_backend() == "svg"
+        assert not pyplot.get_fignums()
+    finally:
+        matplotlib.use(before)
+
+
+def test_plot_sites_shows_each_model_at_every_site_with_its_interval(problem, result, tmp_path):
+    alone = fm.train(problem, fm.Ring(), fm.Local(), rounds=4, measure_every=4)
+    axis = fm.report.plot_sites({"alone": alone, "together": result}).axes[0]
+    assert [text.get_text() for text in axis.get_yticklabels()] == [site.name for site in problem.sites]
+    shown = axis.collections[1].get_offsets()[:, 0].tolist()
+    assert shown == pytest.approx([100 * value for value in result.final[0]["accuracy"]["sites"]])
+    low, high = axis.lines[problem.n].get_xdata()  # the first interval of the second series
+    assert [low / 100, high / 100] == pytest.approx(result.evidence()["sites"][0]["interval"])
+    fm.report.plot_sites({"together": result}, tmp_path / "sites.svg")
+    assert (tmp_path / "sites.svg").exists()
+
+
+def test_plot_sites_refuses_results_of_other_sites(result):
+    other = fm.run(fm.Experiment(fm.data.Digits(nodes=2, odd=0), algorithm=fm.DSGD(0.5), rounds=2))
+    with refused("same sites", "site 2 (mirrored)"):
+        fm.report.plot_sites({"one": result, "other": other})
+    with refused("same sites", "none"):
+        fm.report.plot_sites({})
