@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test quick-tests test-all chaos check format setup clean
+.PHONY: demo test quick-tests test-all chaos check format docs setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/fairmesh demo
@@ -42,6 +42,11 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The documentation site, in docs/_build/html. It needs no network.
+docs: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
 setup: $(READY)
 
 # The package with what the demo needs.
@@ -58,4 +63,4 @@ $(READY): $(INSTALLED)
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) docs/_build docs/reference/api docs/repository .pytest_cache .ruff_cache .hypothesis .import_linter_cache

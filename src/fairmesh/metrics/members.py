@@ -428,7 +428,7 @@ def _masks(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, in
 
 @dataclass(frozen=True)
 class Dice(MeanMetric):
-    """The overlap of predicted and true masks, 2 |A and B| / (|A| + |B|).
+    """The overlap of predicted and true masks, `2 |A and B| / (|A| + |B|)`.
 
     It is the mean over samples of the mean over classes. A class that is in neither mask of a sample is left out there.
     So are entries whose target is no class, such as -100 or 255.
