@@ -9,7 +9,6 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import click

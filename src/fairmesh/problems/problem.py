@@ -90,8 +90,8 @@ class Problem:
         clip_norm: Largest Euclidean norm of each node's gradient, > 0, as in `torch.nn.utils.clip_grad_norm_`; None for
             no clipping. Default: None.
         augment: How training batches are changed at random, told by its parameters. (inputs, draw) -> inputs, of a
-            batch, where `draw(*shape)` returns uniforms in [0, 1); (inputs, targets, draw) -> (inputs, targets), such as
-            mixup; both run with the model, for many nodes at once. (sample) -> sample, of the inputs of one sample,
+            batch, where `draw(*shape)` returns uniforms in [0, 1); (inputs, targets, draw) -> (inputs, targets), such
+            as mixup; both run with the model, for many nodes at once. (sample) -> sample, of the inputs of one sample,
             such as a torchvision v2 transform; or (inputs, targets) -> (inputs, targets), of a batch: these may draw
             from torch's, Python's and numpy's generators, which are seeded for every sample (or batch) from seed,
             round, node and place in the batch, and run on the CPU (docs/howto/own-models.md). Default: None.
