@@ -18,13 +18,12 @@ import fairmesh as fm
 from fairmesh.data.datasets import Data
 from fairmesh.problems.models import Logistic, Model
 from fairmesh.problems.problem import Sampling
-from fairmesh.topology.graphs import Ring, Topology
+from fairmesh.topology.graphs import Complete, Ring, Topology
 from fairmesh.training.options import Options
 from reproduction.frontier.recipes import CIFAR, FASHION, LATTICE, SETUPS
 
 RESULTS = Path(__file__).parent / "results" / "local_steps.json"
 SEEDS = (0, 1, 2, 3, 4)  # each with its own placement
-DRIFT = fm.TrackedADGDA().max_drift
 
 
 @dataclass(frozen=True)
@@ -37,16 +36,25 @@ class _Setup:
     sampling: Sampling = field(default_factory=Sampling)
 
 
+_FASHION = SETUPS[FASHION]
 _DIGITS = {1: (40, 75, 150, 300), 5: (40, 75, 150), 20: (40, 75, 150), 100: (20, 40, 75)}
 PROBLEMS = {
     "two sites with another instrument": _Setup(fm.data.Digits(nodes=10, odd=2), _DIGITS, (20, 75)),
     "one class per site": _Setup(fm.data.Digits(nodes=10, split="class"), _DIGITS, (20, 75)),
     FASHION: _Setup(
-        SETUPS[FASHION].data,
+        _FASHION.data,
         {1: (100, 200, 400, 800), 5: (100, 200, 400), 20: (50, 100, 200, 400), 100: (50, 100)},
         (20, 100),
         LATTICE,
-        SETUPS[FASHION].model,
+        _FASHION.model,
+        Sampling(50),
+    ),
+    f"{FASHION}, every pair linked": _Setup(
+        _FASHION.data,
+        {1: (50, 100, 200, 400), 5: (50, 100, 200), 20: (25, 50, 100), 100: (25, 50)},
+        (20, 100),
+        Complete(),
+        _FASHION.model,
         Sampling(50),
     ),
     CIFAR: _Setup(
@@ -61,7 +69,7 @@ PROBLEMS = {
 
 
 def measured(
-    problem: str, local_steps: int, rounds: int, max_drift: float, folder: str | None, device: str
+    problem: str, local_steps: int, rounds: int, max_drift: float | None, folder: str | None, device: str
 ) -> dict[str, Any]:
     """Runs one case and returns its row."""
     setup = PROBLEMS[problem]
@@ -79,7 +87,7 @@ def measured(
         options=Options(measure_every=rounds, device=device, fuse="auto" if local_steps == 1 else "no"),
     )
     result = fm.run(experiment)
-    probes = 1 if local_steps > 1 and max_drift > 0 else 0  # the first batch again
+    probes = 1 if local_steps > 1 and max_drift != 0 else 0  # the first batch again
     row = {
         "problem": problem,
         "local_steps": local_steps,
@@ -102,7 +110,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        steps = f"{row['local_steps']}" + ("" if row["max_drift"] > 0 else ", full length")
+        steps = f"{row['local_steps']}" + (", full length" if row["max_drift"] == 0 else "")
         worst, average = ([100 * value for value in row[name]] for name in ("worst", "mean"))
         lines.append(
             f"| {row['problem']} | {steps} | {row['rounds']} | {row['gradients']:,} | {mean(row['kilobytes']):.0f} "
@@ -126,7 +134,7 @@ def main() -> None:
     rows = []
     for problem in given.problem:
         setup = PROBLEMS[problem]
-        cases = [(steps, rounds, DRIFT) for steps, every in setup.cases.items() for rounds in every]
+        cases = [(steps, rounds, None) for steps, every in setup.cases.items() for rounds in every]
         for steps, rounds, max_drift in [*cases, (*setup.full, 0.0)]:
             begun = time.perf_counter()
             rows.append(measured(problem, steps, rounds, max_drift, given.data, given.device))

@@ -172,6 +172,7 @@ ALGORITHMS = {
         compressor=fm.TopK(0.3),
         weighting=fm.weighting.PriorWeights(),
         warm_start=False,
+        max_drift=2.0,
     ),
     "tracked nothing": fm.TrackedADGDA(
         primal_step=0.25,

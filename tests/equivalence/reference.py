@@ -658,7 +658,7 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
     mesh, trace = Mesh(problem, topology, seed, steps_a_round), Trace()
     rows, rate = Rows(mesh, algorithm), steady(algorithm, mesh)
     everyone = range(mesh.n)
-    watched = steps_a_round > 1 and algorithm.max_drift > 0
+    watched = steps_a_round > 1 and algorithm.max_drift != 0
     paces, sizes = [1 / steps_a_round if watched else 1.0 for _ in everyone], np.zeros(mesh.n)
     momenta, trackers, squares = ([np.zeros(mesh.dim) for _ in everyone] for _ in range(3))
     public = [{j: np.zeros(mesh.dim) for j in [i, *mesh.reach[i]]} for i in everyone]

@@ -386,3 +386,17 @@ def test_projected_ascent_ends_at_the_inner_maximum_too():
     state = _weighed(fm.weighting.ProjectedAscent(0.05), regularizer, fm.topologies.Complete(), oracle, 2000)
     expected = regularizer.maximiser(9 * losses.transpose(-1, -2), oracle.prior)
     assert float((state.duals - expected).abs().max()) < 2e-2  # each node projects its own row, before they are mixed
+
+
+@pytest.mark.parametrize(
+    ("topology", "nodes", "least", "most"),
+    [
+        (fm.Ring(), 10, 2.0, 2.0),
+        (fm.topologies.Circulant((1, 2)), 50, 0.2, 0.35),
+        (fm.topologies.Complete(), 50, 2.0, 2.0),
+    ],
+)
+def test_slow_networks_allow_less_drift_in_local_steps(topology, nodes, least, most):
+    network, oracle = toys.on_stack(toys.problem(nodes), topology, count_bytes=False)
+    limits = fm.TrackedADGDA(local_steps=5).init(oracle, network).drift_limits
+    assert least <= float(limits.min()) <= float(limits.max()) <= most

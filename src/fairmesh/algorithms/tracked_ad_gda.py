@@ -47,6 +47,7 @@ from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
 
 _SHORTER, _LONGER = 0.5, 1.25  # the most by which a node changes the length of its local steps in a round
+_DRIFT_PER_MIXING, _LARGEST_DRIFT = 24.0, 2.0  # the default of max_drift (docs/concepts/algorithms.md)
 
 
 class TrackedState(NamedTuple):
@@ -61,6 +62,7 @@ class TrackedState(NamedTuple):
     consensus_steps: ConsensusSteps  # gamma (..., nodes, 1)
     weighting: Any
     paces: Tensor | None  # share of a step that a local step has, if there are several (..., nodes, 1)
+    drift_limits: Tensor | None  # max_drift, as chosen (..., nodes, 1)
 
 
 class _Moving(NamedTuple):
@@ -118,7 +120,8 @@ class TrackedADGDA(Algorithm):
             Default: True.
         max_drift: How much a node's own gradient may change in its local steps, >= 0, in units of the tracker's norm.
             Beyond that the correction no longer holds, and the node shortens its local steps, down to 1 / K of a step.
-            This takes one more gradient per round. 0 for local steps of full length. Default: 2.0.
+            This takes one more gradient per round. 0 for local steps of full length; None for 24 gamma rho, at most 2,
+            with the graph's spectral gap rho: a network that mixes slowly bears less drift. Default: None.
         optimizer: What each node makes of its gradients before they are weighed and tracked; None for nothing. Steps
             are already scaled as in Adam, along the tracked gradient (`beta2`). Default: None.
 
@@ -145,7 +148,7 @@ class TrackedADGDA(Algorithm):
     regularizer: Regularizer = field(default_factory=lambda: ChiSquare(0.05))
     loss_cap: float | None = None
     warm_start: bool = field(default=True, metadata=STRUCTURAL)
-    max_drift: float = field(default=2.0, metadata=STRUCTURAL, kw_only=True)
+    max_drift: float | None = field(default=None, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     alpha_of_sum: ClassVar[bool] = True
@@ -164,8 +167,11 @@ class TrackedADGDA(Algorithm):
             )
         if self.local_steps < 1:
             raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
-        if not 0 <= self.max_drift < math.inf:
-            raise BadInput(f"max_drift must be >= 0, got {self.max_drift}; 0 for local steps of full length")
+        if self.max_drift is not None and not 0 <= self.max_drift < math.inf:
+            raise BadInput(
+                f"max_drift must be >= 0, got {self.max_drift}; 0 for local steps of full length, None for one "
+                "from the graph"
+            )
 
     def check(self, prior: Tensor, dim: int) -> None:
         self.weighting.check(self.regularizer, prior)
@@ -198,7 +204,8 @@ class TrackedADGDA(Algorithm):
             if self.consensus_step is not None
             else steady_consensus_step(self.compressor, models.shape[-1], network)
         )
-        watched = self.local_steps > 1 and self.max_drift > 0
+        consensus_steps = torch.ones_like(models[..., :1]) * consensus_step
+        watched = self.local_steps > 1 and self.max_drift != 0
         return TrackedState(
             models=models,
             momenta=torch.zeros_like(models),
@@ -206,10 +213,16 @@ class TrackedADGDA(Algorithm):
             squares=torch.zeros_like(models) if self.beta2 else None,
             copies=warm_copies(models, network) if self.warm_start else zero_copies(models, network),
             tracker_copies=zero_copies(models, network) if self.tracking else None,
-            consensus_steps=torch.ones_like(models[..., :1]) * consensus_step,
+            consensus_steps=consensus_steps,
             weighting=self.weighting.init(oracle, network),
             paces=torch.full_like(models[..., :1], 1.0 / self.local_steps) if watched else None,
+            drift_limits=self._drift_limits(consensus_steps, network) if watched else None,
         )
+
+    def _drift_limits(self, consensus_steps: Tensor, network: Network) -> Tensor:
+        if self.max_drift is not None:
+            return torch.full_like(consensus_steps, self.max_drift)
+        return (_DRIFT_PER_MIXING * round(network.gap(), 4) * consensus_steps).clamp(max=_LARGEST_DRIFT)
 
     def _stepped(
         self,
@@ -228,9 +241,9 @@ class TrackedADGDA(Algorithm):
         models = before.models.addcmul(trackers, step if paces is None else step * paces, value=-1)
         return _Moving(models, momenta, squares), trackers
 
-    def _next_paces(self, paces: Tensor, drift: Tensor, size: Tensor) -> Tensor:
+    def _next_paces(self, paces: Tensor, drift: Tensor, limits: Tensor) -> Tensor:
         """Returns longer paces where the own gradient changed by less than is allowed, and shorter ones elsewhere."""
-        allowed = self.max_drift * size / drift.clamp(min=1e-30)
+        allowed = limits / drift.clamp(min=1e-30)
         return (paces * allowed.clamp(_SHORTER, _LONGER)).clamp(1.0 / self.local_steps, 1.0)
 
     def step(self, state: TrackedState, ctx: Round) -> TrackedState:
@@ -243,7 +256,9 @@ class TrackedADGDA(Algorithm):
         if balances is not None and state.tracker_copies is not None:
             balances = gossip_step(balances, state.tracker_copies, state.consensus_steps, ctx)
         moving, trackers = self._stepped(state, weights * gradients, balances, state.paces, 0, ctx)
-        watched = None if state.paces is None else (state.paces, gradients, _norm(trackers))
+        watched = None
+        if state.paces is not None and state.drift_limits is not None:
+            watched = state.paces, gradients, state.drift_limits * _norm(trackers)
         del gradients
         for call in range(1, self.local_steps):
             del trackers
@@ -254,9 +269,9 @@ class TrackedADGDA(Algorithm):
         del moving
         paces = state.paces
         if watched is not None:
-            paces, first, size = watched
+            paces, first, limits = watched
             again = ctx.losses_and_gradients(moved(models, apart, self.gradient_at_average))[1]  # on the first batch
-            paces = self._next_paces(paces, _norm((again - first) * weights), size)
+            paces = self._next_paces(paces, _norm((again - first) * weights), limits)
             del again, first
         del watched
         models = moved(models, apart, state.consensus_steps)
@@ -282,6 +297,7 @@ class TrackedADGDA(Algorithm):
             consensus_steps=state.consensus_steps,
             weighting=settled(delivery),
             paces=paces,
+            drift_limits=state.drift_limits,
         )
 
 

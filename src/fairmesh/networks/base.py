@@ -132,6 +132,11 @@ class Network(ABC):
         """Returns ||I - W||_2, the largest of any round."""
         return max(mixing.beta for mixing in self.cycle)
 
+    def gap(self) -> float:
+        """Returns the spectral gap of W, averaged over the rounds if it changes: in [0, 1], larger mixes faster."""
+        matrices = [mixing.matrix for mixing in self.cycle]
+        return self.cycle[0].gap if len(matrices) == 1 else Mixing(sum(matrices[1:], matrices[0]) / len(matrices)).gap
+
     def mean(self, rows: Tensor) -> Tensor:
         """Returns the mean of rows (..., nodes, dim) over all nodes of all processes: (..., dim)."""
         return (
