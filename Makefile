@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test quick-tests test-all chaos check format docs setup clean
+.PHONY: demo test quick-tests test-all chaos check format docs tutorials setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/fairmesh demo
@@ -37,6 +37,10 @@ check: $(READY)
 # Peers killed, cut off and robbed of their disks: a few minutes. Its figures are read by a test.
 chaos: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mesh.chaos --write benchmarks/results/chaos-cpu.json
+
+# Executes the notebooks in docs/tutorials and writes their outputs: a few minutes.
+tutorials: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python docs/tutorials/execute.py
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -50,6 +50,16 @@ def test_predict_does_not_need_the_target_and_ignores_the_order_of_columns(label
     assert found.metrics == {}
 
 
+def test_predict_takes_a_result_a_folder_or_a_model(tmp_path):
+    experiment = fm.Experiment(fm.data.Digits(nodes=2, odd=0), algorithm=fm.DSGD(0.5), rounds=3)
+    result = fm.run(experiment, out=tmp_path / "run")
+    images = result.problem.sites[0].test.inputs[:4]
+    sources = (result, tmp_path / "run", fm.inference.load_model(tmp_path / "run"))
+    first, *others = (fm.predict(source, images).values for source in sources)
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
 def test_predict_gives_numbers_in_the_targets_units(numbers, tmp_path):
     table = write_table(tmp_path / "new.csv", seed=3)
     found = fm.predict(fm.inference.load_model(numbers), table)

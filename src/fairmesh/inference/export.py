@@ -19,7 +19,7 @@ import fairmesh
 from fairmesh.errors import BadInput, in_a_line, optional
 from fairmesh.inference.predictor import finished
 from fairmesh.inference.structured import StructuredPredictor, named_parts
-from fairmesh.inference.trained import TrainedModel, Which, load_model
+from fairmesh.inference.trained import TrainedModel, Which, as_trained
 from fairmesh.numerics import random_streams
 from fairmesh.personalization.outcome import PersonalModel
 from fairmesh.problems.weight_norms import copied
@@ -92,12 +92,7 @@ def export(
     """
     if format not in ENDINGS:
         raise BadInput(f"format must be one of {', '.join(ENDINGS)}, got {format!r}")
-    if isinstance(source, TrainedModel):
-        model = source
-    elif isinstance(source, Result):
-        model = TrainedModel.of(source, which, site=site, replica=replica)
-    else:
-        model = load_model(source, which, site=site, replica=replica)
+    model = as_trained(source, which, site=site, replica=replica)
     path, about = Path(path), described(model)
     partial = path.with_name(path.name + ".partial" + ENDINGS[format])
     write, read = _FORMATS[format]

@@ -15,8 +15,9 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.data.tables import column_of, encoded, is_missing, read_table
 from fairmesh.errors import BadInput
 from fairmesh.inference.predictor import finished
-from fairmesh.inference.trained import TrainedModel
+from fairmesh.inference.trained import TrainedModel, as_trained
 from fairmesh.metrics.base import chosen_metrics
+from fairmesh.training.result import Result
 
 _BAD_AT_MOST = 1000  # rows that cannot be read; with more, the table is another one
 _AT_ONCE = 4096  # rows that the model sees together
@@ -78,11 +79,14 @@ class Predictions:
         return lines
 
 
-def predict(model: TrainedModel, data: Mapping[str, Any] | np.ndarray | Tensor | str | os.PathLike) -> Predictions:
+def predict(
+    model: TrainedModel | Result | str | os.PathLike, data: Mapping[str, Any] | np.ndarray | Tensor | str | os.PathLike
+) -> Predictions:
     """Applies a model to data, with the preprocessing that it was trained with.
 
     Args:
-        model: The model, such as `fm.inference.load_model("runs/mine")`.
+        model: The result of a run, the run's folder, or a model, such as
+            `fm.inference.load_model("runs/mine", site="north")`.
         data: Of a model of a table: its columns by name, or a .csv or .parquet file. Of other models: an array of
             inputs, a .npz file with `x`, an image, or a folder of images. If the target is there, too
             (the target's column, or `y`), metrics are computed.
@@ -96,10 +100,11 @@ def predict(model: TrainedModel, data: Mapping[str, Any] | np.ndarray | Tensor |
     Example:
         >>> import fairmesh as fm
         >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), fm.Ring(), fm.TrackedADGDA(), rounds=20))
-        >>> predictions = fm.predict(fm.inference.TrainedModel.of(result), result.problem.sites[0].test.inputs[:2])
+        >>> predictions = fm.predict(result, result.problem.sites[0].test.inputs[:2])
         >>> predictions.labels[0] in [str(digit) for digit in range(10)]
         True
     """
+    model = as_trained(model)
     model.predictor  # noqa: B018 - which refuses a model with several inputs or outputs
     if model.preprocessing is not None:
         return _of_table(model, model.preprocessing, data)

@@ -132,6 +132,21 @@ def _refuse_diverged(diverged: list[int], replica: int) -> None:
         raise BadInput(f"replica {replica} of the run has diverged, so its model is of no use; lower the step size")
 
 
+def as_trained(
+    source: TrainedModel | Result | str | os.PathLike,
+    which: Which = "final",
+    *,
+    site: str | None = None,
+    replica: int | None = None,
+) -> TrainedModel:
+    """Returns a model as it is, that of a result, or that of a run's folder. Settings are those of `load_model`."""
+    if isinstance(source, TrainedModel):
+        return source
+    if isinstance(source, Result):
+        return TrainedModel.of(source, which, site=site, replica=replica)
+    return load_model(source, which, site=site, replica=replica)
+
+
 def load_model(
     folder: str | os.PathLike, which: Which = "final", *, site: str | None = None, replica: int | None = None
 ) -> TrainedModel:

@@ -41,7 +41,7 @@ from fairmesh.training.options import DTYPES, Options, device_of
 from fairmesh.training.provenance import provenance_of
 from fairmesh.training.references import best_constant, constant_values
 from fairmesh.training.replicas import Placements, Replica
-from fairmesh.training.result import Result, summary_of
+from fairmesh.training.result import Result, aligned, summary_of
 from fairmesh.training.train import train, write_outcome
 
 TITLES = {
@@ -160,9 +160,7 @@ class ReferenceComparison:
 
     def __str__(self) -> str:
         sites = [str(site.name) for site in self.result.problem.sites]
-        rows = reference_table(self.as_json(), sites, self.values(), self.result.problem.primary)
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+        return aligned(reference_table(self.as_json(), sites, self.values(), self.result.problem.primary))
 
 
 def _mean(values: Sequence[float]) -> float:

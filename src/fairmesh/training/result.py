@@ -36,6 +36,14 @@ from fairmesh.training.replicas import Replica
 from fairmesh.training.subgroups import SubgroupOutcome, has_subgroups, outcomes
 from fairmesh.training.verdict import WeightsVerdict, verdict_of
 
+_SITES_SHOWN = 20
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table as text: columns of equal width, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
 
 class Averages(NamedTuple):
     """Averages over all nodes, in the last round."""
@@ -45,9 +53,9 @@ class Averages(NamedTuple):
     own: Tensor | None = None  # the sites' own parts (replicas, n, own_dim), by site
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """The outcome of a run: its measurements and its models.
+    """The outcome of a run: its measurements and its models. `print(result)` shows the sites and their intervals.
 
     A record is a dictionary with the round, replica and seed, and, for every metric, its "sites", "groups", "worst",
     "mean", "best" and "gap"; further "lambda", the weights of the sites, "consensus_models", the nodes' mean squared
@@ -103,6 +111,33 @@ class Result:
     notes: list[str] = field(default_factory=list, repr=False)
     answered: dict[str, Outcomes] = field(default_factory=dict, repr=False)
     cvar_level: float = SITES_IN_TAIL
+
+    def __repr__(self) -> str:
+        name, replicas = type(self.replicas[0].algorithm).__name__, len(self.replicas)
+        lost = f", diverged={self.diverged}" if self.diverged else ""
+        return f"Result({name}, rounds={self.rounds}, replicas={replicas}, sites={self.problem.n}{lost})"
+
+    def __str__(self) -> str:
+        if len(self.diverged) == len(self.replicas):
+            return f"{self!r}: all replicas diverged; use smaller steps"
+        found = self.evidence()
+        share = self.problem.is_share(found["metric"])
+
+        def row(name: str, one: Mapping[str, Any]) -> list[str]:
+            numbers = (f"{100 * x:.1f}" if share else f"{x:.4g}" for x in (one["value"], *one["interval"]))
+            value, low, high = ("not defined" if "nan" in x else x for x in numbers)
+            return [name, value, "" if "not defined" in (low, high) else f"{low} to {high}", str(one.get("n", ""))]
+
+        header = [f"{found['metric']}{', %' if share else ''}", "", f"{100 * found['level']:.0f} % interval"]
+        rows = [row("worst site", found["worst"]), row("mean over sites", found["mean"])]
+        sites = [row(one["name"], one) for one in found["sites"]]
+        more = len(sites) - _SITES_SHOWN
+        if more > 0:  # the worst ones
+            best = math.inf if self.problem.higher_is_better(found["metric"]) else -math.inf
+            known = [one["value"] if math.isfinite(one["value"]) else best for one in found["sites"]]
+            order = sorted(range(len(known)), key=known.__getitem__, reverse=best < 0)
+            sites = [*(sites[i] for i in order[:_SITES_SHOWN]), [f"and {more} more", "", "", ""]]
+        return aligned([[*header, f"{self.judged_on} samples"], *rows, *sites])
 
     @cached_property
     def _outcomes(self) -> dict[str, Outcomes]:
