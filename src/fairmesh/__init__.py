@@ -20,6 +20,7 @@ Everyday names are at the top: `fm.train`, `fm.Problem`, `fm.TrackedADGDA`, `fm.
     fm.schedules      step sizes as functions of the round
     fm.testing        checks for algorithms, compressors and others that you write yourself
     fm.topologies     who talks to whom
+    fm.trackers       observers that write to TensorBoard, MLflow or Weights & Biases
     fm.trainers       what training code of your own gets, and adapters for other libraries
     fm.weighting      how TrackedADGDA finds the weights of the sites
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import report as report
     from fairmesh import testing as testing
     from fairmesh import topology as topologies
+    from fairmesh import trackers as trackers
     from fairmesh import trainers as trainers
     from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, Local, TrackedADGDA
     from fairmesh.algorithms import optimizers as optimizers
@@ -136,6 +138,7 @@ __all__ = [
     "schedules",
     "testing",
     "topologies",
+    "trackers",
     "train",
     "trainers",
     "weighting",
@@ -160,6 +163,7 @@ _NAMESPACES = {  # name -> module
     "schedules": "algorithms.schedules",
     "testing": "testing",
     "topologies": "topology",
+    "trackers": "trackers",
     "trainers": "trainers",
     "weighting": "algorithms.weighting",
 }

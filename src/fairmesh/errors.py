@@ -64,6 +64,9 @@ _EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for
     "export": "ONNX files need onnx, onnxscript and onnxruntime",
     "hugging-face": "Hugging Face's Trainer needs transformers and accelerate",
     "lightning": "Lightning's Trainer needs lightning",
+    "tensorboard": "TensorBoard's files need tensorboard",
+    "mlflow": "MLflow needs mlflow-skinny, sqlalchemy and alembic",
+    "wandb": "Weights & Biases needs wandb",
     "mesh": "training between organisations needs cryptography and prometheus-client",
 }
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+import fairmesh.trackers  # noqa: F401  registers them, so that files can name them
 from fairmesh.algorithms import Algorithm
 from fairmesh.config.overrides import assignment, flat_table, put, read_toml, resolved_files
 from fairmesh.config.registry import registered_name
@@ -43,7 +45,7 @@ from fairmesh.trainers.local_trainer import LocalTrainer
 from fairmesh.training import reference_models
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, completed
 from fairmesh.training.leave_one_out import leave_one_site_out
-from fairmesh.training.observers import Observer
+from fairmesh.training.observers import Observer, as_observers
 from fairmesh.training.options import Options
 from fairmesh.training.reference_models import ReferenceComparison
 from fairmesh.training.replicas import replicas_of, sites_at
@@ -346,6 +348,8 @@ def run(
         >>> result.rounds, 0.0 <= result.worst <= 1.0
         (20, True)
     """
+    with process_group.fail_together() if process_group else nullcontext():
+        watching = as_observers([*experiment.observers, *observers])  # which refuse at once what cannot work
     problem = _problem_at(process_group, experiment) if process_group else experiment.problem()
     targets = problem.sites[0].train.targets
     if (
@@ -368,7 +372,7 @@ def run(
         out=out,
         resume=resume,
         settings=to_table(experiment),
-        observers=[*experiment.observers, *observers],
+        observers=watching,
         announce=announce,
         handle_signals=handle_signals,
         process_group=process_group,

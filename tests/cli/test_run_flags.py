@@ -1,4 +1,4 @@
-"""`fairmesh run` with --overwrite, --with-references and --leave-one-out."""
+"""`fairmesh run` with --overwrite, --with-references, --leave-one-out and --track."""
 
 import json
 
@@ -75,3 +75,13 @@ def test_settings_that_cannot_be_swept_say_what_to_do(called, file):
 def test_topology_without_edges_says_how_to_train_every_site_alone(called, file):
     file.write_text(FILE + '[topology]\nname = "edges"\nedges = []\n')
     assert missing_from(called("run", file)[2], "disconnected", '"local"') == []
+
+
+def test_track_writes_next_to_the_run_and_an_unknown_tracker_is_refused_at_once(called, file, tmp_path):
+    run = ("run", file, "--set", 'algorithm="dsgd"', "--json")
+    code, _, err = called(*run, "--track", "tensorbord")
+    assert (code, missing_from(err, "--track", "tensorboard")) == (2, [])
+    assert not (tmp_path / "runs").exists()
+    assert called(*run, "--track", "tensorboard")[0] == 0
+    assert list((tmp_path / "runs/a/trackers/tensorboard").glob("events.*"))
+    assert called(*run, "--resume")[0] == 0  # trackers are no part of the experiment

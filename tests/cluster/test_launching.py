@@ -17,6 +17,7 @@ from fairmesh.errors import LostProcess
 from fairmesh.networks.cluster import backend_of
 from fairmesh.storage.run_folder import CHECKPOINT, JOB, METRICS
 from tests.refusals import refused
+from tests.trackers.test_tensorboard import read as read_events
 
 
 @pytest.mark.slow  # tests/cluster/test_runs.py runs ranks in the quick tests
@@ -70,6 +71,17 @@ def test_launch_with_references_gives_what_one_process_gives(tmp_path):
     for name in one:
         assert several[name]["sites"] == pytest.approx(one[name]["sites"], abs=1e-6), name
         assert several[name]["versus"]["sites"].keys() == one[name]["versus"]["sites"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_launch_tracks_from_one_rank(tmp_path):
+    (tmp_path / "toy.toml").write_text(_REFERRED)
+    arguments = ["launch", "toy.toml", "--processes", "2", "--track", "tensorboard", "--out", "run"]
+    subprocess.run([sys.executable, "-m", "fairmesh", *arguments], cwd=tmp_path, check=True, timeout=300)
+    folder = tmp_path / "run" / "trackers" / "tensorboard"
+    assert len(list(folder.iterdir())) == 1
+    assert [one.step for one in read_events(folder).Scalars("accuracy/worst")] == [0, 10]
 
 
 @pytest.mark.parametrize(

@@ -535,6 +535,12 @@ def test_observer_that_writes_over_other_files_is_refused(path):
         refuse_undeployable(loaded(Path("/nowhere"), {"experiment.toml": table.encode()}, {}))
 
 
+def test_tracker_is_a_choice_of_each_site_and_refused_in_the_experiment():
+    table = 'data = "digits"\nobservers = [{ name = "mlflow", uri = "http://elsewhere" }]'
+    with refused("mlflow", "--track"):
+        refuse_undeployable(loaded(Path("/nowhere"), {"experiment.toml": table.encode()}, {}))
+
+
 # fairmesh mesh show
 
 

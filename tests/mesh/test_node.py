@@ -33,6 +33,7 @@ from fairmesh.storage.files import open_to_others
 from tests import toys
 from tests.mesh import fleet
 from tests.refusals import missing_from, refused
+from tests.trackers.test_tensorboard import read as read_events
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c"]
@@ -99,7 +100,8 @@ def _scenario(folder: Path) -> None:
     seen["patience"] = fleet.ended(fleet.start(folder, "a", patience_s=1.0), 60)
     seen["status alone"] = read_status(folder / "a" / "state")
     # Two of three: they know of each other and of whom they wait for.
-    running = {"a": fleet.start(folder, "a"), "b": fleet.start(folder, "b")}
+    tracked = {"trackers": [fm.trackers.TensorBoard()]}
+    running = {"a": fleet.start(folder, "a"), "b": fleet.start(folder, "b", **tracked)}
     _until(lambda: read_status(folder / "a" / "state")["sites"]["b"])
     seen["second node"] = fleet.ended(fleet.start(folder, "a"), 60)
 
@@ -119,7 +121,7 @@ def _scenario(folder: Path) -> None:
     # Asked to stop, it stops with its state, and goes on from it.
     os.kill(running["b"], signal.SIGTERM)
     seen["asked to stop"] = fleet.ended(running["b"], 60)
-    running["b"] = fleet.start(folder, "b")
+    running["b"] = fleet.start(folder, "b", **tracked)
     (folder / "go").touch()
     seen["ends"] = {name: fleet.ended(process, 120) for name, process in running.items()}
     seen["again"] = fleet.ended(fleet.start(folder, "a"), 60)
@@ -153,6 +155,18 @@ def test_alone_a_node_waits_and_with_little_patience_stops_and_says_for_whom(liv
     stopped = next(event for event in _events(folder, "a") if event["what"] == "stopped")
     assert missing_from(stopped["reason"], "b, c", "--patience") == []
     assert seen["status alone"]["sites"]["c"] == {}
+
+
+def test_tracker_of_a_node_that_was_stopped_has_what_all_sites_measured_once(lived):
+    folder, _ = lived
+    events = read_events(folder / "b" / "state" / "trackers" / "tensorboard")
+    metrics = (folder / "b" / "state" / "result" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in metrics]
+    for i, name in enumerate(NAMES):
+        curve = events.Scalars(f"accuracy/site/{name}")
+        assert [one.step for one in curve] == [0, 40, 80, 120]
+        assert [one.value for one in events.Scalars(f"lambda/{name}")][1] == pytest.approx(records[1]["lambda"][i])
+    assert len(events.Tensors("result/text_summary")) == 1
 
 
 def test_state_folder_cannot_be_shared_by_two_nodes(lived):

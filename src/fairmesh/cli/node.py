@@ -9,6 +9,7 @@ import typer
 
 from fairmesh.cli.terminal import (
     Json,
+    Track,
     print_json,
     say,
     show_rows,
@@ -34,6 +35,7 @@ def node(
         str | None, typer.Option(help="Stop after waiting this long for a neighbour, such as 30m or 2h.")
     ] = None,
     prometheus: Annotated[int | None, typer.Option(help="A port of 127.0.0.1 for Prometheus metrics.")] = None,
+    track: Track = [],  # noqa: B006
     public_draws: Annotated[
         bool,
         typer.Option(
@@ -49,9 +51,12 @@ def node(
     from fairmesh.mesh.node.running import run_node
     from fairmesh.mesh.node.versus_local import sentences
     from fairmesh.report.runs import Run, caption_of, rows_of
+    from fairmesh.trackers import trackers_of
 
     waits = None if patience is None else seconds_of(patience, "--patience")
-    folder = run_node(site, patience_s=waits, monitor_port=prometheus, public_draws=public_draws)
+    folder = run_node(
+        site, patience_s=waits, monitor_port=prometheus, public_draws=public_draws, trackers=trackers_of(track)
+    )
     finished = Run.from_folder(folder)
     if json_:
         print_json(finished.summary | {"folder": str(folder)})

@@ -9,7 +9,7 @@ import typer
 
 from fairmesh.cli.cluster import loaded_on
 from fairmesh.cli.progress import progress
-from fairmesh.cli.terminal import Json, console, print_json, say, show_rows, show_table
+from fairmesh.cli.terminal import Json, Track, console, print_json, say, show_rows, show_table
 from fairmesh.errors import BadInput
 
 
@@ -83,6 +83,7 @@ def run(
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="Train once more without each site, and judge the model there.")
     ] = False,
+    track: Track = [],  # noqa: B006
     network: Annotated[
         str, typer.Option(help="memory: all nodes here; cluster: one rank that torchrun starts.")
     ] = "memory",
@@ -107,6 +108,7 @@ def run(
         subgroup_table,
     )
     from fairmesh.storage.run_folder import set_aside
+    from fairmesh.trackers import trackers_of
     from fairmesh.training.leave_one_out import left_out_table
     from fairmesh.training.observers import Watch
     from fairmesh.training.reference_models import FOLDER as REFERENCES_FOLDER
@@ -117,6 +119,7 @@ def run(
     if resume and overwrite:
         raise BadInput("--resume continues the run in the folder, and --overwrite starts another; give one of them")
     use_data(data)
+    trackers = trackers_of(track)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
     folder = out or Path("runs") / experiment.stem
@@ -136,7 +139,7 @@ def run(
                     loaded,
                     out=folder,
                     resume=resume,
-                    observers=[Watch(watch)] if watch else [],
+                    observers=[*([Watch(watch)] if watch else []), *trackers],
                     announce=None if json_ or silent else say,
                     handle_signals=True,
                     process_group=process_group,

@@ -9,6 +9,14 @@ import typer
 
 from fairmesh.errors import MissingPackage
 
+Track = Annotated[
+    list[str],
+    typer.Option(
+        "--track",
+        help="Also write measurements to tensorboard, mlflow or wandb; NAME=PLACE for another folder or server; may be "
+        "repeated.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

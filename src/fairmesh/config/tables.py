@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 def register(role: type, members: Mapping[str, type]) -> None:
-    """Registers the members of a role under their names in experiment files. A new member is one more line there."""
-    FAMILIES[role] = dict(members)
+    """Registers members of a role under their names in experiment files. A new member is one more line there."""
+    FAMILIES.setdefault(role, {}).update(members)
     for member in members.values():
         checked(member)
 

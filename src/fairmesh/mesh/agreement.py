@@ -20,6 +20,7 @@ from fairmesh.experiment import Experiment
 from fairmesh.mesh.members import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.problems.problem import Problem
+from fairmesh.trackers import Tracker
 from fairmesh.training.loop import check_objective
 from fairmesh.training.observers import CsvWriter
 
@@ -155,6 +156,11 @@ def refuse_undeployable(experiment: Experiment) -> None:
             "simulation, then write the chosen value into the experiment"
         )
     for observer in experiment.observers:
+        if isinstance(observer, Tracker):
+            raise BadInput(
+                f"the observer {registered_name(observer)!r} would track the run at every site; between organisations "
+                "each site chooses for itself: remove it, and use fairmesh node SITE --track"
+            )
         if isinstance(observer, CsvWriter) and not _is_table_here(observer.path):
             raise BadInput(
                 f"the observer that writes {observer.path!r} could overwrite any file of a site; between organisations "

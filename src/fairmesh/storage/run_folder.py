@@ -29,6 +29,7 @@ OUTCOMES = "outcomes.safetensors"  # what the models answered on the test rows
 PREPROCESSING = "preprocessing.json"  # how rows of a table become inputs of the model
 ABOUT = "fairmesh"  # the key of a model file's metadata
 DIVERGED = "diverged.txt"  # why the run ended, if it diverged
+TRACKERS = "trackers"  # a folder for what trackers write
 JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
 
 
@@ -107,13 +108,15 @@ class RunFolder:
             if not resume and is_run(self.path) and _has_diverged(self.path):
                 self.set_aside = set_aside(self.path, "diverged")
             self.path.mkdir(parents=True, exist_ok=True)
+            own = {EXPERIMENT, JOB}
             if self._begun_by_this_job():
                 resume = self.checkpoint.exists() or bool(
                     _portions_in(self.path)
                 )  # this run, started again by its launcher
                 if not resume:
                     (self.path / METRICS).unlink(missing_ok=True)
-            names = {path.name for path in self.path.iterdir()} - {EXPERIMENT, JOB}  # these alone are no results
+                    own |= {TRACKERS}
+            names = {path.name for path in self.path.iterdir()} - own  # these alone are no results
         except OSError as error:
             raise BadInput(f"cannot use {self.path} as a run folder: {error.strerror or error}") from error
         if not os.access(self.path, os.W_OK):

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.training.best_round import RoundScores, replaces
 from fairmesh.training.loop import Best, Training, TrainingState
 from fairmesh.training.meter import Meter
+from fairmesh.training.replicas import Replica
+from fairmesh.training.result import Result
 
 __all__ = ["CsvWriter", "EarlyStopping", "ObservedRun", "Observer", "Watch"]
 
@@ -44,6 +46,9 @@ class ObservedRun:
         records: Every measurement so far, one record per replica and measured round.
         new_records: The records that were measured after this round; often empty.
         diverged: Replicas that have diverged.
+        every_replica: The replicas of the whole run, of which `training` may have a portion.
+        settings: The run's settings, as an experiment file has them.
+        folder: The run's folder, or None.
         interrupted: The run was asked to stop from outside. It raises `Interrupted` after this round.
         stop_reason: Why an observer ended the run early, or None.
 
@@ -53,6 +58,9 @@ class ObservedRun:
         state: The state to start from.
         done: How many rounds led to it. Default: 0.
         first_replica: The number of the first replica of this portion in the whole run. Default: 0.
+        every_replica: The replicas of the whole run; None for those of `training`. Default: None.
+        settings: The run's settings, as an experiment file has them; None for none. Default: None.
+        folder: The run's folder; None if it has none. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -65,14 +73,31 @@ class ObservedRun:
         3
     """
 
-    def __init__(self, training: Training, rounds: int, state: TrainingState, done: int = 0, first_replica: int = 0):
+    def __init__(
+        self,
+        training: Training,
+        rounds: int,
+        state: TrainingState,
+        done: int = 0,
+        first_replica: int = 0,
+        every_replica: Sequence[Replica] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
+    ):
         self.training, self.rounds, self.round, self.first_replica = training, rounds, done, first_replica
+        self.every_replica = list(every_replica or training.replicas)
+        self.settings, self.folder = dict(settings or {}), folder
         self.records: list[Record] = []
         self.new_records: list[Record] = []
         self.diverged: list[int] = []
         self.interrupted, self.stop_reason = False, None
         self.best: Best | None = state.best  # found by measuring, so the rounds do not carry it
         self.state = state
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the run's folder, or "fairmesh" if it has none."""
+        return "fairmesh" if self.folder is None else self.folder.resolve().name
 
     @property
     def is_last(self) -> bool:
@@ -112,6 +137,9 @@ class Observer(ABC):
 
     run: ObservedRun
 
+    def before_run(self) -> None:  # noqa: B027
+        """Is called before data is read, perhaps more than once. Raises BadInput if the observer cannot work here."""
+
     def start(self, run: ObservedRun) -> None:
         """Is called before the first round."""
         self.run = run
@@ -131,6 +159,13 @@ class Observer(ABC):
             error: What ended the run, or None if it ended normally.
         """
 
+    def after_run(self, result: Result) -> None:  # noqa: B027
+        """Is called once, after a run that ended normally; not between organisations.
+
+        Args:
+            result: The outcome of all replicas.
+        """
+
 
 class _Function(Observer):
     """A plain function (round, state) as an observer."""
@@ -143,12 +178,13 @@ class _Function(Observer):
 
 
 def as_observers(given: Iterable[Any]) -> list[Observer]:
-    """Returns observers for a list of observers and plain functions (round, state)."""
+    """Returns observers for a list of observers and plain functions (round, state). Each has said that it can work."""
     observers: list[Observer] = []
     for one in given:
         if not isinstance(one, Observer) and not callable(one):
             raise BadInput(f"observers are Observer objects or functions (round, state), got {one!r}")
         observers.append(one if isinstance(one, Observer) else _Function(one))
+        observers[-1].before_run()
     return observers
 
 
@@ -355,19 +391,18 @@ class Watch(Observer):
 
     Args:
         function: Takes the number of rounds done and the new records (often none).
-        replicas: How many the whole run has, where not all run at once; None for those of this portion. Default: None.
 
     Example:
         >>> import fairmesh as fm
         >>> progress = fm.observers.Watch(lambda done, records: None)
     """
 
-    def __init__(self, function: Watching, replicas: int | None = None):
-        self._function, self.replicas = function, replicas
+    def __init__(self, function: Watching):
+        self._function = function
 
     def after_round(self, round: int, state: TrainingState) -> None:
         run, here = self.run, len(self.run.training.replicas)
-        done = (run.first_replica * run.rounds + here * round) // (self.replicas or here)
+        done = (run.first_replica * run.rounds + here * round) // len(run.every_replica)
         self._function(
             done, [record | {"replica": run.first_replica + record["replica"]} for record in run.new_records]
         )

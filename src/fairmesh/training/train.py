@@ -44,7 +44,6 @@ from fairmesh.training.observers import (
     ObservedRun,
     Observer,
     StopRequests,
-    Watch,
     as_observers,
     observe,
     stop_signals,
@@ -153,6 +152,8 @@ def train(
     """
     refuse_autocast()
     process_group = process_group or SingleProcess()
+    with process_group.fail_together():
+        watching = as_observers(observers)
     topology = topology or Ring()
     problem = problem if isinstance(problem, Problem) else with_splits(problem)
     if algorithm is None:
@@ -219,21 +220,18 @@ def train(
                 "more machines or fewer replicas"
             )
     settings = settings or _settings(topology, replicas, rounds)
-    watching = as_observers(observers)
-    for observer in watching:
-        if isinstance(observer, Watch):
-            observer.replicas = len(replicas)
     with with_threads(chosen), stop_signals(handle_signals) as stop:
         if at_once >= len(replicas):
             with process_group.fail_together():
                 training = Training(problem, topology, replicas, chosen, network=network)
             result = _run(training, rounds, folder, settings, watching, stop, personalization, announce, fixed=fixed)
-            return _warned(result, announce)
+            return _ended(result, watching, announce)
         started, results = time.perf_counter(), []
         for portion in portions(replicas, at_once):
             inside = RunFolder(portion.folder(folder.path), resume=resume) if folder else None
             training = Training(problem, topology, portion.replicas, chosen, portion.first)
-            one = _run(training, rounds, inside, settings, watching, stop, personalization, announce, portion.first)
+            whole = (portion.first, replicas, folder)
+            one = _run(training, rounds, inside, settings, watching, stop, personalization, announce, *whole)
             results.append(replace(one, state=on_host(one.state)))
             del training, one  # frees the device for the next portion
     result = _chosen(merged(results, replicas), chosen)
@@ -243,7 +241,7 @@ def train(
         folder.replace_records(result.records)
         write_outcome(folder, result, provenance_of(problem, process_group))
         folder.close()
-    return _warned(result, announce)
+    return _ended(result, watching, announce)
 
 
 @functools.cache
@@ -252,9 +250,11 @@ def _log_once(line: str) -> None:
     logging.getLogger("fairmesh").warning(line)
 
 
-def _warned(result: Result, announce: Callable[[str], None] | None) -> Result:
-    """Returns the result, with a warning if the weights went where they cannot help. Who announces shows the verdict
-    too."""
+def _ended(result: Result, observers: Sequence[Observer], announce: Callable[[str], None] | None) -> Result:
+    """Returns the result after the observers have seen it, with a warning if the weights went where they cannot help.
+    Who announces shows the verdict too."""
+    for observer in observers:
+        observer.after_run(result)
     if announce is None and result.fixed is not None and (text := result.weights_verdict().warning):
         warnings.warn(text, UserWarning, stacklevel=3)
     return result
@@ -313,13 +313,17 @@ def _run(
     personalization: Personalization | None,
     announce: Callable[[str], None] | None,
     first_replica: int = 0,
+    every_replica: Sequence[Replica] | None = None,  # of the whole run, if this is a portion
+    whole_folder: RunFolder | None = None,
     fixed: Result | None = None,
 ) -> Result:
     """Trains one batch of replicas to the end, or from its checkpoint."""
     options, process_group = training.options, training.network.process_group
     started, initial = time.perf_counter(), training.initial()
     meter = _meter(training, announce)
-    run, checkpointing = ObservedRun(training, rounds, initial, first_replica=first_replica), None
+    outside = whole_folder or folder
+    about = (first_replica, every_replica, settings, outside.path if outside else None)
+    run, checkpointing = ObservedRun(training, rounds, initial, 0, *about), None
     if folder:
         checkpoints = Checkpoints(folder.checkpoint, training.network, training.roles(initial), training.identity())
         saved = None
@@ -328,7 +332,7 @@ def _run(
                 state, done = checkpoints.load(initial)
                 if done > rounds:
                     raise BadInput(f"the checkpoint is already at round {done}, beyond the {rounds} rounds asked for")
-            run, saved = ObservedRun(training, rounds, state, done, first_replica), done
+            run, saved = ObservedRun(training, rounds, state, done, *about), done
             kept = (record for record in folder.records() if record["round"] <= done)
             # If the run is now longer, its former last round was measured off schedule.
             run.records = [r for r in kept if r["round"] % options.measure_every == 0 or r["round"] == rounds]

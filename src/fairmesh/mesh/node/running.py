@@ -4,7 +4,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fairmesh.mesh.node.deciding import Deciding
 from fairmesh.mesh.node.ending import (
     Announced,
     compare_with_neighbours,
+    settings_of,
     sums_of,
     undefined_metrics,
     wait_for_all_to_end,
@@ -56,6 +57,8 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import private_files, write_atomically
+from fairmesh.storage.run_folder import Record, read_summary
+from fairmesh.trackers import TrackedReplica, Tracker
 
 _LEFT_S = 5.0  # wait for processes that a killed node has left
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
@@ -69,6 +72,7 @@ def run_node(
     observe: Observe = lambda point, step: None,
     stream: Any = None,
     public_draws: bool = False,
+    trackers: Sequence[Tracker] = (),
 ) -> Path:
     """Runs the node of a site file to the end of its run.
 
@@ -81,6 +85,7 @@ def run_node(
         public_draws: Whether batches and other random numbers are drawn as a simulation draws them, from the
             experiment's seed. For tests only: a neighbour that knows them can solve for the training rows. Default:
             False, from a secret of the site.
+        trackers: What the measurements of all sites are also written to. Default: none.
 
     Returns:
         The folder of the result.
@@ -109,8 +114,8 @@ def run_node(
         monitor = None if monitor_port is None else Monitor(monitor_port)
         with closing(log), pinned(membership.experiment.options):
             node = Node(membership, own_data(membership), log, patience_s, monitor, observe)
-            life = _Life(node)
-            with _stop_requests(node.oversight.request_stop), node.oversight.watching():
+            life, stop = _Life(node, trackers), node.oversight.request_stop
+            with _tracked(trackers, result, log), _stop_requests(stop), node.oversight.watching():
                 life.run()
         write_atomically(finished, b"")
         forget_run(state)
@@ -145,11 +150,26 @@ def _log_start(membership: Membership, log: Log) -> None:
         log("warning", what, listen=listen, dialled=address)
 
 
+@contextmanager
+def _tracked(trackers: Sequence[Tracker], result: Path, log: Log) -> Iterator[None]:
+    """Ends the trackers: with the run's result, or because it stopped."""
+    for tracker in trackers:
+        tracker.report = lambda text: log("warning", text)
+    try:
+        yield
+    except BaseException as error:
+        for tracker in trackers:
+            tracker.finish(error)
+        raise
+    for tracker in trackers:
+        tracker.end_with(read_summary(result))
+
+
 class _Life:
     """The life of a node over all generations of the mesh: it decides with the others, trains, and ends."""
 
-    def __init__(self, node: Node):
-        self._node, self._data = node, DataAgreement(node)
+    def __init__(self, node: Node, trackers: Sequence[Tracker]):
+        self._node, self._data, self._trackers = node, DataAgreement(node), trackers
         self._decisions = Deciding(node, self._data)
 
     def run(self) -> None:
@@ -272,7 +292,17 @@ class _Life:
         names = [member.name for member in membership.mesh.present]
         start = node.ledger.begun[-1].start
         progress = node.folder / PROGRESS
-        node.measurements.after_record = lambda records: write_progress(membership, problem, records, progress)
+        for tracker in self._trackers:
+            settings, run = settings_of(membership) | {"site": membership.name}, membership.mesh.name
+            tracker.begin(names, node.folder)
+            tracker.add_replica(0, TrackedReplica(f"{run}, seen from {membership.name}", run, settings, "0"))
+
+        def after_record(records: Sequence[Record]) -> None:
+            write_progress(membership, problem, records, progress)
+            for tracker in self._trackers:
+                tracker.add_records(records)
+
+        node.measurements.after_record = after_record
         node.measurements.enter(
             membership.mesh.generation, start, schedule, problem, names, lambda: tuple(store.landmarks)
         )

@@ -1,0 +1,109 @@
+"""Writes runs to MLflow: to a local database, or to a server."""
+
+import logging
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fairmesh.trackers.base import Status, Table, TrackedReplica, Tracker
+
+_BATCH = 1000  # metrics that MLflow takes at once
+_PARAMS = 100
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+_ANSWERS_WITHIN_S = 10.0
+
+
+@dataclass
+class MLflow(Tracker):
+    """Writes every measurement to MLflow. `mlflow ui --backend-store-uri URI` shows them.
+
+    MLflow's own telemetry is switched off. Only a `uri` of a server makes a connection.
+
+    Args:
+        uri: The address of a server, such as "http://localhost:5000", or another place that MLflow knows. None for the
+            database `trackers/mlflow.db` in the run's folder, or `mlflow.db` here if the run has none. Default: None.
+        experiment: MLflow's experiment, a group of runs. Default: "fairmesh".
+
+    Example:
+        >>> import fairmesh as fm
+        >>> tracker = fm.trackers.MLflow("http://localhost:5000", experiment="hospitals")
+    """
+
+    uri: str | None = None
+    experiment: str = "fairmesh"
+
+    extra: ClassVar[str] = "mlflow"
+
+    def load(self) -> None:
+        known = os.environ.get("MLFLOW_DISABLE_TELEMETRY")
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # only while MLflow reads it
+        try:
+            import alembic  # noqa: F401
+            import mlflow.telemetry
+            import sqlalchemy  # noqa: F401
+
+            mlflow.telemetry.set_telemetry_client()  # reads it again, if something else imported MLflow before
+        finally:
+            del os.environ["MLFLOW_DISABLE_TELEMETRY"]
+            if known is not None:
+                os.environ["MLFLOW_DISABLE_TELEMETRY"] = known
+
+    def open(self, replica: TrackedReplica, folder: Path, alone: bool) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        uri = self.uri
+        if uri is None:
+            folder.mkdir(exist_ok=True)
+            uri = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        if uri.startswith(("http://", "https://")):
+            _reach(uri)
+        for name in ("mlflow.store.db.utils", "alembic"):  # which tell how they make a new database
+            logging.getLogger(name).setLevel(logging.WARNING)
+        client = MlflowClient(tracking_uri=uri)
+        replica.handle = client
+        if replica.id is not None:
+            client.update_run(replica.id, status="RUNNING")
+            return
+        found = client.get_experiment_by_name(self.experiment)
+        artifacts = (folder / "mlflow").resolve().as_uri() if uri.startswith("sqlite:") else None
+        group = found.experiment_id if found else client.create_experiment(self.experiment, artifacts)
+        name = replica.name if alone else f"{replica.run}: {replica.name}"
+        tags = {"fairmesh.run": replica.run, "fairmesh.replica": replica.key}
+        replica.id = client.create_run(group, run_name=name, tags=tags).info.run_id
+        params = [Param(_key(key), str(value)[:6000]) for key, value in replica.flat_settings.items()]
+        for first in range(0, len(params), _PARAMS):
+            client.log_batch(replica.id, params=params[first : first + _PARAMS])
+
+    def write(self, replica: TrackedReplica, round: int, numbers: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics = [Metric(_key(name), number, now, round) for name, number in numbers.items()]
+        for first in range(0, len(metrics), _BATCH):
+            replica.handle.log_batch(replica.id, metrics=metrics[first : first + _BATCH])
+
+    def write_result(self, replica: TrackedReplica, round: int, intervals: Mapping[str, float], table: Table) -> None:
+        self.write(replica, round, intervals)
+        replica.handle.log_text(replica.id, table.markdown() + "\n", "result.md")
+
+    def close(self, replica: TrackedReplica, status: Status) -> None:
+        replica.handle.set_terminated(replica.id, _STATUS[status])
+
+
+def _key(name: str) -> str:
+    """Returns a name with characters that MLflow allows."""
+    return re.sub(r"[^\w\-. :/]", "_", name)[:250]
+
+
+def _reach(uri: str) -> None:
+    """Raises if nothing answers at an address: MLflow itself would try for minutes."""
+    with suppress(urllib.error.HTTPError):  # an answer too
+        urllib.request.urlopen(uri, timeout=_ANSWERS_WITHIN_S).close()
