@@ -62,7 +62,7 @@ class _EventFile:
     """
 
     def __init__(self, folder: Path, forget_from: int):
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[attr-defined]  # made by protobuf
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class _EventFile:
         self._records.write(event.SerializeToString())
 
     def write(self, step: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]  # made by protobuf
         from torch.utils.tensorboard import summary
 
         for one in [
