@@ -5,13 +5,14 @@ per namespace, in docs/reference/api (which git ignores).
 """
 
 import ast
+import dataclasses
 import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
-import click
 import typer
 from repository import DOCS, ROOT, write_folder
 from sphinx.application import Sphinx
@@ -53,8 +54,9 @@ def api_pages() -> dict[str, str]:
                 shown[id(thing)] = full
                 entries.append(_entry(full, thing))
             rows.append((f":py:obj:`{name} <{shown[id(thing)]}>`", summary(thing)))
-        heading = f"{short}: {_about(prefix, module)}"
-        page = [heading, "=" * len(heading), "", f".. py:module:: {prefix}", "", *_table(rows)]
+        about = _about(prefix, module)
+        page = [short, "=" * len(short), "", f".. py:module:: {prefix}", "", f"{about[0].upper()}{about[1:]}.", ""]
+        page += _table(rows)
         if prefix == "fairmesh":
             modules = [(f":doc:`fm.{n} <{n}>`", _about(f"fairmesh.{n}", m)) for n, m in sorted(namespaces().items())]
             page += ["Its modules are the other pages of the API:", "", *_table(modules)]
@@ -104,6 +106,17 @@ def _docstring(app: Sphinx, what: str, name: str, thing: object, options: object
 _SECTION = re.compile(r"[A-Z][a-z]+:$")
 
 
+def _signature(
+    app: Sphinx, what: str, name: str, thing: object, options: object, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Shows the defaults of dataclasses that are made by a function."""
+    if signature and dataclasses.is_dataclass(thing):
+        for field in dataclasses.fields(thing):
+            if field.default_factory is not dataclasses.MISSING:
+                signature = signature.replace(f"{field.name}=<factory>", f"{field.name}={field.default_factory()!r}")
+    return signature, returned
+
+
 # The commands.
 
 
@@ -112,36 +125,19 @@ def commands() -> str:
     return "\n".join(_command(typer.main.get_command(command_line), "fairmesh"))
 
 
-def _command(command: click.Command, path: str) -> Iterator[str]:
-    context = click.Context(command, info_name=path)
-    members = [command.get_command(context, n) for n in command.list_commands(context)] if _is_group(command) else []
-    if " " in path or members:
-        yield f"{'#' * (1 + len(path.split()))} {path}\n"
-    usage = " ".join(command.collect_usage_pieces(context))
+def _command(command: Any, path: str) -> Iterator[str]:
+    """Yields the lines of a command and of those below it."""
+    context = command.context_class(command, info_name=path)
+    yield f"{'#' * (1 + len(path.split()))} {path}\n"
     yield f"{_markdown(command.help or '')}\n"
-    yield f"```text\n{path} {usage}\n```\n"
-    arguments = [p for p in command.params if isinstance(p, click.Argument)]
-    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden and p.name != "help"]
-    for parameter in arguments:
-        yield f"- **`{parameter.make_metavar(context)}`**: {_markdown(getattr(parameter, 'help', None) or '')}"
-    for option in options:
-        yield _option(option, context)
-    if arguments or options:
-        yield ""
-    for member in members:
-        yield from _command(member, f"{path} {member.name}")
-
-
-def _is_group(command: click.Command) -> bool:
-    return hasattr(command, "list_commands")
-
-
-def _option(option: click.Option, context: click.Context) -> str:
-    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-    takes = "" if option.is_flag else f" `{option.make_metavar(context)}`"
-    default = option.default
-    told = "" if default in (None, False, (), "") or callable(default) else f" Default: `{default}`."
-    return f"- **{names}**{takes}: {_markdown(option.help or '')}{told}"
+    yield f"```text\n{path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
+    for parameter in command.params:
+        if record := parameter.get_help_record(context):  # none for hidden ones
+            yield f"- **`{record[0].strip()}`**: {_markdown(record[1])}"
+    yield ""
+    if hasattr(command, "list_commands"):
+        for name in command.list_commands(context):
+            yield from _command(command.get_command(context, name), f"{path} {name}")
 
 
 def _markdown(text: str) -> str:
@@ -155,32 +151,25 @@ def _markdown(text: str) -> str:
 
 def errors() -> str:
     """Returns the messages of all errors that fairmesh raises on purpose, by the part that raises them."""
-    kinds = _error_classes()
-    found: dict[str, set[str]] = defaultdict(set)
+    calls, bases = [], {}
     for path in sorted(SOURCE.rglob("*.py")):
-        part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds and node.args:
-                message = _message(node.args[0])
-                if len(re.sub(r"\W|…", "", message)) > 12:  # a message that is only a placeholder says nothing
-                    found[part].add(message)
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = {b.id if isinstance(b, ast.Name) else getattr(b, "attr", "") for b in node.bases}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+                calls.append((path.relative_to(SOURCE).parts[0].removesuffix(".py"), node.func.id, node.args[0]))
+    kinds = {"FairmeshError"}
+    while more := {name for name, parents in bases.items() if kinds & parents} - kinds:
+        kinds |= more
+    found: dict[str, set[str]] = defaultdict(set)
+    for part, kind, argument in calls:
+        message = _message(argument) if kind in kinds else ""
+        if len(re.sub(r"\W|…", "", message)) > 12:  # a message that is only a placeholder says nothing
+            found[part].add(message)
     lines = []
     for part, messages in sorted(found.items()):
         lines += [f"### From `{part}`\n", *(f"- {_quoted(m)}" for m in sorted(messages, key=_sorting)), ""]
     return "\n".join(lines)
-
-
-def _error_classes() -> set[str]:
-    """Returns the names of all classes of the package that derive from FairmeshError."""
-    bases: dict[str, list[str]] = {}
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                bases[node.name] = [b.id if isinstance(b, ast.Name) else getattr(b, "attr", "") for b in node.bases]
-    known = {"FairmeshError"}
-    while more := {name for name, parents in bases.items() if known & set(parents)} - known:
-        known |= more
-    return known
 
 
 def _message(node: ast.expr) -> str:
@@ -226,5 +215,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", _write_api)
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _docstring, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", _signature)
     app.connect("env-get-outdated", _always)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
