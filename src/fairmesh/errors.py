@@ -94,7 +94,7 @@ def optional(extra: str) -> Iterator[None]:
         raise MissingPackage(f"{_EXTRAS[extra]}: pip install 'fairmesh[{extra}]'") from error
 
 
-def in_a_line(error: Exception) -> str:
+def in_a_line(error: BaseException) -> str:
     """Returns the kind and the first line of an error that other code raised."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

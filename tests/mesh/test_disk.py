@@ -72,6 +72,21 @@ def test_size_of_a_checkpoint_by_algorithm_and_neighbours(tmp_path, algorithm, t
     assert rows <= needed.checkpoint / needed.model < rows + 0.1
 
 
+def test_finished_work_of_training_functions_is_counted(tmp_path):
+    (tmp_path / "mine.py").write_text("def train(module, data, ctx):\n    raise NotImplementedError\n")
+    _mesh(tmp_path, "choco-sgd", more='trainer = "mine.py:train"\n')
+    needed = _needed(tmp_path)
+    assert needed.work == 3 * needed.model  # the update, and the two rows that Adam keeps
+    assert 7 <= needed.checkpoint / needed.model < 7.1
+    without = tmp_path / "without"
+    without.mkdir()
+    _mesh(without, "choco-sgd")
+    more = needed.at_most - _needed(without).at_most
+    assert more >= 6 * (needed.work + needed.checkpoint) - 3 * needed.checkpoint  # a file per round, for all sites
+    (found,) = disk_checks(SiteFile.read(tmp_path / "a" / "site.toml"), _own(tmp_path))
+    assert missing_from(found.found, "training function", "Adam") == []
+
+
 def test_check_says_what_the_run_needs_and_refuses_a_disk_that_is_too_small(tmp_path, monkeypatch):
     _mesh(tmp_path, "tracked-ad-gda")
     site = SiteFile.read(tmp_path / "a" / "site.toml")

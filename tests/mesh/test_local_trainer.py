@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairmesh.mesh.node.store import FinishedWork
-from fairmesh.problems.local_work import Work, no_memory
+from fairmesh.problems.local_work import Node, Work, no_memory
+from fairmesh.storage.finished_work import FinishedWork
 from tests.mesh.scenarios import Run, played
 
 NAMES = ["a", "b", "c"]
@@ -29,7 +29,7 @@ beta2 = 0.0
 checkpoint_every = 4
 """
 MINE = """
-import os, pathlib, signal
+import os, pathlib, signal, time
 import torch
 
 FOLDER = pathlib.Path({folder!r})
@@ -46,6 +46,8 @@ def note(what, ctx):
 
 def train(module, data, ctx):
     note("begun", ctx)
+    while (ctx.site, ctx.round) == ("c", 2) and not (FOLDER / "seen").exists():  # an hour, for a short moment
+        time.sleep(0.1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.5)
     if ctx.state:
         optimizer.load_state_dict(ctx.state["optimizer"])
@@ -73,10 +75,10 @@ def scenario(folder: Path) -> None:
         """c is killed as soon as its work of round 6 is stored, before anything of it is sent."""
         write = FinishedWork.write
 
-        def then_die(self: FinishedWork, round_number: int, work) -> None:
+        def then_die(self: FinishedWork, round_number: int, *work) -> None:
             import os
 
-            write(self, round_number, work)
+            write(self, round_number, *work)
             if round_number == 6:
                 os.kill(os.getpid(), 9)
 
@@ -84,6 +86,10 @@ def scenario(folder: Path) -> None:
 
     run.start("a", "b")
     run.start("c", before=dies_when_stored)
+    at_work = "local training of round 2 at site c since"
+    run.until(lambda: at_work in run.status("a").get("sites", {}).get("c", {}).get("activity", ""))
+    run.until(lambda: any(at_work in event.get("which_is_at", "") for event in run.events("a", "waiting")))
+    (folder / "seen").touch()
     run.dies("b")
     run.start("b")
     run.dies("c")
@@ -138,22 +144,23 @@ def test_finished_rounds_are_never_trained_again(tmp_path: Path):
 
 
 def test_finished_work_is_read_back_dropped_and_done_again_if_damaged(tmp_path: Path):
-    told = []
-    kept = FinishedWork(tmp_path, lambda level, what, **fields: told.append(what))
+    told, node, start = [], Node(0, 0, 2, "c", 7), torch.randn(5)
+    kept = FinishedWork(tmp_path, before_sending=True, damaged=lambda file, reason: told.append(file))
     work = Work(torch.full((1, 1, 1), torch.nan), torch.randn(1, 1, 5), torch.zeros(1, 1, 0), no_memory(1, 1))
     for number in (3, 4, 5):
-        kept.write(number, work)
-    assert kept.read(7) is None
-    found = kept.read(4)
+        kept.write(number, node, start, work, seconds=0.0)
+    assert kept.read(7, node, start) is None
+    found = kept.read(4, node, start + 1)  # what was sent counts, whatever a node starts from after a restart
     assert found is not None
     assert torch.equal(found.updates, work.updates)
     assert found.losses.isnan().all()
+    assert kept.nbytes(since=4) == kept.nbytes() * 2 // 3
     kept.drop_before(4)
-    assert kept.read(3) is None
-    file = tmp_path / "work-000000000005.safetensors"
+    assert kept.read(3, node, start) is None
+    (file,) = tmp_path.glob("work-000000000005-*")
     file.write_bytes(file.read_bytes()[:-3])
-    assert kept.read(5) is None
-    assert len(told) == 1
+    assert kept.read(5, node, start) is None
+    assert told == [file.name]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Training code of the user's own as the local work of every node, in simulations."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,13 @@ from torch.nn.functional import cross_entropy
 
 import fairmesh as fm
 from fairmesh.errors import TrainerFailed
+from fairmesh.networks import process_group
+from fairmesh.problems.local_work import Activity
 from fairmesh.problems.losses import as_floats
-from tests.refusals import refused
+from fairmesh.storage import finished_work
+from fairmesh.training import long_work
+from fairmesh.training.long_work import LongWorkNotices
+from tests.refusals import missing_from, refused
 
 UNSCALED = {"primal_step": 1.0, "beta1": 0.0, "beta2": 0.0}
 
@@ -251,6 +257,10 @@ def raising(module, data, ctx):
     raise ZeroDivisionError("boom")
 
 
+def leaving(module, data, ctx):
+    raise SystemExit("usage: train.py [--epochs N]")
+
+
 def nan_weights(module, data, ctx):
     with torch.no_grad():
         module[0].weight.fill_(float("nan"))
@@ -289,6 +299,7 @@ def on_nothing(module, data, ctx):
 
 FAULTS = {
     raising: ("ZeroDivisionError", "boom", "test_local_trainer.py"),
+    leaving: ("SystemExit", "usage"),
     nan_weights: ("0.weight", "not finite", "learning rate"),
     nan_loss: ("nan", "None"),
     reshaping: ("2.weight", "(4, 5)", "(3, 5)"),
@@ -372,9 +383,78 @@ def test_failed_run_is_resumed_without_repeating_finished_rounds(tmp_path: Path)
     with refused("site-c", "round 3", "out of memory", error=TrainerFailed):
         fm.train(problem_of(trainer(True)), fm.Ring(), algorithm, rounds=5, out=tmp_path)
     mended = fm.train(problem_of(trainer(False)), fm.Ring(), algorithm, rounds=5, out=tmp_path, resume=True)
-    assert [r for r, site in worked if site == "site-c"] == [0, 1, 2, 3, 4]
+    assert sorted(worked) == [(r, site) for r in range(5) for site in ("site-a", "site-b", "site-c")]  # each once
+    assert not (tmp_path / "work").exists()
     whole = fm.train(problem_of(adamw), fm.Ring(), algorithm, rounds=5)
     assert torch.equal(whole.state.algorithm.models, mended.state.algorithm.models)
+
+
+def test_finished_work_is_not_used_from_another_start(tmp_path: Path):
+    """Who resumes an earlier checkpoint with another function gets its work, not that of the former one."""
+
+    def trainer(eta: float, broken: bool):
+        def train(module, data, ctx):
+            if broken and ctx.round == 3 and ctx.site == "site-c":
+                raise RuntimeError("no memory")
+            return sgd_step(eta)(module, data, ctx)
+
+        return train
+
+    rounds = {"rounds": 5, "checkpoint_every": 2}
+    with refused("site-c", error=TrainerFailed):
+        fm.train(problem_of(trainer(0.3, True)), fm.Ring(), fm.DSGD(1.0), out=tmp_path, **rounds)
+    (work,) = {path.name.split("-")[1] for path in (tmp_path / "work").iterdir()}
+    assert int(work) == 3
+    state, done = tmp_path / "work", tmp_path / "elsewhere"
+    fm.train(problem_of(sgd_step(0.1)), fm.Ring(), fm.DSGD(1.0), rounds=3, out=done)
+    state.rename(done / "work")
+    mixed = fm.train(problem_of(sgd_step(0.1)), fm.Ring(), fm.DSGD(1.0), rounds=5, out=done, resume=True)
+    whole = fm.train(problem_of(sgd_step(0.1)), fm.Ring(), fm.DSGD(1.0), rounds=5)
+    assert torch.equal(mixed.state.algorithm.models, whole.state.algorithm.models)
+
+
+def test_work_that_took_long_is_on_disk_before_the_next_node_begins(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(finished_work, "WORTH_WRITING_S", 0.0)
+    seen = []
+
+    def look(module, data, ctx):
+        seen.append(len(list((tmp_path / "work").glob("work-*"))))
+        return sgd_step(0.1)(module, data, ctx)
+
+    fm.train(problem_of(look), fm.Ring(), fm.DSGD(1.0), rounds=2, out=tmp_path, checkpoint_every=1)
+    assert seen == [0, 1, 2, 0, 1, 2]
+
+
+# Work that takes long -------------------------------------------------------------------------------------------------
+
+
+def test_long_work_is_told_after_a_minute_and_then_at_growing_intervals():
+    told, now = [], [0.0]
+    notices = LongWorkNotices(told.append, clock=lambda: now[0])
+    for now[0] in range(0, 3600, 10):
+        notices([Activity(7, "site-b", 100.0), None, Activity(7, "site-a", 0.0)])
+    assert len(told) == 6  # after 1, 2, 4, 8, 16 and 32 minutes
+    assert missing_from(told[0], "site-a", "round 7", "since", "1 min") == []
+    notices([])  # a round ended
+    now[0] = 3600.0
+    notices([Activity(8, "site-c", 3000.0)])
+    assert len(told) == 7
+    assert missing_from(told[-1], "site-c", "round 8") == []
+
+
+def test_run_says_for_which_site_it_waits(monkeypatch):
+    monkeypatch.setattr(process_group, "_BEAT_S", 0.01)
+    monkeypatch.setattr(long_work, "_FIRST_S", 0.1)
+    told = []
+
+    def slow(module, data, ctx):
+        if ctx.site == "site-b":
+            time.sleep(0.4)
+        return sgd_step(0.1)(module, data, ctx)
+
+    fm.train(problem_of(slow), fm.Ring(), fm.DSGD(1.0), rounds=1, announce=told.append)
+    assert missing_from(" ".join(told), "site-b", "round 0", "since") == []
+    assert missing_from(" ".join(told), "site-a", "site-c") == ["site-a", "site-c"]
 
 
 REFUSED = {

@@ -146,7 +146,7 @@ def _total_weight(seen: dict[str, Any]) -> float | None:
 
 def _expected_end(seen: dict[str, Any], age: float) -> str | None:
     """Returns when the last round is expected, or for whom the run waits."""
-    if seen["activity"] != "training":
+    if not seen["activity"].startswith(("training", "local training")):
         return None
     if seen["paused_for"]:
         return f"paused, waiting for {', which waits for '.join(seen['paused_for'])}"

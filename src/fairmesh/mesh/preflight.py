@@ -280,6 +280,10 @@ def disk_checks(site_file: SiteFile, own: Site) -> Iterator[Check]:
         f"{_gigabytes(needed.at_the_end)} at most; a checkpoint has at most {_gigabytes(needed.checkpoint)}, the "
         f"model {_gigabytes(needed.model)}"
     )
+    if needed.work:
+        said += (
+            f", and what the training function makes of a round {_gigabytes(needed.work)}, if it keeps as much as Adam"
+        )
     if free < needed.at_most:
         advice = f"free some space, or set state in {site_file.path.name} to a folder on another disk"
         yield Check("disk", False, f"{said}; only {_gigabytes(free)} are there", advice)

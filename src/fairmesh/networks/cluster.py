@@ -75,7 +75,7 @@ def joined(device: str, timeout_s: float) -> Iterator["Ranks"]:
     with _reaching("has not found the others"):
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     try:
-        yield Ranks(own)
+        yield Ranks(own, timeout_s)
     finally:
         dist.destroy_process_group()
 
@@ -92,13 +92,14 @@ def _reaching(failure: str = "has lost contact with another") -> Iterator[None]:
 
 
 class Ranks(ProcessGroup):
-    """The ranks of torch.distributed's default process group."""
+    """The ranks of torch.distributed's default process group, or of another one with the same ranks."""
 
-    def __init__(self, device: torch.device | None = None):
+    def __init__(self, device: torch.device | None = None, timeout_s: float = 300.0, group: Any = None):
         if not dist.is_initialized():
             raise BadInput("a cluster needs torch.distributed: start with torchrun, or call init_process_group before")
         self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.device = device or torch.device("cpu")  # of messages when they are sent
+        self._timeout_s, self._group = timeout_s, group  # None: torch's default group
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         # torchrun calls a job without a name "none". Then only a restart is known to be the same job.
         named = os.environ.get("TORCHELASTIC_RUN_ID", "none")
@@ -111,11 +112,11 @@ class Ranks(ProcessGroup):
         with _reaching():
             length = torch.tensor([len(payload)])
             lengths = [torch.empty_like(length) for _ in range(self.world_size)]
-            dist.all_gather(lengths, length)
+            dist.all_gather(lengths, length, group=self._group)
             mine = torch.zeros(max(int(one) for one in lengths), dtype=torch.uint8)
             mine[: len(payload)] = _bytes(payload)
             every = [torch.empty_like(mine) for _ in lengths]
-            dist.all_gather(every, mine)
+            dist.all_gather(every, mine, group=self._group)
         return [one[: int(count)].numpy().tobytes() for one, count in zip(every, lengths)]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -124,10 +125,15 @@ class Ranks(ProcessGroup):
         with _reaching():
             term = tensor.detach().contiguous()
             terms = [torch.empty_like(term) for _ in range(self.world_size)] if self.is_leader else None
-            dist.gather(term, terms, dst=0)
+            dist.gather(term, terms, dst=0, group=self._group)
             total = functools.reduce(torch.add, terms) if terms else torch.empty_like(term)
-            dist.broadcast(total, src=0)
+            dist.broadcast(total, src=0, group=self._group)
         return total
+
+    def duplicate(self) -> "Ranks":
+        with _reaching():
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+        return Ranks(timeout_s=self._timeout_s, group=group)
 
     def nodes(self, n: int) -> Sequence[int]:
         return blocks_of(n, self.world_size)[self.rank]

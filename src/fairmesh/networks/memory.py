@@ -29,6 +29,9 @@ class SingleProcess(ProcessGroup):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
 
+    def duplicate(self) -> "SingleProcess":
+        return self
+
     def nodes(self, n: int) -> Sequence[int]:
         return range(n)
 

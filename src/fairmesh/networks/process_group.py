@@ -1,8 +1,10 @@
 """The processes that together host the nodes of one run, in the terms of MPI."""
 
+import functools
 import json
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,8 @@ from fairmesh.topology.mixing import Mixing
 
 if TYPE_CHECKING:
     from fairmesh.networks.base import Network
+
+_BEAT_S = 1.0  # between two signs of life during long work
 
 
 class ProcessGroup(ABC):
@@ -43,6 +47,11 @@ class ProcessGroup(ABC):
     ) -> "Network":
         """Returns the network of the nodes hosted here."""
 
+    @abstractmethod
+    def duplicate(self) -> "ProcessGroup":
+        """Returns a group of the same processes whose messages do not mix with those of this one, so that another
+        thread may use it."""
+
     @property
     def is_leader(self) -> bool:
         return self.rank == 0
@@ -70,6 +79,44 @@ class ProcessGroup(ABC):
             error = _KINDS.get(kind, FairmeshError)(text)
             error.reported_elsewhere = not self.is_leader
             raise error from refusal
+
+    @contextmanager
+    def long_work(self, doing: Callable[[], Any], seen: Callable[[list[Any]], None]) -> Iterator[None]:
+        """As `fail_together`, for work that may take hours at one process. Meanwhile the processes give each other
+        signs of life, so that those that have finished wait as long as the others live.
+
+        Args:
+            doing: Returns what this process does, which JSON must be able to represent.
+            seen: Is called about once per second, by another thread, with what the processes that still work do.
+        """
+        over, failures = threading.Event(), []
+        others = self if self.world_size == 1 else self._beats
+
+        def beat() -> None:
+            try:
+                finished = []
+                while not (finished and all(finished)):
+                    mine = over.wait(_BEAT_S)
+                    every = others.all_gather_json([mine, None if mine else doing()])
+                    finished = [ready for ready, _ in every]
+                    seen([what for ready, what in every if not ready])
+            except Exception as error:
+                failures.append(error)
+
+        with self.fail_together():
+            thread = threading.Thread(target=beat, name="long work", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
+            for failure in failures:
+                raise failure
+
+    @functools.cached_property
+    def _beats(self) -> "ProcessGroup":
+        return self.duplicate()
 
 
 _KINDS = {kind.__name__: kind for kind in FairmeshError.__subclasses__()}

@@ -1,11 +1,13 @@
 """Local work by a training function of the user's own: called for one node after another, and checked."""
 
+import functools
 import io
 import math
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +21,7 @@ from fairmesh.problems.flat_model import FlatModel
 from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
 
 _HEAD = 8  # bytes that say how long a memory is
+LOCAL_TRAINING = "local training"
 
 
 class Work(NamedTuple):
@@ -30,25 +33,45 @@ class Work(NamedTuple):
     memory: Tensor  # what the functions keep at their sites, as bytes (replicas, nodes, length)
 
 
-class Done(Protocol):
-    """Where finished local work is kept, so that it is not done twice."""
-
-    def read(self, round_number: int) -> Work | None:
-        """Returns the finished work of a round, or None."""
-        ...
-
-    def write(self, round_number: int, work: Work) -> None:
-        """Keeps the finished work of a round. It is durable when this returns."""
-        ...
-
-
 class Node(NamedTuple):
     """One hosted node of one replica."""
 
     replica: int
     place: int  # among the hosted nodes
+    number: int  # among all nodes of the network
     site: str
     seed: int
+
+
+class Activity(NamedTuple):
+    """What a process does in a round of local work."""
+
+    round: int
+    site: str
+    since: float  # by time.time()
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"{LOCAL_TRAINING} of round {self.round} at {named(self.site)} since {since}"
+
+
+class Done(Protocol):
+    """Where finished local work is kept, so that it is not done twice. `Work` is that of one node, (1, 1, ...)."""
+
+    def read(self, round_number: int, node: Node, start: Tensor) -> Work | None:
+        """Returns the finished work of a node in a round, from its row at the start, or None."""
+        ...
+
+    def write(self, round_number: int, node: Node, start: Tensor, work: Work, seconds: float) -> None:
+        """Keeps the work of a node in a round, which took some seconds."""
+        ...
+
+    def flush(self) -> None:
+        """Makes what was kept of this round durable, since another node has failed."""
+        ...
+
+
+LongWork = Callable[[Callable[[], Activity | None]], AbstractContextManager[Any]]
 
 
 class LocalWorker:
@@ -61,9 +84,13 @@ class LocalWorker:
 
     def __init__(self, trainer: LocalTrainer, model: FlatModel):
         self._trainer, self._model = trainer, model
-        self.together: Callable[[], AbstractContextManager[Any]] = nullcontext  # processes that fail together
-        self.done: Done | None = None  # None: a simulation, which keeps nothing between checkpoints
-        self.watch: Callable[[int | None], None] = lambda number: None  # told the round at the start, None at the end
+        self.together: LongWork = lambda doing: (
+            nullcontext()
+        )  # surrounds a round: processes that wait and fail together
+        self.done: Done | None = None  # None: a run without a folder
+        self.watch: Callable[[Activity | None], None] = lambda activity: (
+            None
+        )  # told when a node begins, None at the end
 
     def work(
         self,
@@ -86,35 +113,53 @@ class LocalWorker:
             data: Node -> its training data.
             batch: Node -> the batch that fairmesh would use.
         """
-        known = None if self.done is None else self.done.read(round_number)
-        if known is not None:
-            return Work(*(part.to(like.device) for part, like in zip(known, (models, models, own, memory))))
-        self.watch(round_number)
-        updates, own_after, losses = torch.zeros_like(models), own.clone(), torch.zeros_like(models[..., :1])
-        kept = {(r, i): memory[r, i] for r in range(memory.shape[0]) for i in range(memory.shape[1])}
-        with self.together():
-            for node in nodes:
-                at = (node.replica, node.place)
-                start = torch.cat([models[at], own[at]])
-                context = LocalContext(
-                    round_number,
-                    node.site,
-                    node.seed,
-                    models.device,
-                    unpacked_memory(kept[at]),
-                    lambda node=node: batch(node),
-                )
-                loss, end = self._trained(start, data(node), context)
-                updates[at] = models[at] - end[: models.shape[-1]]
-                own_after[at] = end[models.shape[-1] :]
-                losses[at] = loss
-                kept[at] = _packed(context)
-            memory = stacked_memory(list(kept.values())).unflatten(0, memory.shape[:2])
-            work = Work(losses, updates, own_after, memory)
+        found: dict[tuple[int, int], Work] = {}
+        activity: Activity | None = None
+
+        def done_by(node: Node) -> Work:
+            nonlocal activity
+            at = (node.replica, node.place)
+            start = torch.cat([models[at], own[at]])
+            known = None if self.done is None else self.done.read(round_number, node, start)
+            if known is not None:
+                return Work(*(part.to(like.device) for part, like in zip(known, (models, models, own, memory))))
+            activity, began = Activity(round_number, node.site, time.time()), time.monotonic()
+            self.watch(activity)
+            kept, ask = unpacked_memory(memory[at]), functools.partial(batch, node)
+            context = LocalContext(round_number, node.site, node.seed, models.device, kept, ask)
+            loss, end = self._trained(start, data(node), context)
+            work = Work(
+                torch.full_like(models[:1, :1, :1], loss),
+                (models[at] - end[: models.shape[-1]])[None, None],
+                end[models.shape[-1] :][None, None],
+                _packed(context)[None, None],
+            )
             if self.done is not None:
-                self.done.write(round_number, work)
-        self.watch(None)
-        return work
+                self.done.write(round_number, node, start, work, time.monotonic() - began)
+            return work
+
+        try:
+            with self.together(lambda: activity):
+                for node in nodes:
+                    found[node.replica, node.place] = done_by(node)
+        except BaseException:
+            if self.done is not None:
+                with suppress(FairmeshError):  # of the disk; what failed first is told
+                    self.done.flush()
+            raise
+        if activity is not None:
+            self.watch(None)
+        idle = Work(torch.zeros_like(models[:1, :1, :1]), torch.zeros_like(models[:1, :1]), own, memory)
+        each = [
+            found.get((r, i)) or idle._replace(own=own[r, i][None, None], memory=memory[r, i][None, None])
+            for r in range(models.shape[0])
+            for i in range(models.shape[1])
+        ]
+        losses, updates, own_after = (
+            torch.cat([work[part][0] for work in each]).unflatten(0, models.shape[:2]) for part in range(3)
+        )
+        kept = stacked_memory([work.memory[0, 0] for work in each]).unflatten(0, models.shape[:2])
+        return Work(losses, updates, own_after, kept)
 
     def _trained(self, start: Tensor, data: SiteData, context: LocalContext) -> tuple[float, Tensor]:
         """Returns the loss that the function returned, or NaN for None, and the row afterwards."""
@@ -124,7 +169,7 @@ class LocalWorker:
                 answer = self._trainer.function(module, data, context)
             except FairmeshError:
                 raise
-            except Exception as error:  # the user's code may raise anything
+            except (Exception, SystemExit) as error:  # the user's code may raise anything
                 raise _failed(context, f"the training function raised {_told(error)}", "mend it") from error
         end = self._row_after(module, context)
         trained = slice(self._model.dim + self._model.local_dim)
@@ -201,15 +246,19 @@ def _loss_of(answer: Any, context: LocalContext) -> float:
     return loss
 
 
+def named(site: str) -> str:
+    """Returns the name of a site in a sentence."""
+    return site if site.startswith("site") else f"site {site}"
+
+
 def _failed(context: LocalContext, what: str, advice: str) -> TrainerFailed:
-    site = context.site if context.site.startswith("site") else f"site {context.site}"
     return TrainerFailed(
-        f"{site}, round {context.round}: {what}; {advice}. Nothing of this round was sent, and what is "
+        f"{named(context.site)}, round {context.round}: {what}; {advice}. Nothing of this round was sent, and what is "
         "finished is kept: continue the run to go on from here"
     )
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """Returns an error with the place in the user's code that raised it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     place = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""

@@ -62,7 +62,7 @@ class Oracle:
         precision: Precision = "float32",  # of the gradients
     ):
         device = hosted.device
-        self.problem, self.dtype = problem, dtype
+        self.problem, self.dtype, self._hosted = problem, dtype, hosted.tolist()
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self._identities, self._calls, self._round_cache = identities, calls_per_round, round_cache or RoundCache()
         self._data_device = data_device or device
@@ -196,7 +196,7 @@ class Oracle:
         keys = random_streams.keys(self.seeds, "local work", number, self._identities)  # (replicas, nodes)
         works = torch.ones(replicas, count, dtype=torch.bool) if at_work is None else at_work
         nodes = [
-            Node(r, i, self._site(r, i).name or "", int(keys[r, i]) & 0x7FFFFFFF)
+            Node(r, i, self._hosted[i], self._site(r, i).name or "", int(keys[r, i]) & 0x7FFFFFFF)
             for r in range(replicas)
             for i in range(count)
             if bool(works[r, i])

@@ -30,6 +30,7 @@ PREPROCESSING = "preprocessing.json"  # how rows of a table become inputs of the
 ABOUT = "fairmesh"  # the key of a model file's metadata
 DIVERGED = "diverged.txt"  # why the run ended, if it diverged
 TRACKERS = "trackers"  # a folder for what trackers write
+WORK = "work"  # the folder of finished local work of training functions, since the checkpoint
 JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
 
 
@@ -89,7 +90,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike, *, resume: bool, process_group: ProcessGroup | None = None):
         self.path, self._process_group = Path(path), process_group or SingleProcess()
-        self.checkpoint = self.path / CHECKPOINT
+        self.checkpoint, self.work = self.path / CHECKPOINT, self.path / WORK
         self.resuming, self._portions = False, []
         self.set_aside: Path | None = None  # where a diverged run that was here is now
         with self._process_group.fail_together():

@@ -67,6 +67,9 @@ class Threads(ProcessGroup):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return functools.reduce(torch.add, self.all_gather(tensor))
 
+    def duplicate(self) -> "Threads":
+        raise NotImplementedError("threads have one channel")
+
     def nodes(self, n: int) -> Sequence[int]:
         raise NotImplementedError("the caller says which nodes a thread hosts")
 

@@ -162,7 +162,9 @@ class Training:
             precision=options.precision,
         )
         if self.oracle.worker is not None:
-            self.oracle.worker.together = self.network.process_group.fail_together
+            self.oracle.worker.together = functools.partial(
+                self.network.process_group.long_work, seen=lambda every: None
+            )
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that determine the trajectory, by name. Rounds and measurements are not among them."""

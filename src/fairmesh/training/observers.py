@@ -21,6 +21,7 @@ from torch import Tensor
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput, Diverged, Interrupted, TrainerFailed, nearest
 from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.storage.finished_work import FinishedWork
 from fairmesh.storage.run_folder import Record, RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.training.best_round import RoundScores, replaces
@@ -341,24 +342,32 @@ class KeepBest(Observer):
 
 class Checkpointing(Observer):
     """Writes the run's checkpoint every `every` rounds, at the end, when the run is asked to stop, and when a training
-    function of the user's own fails."""
+    function of the user's own fails. Then drops the finished work of rounds that are not repeated from it."""
 
-    def __init__(self, checkpoints: Checkpoints, every: int, saved: int | None = None):
-        self._checkpoints, self._every, self.saved = checkpoints, every, saved
+    def __init__(
+        self, checkpoints: Checkpoints, every: int, saved: int | None = None, finished: FinishedWork | None = None
+    ):
+        self._checkpoints, self._every, self.saved, self._finished = checkpoints, every, saved, finished
 
     def due(self, round: int) -> bool:
         return round % self._every == 0
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if self.saved != round and (self.due(round) or self.run.is_last or self.run.interrupted):
-            self._checkpoints.save(self.run.state, round)
-            self.saved = round
+            self._save(round)
+
+    def _save(self, round: int) -> None:
+        self._checkpoints.save(self.run.state, round)
+        self.saved = round
+        if self._finished is not None:
+            self._finished.drop_before(round)
+            if self.run.is_last:
+                self._finished.close()
 
     def finish(self, error: BaseException | None) -> None:
         """Keeps the rounds before one in which a training function failed, at all processes at once."""
         if isinstance(error, TrainerFailed) and self.saved != self.run.round:
-            self._checkpoints.save(self.run.state, self.run.round)
-            self.saved = self.run.round
+            self._save(self.run.round)
 
 
 class Ending(Observer):

@@ -28,11 +28,13 @@ from fairmesh.problems import notes
 from fairmesh.problems.checks import refuse_autocast
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.splits import with_splits
+from fairmesh.storage.finished_work import FinishedWork
 from fairmesh.storage.run_folder import RunFolder
 from fairmesh.storage.sharded_checkpoint import Checkpoints
 from fairmesh.topology.graphs import Ring, Topology
 from fairmesh.topology.mixing import with_liars
 from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
+from fairmesh.training.long_work import LongWorkNotices
 from fairmesh.training.loop import Training, TrainingState, check_fits
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
@@ -321,6 +323,14 @@ def _run(
     options, process_group = training.options, training.network.process_group
     started, initial = time.perf_counter(), training.initial()
     meter = _meter(training, announce)
+    worker, finished = training.oracle.worker, None
+    if worker is not None:
+        notices = LongWorkNotices(announce)
+        worker.together = functools.partial(
+            process_group.long_work, seen=notices if process_group.is_leader else lambda every: None
+        )
+    if worker is not None and folder:
+        finished = worker.done = FinishedWork(folder.work)
     outside = whole_folder or folder
     about = (first_replica, every_replica, settings, outside.path if outside else None)
     run, checkpointing = ObservedRun(training, rounds, initial, 0, *about), None
@@ -338,7 +348,8 @@ def _run(
             run.records = [r for r in kept if r["round"] % options.measure_every == 0 or r["round"] == rounds]
             folder.replace_records(run.records)
         folder.write_settings(settings)
-        checkpointing = Checkpointing(checkpoints, options.checkpoint_every or max(1, rounds // 10), saved)
+        every_so_often = options.checkpoint_every or max(1, rounds // 10)
+        checkpointing = Checkpointing(checkpoints, every_so_often, saved, finished)
     del initial  # which would take the memory of a state until the end
     measuring, keeping = Measuring(meter, folder), KeepBest(meter)
     recorders = [measuring, keeping, *([checkpointing] if checkpointing else [])]

@@ -12,7 +12,9 @@ from fairmesh.networks.roles import Role, roles_of
 from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.loop import TrainingState
 
-_CHECKPOINTS = 3 + 1 + 3  # kept to continue from, being written, and kept to go back to
+_CHECKPOINTS = 1 + 3  # being written, and kept to go back to
+_TO_CONTINUE = 3  # checkpoints
+_TRAINER_ROWS = 2  # of the size of the model, that a training function keeps from round to round, as Adam does
 _SEGMENTS = 4  # of the journal, since the oldest checkpoint
 _MODELS = 10  # of the best rounds, of the site alone, in the result, and in the one that is not confirmed yet
 _SMALL = 32 << 20  # bytes of the log, the metrics and all other files
@@ -23,6 +25,7 @@ class Disk(NamedTuple):
 
     model: int
     checkpoint: int  # at most
+    work: int  # finished local work of one round by a training function, if there is one
     at_most: int  # during the run, everything together
     at_the_end: int  # when every site has its result
 
@@ -32,10 +35,15 @@ def disk_of(membership: Membership, own: Site) -> Disk:
     said = facts(own)
     problem = common_problem(membership, own, {member.name: said for member in membership.mesh.present})
     state = Rounds.idle(membership, problem).state
-    checkpoint = checkpoint_bytes(state)
     model = (problem.flat_model.dim + problem.flat_model.own_dim) * state.average_model.element_size()
-    at_most = _CHECKPOINTS * checkpoint + _SEGMENTS * (journal_allowed(model) + model) + _MODELS * model + _SMALL
-    return Disk(model, checkpoint, at_most, 4 * model + _SMALL)
+    checkpoint, work, kept = checkpoint_bytes(state), 0, _TO_CONTINUE
+    if problem.trainer is not None:
+        checkpoint += _TRAINER_ROWS * model
+        work = (1 + _TRAINER_ROWS) * model
+        kept = max(kept, len(membership.present) + 2)  # rounds are long, so that each may end with a checkpoint
+    at_most = (kept + _CHECKPOINTS) * checkpoint + kept * work
+    at_most += _SEGMENTS * (journal_allowed(model) + model + work) + _MODELS * model + _SMALL
+    return Disk(model, checkpoint, work, at_most, 4 * model + _SMALL)
 
 
 def checkpoint_bytes(state: TrainingState) -> int:

@@ -23,6 +23,7 @@ from fairmesh.mesh.wire.bulletin import Bulletin, shortened
 from fairmesh.mesh.wire.links import HOW_TO_RESTORE
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.networks.bounds import TOO_LARGE
+from fairmesh.problems.local_work import LOCAL_TRAINING, Activity
 from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import TrainingState
 
@@ -31,7 +32,6 @@ _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
 _REFUSING_S = 60.0  # between two announcements of refusals of the same sites
-_LOCAL = "local training"  # by code of the site's own
 _ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
@@ -184,16 +184,15 @@ class Oversight(Watcher):
 
     @property
     def _at_work(self) -> bool:
-        return self.activity.startswith(("training", _LOCAL))
+        return self.activity.startswith(("training", LOCAL_TRAINING))
 
-    def works_locally(self, round_number: int | None) -> None:
-        if round_number is None:
+    def works_locally(self, activity: Activity | None) -> None:
+        if activity is None:
             self.activity = "training"
             self._log("info", "local training finished", seconds=round(time.monotonic() - self._local_since, 3))
             return
-        self._local_since = time.monotonic()
-        self.activity = f"{_LOCAL} of round {round_number} since {time.strftime('%H:%M:%S')}"
-        self._log("info", "local training", round=round_number)
+        self._local_since, self.activity = time.monotonic(), str(activity)
+        self._log("info", LOCAL_TRAINING, round=activity.round)
 
     def reached(self, point: str, done: int) -> None:
         self._observe(point, done)
@@ -356,7 +355,7 @@ class Oversight(Watcher):
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_by_clock(notices.since)))
                 seconds = round(notices.seconds)
                 behind = waiting_chain(name, self._waits())[1:]
-                whom = {"which_waits_for": ", then ".join(behind)} if behind else {}
+                whom = {"which_waits_for": ", then ".join(behind)} if behind else self._at_work_there(name)
                 self._log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round, **whom)
             self.stop_if_waited_too_long(notices.seconds, name)
         since = self._mailroom.syncing_since if self._mailroom else None
@@ -365,6 +364,11 @@ class Oversight(Watcher):
         if self._disk_notices and self._disk_notices.due():
             seconds = round(self._disk_notices.seconds)
             self._log("warning", "this site's disk does not answer; check it", seconds=seconds)
+
+    def _at_work_there(self, site: str) -> dict[str, str]:
+        """Returns what a site says of its local training, for the log, if it is at it."""
+        activity = (self._bulletin.of(site, "status") or {}).get("activity", "")
+        return {"which_is_at": activity} if activity.startswith(LOCAL_TRAINING) else {}
 
     def _waits(self) -> dict[str, dict[str, float]]:
         """Returns for each site since when it waits for others, as it has announced it."""

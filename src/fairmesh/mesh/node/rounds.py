@@ -23,6 +23,7 @@ from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.numerics.random_streams import SecretIdentities
+from fairmesh.problems.local_work import Activity
 from fairmesh.problems.metrics import Evaluator
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record
@@ -60,9 +61,9 @@ class Watcher(Observer, ABC):
         """Is called once if an observer asks to end the run, which a site alone cannot do."""
 
     @abstractmethod
-    def works_locally(self, round_number: int | None) -> None:
-        """Is called with the round when a training function of the site's own begins, and with None when its work is
-        finished and stored."""
+    def works_locally(self, activity: Activity | None) -> None:
+        """Is called when a training function of the site's own begins, and with None when its work is finished and
+        stored."""
 
     @abstractmethod
     def reached(self, point: str, done: int) -> None:
@@ -347,7 +348,7 @@ class _Checkpointing(Observer):
         allowed = journal_allowed(models.nbytes)
         pause = max(_CHECKPOINT_S, self._took_s / _CHECKPOINT_SHARE)
         late = every is None and time.monotonic() - self._saved_at > pause
-        return late or self._mailroom.journal_bytes() + self._store.work.nbytes() > allowed
+        return late or self._mailroom.journal_bytes() + self._store.work.nbytes(self._saved) > allowed
 
     def _save(self, done: int) -> None:
         began = time.monotonic()

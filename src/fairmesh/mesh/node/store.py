@@ -1,6 +1,7 @@
 """The checkpoints in a node's state folder, for each generation of the mesh."""
 
 import fcntl
+import functools
 import os
 import shutil
 import time
@@ -11,16 +12,14 @@ from typing import Any, TextIO
 from fairmesh.errors import BadInput, CheckpointError
 from fairmesh.mesh.wire.journal import is_complete, storing
 from fairmesh.mesh.wire.links import Report
-from fairmesh.problems.local_work import Work
 from fairmesh.storage.checkpoint import (
     OtherFormat,
     load_checkpoint,
-    read_stored,
     round_of,
     save_checkpoint,
-    write_stored,
 )
 from fairmesh.storage.files import private_folder
+from fairmesh.storage.finished_work import FinishedWork
 
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 _KEPT = "landmarks"  # their folder
@@ -91,52 +90,6 @@ def put_run_aside(state: Path) -> None:
         os.replace(path, aside / path.name)
 
 
-class FinishedWork:
-    """The finished local work of a generation's rounds, by training functions of the site's own. It is on disk before
-    anything of it is sent, so that a node that was killed sends the same again and trains no round twice. It is kept as
-    long as the journal.
-
-    Args:
-        folder: The generation's folder.
-        report: Is told of damaged files.
-    """
-
-    def __init__(self, folder: Path, report: Report):
-        self._folder, self._report = folder, report
-
-    def _path(self, round_number: int) -> Path:
-        return self._folder / f"work-{round_number:012d}.safetensors"
-
-    def read(self, round_number: int) -> Work | None:
-        """Returns the finished work of a round, or None."""
-        path = self._path(round_number)
-        if not path.exists():
-            return None
-        try:
-            tensors = read_stored(path, {}).tensors
-        except CheckpointError as error:
-            self._report(
-                "warning", "finished local work is damaged; it is done again", file=path.name, reason=str(error)
-            )
-            return None
-        return Work(*(tensors[name] for name in Work._fields))
-
-    def write(self, round_number: int, work: Work) -> None:
-        """Keeps the finished work of a round. It is durable when this returns."""
-        with storing(self._folder):
-            write_stored(self._path(round_number), work._asdict(), round_number, {})
-
-    def nbytes(self) -> int:
-        """Returns the size of all of it on disk."""
-        return sum(path.stat().st_size for path in self._folder.glob("work-*.safetensors"))
-
-    def drop_before(self, round_number: int) -> None:
-        """Removes the work of earlier rounds, which nobody can ask this node to repeat."""
-        for path in self._folder.glob("work-*.safetensors"):
-            if int(path.stem.removeprefix("work-")) < round_number:
-                path.unlink(missing_ok=True)
-
-
 class Store:
     """The intact checkpoints of one generation."""
 
@@ -147,7 +100,13 @@ class Store:
             partial.unlink()  # a crash cut this checkpoint short
         self._rounds = self._intact(self.folder, report)
         self.landmarks = self._intact(self.folder / _KEPT, report)
-        self.work = FinishedWork(self.folder, report)
+
+        def damaged(file: str, reason: str) -> None:
+            report("warning", "finished local work is damaged; it is done again", file=file, reason=reason)
+
+        # Kept as long as the journal, since others may ask this node to send the same again.
+        guard = functools.partial(storing, self.folder)
+        self.work = FinishedWork(self.folder, before_sending=True, damaged=damaged, storing=guard)
 
     @staticmethod
     def _intact(folder: Path, report: Report) -> list[int]:

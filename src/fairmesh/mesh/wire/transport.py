@@ -33,6 +33,9 @@ class MeshProcess(ProcessGroup):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         raise BadInput(_NO_SERVER)
 
+    def duplicate(self) -> "MeshProcess":
+        return self
+
     def nodes(self, n: int) -> Sequence[int]:
         raise BadInput(_NO_SERVER)
 
