@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test quick-tests test-all chaos check format docs tutorials setup clean
+.PHONY: demo test quick-tests test-all chaos check dist format docs tutorials setup clean
 
 demo: $(INSTALLED)
 	$(BIN)/fairmesh demo
@@ -41,6 +41,12 @@ chaos: $(READY)
 # Executes the notebooks in docs/tutorials and writes their outputs: a few minutes.
 tutorials: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python docs/tutorials/execute.py
+
+# The wheel and the sdist of a release. tests/release/try_release.py tries them in an empty environment.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 format: $(READY)
 	$(BIN)/ruff format .
