@@ -26,6 +26,13 @@ def test_plot_without_a_path_returns_what_a_notebook_shows(result):
     assert fm.report.picture(result.problem.sites)._repr_png_().startswith(b"\x89PNG")
 
 
+def test_plot_against_some_axes_has_a_panel_for_each(result):
+    assert [axis.get_xlabel() for axis in fm.plot(result, against=["rounds"]).axes] == ["rounds"]
+    for wrong in ("rounds", ["hours"], []):
+        with refused("against", "bytes_busiest_node", repr(wrong)):
+            fm.plot(result, against=wrong)
+
+
 def test_plot_leaves_the_backend_of_the_users_own_plots_alone():
     before = matplotlib.get_backend()
     matplotlib.use("svg")

@@ -37,14 +37,14 @@ def _finish(axis: Any, run: Run, against: str) -> None:
     axis.grid(alpha=0.25)
 
 
-def curves(runs: Sequence[Run]) -> Any:
+def curves(runs: Sequence[Run], against: Sequence[str] = tuple(_AXES)) -> Any:
     """Draws worst site (solid) and mean (dashed) against rounds, bytes and nominal bits; a band spans the replicas."""
-    figure, axes = new_figure(12, 3.4, columns=3)
-    for axis, against in zip(axes, _AXES):
+    figure, axes = new_figure(4 * len(against), 3.4, columns=len(against))
+    for axis, what in zip(axes, against):
         for k, run in enumerate(runs):
-            _draw_curve(axis, run, k, "worst", against, f"{run.label}: worst site")
-            _draw_curve(axis, run, k, "mean", against, f"{run.label}: mean of sites", ls="--", lw=1, marker="")
-        _finish(axis, runs[0], against)
+            _draw_curve(axis, run, k, "worst", what, f"{run.label}: worst site")
+            _draw_curve(axis, run, k, "mean", what, f"{run.label}: mean of sites", ls="--", lw=1, marker="")
+        _finish(axis, runs[0], what)
     axes[0].legend(frameon=False, fontsize=8)
     return figure
 
@@ -221,7 +221,9 @@ def draw_graph(mixing: Mixing, title: str, path: str | os.PathLike) -> None:
 
 
 def plot(
-    results: Result | Run | Sequence[Result | Run] | Mapping[str, Result], path: str | os.PathLike | None = None
+    results: Result | Run | Sequence[Result | Run] | Mapping[str, Result],
+    path: str | os.PathLike | None = None,
+    against: Sequence[str] = tuple(_AXES),
 ) -> Any:
     """Plots the worst site and the mean of sites against rounds and traffic, of one or several results.
 
@@ -229,12 +231,14 @@ def plot(
         results: One result or several, from `fm.train` or `fm.run`; or results by the name that the picture gives them.
         path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf. None to write nothing.
             Default: None.
+        against: What to plot against, one panel each: "rounds", "bytes_busiest_node", "nominal_bits_busiest". Default:
+            all of them.
 
     Returns:
         Without a path the figure, which a notebook shows; else None.
 
     Raises:
-        BadInput: There is no result, or the picture cannot be written.
+        BadInput: There is no result or no such axis, or the picture cannot be written.
 
     Example:
         >>> import pathlib, tempfile
@@ -252,7 +256,10 @@ def plot(
         runs = [one if isinstance(one, Run) else Run.from_result(one) for one in several]
     if not runs:
         raise BadInput("nothing to plot")
-    return saved_or_shown(curves(runs), path)
+    unknown = [one for one in against if one not in _AXES]
+    if unknown or not against or isinstance(against, str):
+        raise BadInput(f"against must be a list of some of {', '.join(_AXES)}, got {against!r}")
+    return saved_or_shown(curves(runs, against), path)
 
 
 def plot_sites(results: Mapping[str, Result], path: str | os.PathLike | None = None) -> Any:
