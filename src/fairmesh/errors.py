@@ -67,6 +67,7 @@ _EXTRAS = {  # extra of pyproject.toml -> what its packages are needed for
     "tensorboard": "TensorBoard's files need tensorboard",
     "mlflow": "MLflow needs mlflow-skinny, sqlalchemy and alembic",
     "wandb": "Weights & Biases needs wandb",
+    "lora": "LoRA needs peft and transformers",
     "mesh": "training between organisations needs cryptography and prometheus-client",
 }
 

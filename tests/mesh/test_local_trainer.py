@@ -102,10 +102,24 @@ def scenario(folder: Path) -> None:
 
 
 DIGITS = 'data = { name = "digits", nodes = 3, odd = 1 }'
-EXAMPLES = {  # file -> its data, and the name of its model
-    "plain_loop": (DIGITS, "model"),
-    "lightning_module": (DIGITS, "Classifier"),
-    "hugging_face": ('data = { name = "import", path = "hugging_face.py:sites" }', "model"),
+EXAMPLES = {  # file -> its data, and its model
+    "plain_loop": (DIGITS, 'model = { name = "import", path = "plain_loop.py:model" }'),
+    "lightning_module": (DIGITS, 'model = { name = "import", path = "lightning_module.py:Classifier" }'),
+    "hugging_face": (
+        'data = { name = "import", path = "hugging_face.py:sites" }',
+        'model = { name = "import", path = "hugging_face.py:model" }',
+    ),
+    "hugging_face_lora": (
+        'data = { name = "import", path = "hugging_face_lora.py:sites" }',
+        'model = { name = "lora", base = { name = "import", path = "hugging_face_lora.py:base" }, rank = 4, targets = '
+        '["query", "key", "value", "dense"], head = ["classifier"] }',
+    ),
+}
+NEEDS = {
+    "plain_loop": "torch",
+    "lightning_module": "lightning",
+    "hugging_face": "accelerate",
+    "hugging_face_lora": "peft",
 }
 
 
@@ -114,7 +128,7 @@ def example_scenario(folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(__file__).parents[2] / "examples" / "own_training" / f"{name}.py", folder)
     data, model = EXAMPLES[name]
-    settings = f'model = {{ name = "import", path = "{name}.py:{model}" }}\ntrainer = "{name}.py:train"\n'
+    settings = f'{model}\ntrainer = "{name}.py:train"\n'
     run = Run(folder, NAMES, f"rounds = 5\n{data}\n{settings}[options]\ncheckpoint_every = 2\n")
     run.start(*NAMES)
     run.until(lambda: any(event["round"] == 3 for event in run.events("b", "local training")), 120)
@@ -129,7 +143,7 @@ def example_scenario(folder: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run_as_meshes_whose_nodes_are_killed(tmp_path: Path, name: str):
-    pytest.importorskip({"plain_loop": "torch", "lightning_module": "lightning", "hugging_face": "accelerate"}[name])
+    pytest.importorskip(NEEDS[name])
     played("tests.mesh.test_local_trainer", str(tmp_path), name)
 
 

@@ -30,6 +30,7 @@ CASES = {
     "text": ("text", ""),
     "unet": ("unet", ""),
     "lstm": ("lstm", ""),
+    "lora": ("lora", ""),
     "streamed": ("streamed", ""),
 }
 LIMITED = {"streamed": 300 << 20}  # bytes that a node may take beyond those it starts with; its data has 983 MB
@@ -43,6 +44,7 @@ def experiment_of(case: str, folder: Path) -> Path:
     name, setting = CASES[case]
     shutil.copy(EXAMPLES / f"{name}.py", folder)
     text = re.sub(r"^rounds = .*$", f"rounds = {ROUNDS}", (EXAMPLES / f"{name}.toml").read_text(), flags=re.M)
+    text = re.sub(r"^nodes = .*\nodd = .*$", "nodes = 3\nodd = 1", text, flags=re.M)
     text = re.sub(r"^batch_norm = .*$", setting, text, flags=re.M)
     text = re.sub(r"^measure_every = .*$", OPTIONS, text, flags=re.M)
     path = folder / "experiment.toml"

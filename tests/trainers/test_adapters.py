@@ -13,7 +13,12 @@ from tests.pairwise import some_quick
 from tests.refusals import refused
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "own_training"
-NEEDS = {"plain_loop": "torch", "hugging_face": "accelerate", "lightning_module": "lightning"}
+NEEDS = {
+    "plain_loop": "torch",
+    "hugging_face": "accelerate",
+    "hugging_face_lora": "peft",
+    "lightning_module": "lightning",
+}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -36,7 +41,7 @@ def steps_in(name: str, result: fm.Result) -> int:
 @some_quick("name", NEEDS.keys(), "plain_loop")
 def test_optimizer_continues_where_the_round_before_ended(name: str):
     result = example(name).main(rounds=2)
-    batch = 16 if name == "hugging_face" else 32
+    batch = 16 if name.startswith("hugging_face") else 32
     assert steps_in(name, result) == 2 * math.ceil(len(result.problem.sites[0].train) / batch)
 
 

@@ -22,10 +22,14 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="For ONNX Runtime and others.")] = False,
     torch_export: Annotated[bool, typer.Option("--torch-export", help="For torch.export.load.")] = False,
     safetensors: Annotated[bool, typer.Option("--safetensors", help="The weights only.")] = False,
+    peft: Annotated[bool, typer.Option("--peft", help="The LoRA adapter, as a folder that peft loads.")] = False,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="The base model's weights with the LoRA adapter merged.")
+    ] = False,
     which: WhichOption = "final",
     site: SiteOption = None,
     replica: ReplicaOption = None,
-    out: Annotated[Path | None, typer.Option(help="The file; next to the run's models by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file or folder; next to the run's models by default.")] = None,
     json_: Json = False,
 ) -> None:
     """Write a run's model to a file that needs no fairmesh.
@@ -36,9 +40,9 @@ def export(
     from fairmesh.inference.export import export as export_model
     from fairmesh.inference.trained import finished_run, load_model
 
-    chosen = [name for name, asked in zip(ENDINGS, (onnx, torch_export, safetensors)) if asked]
+    chosen = [name for name, asked in zip(ENDINGS, (onnx, torch_export, safetensors, peft, merged)) if asked]
     if len(chosen) != 1:
-        raise BadInput("say one format: --onnx, --torch-export or --safetensors")
+        raise BadInput("say one format: --onnx, --torch-export, --safetensors, --peft or --merged")
     model = load_model(run, _which(which), site=site, replica=replica)
     stem = "-".join(["exported", *([] if which == "final" else [which]), *([] if site is None else [site])])
     stem += "" if replica is None else f"-{replica}"
@@ -48,7 +52,9 @@ def export(
         print_json({"file": str(path), "format": chosen[0]} | about)
         return
     say(f"written: {path}; its outputs are those of PyTorch (largest difference {about['largest_difference']:.1g})")
-    if safetensors:
+    if peft:
+        say("peft.PeftModel.from_pretrained(base, FOLDER) puts it onto the base model")
+    elif safetensors or merged:
         say("it holds the weights; its metadata says how to prepare inputs and which classes the outputs belong to")
     else:
         say(f"it takes {about['how']}")

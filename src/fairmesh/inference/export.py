@@ -1,10 +1,12 @@
 """Writes a trained model to a file that needs no fairmesh, after its outputs were compared with PyTorch's."""
 
+import dataclasses
 import hashlib
 import json
 import logging
 import math
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 import fairmesh
 from fairmesh.errors import BadInput, in_a_line, optional
+from fairmesh.inference import adapters
 from fairmesh.inference.predictor import finished
 from fairmesh.inference.structured import StructuredPredictor, named_parts
 from fairmesh.inference.trained import TrainedModel, Which, as_trained
@@ -26,8 +29,14 @@ from fairmesh.problems.weight_norms import copied
 from fairmesh.storage.run_folder import ABOUT, model_file, read_model
 from fairmesh.training.result import Result
 
-Format = Literal["onnx", "torch-export", "safetensors"]
-ENDINGS: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
+Format = Literal["onnx", "torch-export", "safetensors", "peft", "merged"]
+ENDINGS: dict[str, str] = {
+    "onnx": ".onnx",
+    "torch-export": ".pt2",
+    "safetensors": ".safetensors",
+    "peft": "-peft",  # a folder
+    "merged": "-merged.safetensors",
+}
 EXTRA_FILE = f"{ABOUT}.json"  # in a file of torch.export
 _ROWS = (1, 17)  # sizes of the batches that outputs are compared on
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # the largest difference: rounding errors of float32
@@ -62,14 +71,17 @@ def export(
     Files of the formats "onnx" and "torch-export" hold the whole way from raw inputs to predictions: the preprocessing
     of a table, the model, and probabilities of the classes. A model with several inputs or outputs takes and gives its
     tensors in the order of `input.parts` and `output.parts` of the description. Outputs are compared with those of
-    PyTorch before the file is left. A file of the format "safetensors" holds the weights. All have a description of
-    inputs, classes and preprocessing as JSON: in ONNX as the metadata "fairmesh", in a file of torch.export as the
-    extra file "fairmesh.json", in safetensors as the metadata "fairmesh".
+    PyTorch before the file is left. A file of the format "safetensors" holds the weights. For models with LoRA
+    adapters, "peft" is a folder with the adapter as `peft.PeftModel.from_pretrained` reads it, and "merged" a file with
+    the weights of the base model, adapters merged, under its own names. All have a description of inputs, classes and
+    preprocessing as JSON: in ONNX and safetensors as the metadata "fairmesh", in a file of torch.export as the extra
+    file "fairmesh.json", and with an adapter as the file fairmesh.json.
 
     Args:
         source: The run's folder, a result, or a model.
-        path: The file to write.
-        format: "onnx", which needs `pip install 'fairmesh[export]'`, "torch-export" or "safetensors". Default: "onnx".
+        path: The file to write; the folder for "peft".
+        format: "onnx", which needs `pip install 'fairmesh[export]'`, "torch-export", "safetensors", "peft" or "merged".
+            Default: "onnx".
         which: "final", the "best" round, the "time-average" or the "iterate"; not used if the source is a model.
             Default: "final".
         site: The site whose own model is wanted; None for the common model. Default: None.
@@ -101,12 +113,22 @@ def export(
         with _quiet():
             write(model, about, partial)
             difference = _compared(model, read(model, partial), path)
-        os.replace(partial, path)
+        _move(partial, path)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
     return about | {"largest_difference": difference}
+
+
+def _move(partial: Path, path: Path) -> None:
+    """Gives a file its name, or each file of a folder."""
+    if not partial.is_dir():
+        os.replace(partial, path)
+        return
+    path.mkdir(exist_ok=True)
+    for file in partial.iterdir():
+        os.replace(file, path / file.name)
 
 
 def described(model: TrainedModel) -> dict[str, Any]:
@@ -320,10 +342,34 @@ def _read_safetensors(model: TrainedModel, path: Path) -> Callable[..., tuple[Te
     return _without_gradients(lambda *inputs: torch.func.functional_call(graph, state, inputs))
 
 
+def _write_peft(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
+    path.mkdir(exist_ok=True)
+    adapters.write_adapter(model.module, path)
+    (path / EXTRA_FILE).write_text(json.dumps(about, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def _read_peft(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
+    read = dataclasses.replace(model, module=adapters.with_adapter_of(model.module, path))
+    return lambda *inputs: _wanted(read, inputs)
+
+
+def _write_merged(model: TrainedModel, about: dict[str, Any], path: Path) -> None:
+    path.write_bytes(model_file(adapters.merged(model.module).state_dict(), about))
+
+
+def _read_merged(model: TrainedModel, path: Path) -> Callable[..., tuple[Tensor, ...]]:
+    base = adapters.without_adapters(model.module)
+    base.load_state_dict(read_model(path)[0])
+    read = dataclasses.replace(model, module=base)
+    return lambda *inputs: _wanted(read, inputs)
+
+
 _FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Callable[..., tuple[Tensor, ...]]]]] = {
     "onnx": (_write_onnx, _read_onnx),
     "torch-export": (_write_torch_export, _read_torch_export),
     "safetensors": (_write_safetensors, _read_safetensors),
+    "peft": (_write_peft, _read_peft),
+    "merged": (_write_merged, _read_merged),
 }
 
 

@@ -263,8 +263,10 @@ def _module(folder: Path, facts: Mapping[str, Any], preprocessing: Preprocessing
 def _with_files(table: Any, folder: Path) -> Any:
     """Returns the settings of a model with its Python file resolved. Between organisations it lies with the site's
     files, next to or above the result."""
-    bases = [folder, *folder.resolve().parents[:3]]
-    name = str(table.get("path", "")).partition(":")[0] if isinstance(table, Mapping) else ""
+    bases, inner = [folder, *folder.resolve().parents[:3]], table
+    while isinstance(inner, Mapping) and "path" not in inner and "base" in inner:  # of a model that adapts another
+        inner = inner["base"]
+    name = str(inner.get("path", "")).partition(":")[0] if isinstance(inner, Mapping) else ""
     return resolved_files(table, next((base for base in bases if name and (base / name).is_file()), folder))
 
 

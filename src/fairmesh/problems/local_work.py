@@ -18,6 +18,7 @@ from fairmesh.errors import BadInput, FairmeshError, TrainerFailed, in_a_line
 from fairmesh.numerics.generators import GeneratorStates, seed_generators
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.flat_model import FlatModel
+from fairmesh.problems.lora import peft_model_in
 from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
 
 _HEAD = 8  # bytes that say how long a memory is
@@ -206,7 +207,10 @@ class LocalWorker:
             parameter = changed in dict(module.named_parameters())
             what = f"trained the frozen parameter {changed}" if parameter else f"changed the buffer {changed}"
             way = (
-                "leave parameters without requires_grad out of the optimizer, or take it out of parts.frozen"
+                "adapters leave the weights of their layers as they are, and their factor A is common to all sites: "
+                "call unmerge_adapter() after merge_adapter(), and train parameters with requires_grad only"
+                if parameter and peft_model_in(module) is not None
+                else "leave parameters without requires_grad out of the optimizer, or take it out of parts.frozen"
                 if parameter
                 else 'keep such numbers in ctx.state; for BatchNorm layers use batch_norm = "local" or "shared", or '
                 "call .eval() on them after module.train()"

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from fairmesh.config.imports import called
-from fairmesh.config.tables import register
+from fairmesh.config.tables import checked, register
 from fairmesh.errors import BadInput
+from fairmesh.problems.lora import with_adapters
 
-__all__ = ["FullyConnected", "ImportedModel", "Logistic", "Model", "PaperCNN"]
+__all__ = ["FullyConnected", "ImportedModel", "LoRA", "Logistic", "Model", "PaperCNN"]
 
 
 class Model(ABC):
@@ -172,4 +173,78 @@ class ImportedModel(Model):
         return made
 
 
-register(Model, {"logistic": Logistic, "fc": FullyConnected, "paper-cnn": PaperCNN, "import": ImportedModel})
+@checked
+@dataclass(frozen=True)
+class LoRA(Model):
+    """A frozen model with trained low-rank adapters, by `peft` (`pip install 'fairmesh[lora]'`).
+
+    An adapter adds (alpha / rank) B A x to the output of a layer that gets x. B begins at zero. A is drawn from a seed,
+    is the same at all nodes, and is frozen: then averaging B is averaging B A, so averaging nodes is averaging their
+    models (FFA-LoRA). Only B and the head are trained and sent. docs/howto/lora.md shows how to use it.
+
+    Args:
+        base: The model to adapt. None if it is given to `adapt`. Default: None.
+        rank: Rank of the adapters, >= 1. Default: 8.
+        alpha: Scale of the adapters, > 0; their outputs are multiplied by alpha / rank. Default: 16.
+        targets: Names of the layers to adapt, or the ends of their names: ("query", "value"); ("all-linear",) for all
+            linear layers but the last one. () for those that peft chooses for an architecture of transformers.
+            Default: ().
+        head: Names of layers that are trained whole, such as ("classifier",). Default: ().
+        dropout: Share of the inputs that adapters drop in training, in [0, 1). Default: 0.0.
+        seed: The seed that A is drawn from, >= 0. It does not depend on the run's seed. Default: 0.
+        train_a: Whether A is trained and averaged too. The average of A times the average of B is not the average of
+            their products, so models may get worse by averaging where sites differ. Default: False.
+
+    Example:
+        >>> import fairmesh as fm
+        >>> lora = fm.models.LoRA(rank=4, targets=("query", "value"), head=("classifier",))
+        >>> lora.alpha / lora.rank
+        4.0
+
+        `fm.Problem(lora.adapt(module), sites)` trains a module with it; `examples/models/lora.toml` is a whole run.
+    """
+
+    base: Model | None = None
+    rank: int = 8
+    alpha: int = 16
+    targets: tuple[str, ...] = ()
+    head: tuple[str, ...] = ()
+    dropout: float = 0.0
+    seed: int = 0
+    train_a: bool = False
+
+    def __post_init__(self):
+        if self.rank < 1:
+            raise BadInput(f"rank must be a whole number >= 1, got {self.rank}")
+        if self.alpha <= 0:
+            raise BadInput(f"alpha must be > 0, got {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise BadInput(f"dropout must lie in [0, 1), got {self.dropout}")
+        if not 0 <= self.seed < 1 << 63:
+            raise BadInput(f"seed must be a whole number in [0, 2^63), got {self.seed}")
+
+    def build(self, shape: torch.Size, classes: int) -> nn.Module:
+        if self.base is None:
+            raise BadInput(
+                'model.base: missing; name the model to adapt: base = { name = "import", path = "mine.py:model" }'
+            )
+        return self.adapt(self.base.build(shape, classes))
+
+    def adapt(self, module: nn.Module) -> nn.Module:
+        """Returns a module with adapters, as a `peft.PeftModel`.
+
+        Args:
+            module: The model to adapt, which becomes a part of what is returned.
+
+        Raises:
+            BadInput: A name matches no layer, or one that cannot be adapted.
+        """
+        return with_adapters(
+            module, self.rank, self.alpha, self.targets, self.head, self.dropout, self.seed, self.train_a
+        )
+
+
+register(
+    Model,
+    {"logistic": Logistic, "fc": FullyConnected, "paper-cnn": PaperCNN, "import": ImportedModel, "lora": LoRA},
+)

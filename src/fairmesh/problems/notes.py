@@ -7,6 +7,7 @@ import torch
 from fairmesh.data.rows import stays_apart
 from fairmesh.data.streams import HELD_UP_TO
 from fairmesh.problems.batch_norm import layers_of
+from fairmesh.problems.lora import said_of_adapters
 from fairmesh.problems.weight_norms import ITERATIONS
 
 if TYPE_CHECKING:
@@ -109,6 +110,9 @@ def on_parts(problem: "Problem") -> str | None:
             "shared": "share affine parameters, and average their statistics for the common model",
         }[policy]
         said.append(f'batch_norm = "{policy}": BatchNorm layers ({len(layers)}) {does}')
+    adapted = said_of_adapters(module)
+    if adapted is not None:
+        said.append(adapted)
     if flat.local_dim or problem.parts.frozen:
         every = sum(p.numel() for p in module.parameters())
         still = every - flat.dim - flat.local_dim

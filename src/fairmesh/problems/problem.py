@@ -45,6 +45,7 @@ from fairmesh.problems.data_checks import (
 from fairmesh.problems.flat_model import FlatModel, own_copy
 from fairmesh.problems.identity import digest_of, fingerprint
 from fairmesh.problems.local_work import check_trainer
+from fairmesh.problems.lora import check_adapters
 from fairmesh.problems.losses import Loss, as_floats, reads_logits
 from fairmesh.problems.model_loss import BoundModelLoss, bound
 from fairmesh.problems.objective import Objective
@@ -386,7 +387,9 @@ class Problem:
     def _whole_model(self) -> FlatModel:
         module = self._module(0)
         local, shared = self.batch_norm == "local", self.batch_norm == "shared"
-        return FlatModel(module, self.parts.local_names(module), local_affine=local, pool_statistics=shared)
+        names = self.parts.local_names(module)
+        check_adapters(module, names)
+        return FlatModel(module, names, local_affine=local, pool_statistics=shared)
 
     def prepared(self, module: nn.Module) -> nn.Module:
         """Returns a module of the user's as it is trained: frozen by name, and with its BatchNorm layers under the
@@ -435,9 +438,17 @@ class Problem:
     def _module(self, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
             return self._prepared
+        return self._made(seed) if seed else self._first_made
+
+    @cached_property
+    def _first_made(self) -> nn.Module:
+        return self._made(0)  # once: a model may take long to load
+
+    def _made(self, seed: int) -> nn.Module:
+        """Returns a new module of a model function, as it is trained."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = self.model()
+            made = cast(Callable[[], nn.Module], self.model)()
         if not isinstance(made, nn.Module):
             raise BadInput(f"the model function returned a {type(made).__name__}, not an nn.Module")
         return self.prepared(made.cpu())

@@ -101,8 +101,9 @@ def footprint(
         f"({shown / _GIB:.2f} GiB)" + (f", {n:,} x {every:,} weights ({duals / _GIB:.2f} GiB)" if duals else "")
     )
     gaps = _FRAGMENTED if tuned and device.type == "cpu" else 1.0
+    frozen = sum(tensor.numel() for tensor in problem.flat_model.fixed()) * dtype.itemsize
     return Footprint(
-        int(data + n * every * dtype.itemsize + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
+        int(data + frozen + n * every * dtype.itemsize + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
         int(gaps * (models + passes + n * batch.inputs + duals)) + read_ahead,
         description,
         _KEPT * (models + duals) // 12,
@@ -152,7 +153,8 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
             outputs = problem.loss.of_batch(model, row, inputs, targets, key)
         else:
             outputs = model(row, inputs, key)
-    kept.pop(row.untyped_storage().data_ptr(), None)
+    for held in (row, *model.fixed()):  # of which there is one, whatever the batch
+        kept.pop(held.untyped_storage().data_ptr(), None)
     for part in trees.leaves(inputs):
         kept[part.untyped_storage().data_ptr()] = part.nbytes
     unit = samples * dtype.itemsize / 4 / len(few)

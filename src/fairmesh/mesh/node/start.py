@@ -3,10 +3,12 @@
 Machines make slightly different models from the same seed: the vectorised random numbers of torch, and everything that
 is computed from them, depend on the kind of CPU. So all take over the first site's, buffers and frozen parameters
 included. Each site compares it with the model that it makes itself: a first site, or one on the way, cannot give the
-others another model than the experiment's."""
+others another model than the experiment's. The frozen base of a model with adapters may be large, and sites load it
+from equal files. So only its digests travel, and must be the same everywhere."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from fairmesh.mesh.node.store import START
 from fairmesh.mesh.wire.journal import Journal, storing
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.bounds import norm_of
+from fairmesh.problems.lora import base_of_adapters
 from fairmesh.problems.weight_norms import copied
 from fairmesh.storage.files import read_bytes, write_atomically
 
@@ -28,6 +31,7 @@ _STEP = 0  # before the first round
 _DIGEST = 32  # bytes of SHA-256
 _MACHINE = 256  # bytes for the sender's machine in words
 _HEADER = 1 << 16  # bytes by which two files of the same tensors may differ
+_SHA256 = "sha256 "  # before the name of a tensor whose digest travels in its place
 _APART = 1e-3  # share of a tensor's norm by which machines may differ; they do by about 1e-7
 
 
@@ -61,8 +65,16 @@ class Start:
 
     def largest(self) -> int:
         """Returns a bound on the bytes of a message with the model."""
-        size = sum(tensor.nbytes + len(name) + 128 for name, tensor in _tensors(self._own).items())
+        size = sum(tensor.nbytes + len(name) + 128 for name, tensor in self._travelling.items())
         return _DIGEST + _MACHINE + _HEADER + size
+
+    @cached_property
+    def _travelling(self) -> dict[str, Tensor]:
+        """Copies of all parameters and buffers by name; digests in place of a frozen base."""
+        base = base_of_adapters(self._own)
+        found = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(self._own).items()}
+        sent = {name: tensor.clone() for name, tensor in found.items() if name not in base}
+        return sent | {_SHA256 + name: _digest(found[name]) for name in sorted(base)}
 
     def agree(self, mailroom: Mailroom, branch: Branch, neighbours: Sequence[int], positions: Sequence[int]) -> None:
         """Takes the model from the parent in the tree, passes it on, and compares its digest with all neighbours. If
@@ -79,7 +91,7 @@ class Start:
         if agreed:
             content = self.content()
         elif parent is None:
-            content = read_bytes(self._path) if self._path.exists() else save(_tensors(self._own))
+            content = read_bytes(self._path) if self._path.exists() else save(self._travelling)
         else:
             content = mailroom.take(_STEP, [parent], self._received)[parent]
         if not agreed:
@@ -111,7 +123,7 @@ class Start:
             tensors = load(content)
         except (SafetensorError, ValueError, KeyError) as error:
             raise DecodeError("the model to start from cannot be read") from error
-        reason = _unlike(tensors, _tensors(self._own))
+        reason = _unlike(tensors, self._travelling)
         if reason:
             raise DecodeError(
                 f"the model to start from is not the one that this site makes from the same files: {reason}. There: "
@@ -142,15 +154,27 @@ class Start:
             tensors = load(read_bytes(self._path))
         except (SafetensorError, ValueError) as error:
             raise BadInput(f"{self._path} is damaged ({error}); restore it from a backup") from error
-        for name, tensor in _tensors(module, own=True).items():
-            tensor.data.copy_(tensors[name])
+        for name, tensor in _tensors(module).items():
+            if name in tensors:
+                tensor.data.copy_(tensors[name])
+            elif not torch.equal(tensors[_SHA256 + name], self._travelling[_SHA256 + name]):
+                raise BadInput(
+                    f"the frozen base model of this site has changed since the run began: {name} has other values; put "
+                    "back the file that the model is loaded from"
+                )
         return module
 
 
-def _tensors(module: nn.Module, own: bool = False) -> dict[str, Tensor]:
-    """Returns copies of all parameters and buffers by name, or with `own` the tensors themselves."""
-    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return found if own else {name: tensor.detach().cpu().contiguous().clone() for name, tensor in found.items()}
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Returns all parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _digest(tensor: Tensor) -> Tensor:
+    """Returns the SHA-256 of a tensor's bytes, as bytes."""
+    digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
 
 
 def _unlike(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> str:
@@ -162,6 +186,12 @@ def _unlike(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> str:
         other = theirs[name]
         if other.shape != tensor.shape or other.dtype != tensor.dtype:
             return f"{name} is {tuple(other.shape)} {other.dtype} there and {tuple(tensor.shape)} {tensor.dtype} here"
+        if name.startswith(_SHA256) and not torch.equal(other, tensor):
+            shown, there, here = name.removeprefix(_SHA256), *(bytes(t.tolist()).hex()[:12] for t in (other, tensor))
+            return (
+                f"another frozen base model, whose {shown} has the SHA-256 {there} there and {here} here; have both "
+                "sites load the same file (machines draw different numbers from a seed)"
+            )
         if not torch.is_floating_point(tensor):
             if not torch.equal(other, tensor):
                 return f"{name} differs"

@@ -1,0 +1,64 @@
+"""Adapters of a trained model in peft's layout, and models with their adapters merged."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fairmesh.errors import BadInput, optional
+from fairmesh.problems.lora import peft_model_in
+from fairmesh.problems.weight_norms import copied
+
+_WEIGHTS = "adapter_model.safetensors"
+
+
+def write_adapter(module: nn.Module, folder: Path) -> None:
+    """Writes the adapters of a module as `peft.PeftModel.from_pretrained` reads them: adapter_config.json and
+    adapter_model.safetensors."""
+    found = _adapted(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it looks for the base model's configuration on the network
+        found.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # an empty form of a model card
+    if not (folder / _WEIGHTS).exists():
+        raise BadInput(f"peft wrote no {_WEIGHTS}; it has several adapters, and one that is called 'default' is needed")
+
+
+def with_adapter_of(module: nn.Module, folder: Path) -> nn.Module:
+    """Returns a copy of a module whose adapters are read from a folder, onto the base model."""
+    with optional("lora"):
+        from peft import PeftModel
+    return _with_inner(module, lambda inner: PeftModel.from_pretrained(inner.unload(), str(folder)))
+
+
+def merged(module: nn.Module) -> nn.Module:
+    """Returns a copy of a module whose adapters are merged into the weights of their layers. It has the names of the
+    base model."""
+    return _with_inner(module, lambda inner: inner.merge_and_unload(safe_merge=True))
+
+
+def without_adapters(module: nn.Module) -> nn.Module:
+    """Returns a copy of a module without its adapters: the base model."""
+    return _with_inner(module, lambda inner: inner.unload())
+
+
+def _with_inner(module: nn.Module, change: Any) -> nn.Module:
+    """Returns a copy of a module in which its `peft.PeftModel` is changed."""
+    _adapted(module)
+    made = copied(module).cpu()
+    inner = peft_model_in(made)
+    if inner is made:
+        return change(made).eval()
+    made.set_submodule(next(name for name, layer in made.named_modules() if layer is inner), change(inner))
+    return made.eval()
+
+
+def _adapted(module: nn.Module) -> Any:
+    found = peft_model_in(module)
+    if found is None:
+        raise BadInput(
+            "the model has no adapters of peft, so there is nothing to write in its layout; fm.models.LoRA makes such "
+            "models (docs/howto/lora.md). Export the weights with --safetensors"
+        )
+    return found
