@@ -76,6 +76,7 @@ FAMILIES = {
         "logistic": fm.models.Logistic(),
         "fc": fm.models.FullyConnected(7),
         "paper-cnn": fm.models.PaperCNN(),
+        "lora": fm.models.LoRA(fm.models.FullyConnected(7), rank=4, targets=("1",), head=("3",), seed=3),
         "import": fm.models.ImportedModel("tests.toys:small_model"),
     },
 }
