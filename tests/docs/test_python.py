@@ -5,6 +5,7 @@ import builtins
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,10 @@ PERSONAL = f"""{SITES}
 my_module = model
 problem = fm.Problem(model, [fm.Site(_rows(k), test=_rows(10 + k)) for k in range(9)])
 """
+COMING_FROM = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "examples" / "coming_from")!r})
+"""
 PREPARED = {  # what the text around the first fragment takes for granted
     "docs/concepts/weights.md": SUBGROUPS,
     "docs/howto/data.md": TABLE,
@@ -75,6 +80,8 @@ PREPARED = {  # what the text around the first fragment takes for granted
     "docs/howto/models.md": TABLE,
     "docs/howto/own-training-code.md": SITES,
     "docs/howto/personal.md": PERSONAL,
+    "docs/start/coming-from-flower.md": COMING_FROM,
+    "docs/start/coming-from-nvflare.md": COMING_FROM,
 }
 
 
@@ -173,10 +180,16 @@ def test_python_on_pages_uses_no_name_that_nothing_defines():
     assert wrong == []
 
 
+def test_python_of_other_frameworks_compiles():
+    for block in blocks("py"):
+        compile(block.text, str(block), "exec")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
 def test_python_on_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     names: dict[str, object] = {"__name__": "page"}
     exec(PREPARED.get(page, ""), names)
     for block in BLOCKS:

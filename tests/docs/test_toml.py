@@ -4,6 +4,8 @@ import dataclasses
 import tomllib
 from typing import Any
 
+import pytest
+
 import fairmesh as fm
 from fairmesh.config.tables import from_table, settings
 from fairmesh.experiment import experiment_from
@@ -64,6 +66,16 @@ def test_files_on_pages_are_accepted():
         except (fm.BadInput, tomllib.TOMLDecodeError) as error:
             wrong.append(f"{block}: {error}")
     assert wrong == []
+
+
+@pytest.mark.slow
+def test_file_of_coming_from_decentralizepy_trains(tmp_path):
+    page = ROOT / "docs" / "start" / "coming-from-decentralizepy.md"
+    (block,) = [block for block in blocks("toml") if block.page == page]
+    (tmp_path / "choco.toml").write_text(block.text)
+    digits = fm.data.Digits(nodes=16)  # instead of CIFAR-10, which would have to be downloaded
+    result = fm.run(fm.load_experiment(tmp_path / "choco.toml", data=digits, model=fm.models.Logistic(), rounds=20))
+    assert result.rounds == 20
 
 
 def test_a_wrong_key_is_noticed():
