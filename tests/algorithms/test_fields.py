@@ -30,6 +30,12 @@ def test_consensus_step_outside_zero_to_one_is_refused(kind, rate):
         kind(consensus_step=rate)
 
 
+@pytest.mark.parametrize("kind", [fm.ADGDA, fm.ChocoSGD, fm.DRFA, fm.algorithms.FedAvg])
+def test_local_steps_below_one_are_refused(kind):
+    with refused("local_steps", ">= 1", 0):
+        kind(local_steps=0)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

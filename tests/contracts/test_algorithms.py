@@ -61,6 +61,24 @@ def test_step_changes_nothing_but_what_it_returns(problem, algorithm, topology):
     assert same_bits(state_bits(first), state_bits(again))
 
 
+def test_local_steps_look_at_a_batch_of_their_own_each(problem, monkeypatch):
+    kinds = {type(one) for one in toys.ALGORITHMS.values() if hasattr(one, "local_steps")}
+    assert {fm.ADGDA, fm.ChocoSGD, fm.TrackedADGDA, fm.DRFA, fm.algorithms.FedAvg} <= kinds
+    for kind in kinds:
+        algorithm = kind(local_steps=3)
+        network, oracle = stack(problem, fm.Ring().build(8), algorithm)
+        calls, evaluated = [], oracle.losses_and_gradients
+
+        def note(models, index, call, calls=calls, evaluated=evaluated, **own):
+            calls.append(call)
+            return evaluated(models, index, call, **own)
+
+        monkeypatch.setattr(oracle, "losses_and_gradients", note)
+        after(algorithm, network, oracle, 1)
+        probed = [0] if kind is fm.TrackedADGDA else []  # the first batch again, to see how far the gradient drifted
+        assert calls == [0, 1, 2, *probed], kind
+
+
 @every_algorithm
 def test_init_gives_the_same_fresh_state_each_time(problem, algorithm):
     network, oracle = stack(problem, fm.Ring().build(8), algorithm)

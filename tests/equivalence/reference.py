@@ -534,8 +534,8 @@ class Mesh:
 
 
 def ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tamper | None = None) -> Trace:
-    """Algorithm 1, line by line."""
-    mesh, trace = Mesh(problem, topology, seed, 1), Trace()
+    """Algorithm 1, line by line; local steps go on from where the first one led."""
+    mesh, trace = Mesh(problem, topology, seed, algorithm.local_steps), Trace()
     for t in range(rounds):
         primal, dual = step_size(algorithm.primal_step, t), step_size(algorithm.dual_step, t)
         descended, ascended = [], []
@@ -545,7 +545,10 @@ def ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tam
             ascent[i] += loss if algorithm.loss_cap is None else min(loss, algorithm.loss_cap)
             half = into_set(algorithm.regularizer, node.dual + dual * ascent, mesh.prior)
             weight = {"simultaneous": node.dual, "dual-first": half}[algorithm.dual_order][i]
-            descended.append(node.model - primal * (weight * gradient))
+            model = node.model - primal * (weight * gradient)
+            for call in range(1, algorithm.local_steps):
+                model = model - primal * (weight * node.worker.loss_and_gradient(model, t, call)[1])
+            descended.append(model)
             ascended.append(half)
         mesh.gossip(descended, t, algorithm.consensus_step, algorithm.compressor, tamper)
         if algorithm.dual_compressor is None:
@@ -651,6 +654,14 @@ def steady(algorithm: fm.TrackedADGDA, mesh: Mesh) -> float:
     return min(1.0, max(0.001, round(rate, 3)))
 
 
+def drift_limit(algorithm: fm.TrackedADGDA, mesh: Mesh, rate: float) -> float:
+    """max_drift: as given, or 24 gamma times the spectral gap of the mean of W over the rounds, at most two."""
+    if algorithm.max_drift is not None:
+        return algorithm.max_drift
+    moduli = sorted(np.abs(np.linalg.eigvalsh(sum(mesh.weights) / len(mesh.weights))))
+    return min(2.0, 24 * round(1 - moduli[-2], 4) * rate)
+
+
 def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tamper | None = None) -> Trace:
     """v_i += gamma sum_j w_ij (v_hat_j - v_hat_i) + h_i - h_i before, of momenta h_i of the weighted gradient; descent
     along v_i over the root of its mean squares; gossip of models and of v_i, each with public copies of its own."""
@@ -692,7 +703,7 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
                 local = local - paces[i] * steps * trackers[i]
             if watched:
                 change = node.worker.loss_and_gradient(local + views[i], t)[1] - answers[i][1]
-                allowed = algorithm.max_drift * sizes[i] / np.linalg.norm(weights[i] * change)
+                allowed = drift_limit(algorithm, mesh, rate) * sizes[i] / np.linalg.norm(weights[i] * change)
                 paces[i] = min(1.0, max(1 / steps_a_round, paces[i] * min(1.25, max(0.5, allowed))))
             descended.append(local)
         mesh.gossip(descended, t, rate, algorithm.compressor, tamper)
@@ -714,13 +725,16 @@ def tracked_ad_gda(problem, topology, algorithm, rounds: int, seed: int = 0, tam
 
 
 def choco_sgd(problem, topology, algorithm, rounds: int, seed: int = 0, tamper: Tamper | None = None) -> Trace:
-    """Koloskova et al. 2019, Algorithm 2, for sum_i p_i f_i."""
-    mesh, trace = Mesh(problem, topology, seed, 1), Trace()
+    """Koloskova et al. 2019, Algorithm 2, for sum_i p_i f_i, with local steps."""
+    mesh, trace = Mesh(problem, topology, seed, algorithm.local_steps), Trace()
     for t in range(rounds):
         descended = []
         for i, node in enumerate(mesh.nodes):
-            _, gradient = node.worker.loss_and_gradient(node.model, t)
-            descended.append(node.model - step_size(algorithm.primal_step, t) * mesh.n * mesh.prior[i] * gradient)
+            model = node.model
+            for call in range(algorithm.local_steps):
+                _, gradient = node.worker.loss_and_gradient(model, t, call)
+                model = model - step_size(algorithm.primal_step, t) * mesh.n * mesh.prior[i] * gradient
+            descended.append(model)
         mesh.gossip(descended, t, algorithm.consensus_step, algorithm.compressor, tamper)
         mesh.recorded(trace, t, duals=False, copies=True)
     return trace

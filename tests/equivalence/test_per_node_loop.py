@@ -204,6 +204,11 @@ def test_dsgd_and_dr_dsgd_are_their_loops_over_every_topology(problem, name, top
     _compared(problem, toys.TOPOLOGIES[topology], toys.ALGORITHMS[name])
 
 
+@pytest.mark.parametrize("name", ["ad-gda", "choco-sgd"])
+def test_ad_gda_and_choco_sgd_with_local_steps_are_their_loops(problem, name):
+    _compared(problem, fm.Ring(), replace(toys.ALGORITHMS[name], local_steps=3))
+
+
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
 @pytest.mark.quick_cases(5)
 def test_algorithm_is_its_loop(problem, name):

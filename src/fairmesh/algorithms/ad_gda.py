@@ -11,6 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 from torch import Tensor
 
 from fairmesh.algorithms.base import (
+    STRUCTURAL,
     Algorithm,
     GossipSettings,
     Round,
@@ -30,6 +31,7 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
+from fairmesh.algorithms.steps import check_local_steps, descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import OVER_NODES, Duals, Models
@@ -74,6 +76,9 @@ class ADGDA(Algorithm):
             after it, as in the published runs. Default: "simultaneous".
         loss_cap: Largest loss, > 0, that the ascent sees of a node, which limits what a broken site attracts; None for
             no limit. Default: None.
+        local_steps: Steps between two exchanges, >= 1, each of length eta_theta and on a batch of its own. Weights
+            follow the loss at the first. Nothing corrects for how far the nodes' models drift apart meanwhile;
+            `TrackedADGDA` does. Default: 1.
         optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
@@ -96,6 +101,7 @@ class ADGDA(Algorithm):
     dual_compressor: Compressor | None = None
     dual_order: Literal["simultaneous", "dual-first"] = "simultaneous"
     loss_cap: float | None = None
+    local_steps: int = field(default=1, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
@@ -103,6 +109,10 @@ class ADGDA(Algorithm):
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
         check_consensus_step(self.consensus_step)
         check_loss_cap(self.loss_cap)
+        check_local_steps(self.local_steps)
+
+    def oracle_calls(self) -> int:
+        return self.local_steps
 
     def check(self, prior: Tensor, dim: int) -> None:
         check_dual_step(self.dual_step, self.regularizer, prior)
@@ -132,7 +142,8 @@ class ADGDA(Algorithm):
         duals = allowed(state.duals.addcmul(slopes, ctx.while_open(ctx.step_size(self.dual_step))))
         weighting = state.duals if self.dual_order == "simultaneous" else duals
         own_weights = (weighting * ctx.own).sum(dim=-1, keepdim=True)  # lambda_i[i]
-        models = state.models.addcmul(gradients, ctx.step_size(self.primal_step) * own_weights, value=-1)
+        step = ctx.step_size(self.primal_step) * own_weights
+        models = descended(state.models, gradients, step, self.local_steps, ctx)
         del gradients
         models = gossip_step(models, state.copies, self.consensus_step, ctx)
         message = compressed_difference(models, state.copies, self.compressor, ctx)

@@ -7,7 +7,14 @@ ICML 2019.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fairmesh.algorithms.base import Algorithm, GossipSettings, Round, check_consensus_step, prior_weights
+from fairmesh.algorithms.base import (
+    STRUCTURAL,
+    Algorithm,
+    GossipSettings,
+    Round,
+    check_consensus_step,
+    prior_weights,
+)
 from fairmesh.algorithms.gossip import (
     PublicCopies,
     compressed_difference,
@@ -17,6 +24,7 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
+from fairmesh.algorithms.steps import check_local_steps, descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Models
@@ -45,6 +53,8 @@ class ChocoSGD(Algorithm):
         consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
             round. Strong compression needs less than 1. Default: 1.0.
         compressor: Q, what a node sends of its model. Default: Identity(), no compression.
+        local_steps: Steps between two exchanges, >= 1, each of length eta and on a batch of its own. Nothing corrects
+            for how far the nodes' models drift apart meanwhile; `TrackedADGDA` does. Default: 1.
         optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
@@ -62,11 +72,16 @@ class ChocoSGD(Algorithm):
     primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
     consensus_step: float = 1.0
     compressor: Compressor = field(default_factory=Identity)
+    local_steps: int = field(default=1, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         check_consensus_step(self.consensus_step)
+        check_local_steps(self.local_steps)
+
+    def oracle_calls(self) -> int:
+        return self.local_steps
 
     def gossip_settings(self) -> GossipSettings:
         return GossipSettings(self.compressor, self.consensus_step)
@@ -77,7 +92,8 @@ class ChocoSGD(Algorithm):
 
     def step(self, state: ChocoState, ctx: Round) -> ChocoState:
         _, gradients = ctx.losses_and_gradients(state.models)
-        models = state.models.addcmul(gradients, ctx.step_size(self.primal_step) * prior_weights(ctx), value=-1)
+        step = ctx.step_size(self.primal_step) * prior_weights(ctx)
+        models = descended(state.models, gradients, step, self.local_steps, ctx)
         del gradients
         models = gossip_step(models, state.copies, self.consensus_step, ctx)
         message = compressed_difference(models, state.copies, self.compressor, ctx)

@@ -13,6 +13,7 @@ from fairmesh.algorithms.base import STRUCTURAL, Algorithm, Round
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
 from fairmesh.algorithms.server import by_position, check_participation, drawn_uniformly
+from fairmesh.algorithms.steps import check_local_steps
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Duals, Models
@@ -80,8 +81,7 @@ class DRFA(Algorithm):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
         object.__setattr__(self, "dual_step", as_schedule(self.dual_step))
         check_participation(self.participation)
-        if self.local_steps < 1:
-            raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
+        check_local_steps(self.local_steps)
         if not 0 <= self.floor < 1:
             raise BadInput(f"floor, the smallest weight of a client, must lie in [0, 1), got {self.floor}")
 

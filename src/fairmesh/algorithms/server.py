@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import STRUCTURAL, Round
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.steps import Moved, ScaledSteps, coordinate_steps
+from fairmesh.algorithms.steps import Moved, ScaledSteps, check_local_steps, coordinate_steps
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Duals, Models
@@ -66,8 +66,7 @@ class LocalSteps(ServerSteps):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.local_steps < 1:
-            raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
+        check_local_steps(self.local_steps)
 
     def oracle_calls(self) -> int:
         return self.local_steps

@@ -1,4 +1,4 @@
-"""Steps with momentum, divided by the root of the gradient's mean squares, as in Adam."""
+"""Local steps, and steps with momentum, divided by the root of the gradient's mean squares, as in Adam."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fairmesh.algorithms.base import EXACT, STRUCTURAL, Algorithm, Round, check_beta, fresh_share
 from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
+from fairmesh.errors import BadInput
 
 _TINY = 1e-8  # added to the root of the squares, so that a coordinate without a gradient does not move
 
@@ -31,6 +32,19 @@ def coordinate_steps(squares: Tensor, beta2: float, step: Tensor, rounds: Tensor
     remembered = 1.0 - beta2 ** rounds.double()  # below 1 in the first rounds
     step = step / squares.shape[-1] ** 0.5
     return step / (squares / remembered.to(squares.dtype)).sqrt_().add_(_TINY)
+
+
+def descended(models: Tensor, gradients: Tensor, step: Tensor, local_steps: int, ctx: Round) -> Tensor:
+    """Returns models after local steps: the first along the given gradients, each other one on a batch of its own."""
+    models = models.addcmul(gradients, step, value=-1)
+    for call in range(1, local_steps):
+        models = models.addcmul(ctx.losses_and_gradients(models, call)[1], step, value=-1)
+    return models
+
+
+def check_local_steps(local_steps: int) -> None:
+    if local_steps < 1:
+        raise BadInput(f"local_steps must be >= 1, got {local_steps}")
 
 
 class Moved(NamedTuple):

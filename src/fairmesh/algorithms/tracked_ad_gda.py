@@ -36,7 +36,7 @@ from fairmesh.algorithms.gossip import (
 )
 from fairmesh.algorithms.optimizers import Optimizer
 from fairmesh.algorithms.schedules import Polynomial, Schedule, as_schedule
-from fairmesh.algorithms.steps import scaled_step
+from fairmesh.algorithms.steps import check_local_steps, scaled_step
 from fairmesh.algorithms.weighting import PriorWeights, ShadowPrice, Weighting
 from fairmesh.compression.compressors import Compressor, Sign
 from fairmesh.errors import BadInput
@@ -165,8 +165,7 @@ class TrackedADGDA(Algorithm):
             raise BadInput(
                 f"gradient_at_average must lie in [0, 1], got {self.gradient_at_average}; 0 is at the node's own model"
             )
-        if self.local_steps < 1:
-            raise BadInput(f"local_steps must be >= 1, got {self.local_steps}")
+        check_local_steps(self.local_steps)
         if self.max_drift is not None and not 0 <= self.max_drift < math.inf:
             raise BadInput(
                 f"max_drift must be >= 0, got {self.max_drift}; 0 for local steps of full length, None for one "
