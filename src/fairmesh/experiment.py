@@ -212,20 +212,28 @@ class Experiment:
             outputs: The number of outputs of the model; None for as many as the labels need. Default: None.
         """
         if sites is None and self.splits > 1:
-            every = [replace(self, data=self.known_data().resplit(k), splits=1) for k in range(self.splits)]
-            loaded = aligned([one.sites(one.known_data()) for one in every])
-            return with_splits([one._of_loaded(sites, outputs) for one, sites in zip(every, loaded)])
+            first, *others = aligned([self.sites(self.known_data().resplit(k)) for k in range(self.splits)])
+            problem = self._of_loaded(first, outputs)
+            return with_splits([problem, *(self._of_loaded(sites, outputs, like=problem) for sites in others)])
         if sites is None:
             return self._of_loaded(self.sites(self.known_data()), outputs)
         return self._of_sites(sites, outputs, () if self.contract is None else self.contract.classes)
 
-    def _of_loaded(self, sites: Sequence[Site], outputs: int | None) -> Problem:
-        """Returns the problem of sites that were loaded from `data`."""
+    def _of_loaded(self, sites: Sequence[Site], outputs: int | None, like: Problem | None = None) -> Problem:
+        """Returns the problem of sites that were loaded from `data`.
+
+        Args:
+            sites: The sites.
+            outputs: As in `problem`.
+            like: The problem of another split. Default: None.
+        """
         names = () if self.contract is None else self.contract.classes
         sites = sites if self.personalization is None else reserve(sites, self.personalization.share)
-        return self._of_sites(sites, outputs, names or self.known_data().class_names())
+        return self._of_sites(sites, outputs, names or self.known_data().class_names(), like)
 
-    def _of_sites(self, sites: Sequence[Site], outputs: int | None, names: Sequence[str]) -> Problem:
+    def _of_sites(
+        self, sites: Sequence[Site], outputs: int | None, names: Sequence[str], like: Problem | None = None
+    ) -> Problem:
         shape, needed = shape_of(sites)
         needed = needed or len(names)
         if not isinstance(shape, torch.Size) and type(self.model) in (FullyConnected, Logistic, PaperCNN):
@@ -240,7 +248,7 @@ class Experiment:
             )
         if isinstance(self.loss, BinaryCrossEntropy) and _is_vector(Samples.of(sites[0].train, "site 0").targets):
             outputs = 1  # one logit for labels 0 and 1
-        model: Callable[[], nn.Module] = partial(self.model.build, shape, outputs or needed)
+        model = partial(self.model.build, shape, outputs or needed)
         loss = _LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         table = next((site.table for site in sites if site.table is not None), None)
         target = None if table is None or table.preprocessing is None else table.preprocessing.target
@@ -250,6 +258,8 @@ class Experiment:
             if (target.center, target.scale) != (0.0, 1.0):
                 model = partial(build_in_units, self.model, shape, target.center, target.scale)
                 loss = partial(loss_in_spreads, loss, target.scale)
+        if like is not None and isinstance(like.model, partial) and like.model.args == model.args:
+            return like.with_other(sites=sites)
         problem = Problem(
             model=model,
             sites=sites,
@@ -402,7 +412,7 @@ def add_references(
     if not all(site.train.here for site in result.problem.sites):
         problem, method = experiment.problem(), experiment.personalization
         if method is not None:
-            problem = problem.each(lambda split: replace(split, sites=reserve(split.sites, method.share)))
+            problem = problem.each(lambda split: split.with_other(sites=reserve(split.sites, method.share)))
         result = result.with_data_of(problem)
     options = experiment.options
     return reference_models.add_references(

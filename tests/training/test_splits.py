@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.problems.metrics import Evaluator, SplitEvaluator
 from tests.refusals import refused
 
 _DATA = fm.data.Digits(nodes=4, odd=1, sizes=(60, 40, 30, 20), validation_share=0.2)
@@ -84,3 +85,50 @@ def test_splits_that_are_other_problems_are_refused():
 def test_splits_of_wrapped_data_are_drawn_again():
     held = fm.data.HeldOut(fm.data.Corrupted(_DATA, seed=4), seed=2).resplit(3)
     assert (held.seed, held.data.seed, held.data.data.seed) == (5, 7, 3)
+
+
+@pytest.mark.parametrize("changes", [{}, {"metrics": ("balanced-accuracy",)}], ids=["at once", "one by one"])
+def test_splits_are_judged_in_one_pass_as_they_are_one_by_one(changes):
+    problem = fm.Experiment(_DATA, algorithm=fm.Local(), splits=3, **changes).problem()
+    splits, generator = (2, 0, 1, 0, 2, 1), torch.Generator().manual_seed(0)
+    models = torch.randn(6, problem.n, problem.flat_model.dim, generator=generator)
+    models[3, 1] = torch.nan  # which only its own site notices
+    placements = torch.stack([torch.randperm(problem.n, generator=generator) for _ in splits])
+    judge = SplitEvaluator(problem, splits, "test", "cpu", torch.float32)
+    found = judge.of_sites(models[:, 0]), judge.of_own_models(models, placements)
+    for r, split in enumerate(splits):
+        alone = Evaluator(problem.of_split(split), "test", "cpu", torch.float32)
+        expected = alone.of_sites(models[r : r + 1, 0]), alone.of_own_models(models[r : r + 1], placements[r : r + 1])
+        for mine, theirs in zip(found, expected):
+            assert mine.keys() == theirs.keys()
+            for name, values in theirs.items():
+                torch.testing.assert_close(mine[name][r], values[0], equal_nan=True, rtol=1e-5, atol=1e-6)
+    assert found[1]["loss"][3].isnan().tolist() == [False, True, False, False]
+
+
+def test_splits_say_which_site_cannot_be_measured():
+    problem = fm.Experiment(_DATA, algorithm=fm.Local(), splits=2).problem()
+    problem = problem.each(
+        lambda split: split.with_other(
+            sites=[replace(site, test=None if i == 1 else site.test) for i, site in enumerate(split.sites)]
+        )
+    )
+    judge = SplitEvaluator(problem, (0, 1), "test", "cpu", torch.float32)
+    rows = torch.zeros(2, problem.flat_model.dim)
+    assert judge.of_sites(rows)["accuracy"].isnan().tolist() == [[False, True, False, False]] * 2
+    rows[1, 0] = torch.nan
+    assert bool(judge.of_sites(rows)["loss"][1].isnan().all())
+
+
+def test_splits_share_what_was_checked_of_model_and_loss():
+    problem = fm.Experiment(_DATA, algorithm=fm.Local(), splits=3).problem()
+    assert len({id(split.flat_model) for split in problem.every_split}) == 1
+    sites = [replace(site, train=(site.train.inputs, site.train.targets + 5)) for site in problem.sites]
+    with refused("labels", "10 classes"):
+        problem.with_other(sites=sites)
+    wider = [fm.Site((torch.randn(9, 80), torch.arange(9))) for _ in range(4)]
+    with refused("inputs of shape"):
+        problem.with_other(sites=wider)
+    objective = fm.Objective(judged_on="validation")
+    other = problem.with_other(objective=objective)
+    assert (other.objective, other.splits, problem.objective == objective) == (objective, (), False)

@@ -1,6 +1,7 @@
 """The demo: ten sites, of which six are small and have another scanner. It shows what training together brings, and
 what robust weights add."""
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -11,8 +12,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from fairmesh.algorithms import ADGDA, Algorithm, ChocoSGD, Local, TrackedADGDA
 from fairmesh.algorithms.schedules import Geometric
 from fairmesh.algorithms.weighting import PriorWeights
+from fairmesh.cli.terminal import without_garbage_collection
 from fairmesh.compression.compressors import Quantize
 from fairmesh.data.datasets import Digits
 from fairmesh.errors import MissingPackage
@@ -34,7 +36,7 @@ from fairmesh.problems.problem import Sampling
 from fairmesh.regularizers.members import ChiSquare
 from fairmesh.report.plots import whiskers
 from fairmesh.report.runs import Run
-from fairmesh.report.style import save_figure
+from fairmesh.report.style import loaded_matplotlib, save_figure
 from fairmesh.report.writing import write_report
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
 from fairmesh.training.observers import Watching
@@ -122,18 +124,21 @@ class Outcome:
 
     runs: dict[str, Run]  # by the contender's name; one replica per split
     outcomes: dict[str, Outcomes]  # what each contender answered on the test digits of all splits
+    evidence: dict[str, dict[str, Any]]  # the intervals of each contender, compared with training alone
+    together: Comparison  # fixed weights, compared with training alone
+    robust: Comparison  # fairmesh's default, compared with fixed weights
+    joining: Comparison  # fairmesh's default, compared with training alone
     report: Path | None = None  # the page, if one was written
     without_plots: str = ""  # why there is no page although a folder was given
 
-    @cached_property
-    def evidence(self) -> dict[str, dict[str, Any]]:
-        """The intervals of each contender, compared with training alone."""
-        alone = {"local": self.outcomes["alone"]}
-        return {name: evidence_table(one, against=alone) for name, one in self.outcomes.items()}
-
-    def gain(self, better: str, than: str) -> Comparison:
-        """Returns how two rows differ, on the same digits."""
-        return versus(self.outcomes[better], self.outcomes[than])
+    @staticmethod
+    def of(runs: dict[str, Run], outcomes: dict[str, Outcomes]) -> "Outcome":
+        """Returns the outcome of trained contenders, with its intervals."""
+        alone, fixed, default = (outcomes[name] for name in ("alone", "fixed-weights", "default"))
+        evidence = {name: evidence_table(one, against={"local": alone}) for name, one in outcomes.items()}
+        runs = {name: _with_evidence(run, name, evidence[name], runs["alone"]) for name, run in runs.items()}
+        compared = [versus(fixed, alone), versus(default, fixed), versus(default, alone)]
+        return Outcome(runs, outcomes, evidence, *compared)
 
     def table(self) -> list[list[str]]:
         """Returns a header and one row per contender."""
@@ -148,20 +153,18 @@ class Outcome:
     @property
     def sentence(self) -> str:
         """Returns what joining and the weights brought."""
-        joined, weighted = self.gain("fixed-weights", "alone"), self.gain("default", "fixed-weights")
         return (
-            f"At the worst site, training together: {joined.worst.sentence('training alone')}; robust weights: "
-            f"{weighted.worst.sentence('fixed ones')}. On average over the sites, robust weights: "
-            f"{weighted.mean.sentence('fixed ones')}."
+            f"At the worst site, training together: {self.together.worst.sentence('training alone')}; robust weights: "
+            f"{self.robust.worst.sentence('fixed ones')}. On average over the sites, robust weights: "
+            f"{self.robust.mean.sentence('fixed ones')}."
         )
 
     def sentences(self) -> list[str]:
         """Returns what each site gains by joining with fairmesh's default, in words."""
-        return self.gain("default", "alone").sentences("alone")
+        return self.joining.sentences("alone")
 
     def as_json(self) -> dict[str, Any]:
         """Returns the accuracies as fractions: by contender, and the gains of the sentence."""
-        joined, weighted = self.gain("fixed-weights", "alone"), self.gain("default", "fixed-weights")
         return {
             "contenders": {
                 name: {
@@ -187,9 +190,9 @@ class Outcome:
                 for name, run in self.runs.items()
             },
             "gains": {
-                "training together, worst": joined.worst.table(),
-                "robust weights, worst": weighted.worst.table(),
-                "robust weights, mean": weighted.mean.table(),
+                "training together, worst": self.together.worst.table(),
+                "robust weights, worst": self.robust.worst.table(),
+                "robust weights, mean": self.robust.mean.table(),
             },
             "level": LEVEL,
             "covers": self.outcomes["default"].covers,
@@ -215,14 +218,13 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
         watch: Makes a watcher from the name of a contender and the number of its rounds.
     """
     runs, answered = {}, {}
-    tasks = [(name, seed, ROUNDS, SPLITS, out) for name in _LONGEST_FIRST]
-    for name, run, outcomes in _carried_out(tasks):
+    tasks = [(name, seed, ROUNDS, SPLITS, out) for name in _ORDER]
+    for name, run, outcomes in _carried_out(tasks, meanwhile=_load_matplotlib if out is not None else None):
         runs[name], answered[name] = run, outcomes
         if watched := watch and watch(run.label, ROUNDS):
             watched(ROUNDS, run.summary["final"])
     names = list(contenders())
-    outcome = Outcome({name: runs[name] for name in names}, {name: answered[name] for name in names})
-    outcome = replace(outcome, runs={name: _with_evidence(run, name, outcome) for name, run in outcome.runs.items()})
+    outcome = Outcome.of({name: runs[name] for name in names}, {name: answered[name] for name in names})
     if out is None:
         return outcome
     try:
@@ -234,11 +236,18 @@ def demo(seed: int, out: Path | None, watch: Callable[[str, int], Watching | Non
 _Task = tuple[
     str, int, int, int, Path | None
 ]  # the contender's name, the seed, the numbers of rounds and splits, the folder
-_LONGEST_FIRST = ("fixed-weights", "ad-gda", "choco-sgd", "alone", "default")
+_ORDER = ("ad-gda", "choco-sgd", "alone", "fixed-weights", "default")  # this process begins with the last, the longest
 
 
-def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, Run, Outcomes]]:
-    """Trains in as many processes as there are cores, since the operations are too small to be split among cores."""
+def _carried_out(
+    tasks: Sequence[_Task], meanwhile: Callable[[], None] | None = None
+) -> Iterator[tuple[str, Run, Outcomes]]:
+    """Trains in as many processes as there are cores, since the operations are too small to be split among cores.
+
+    Args:
+        tasks: What to train.
+        meanwhile: What this process does while it waits for the others. Default: None.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(cores, len(tasks))
     if workers == 1 or sum(rounds * splits for _, _, rounds, splits, _ in tasks) < _WORTH_PROCESSES:
@@ -268,6 +277,8 @@ def _carried_out(tasks: Sequence[_Task]) -> Iterator[tuple[str, Run, Outcomes]]:
             torch.set_num_threads(1)
             while mine := take_last():
                 yield _trained(mine)
+            if meanwhile is not None:
+                meanwhile()
             for future in started:
                 yield future.result()
         finally:
@@ -281,7 +292,9 @@ def _context() -> BaseContext:
     torch may use one thread only, and no GPU; and no other thread may hold a lock meanwhile."""
     if not sys.platform.startswith("linux") or threading.active_count() > 1 or torch.cuda.is_available():
         return multiprocessing.get_context("spawn")
-    importlib.import_module("torch._dynamo")  # which torch needs for the first gradient
+    with without_garbage_collection():
+        importlib.import_module("torch._dynamo")  # which torch needs for the first gradient
+    gc.freeze()  # so that the processes share these objects, and look for garbage among their own only
     return multiprocessing.get_context("fork")
 
 
@@ -339,12 +352,21 @@ def _chosen_run(result: Result, contender: Contender, chosen: Sequence[int]) -> 
     return Run(contender.label, summary, records)
 
 
-def _with_evidence(run: Run, name: str, outcome: Outcome) -> Run:
+def _with_evidence(run: Run, name: str, evidence: dict[str, Any], alone: Run) -> Run:
     """Returns a run with the evidence of all splits, next to what sites reach alone."""
-    if name == "alone":
-        return replace(run, summary=run.summary | {"evidence": evidence_table(outcome.outcomes[name])})
-    alone = {"diverged": False, "sites": outcome.runs["alone"].by_site()}
-    return replace(run, summary=run.summary | {"evidence": outcome.evidence[name], "references": {"local": alone}})
+    if name == "alone":  # which is compared with nothing
+        parts = [evidence["worst"], evidence["mean"], *evidence["sites"]]
+        worst, mean, *sites = (part | {"versus": {}} for part in parts)
+        return replace(
+            run, summary=run.summary | {"evidence": evidence | {"worst": worst, "mean": mean, "sites": sites}}
+        )
+    references = {"local": {"diverged": False, "sites": alone.by_site()}}
+    return replace(run, summary=run.summary | {"evidence": evidence, "references": references})
+
+
+def _load_matplotlib() -> None:
+    with suppress(MissingPackage):  # of which the report will tell
+        loaded_matplotlib()
 
 
 def _write_report(outcome: Outcome, out: Path) -> Path:

@@ -9,7 +9,16 @@ import typer
 
 from fairmesh.cli.cluster import loaded_on
 from fairmesh.cli.progress import progress
-from fairmesh.cli.terminal import Json, Track, console, print_json, say, show_rows, show_table
+from fairmesh.cli.terminal import (
+    Json,
+    Track,
+    console,
+    print_json,
+    say,
+    show_rows,
+    show_table,
+    without_garbage_collection,
+)
 from fairmesh.errors import BadInput
 
 
@@ -24,9 +33,10 @@ def demo(
 
     Compares training alone, four ways of training together, and what each brings the worst site. Takes about 25 seconds
     on two cores."""
-    from fairmesh.cli.demo import NOTE
-    from fairmesh.cli.demo import demo as run_demo
-    from fairmesh.report.runs import site_table, worst_sites
+    with without_garbage_collection():
+        from fairmesh.cli.demo import NOTE
+        from fairmesh.cli.demo import demo as run_demo
+        from fairmesh.report.runs import site_table, worst_sites
 
     folder = _fresh(out)
     if not json_:

@@ -150,13 +150,14 @@ def evaluation_losses(model: FlatModel, loss: Loss) -> Callable[..., Tensor]:
         return lambda row, inputs, targets: loss.of_samples(model, row, inputs, targets)
     placed = _placed(loss, model)
 
-    def function(row: Tensor, inputs: Tree, targets: Tree) -> Tensor:
-        outputs = model(row, inputs)
-        if placed is nn.functional.cross_entropy and outputs.ndim == 2 and _is_vector(targets):
-            return -outputs.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        return per_sample(placed, outputs, targets)
+    return lambda row, inputs, targets: _judged(placed, model(row, inputs), targets)
 
-    return function
+
+def _judged(loss: Loss, outputs: Tensor, targets: Tree) -> Tensor:
+    """Returns the loss of every single sample, whose labels are valid: (samples,)."""
+    if loss is nn.functional.cross_entropy and outputs.ndim == 2 and _is_vector(targets):
+        return -outputs.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return per_sample(loss, outputs, targets)
 
 
 def answering(model: FlatModel, loss: Loss, at_once: AtOnce) -> Callable[[Tensor, Tree, Tree], tuple[Tensor, Tensor]]:
@@ -169,7 +170,7 @@ def answering(model: FlatModel, loss: Loss, at_once: AtOnce) -> Callable[[Tensor
 
     def function(rows: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
         outputs = outputs_of(rows, inputs)
-        return outputs, vmap(lambda one: per_sample(loss, one, targets))(outputs)
+        return outputs, vmap(lambda one: _judged(loss, one, targets))(outputs)
 
     return function
 

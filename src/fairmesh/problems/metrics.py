@@ -1,6 +1,7 @@
 """Accuracy, loss and the chosen metrics of many models on every site's held-out data."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -49,15 +50,23 @@ class Evaluator:
     ):
         self._failed, self._split = failed, split
         self.troubles: list[Trouble] = []
-        sets, of_site = problem.held_out(split)
+        self._sets, of_site = problem.held_out(split)
         self._problem, self._dtype, self._device = problem, dtype, torch.device(device)
         self._of_site = torch.tensor(of_site, dtype=torch.int64)
-        self._sizes = [len(samples) for samples in sets]
         self._home, self._at_once = torch.device(home or device), problem.at_once(self._device)
         self._answers = answering(problem.flat_model.to(self._device, dtype), problem.loss, self._at_once)
-        if sets:
-            self._rows = SampleRows(sets, self._home)
-            self._set_of_sample = torch.repeat_interleave(torch.tensor(self._sizes))
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [len(samples) for samples in self._sets]
+
+    @cached_property
+    def _rows(self) -> SampleRows:
+        return SampleRows(self._sets, self._home)
+
+    @cached_property
+    def _set_of_sample(self) -> Tensor:
+        return torch.repeat_interleave(torch.tensor(self._sizes))
 
     def __bool__(self) -> bool:
         """Returns whether some site has such a set, here or in another process."""
@@ -81,7 +90,12 @@ class Evaluator:
         """Returns each metric of every hosted node's own row on its own site's data: (replicas, nodes).
 
         `models` is (replicas, nodes, dim), and `placements` (replicas, nodes) is the site that each node holds."""
-        which, self.troubles = self._of_site[placements.cpu()], []
+        return self._of_pairs(models, self._of_site[placements.cpu()])
+
+    def _of_pairs(self, models: Tensor, which: Tensor) -> dict[str, Tensor]:
+        """Returns each metric of every row of `models` (k, l, dim) on the set of that number in `which` (k, l); NaN
+        where the number is -1."""
+        self.troubles = []
         result = {name: torch.full(models.shape[:2], torch.nan, dtype=torch.float64) for name in self.names}
         for sets in self._judged_together(which):
             rows = torch.stack([models[(which == k).to(models.device)] for k in sets])
@@ -104,9 +118,14 @@ class Evaluator:
         for (count, _), sets in alike.items():
             longest = max(self._sizes[k] for k in sets)
             few = longest <= evaluated_at_once(count * len(sets), self._rows.numbers_per_sample)
-            stacks = self._at_once is None and self._rows.reader is None and not self._problem.metrics_by_name
-            found += [sets] if few and stacks else [[k] for k in sets]
+            found += [sets] if few and self._stacks else [[k] for k in sets]
         return found
+
+    @property
+    def _stacks(self) -> bool:
+        """Whether rows can be judged by several sets in one pass."""
+        stream = any(samples.stream is not None for samples in self._sets)
+        return self._at_once is None and not stream and not self._problem.metrics_by_name
 
     @torch.no_grad()
     def _on_own_sets(self, rows: Tensor, sets: Sequence[int]) -> dict[str, Tensor] | None:
@@ -225,11 +244,53 @@ class Evaluator:
 
     def _note(self, metric: str, k: int, text: str, raised: bool) -> None:
         """Remembers why a metric has no value on set k."""
-        site = int((self._of_site == k).nonzero()[0])
+        site = int((self._of_site == k).nonzero()[0, -1])
         if not any(one.metric == metric and one.site == site for one in self.troubles):
             self.troubles.append(Trouble(metric, site, text, raised))
         if self._failed is not None:
             self._failed(metric, BadInput(text))
+
+
+class _Union(Evaluator):
+    """Judges rows by the sets of several splits of the data, in one pass. `_of_site` is (splits, sites).
+
+    Args:
+        every: The evaluators of the splits, whose model and loss are the same.
+    """
+
+    def __init__(self, every: Sequence[Evaluator]):
+        cached = ("_sizes", "_rows", "_set_of_sample")
+        self.__dict__.update({name: value for name, value in vars(every[0]).items() if name not in cached})
+        self._sets = [samples for one in every for samples in one._sets]
+        self.firsts = torch.tensor([0, *(len(one._sets) for one in every)]).cumsum(0)[:-1]
+        of_site = torch.stack([one._of_site for one in every])
+        self._of_site = torch.where(of_site < 0, of_site, of_site + self.firsts.unsqueeze(1))
+
+    @staticmethod
+    def of(every: Sequence[Evaluator]) -> "_Union | None":
+        """Returns the evaluator of several splits; None if they are better judged one after another."""
+        first = every[0]
+        alike = all(
+            one._problem.flat_model is first._problem.flat_model
+            and one._problem.loss is first._problem.loss
+            and len(one._sets) == len(first._sets) > 0
+            and one._stacks
+            for one in every
+        )
+        return _Union(every) if alike and len(every) > 1 else None
+
+    def of_replicas(self, rows: Tensor, of_replica: Tensor) -> dict[str, Tensor]:
+        """Returns each metric of rows (replicas, dim) at every site, by the sets of the split of each replica."""
+        count = len(self._sets) // len(self.firsts)
+        which = self.firsts[of_replica].unsqueeze(1) + torch.arange(count)
+        found = self._of_pairs(rows.unsqueeze(1).expand(-1, count, -1), which)
+        of_site = self._of_site[of_replica]
+        places = (of_site - self.firsts[of_replica].unsqueeze(1)).clamp(min=0)
+        return {name: values.gather(1, places).masked_fill(of_site < 0, torch.nan) for name, values in found.items()}
+
+    def of_nodes(self, models: Tensor, placements: Tensor, of_replica: Tensor) -> dict[str, Tensor]:
+        """Returns each metric of every hosted node's own row on its own site's data: (replicas, nodes)."""
+        return self._of_pairs(models, self._of_site[of_replica].gather(1, placements.cpu()))
 
 
 class SplitEvaluator:
@@ -250,40 +311,39 @@ class SplitEvaluator:
         home: torch.device | str | None = None,
     ):
         used = sorted(set(splits))
-        self._of_split = {k: Evaluator(problem.of_split(k), split, device, dtype, home) for k in used}
-        self._rows = {k: torch.tensor([one == k for one in splits]) for k in used}
+        self._every = [Evaluator(problem.of_split(k), split, device, dtype, home) for k in used]
+        self._of_replica = torch.tensor([used.index(k) for k in splits])
+        self._union = _Union.of(self._every)
 
     def __bool__(self) -> bool:
-        return all(map(bool, self._of_split.values()))
+        return all(map(bool, self._every))
 
     @property
     def troubles(self) -> list[Trouble]:
         """Why metrics have no value, in the last evaluation."""
-        return [one for evaluator in self._of_split.values() for one in evaluator.troubles]
+        return [one for evaluator in ([self._union] if self._union else self._every) for one in evaluator.troubles]
 
     def of_sites(self, rows: Tensor) -> dict[str, Tensor]:
         """Returns each metric of rows (replicas, dim) at every site: (replicas, sites)."""
-        return self._joined({k: e.of_sites(rows[self._rows[k].to(rows.device)]) for k, e in self._of_split.items()})
+        if self._union:
+            return self._union.of_replicas(rows, self._of_replica)
+        return self._joined(lambda one, mine: one.of_sites(rows[mine.to(rows.device)]))
 
     def of_own_models(self, models: Tensor, placements: Tensor) -> dict[str, Tensor]:
         """Returns each metric of every hosted node's own row on its own site's data: (replicas, nodes)."""
-        return self._joined(
-            {
-                k: one.of_own_models(models[self._rows[k].to(models.device)], placements[self._rows[k]])
-                for k, one in self._of_split.items()
-            }
-        )
+        if self._union:
+            return self._union.of_nodes(models, placements, self._of_replica)
+        return self._joined(lambda one, mine: one.of_own_models(models[mine.to(models.device)], placements[mine]))
 
-    def _joined(self, found: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+    def _joined(self, judge: Callable[[Evaluator, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Returns each metric of all replicas, from those of the replicas of each split."""
-        if len(found) == 1:
-            return next(iter(found.values()))
-        first = next(iter(found.values()))
+        of_split = [self._of_replica == k for k in range(len(self._every))]
+        found = [judge(one, mine) for one, mine in zip(self._every, of_split)]
         joined = {}
-        for name, values in first.items():
-            joined[name] = values.new_empty(sum(int(mine.sum()) for mine in self._rows.values()), *values.shape[1:])
-            for k, of_split in found.items():
-                joined[name][self._rows[k]] = of_split[name]
+        for name, values in found[0].items():
+            joined[name] = values.new_empty(len(self._of_replica), *values.shape[1:])
+            for one, mine in zip(found, of_split):
+                joined[name][mine] = one[name]
         return joined
 
 

@@ -30,7 +30,7 @@ from fairmesh.problems.losses import (
 )
 from fairmesh.problems.objective import LEARNABLE, held_out_last
 from fairmesh.problems.problem import Problem
-from fairmesh.problems.stacking import Precision, gradients, over_models
+from fairmesh.problems.stacking import Precision, gradients, over_models, replayed
 from fairmesh.problems.subgroups import Seen, seen_in
 from fairmesh.trainers.local_trainer import LocalTrainer, SiteData
 
@@ -131,6 +131,8 @@ class Oracle:
         self._values = over_models(convolutions.of_many(loss, at_once or rows, device), at_once)
         self._errors = over_models(batch_error(self.model, problem.augmenter, problem.right), at_once)
         self._held_values = over_models(evaluation_loss(self.model, problem.loss), at_once)
+        if trace and at_once is None:
+            self._held_values = replayed(self._held_values)
         self._held_errors = over_models(evaluation_error(self.model, problem.right), at_once)
         self._gradients = gradients(self.model, loss, at_once, rows, device, trace=trace, precision=precision)
         if self.subgroups:

@@ -62,6 +62,9 @@ _RESERVED = {
     "round", "replica", "seed", "loss", "lambda", "phi", "validation", "own_models", "consensus_models",
     "consensus_duals", "nominal_bits_busiest", "nominal_bits_total", "bytes_busiest_node", "bytes_total",
 }  # fmt: skip
+_OF_MODEL = {  # what is known of model and loss, for samples of one form
+    "_prepared", "_first_made", "_whole_model", "flat_model", "_readings", "augmenter", "why_not_stacked",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,10 +177,7 @@ class Problem:
             if not isinstance(self.trainer, LocalTrainer):
                 object.__setattr__(self, "trainer", LocalTrainer(self.trainer))
             check_trainer(self)
-        given = [site if isinstance(site, Site) else Site(site) for site in self.sites]
-        shared, known = {"test": self.test, "validation": self.validation}, {}
-        sites = [read_site(i, site, shared, self.targets, known) for i, site in enumerate(given)]
-        object.__setattr__(self, "sites", sites)
+        self._read_sites({"test": self.test, "validation": self.validation})
         if isinstance(self.model, nn.Module):  # a copy: training the module later must not change where runs start
             object.__setattr__(self, "model", own_copy(self.model))
         metrics = chosen_metrics(self.metrics)
@@ -188,14 +188,32 @@ class Problem:
         for name in self.metrics_by_name:
             if name in _RESERVED:
                 raise BadInput(f"a metric cannot be called {name!r}, which records use for something else")
+        self._check_forms()
+        self._settle_loss()
+        self._check_data()
+        self._check_model()
+        self._check_splits()
+
+    def _read_sites(self, shared: Mapping[str, Any]) -> None:
+        """Reads the samples of all sites.
+
+        Args:
+            shared: The sets "test" and "validation" of sites that have none of their own.
+        """
+        given = [site if isinstance(site, Site) else Site(site) for site in self.sites]
+        known: dict[int, tuple[Any, Samples]] = {}
+        read = [read_site(i, site, shared, self.targets, known) for i, site in enumerate(given)]
+        object.__setattr__(self, "sites", read)
+
+    def _check_forms(self) -> None:
         if not self.here:
             raise BadInput("none of the sites' data is here; a host needs that of one site at least")
-        check_forms(sites)
+        check_forms(self.sites)
         if self.objective.subgroups:
             for i in self.here:
                 self.subgroup_numbers(i)
-        self._settle_loss()
-        self._probe()
+
+    def _check_splits(self) -> None:
         for k, other in enumerate(self.splits, start=1):
             check_split(self, other, k)
 
@@ -299,12 +317,47 @@ class Problem:
         object.__setattr__(alone, "splits", ())
         return alone
 
+    def with_splits(self, others: Sequence["Problem"]) -> "Problem":
+        """Returns this problem, which has no splits yet, with others as its further splits."""
+        if not others:
+            return self
+        made = copy.copy(self)  # all else has been checked
+        made.__dict__.pop("_without_splits", None)
+        object.__setattr__(made, "splits", tuple(others))
+        made._check_splits()
+        return made
+
+    def with_other(self, *, sites: Sequence[Site] | None = None, objective: Objective | None = None) -> "Problem":
+        """Returns the same problem, without its splits, with other samples or with another objective.
+
+        It checks the samples. Model and loss have been checked on samples of this form, so they are not run again."""
+        changes: dict[str, Any] = {"splits": ()}
+        changes |= {} if sites is None else {"sites": sites, "test": None, "validation": None}
+        changes |= {} if objective is None else {"objective": objective}
+        kept = _OF_MODEL | {one.name for one in dataclasses.fields(self)}
+        kept |= {"slower_stacked"} if self.sampling.order != "full" else set()
+        made = copy.copy(self)
+        for name in vars(made).keys() - kept:
+            del made.__dict__[name]  # what depends on the samples is found again
+        for name, value in changes.items():
+            object.__setattr__(made, name, value)
+        if sites is not None:
+            made._read_sites({"test": None, "validation": None})
+            mine, others = (
+                [trees.form(one.sites[0].train.inputs), trees.form(one.sites[0].train.targets)] for one in (self, made)
+            )
+            if mine != others:
+                return dataclasses.replace(self, **changes)
+        made._check_forms()
+        made._check_data()
+        return made
+
     def each(self, change: Callable[["Problem"], "Problem"]) -> "Problem":
         """Returns the problem with every split changed by a function."""
         if not self.splits:
             return change(self)
         first, *others = (change(self.of_split(k)) for k in range(len(self.every_split)))
-        return dataclasses.replace(first, splits=others)
+        return first.with_splits(others)
 
     @property
     def n(self) -> int:
@@ -571,18 +624,20 @@ class Problem:
         """Returns whether site i has a set of a split, here or in another process."""
         return getattr(self.sites[i], split) is not None
 
-    def _probe(self) -> None:
-        """Runs model and loss once as training will, so that an unsuitable problem is refused now."""
+    def _check_data(self) -> None:
+        """Raises BadInput if samples do not fit each other, the model's classes or the way that they are drawn."""
         self.prior_of_sites.sum()  # refuses an invalid prior
-        model = self.flat_model.to(
-            torch.device("cpu"), torch.float32
-        )  # refuses a model that cannot be a row of parameters
         for i, site in enumerate(self.sites):
             check_samples(self, site.train, f"site {i} ({site.name})", judges=False)
             if site.reserved is not None:
                 check_samples(self, site.reserved, f"reserved rows of site {i} ({site.name})", judges=False)
         for split in ("test", "validation"):
             self.held_out(split)
+        check_batches(self)
+
+    def _check_model(self) -> None:
+        """Runs model and loss once as training will, so that an unsuitable problem is refused now."""
+        model = self.flat_model.to(torch.device("cpu"), torch.float32)
         inputs, targets, more = few_samples(self)
         if isinstance(self.loss, NamedLoss) and self.loss.of_numbers and self.task in ("classes", "masks"):
             raise BadInput(
@@ -592,7 +647,6 @@ class Problem:
         if isinstance(self.loss, NamedLoss) and self.loss.of_labels and self.task == "multi-label":
             refuse_one_hot(self)
         row = self.initial_whole_row(0).float()
-        check_batches(self)
         check_gradient(model, row, self.loss, self.augmenter, self._augmented(inputs, targets))
         if not isinstance(self.loss, BoundModelLoss):
             with torch.no_grad():

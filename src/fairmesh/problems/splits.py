@@ -24,5 +24,5 @@ def with_splits(problems: Sequence[Problem], same_sites: bool = True) -> Problem
         if same_sites and theirs != names:
             raise BadInput(f"split {k} has the sites {theirs}, but split 0 has {names}; only their rows may differ")
     if isinstance(first.loss, NamedLoss):  # balanced class weights are those of the first split
-        others = [dataclasses.replace(other, loss=first.loss) for other in others]
-    return dataclasses.replace(first, splits=others) if others else first
+        others = [one if one.loss is first.loss else dataclasses.replace(one, loss=first.loss) for one in others]
+    return first.with_splits(others)

@@ -82,6 +82,12 @@ def over_models(function: Callable[..., Any], at_once: AtOnce, in_dims: Any = 0)
     return in_portions
 
 
+def replayed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Returns a function of stacks whose operations are traced once and replayed, on a CPU."""
+    traced = Traced(lambda *arguments: (function(*arguments),))
+    return lambda *arguments: traced(*arguments)[0]
+
+
 def gradients(
     model: FlatModel,
     loss: Callable[..., Any],

@@ -16,13 +16,22 @@ MARKERS = "osD^vP*X"  # so that pictures can be read in grey
 _FRAME = "#808080"  # lines that are visible on white and on black
 
 
+def loaded_matplotlib() -> Any:
+    """Returns matplotlib. To load it takes half a second.
+
+    Raises:
+        MissingPackage: It is not installed.
+    """
+    with optional("plot"):
+        import matplotlib.figure
+    return matplotlib
+
+
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, font: float = 9, **grid: Any) -> Any:
     """Returns a figure of this size in inches and the array of its axes; `grid` goes to `Figure.subplots`.
 
     The figure is not one of pyplot's, so the backend of a user's own plots stays as it is."""
-    with optional("plot"):
-        import matplotlib
-
+    matplotlib = loaded_matplotlib()
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": font}):
         figure = _figure_class()(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **grid)
@@ -71,9 +80,7 @@ def svg(figure: Any, description: str) -> str:
         description: What the picture shows, for readers who do not see it. It also keeps the ids of several figures
             on one page apart.
     """
-    with optional("plot"):
-        import matplotlib
-
+    matplotlib = loaded_matplotlib()
     for axis in figure.axes:
         axis.tick_params(color=_FRAME)
         for spine in axis.spines.values():

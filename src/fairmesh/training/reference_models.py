@@ -379,7 +379,7 @@ class _Work:
         self._first = list(first.values())  # the run's replicas with another split or seed
         n = result.problem.n
         self._replicas = [Replica(seed, tuple(range(n)), Local(), split) for split, seed in first]
-        self._problem = result.problem.each(lambda split: replace(split, objective=Objective()))
+        self._problem = result.problem.each(lambda split: split.with_other(objective=Objective()))
         # A site alone has no parts that are shared, so all that is trained is one row.
         self._alone = self._problem.each(lambda split: replace(split, parts=replace(split.parts, local=())))
 

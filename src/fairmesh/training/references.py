@@ -47,7 +47,7 @@ def with_references(
     if not (objective.needs_local_models or objective.needs_constants):
         if objective is problem.objective:
             return problem
-        return problem.each(lambda split: dataclasses.replace(split, objective=objective))
+        return problem.each(lambda split: split.with_other(objective=objective))
     with network.process_group.fail_together():
         found = _references(problem.each(judged_apart), objective, topology, rounds, seed, options, network)
     gathered = [found] if alone else network.process_group.all_gather_json(found)
@@ -57,7 +57,7 @@ def with_references(
             field: {split.sites[int(i)].name or "": value for part in gathered for i, value in part[k][field].items()}
             for field in found[k]
         }
-        fitted.append(dataclasses.replace(split, objective=dataclasses.replace(objective, **tables), splits=()))
+        fitted.append(split.with_other(objective=dataclasses.replace(objective, **tables)))
     return with_splits(fitted, same_sites=False)
 
 
@@ -91,9 +91,9 @@ def _references(
 def judged_apart(problem: Problem) -> Problem:
     """Returns the problem with the rows that judge each site as its validation set, and without them in training."""
     if problem.objective.judged_on == "validation":
-        return dataclasses.replace(problem, objective=Objective())
+        return problem.with_other(objective=Objective())
     sites = [_split(site, i, problem.objective) for i, site in enumerate(problem.sites)]
-    return dataclasses.replace(problem, sites=sites, objective=Objective())
+    return problem.with_other(sites=sites, objective=Objective())
 
 
 def _split(site: Site, i: int, objective: Objective) -> Site:

@@ -221,7 +221,7 @@ class Result:
 
         def with_data(k: int) -> Problem:
             mine, every = self.problem.of_split(k), problem.of_split(k)
-            return replace(mine, sites=every.sites, test=every.test, validation=every.validation, splits=())
+            return mine.with_other(sites=every.sites)
 
         whole = [with_data(k) for k in range(len(self.problem.every_split))]
         fixed = None if self.fixed is None else self.fixed.with_data_of(problem)

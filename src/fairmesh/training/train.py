@@ -163,7 +163,7 @@ def train(
         options = {"compare_weights": algorithm.with_fixed_weights() is not None and not own_code} | options
         objective = problem.objective if own_code else completed(problem.objective)
         if objective is not problem.objective:
-            problem = problem.each(lambda split: replace(split, objective=objective))
+            problem = problem.each(lambda split: split.with_other(objective=objective))
     with process_group.fail_together():
         replicas, chosen = _checked(problem, topology, algorithm, rounds, seeds, placements, options)
         if personalization is not None:
@@ -171,7 +171,7 @@ def train(
             problem.refuse_own_parts("personalization")
             method: Personalization = from_table(Personalization, personalization, "personalization")
             personalization = method
-            problem = problem.each(lambda split: replace(split, sites=reserve(split.sites, method.share)))
+            problem = problem.each(lambda split: split.with_other(sites=reserve(split.sites, method.share)))
         problem = (
             problem
             if process_group.world_size == 1

@@ -101,7 +101,7 @@ def _own_model(membership: Membership, rounds: Rounds, mine: Site, folder: Path,
     file = folder / "model.safetensors"
     if not file.exists():
         objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
-        apart = judged_apart(dataclasses.replace(problem, objective=objective))
+        apart = judged_apart(problem.with_other(objective=objective))
         _, models = early_stopped_models(
             apart,
             experiment.topology,
