@@ -31,8 +31,8 @@ def demo(
 ) -> None:
     """Train ten sites, six of them small and with another scanner.
 
-    Compares training alone, four ways of training together, and what each brings the worst site. Takes about 25 seconds
-    on two cores."""
+    Compares training alone, four ways of training together, and what each brings the worst site. Takes less than 20
+    seconds on two cores."""
     with without_garbage_collection():
         from fairmesh.cli.demo import NOTE
         from fairmesh.cli.demo import demo as run_demo
