@@ -137,8 +137,9 @@ class Outcome:
         alone, fixed, default = (outcomes[name] for name in ("alone", "fixed-weights", "default"))
         evidence = {name: evidence_table(one, against={"local": alone}) for name, one in outcomes.items()}
         runs = {name: _with_evidence(run, name, evidence[name], runs["alone"]) for name, run in runs.items()}
-        compared = [versus(fixed, alone), versus(default, fixed), versus(default, alone)]
-        return Outcome(runs, outcomes, evidence, *compared)
+        return Outcome(
+            runs, outcomes, evidence, versus(fixed, alone), versus(default, fixed), joining=versus(default, alone)
+        )
 
     def table(self) -> list[list[str]]:
         """Returns a header and one row per contender."""
