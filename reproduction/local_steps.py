@@ -30,7 +30,7 @@ SEEDS = (0, 1, 2, 3, 4)  # each with its own placement
 class _Setup:
     data: Data
     cases: dict[int, tuple[int, ...]]  # local steps -> rounds
-    full: tuple[int, int]  # local steps and rounds of the row without a limit of drift
+    full: dict[int, tuple[int, ...]]  # the same with local steps of full length
     topology: Topology = field(default_factory=Ring)
     model: Model = field(default_factory=Logistic)
     sampling: Sampling = field(default_factory=Sampling)
@@ -39,12 +39,12 @@ class _Setup:
 _FASHION = SETUPS[FASHION]
 _DIGITS = {1: (40, 75, 150, 300), 5: (40, 75, 150), 20: (40, 75, 150), 100: (20, 40, 75)}
 PROBLEMS = {
-    "two sites with another instrument": _Setup(fm.data.Digits(nodes=10, odd=2), _DIGITS, (20, 75)),
-    "one class per site": _Setup(fm.data.Digits(nodes=10, split="class"), _DIGITS, (20, 75)),
+    "two sites with another instrument": _Setup(fm.data.Digits(nodes=10, odd=2), _DIGITS, {20: (75,)}),
+    "one class per site": _Setup(fm.data.Digits(nodes=10, split="class"), _DIGITS, {20: (75,)}),
     FASHION: _Setup(
         _FASHION.data,
         {1: (100, 200, 400, 800), 5: (100, 200, 400), 20: (50, 100, 200, 400), 100: (50, 100)},
-        (20, 100),
+        {20: (100,)},
         LATTICE,
         _FASHION.model,
         Sampling(50),
@@ -52,7 +52,7 @@ PROBLEMS = {
     f"{FASHION}, every pair linked": _Setup(
         _FASHION.data,
         {1: (50, 100, 200, 400), 5: (50, 100, 200), 20: (25, 50, 100), 100: (25, 50)},
-        (20, 100),
+        {20: (100,)},
         Complete(),
         _FASHION.model,
         Sampling(50),
@@ -60,12 +60,16 @@ PROBLEMS = {
     CIFAR: _Setup(
         SETUPS[CIFAR].data,
         {1: (50, 100, 200, 400), 5: (25, 50, 100), 20: (25, 50, 100), 100: (25, 50)},
-        (20, 50),
+        {5: (25, 50, 100), 20: (25, 50, 100), 100: (25,)},
         LATTICE,
         SETUPS[CIFAR].model,
         Sampling(50),
     ),
 }
+
+
+def _each(cases: dict[int, tuple[int, ...]], max_drift: float | None) -> list[tuple[int, int, float | None]]:
+    return [(steps, rounds, max_drift) for steps, every in cases.items() for rounds in every]
 
 
 def measured(
@@ -88,7 +92,7 @@ def measured(
     )
     result = fm.run(experiment)
     probes = 1 if local_steps > 1 and max_drift != 0 else 0  # the first batch again
-    row = {
+    return {
         "problem": problem,
         "local_steps": local_steps,
         "rounds": rounds,
@@ -98,9 +102,6 @@ def measured(
         "mean": result.values("mean"),
         "kilobytes": [record["bytes_busiest_node"] / 1000 for record in result.final],
     }
-    if any("worst_group" in record["accuracy"] for record in result.final):
-        row["worst_group"] = result.values("worst_group")
-    return row
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -134,8 +135,7 @@ def main() -> None:
     rows = []
     for problem in given.problem:
         setup = PROBLEMS[problem]
-        cases = [(steps, rounds, None) for steps, every in setup.cases.items() for rounds in every]
-        for steps, rounds, max_drift in [*cases, (*setup.full, 0.0)]:
+        for steps, rounds, max_drift in [*_each(setup.cases, None), *_each(setup.full, 0.0)]:
             begun = time.perf_counter()
             rows.append(measured(problem, steps, rounds, max_drift, given.data, given.device))
             print(table(rows[-1:]).splitlines()[-1], f"{time.perf_counter() - begun:.0f} s", flush=True)
