@@ -1,5 +1,6 @@
 """What every test runs under: one thread, the same examples of hypothesis on every machine, shared recordings."""
 
+import os
 import zlib
 from collections import defaultdict
 
@@ -50,3 +51,11 @@ def recordings():
     else:
         with shared_recordings():
             yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def features(tmp_path_factory):
+    """Outputs of frozen prefixes are kept in a folder of the tests."""
+    os.environ["FAIRMESH_FEATURES"] = str(tmp_path_factory.mktemp("features"))
+    yield
+    del os.environ["FAIRMESH_FEATURES"]

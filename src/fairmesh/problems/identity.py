@@ -34,7 +34,7 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
     described = (module, problem.sampling, problem.weight_decay, problem.clip_norm)
     hasher.update(f"{described} {named(problem.loss)} {named(problem.augment)}".encode())
     own = {type(layer) for layer in module.modules() if not type(layer).__module__.startswith("torch.")}
-    for name in sorted(map(_of_class, own)):  # two modules may look alike and compute other things
+    for name in sorted(map(class_in_words, own)):  # two modules may look alike and compute other things
         hasher.update(name.encode())
     for name, metric in sorted(problem.metrics_by_name.items()):
         if not isinstance(metric, NamedMetric):  # of the user's own; the others compute what their names say
@@ -46,6 +46,8 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
         hasher.update(f"read by {named(problem.read)}".encode())
     if (problem.parts, problem.batch_norm) != (Parts(), "refuse"):
         hasher.update(f"{problem.parts} {problem.batch_norm}".encode())
+    if problem.prefix is not None:  # whether its outputs are known or are computed in every pass
+        hasher.update(problem.prefix.identity.encode())
     if problem.trainer is not None:  # not its code, which may be mended during a run
         hasher.update(b"trained by a function")
     if problem.objective.identity() is not None:
@@ -55,7 +57,9 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
 
 def fingerprint(samples: Samples) -> str:
     """Returns a fingerprint of a set of samples. That of a stream covers its length, the numbers of its rows, and the
-    items that are read at the start."""
+    items that are read at the start; that of outputs of a frozen prefix is that of the samples behind them."""
+    if samples.origin is not None:
+        return samples.origin
     hasher = hashlib.sha256()
     if samples.stream is not None:
         rows = samples.stream.rows
@@ -115,7 +119,7 @@ def _text(code: CodeType) -> str:
     return f"{code.co_code.hex()} {code.co_names} {consts}"
 
 
-def _of_class(kind: type) -> str:
+def class_in_words(kind: type) -> str:
     """Returns a text of all functions that a class of the user's own defines."""
     functions = {name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)}
     return f"{kind.__qualname__} {[_own(functions[name]) for name in sorted(functions)]}"

@@ -11,9 +11,10 @@ from torch import nn
 from fairmesh.config.imports import called
 from fairmesh.config.tables import checked, register
 from fairmesh.errors import BadInput
+from fairmesh.problems.backbone import Backbone
 from fairmesh.problems.lora import with_adapters
 
-__all__ = ["FullyConnected", "ImportedModel", "LoRA", "Logistic", "Model", "PaperCNN"]
+__all__ = ["Backbone", "FullyConnected", "ImportedModel", "LoRA", "Logistic", "Model", "PaperCNN"]
 
 
 class Model(ABC):

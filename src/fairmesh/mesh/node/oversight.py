@@ -194,6 +194,13 @@ class Oversight(Watcher):
         self._local_since, self.activity = time.monotonic(), str(activity)
         self._log("info", LOCAL_TRAINING, round=activity.round)
 
+    def computes_features(self, text: str | None) -> None:
+        if text is None:
+            self.activity = "training"
+            return
+        self.activity = "computing the outputs of the frozen prefix"
+        self._log("info", "features", said=text)
+
     def reached(self, point: str, done: int) -> None:
         self._observe(point, done)
 

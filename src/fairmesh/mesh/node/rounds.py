@@ -17,7 +17,7 @@ from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Branch, spanning_tree
 from fairmesh.mesh.node.restoring import read_shared, restored, shared
 from fairmesh.mesh.node.start import Start
-from fairmesh.mesh.node.store import Store, landmark_every
+from fairmesh.mesh.node.store import FEATURES, Store, landmark_every
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.bounds import Bounds
@@ -28,6 +28,7 @@ from fairmesh.problems.metrics import Evaluator
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of
+from fairmesh.training.features import with_features
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.observers import ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
@@ -64,6 +65,10 @@ class Watcher(Observer, ABC):
     def works_locally(self, activity: Activity | None) -> None:
         """Is called when a training function of the site's own begins, and with None when its work is finished and
         stored."""
+
+    @abstractmethod
+    def computes_features(self, text: str | None) -> None:
+        """Is called with words about the outputs of a frozen prefix that are computed, and with None at the end."""
 
     @abstractmethod
     def reached(self, point: str, done: int) -> None:
@@ -130,6 +135,8 @@ class Rounds:
             experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)
         )
         options = replace(experiment.options, keep_best=False, **dict.fromkeys(membership.not_measured, False))
+        if store is not None and Start.known(membership.site.state):  # the prefix is that of the common start
+            problem = self._on_features(problem)
         self.problem = problem = with_references(
             problem, experiment.topology, experiment.rounds, experiment.seeds[0], options, network, alone=True
         )
@@ -148,6 +155,22 @@ class Rounds:
             failed=watcher.metric_failed if watcher else None,
         )
         self._run = ObservedRun(self.training, experiment.rounds, self.training.initial())
+
+    def _on_features(self, problem: Problem) -> Problem:
+        """Returns the problem with the outputs of its frozen prefix, which are computed here and never leave the site.
+        They are kept in the state folder, so that a node that was interrupted goes on where it was."""
+        if problem.prefix is None:
+            return problem
+        watcher = self._watcher
+
+        def go_on() -> None:
+            if watcher.stopping:
+                raise watcher.stopping
+
+        device, folder = device_of(self._experiment.options.device), self._membership.site.state / FEATURES
+        made = with_features(problem, device, folder, watcher.computes_features, go_on)
+        watcher.computes_features(None)
+        return made
 
     @staticmethod
     def idle(membership: Membership, problem: Problem) -> "Rounds":
