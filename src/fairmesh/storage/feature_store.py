@@ -80,8 +80,9 @@ class StoredRows:
         return slice(portion * self._each, min(self._rows, (portion + 1) * self._each))
 
     def known(self) -> int:
-        """Returns how many portions were written, without reading them."""
-        return len(self._checksums()) if self._is_mine() else 0
+        """Returns how many rows were written, without reading them."""
+        written = [int(portion) for portion in self._checksums()] if self._is_mine() else []
+        return sum(self.place(portion).stop - self.place(portion).start for portion in written)
 
     @contextmanager
     def locked(self, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -163,7 +164,7 @@ class StoredRows:
     def _checksums(self) -> dict[str, str]:
         try:
             found = json.loads((self.folder / _PORTIONS).read_text(encoding="utf-8"))
-            return {str(key): str(value) for key, value in found.items()}
+            return {str(key): str(value) for key, value in found.items() if 0 <= int(key) < self.count}
         except (OSError, ValueError, AttributeError):
             return {}
 

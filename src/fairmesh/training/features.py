@@ -120,10 +120,10 @@ def _say_first(
     """Says how much is to be computed, and what disk it takes. Refuses what the disk has no room for."""
     sets = {one.digest: one for split in every for one in split.sets}
     rows, size = sum(len(one.samples) for one in sets.values()), sum(one.nbytes for one in stored.values())
-    there = {digest: stored[digest].known() / stored[digest].count for digest in sets}
-    new = sum(stored[digest].nbytes for digest, share in there.items() if not share)
+    there = {digest: stored[digest].known() for digest in sets}
+    new = sum(stored[digest].nbytes for digest, count in there.items() if not count)
     refuse_full_disk(folder, new, f"the outputs of {cast(Backbone, problem.prefix).module!r} (backbone)")
-    known = sum(int(share * len(sets[digest].samples)) for digest, share in there.items())
+    known = sum(there.values())
     before = "" if not known else ", all of them known" if known == rows else f", {known:,} of them known"
     shapes = ", ".join(str(one.shape) for one in problem.cut.kept_outputs)
     say(
