@@ -334,6 +334,7 @@ def run(
     announce: Callable[[str], None] | None = None,
     handle_signals: bool = False,
     process_group: ProcessGroup | None = None,
+    check: Callable[[Problem], None] | None = None,
 ) -> Result:
     """Trains an experiment.
 
@@ -347,6 +348,7 @@ def run(
         handle_signals: Whether Ctrl-C and SIGTERM stop the run after a whole round, with a checkpoint. Default: False.
         process_group: The processes that train together, if this is one of several; all call `run` and all get the
             result. Default: None.
+        check: Called with the problem before anything is trained; it may raise BadInput. Default: None.
 
     Returns:
         The measurements and models of all replicas.
@@ -366,6 +368,9 @@ def run(
     with process_group.fail_together() if process_group else nullcontext():
         watching = as_observers([*experiment.observers, *observers])  # which refuse at once what cannot work
     problem = _problem_at(process_group, experiment) if process_group else experiment.problem()
+    if check is not None:
+        with process_group.fail_together() if process_group else nullcontext():
+            check(problem)
     targets = problem.sites[0].train.targets
     if (
         experiment.loss == "cross-entropy"
@@ -415,10 +420,7 @@ def add_references(
     """Returns the run of an experiment next to its reference models, and writes these into its folder. After a run of
     several processes one of them calls this. It reads the data of all sites."""
     if not all(site.train.here for site in result.problem.sites):
-        problem, method = experiment.problem(), experiment.personalization
-        if method is not None:
-            problem = problem.each(lambda split: split.with_other(sites=reserve(split.sites, method.share)))
-        result = result.with_data_of(problem)
+        result = result.with_data_of(experiment.problem())
     options = experiment.options
     return reference_models.add_references(
         result, experiment.topology, options, out=out, resume=resume, announce=announce

@@ -63,6 +63,15 @@ def test_run_writes_references_and_sites_left_out(called, file, tmp_path):
     assert list(json.loads((tmp_path / "runs/a/summary.json").read_text())["references"]) == list(found["references"])
 
 
+def test_run_refuses_what_would_fail_after_the_last_round_before_the_first(called, file, tmp_path):
+    two = ("--set", "data.nodes=2", "--leave-one-out")
+    assert missing_from(called("run", file, *two)[2], "3 sites", "2") == []
+    (tmp_path / "mine.py").write_text("def work(module, data, ctx):\n    return module\n")
+    trainer = ("--set", 'trainer="mine.py:work"', "--set", 'algorithm={name="fedavg"}', "--with-references")
+    assert missing_from(called("run", file, *trainer)[2], "--with-references", "trainer") == []
+    assert not (tmp_path / "runs/a").exists()
+
+
 def test_settings_that_cannot_be_swept_say_what_to_do(called, file):
     file.write_text(FILE + '[sweep]\n"data.seed" = [0, 1]\n')
     assert missing_from(called("run", file)[2], "data.seed", "splits = 10") == []

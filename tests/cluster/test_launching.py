@@ -55,18 +55,23 @@ algorithm = {name = "dsgd"}
 
 
 @pytest.mark.slow
-def test_launch_with_references_gives_what_one_process_gives(tmp_path):
-    (tmp_path / "toy.toml").write_text(_REFERRED)
-    tables = []
+@pytest.mark.parametrize("more", ["", 'personalization = {name = "mixture"}\n'], ids=["common model", "own models"])
+def test_launch_with_references_and_sites_left_out_gives_what_one_process_gives(more, tmp_path):
+    (tmp_path / "toy.toml").write_text(_REFERRED + more)
+    tables, left_out = [], []
     for command in (["run"], ["launch", "--processes", "2", "--restarts", "0"]):
         out = tmp_path / command[0]
-        arguments = [command[0], "toy.toml", *command[1:], "--with-references", "--out", str(out), "--json"]
+        asked = ["--with-references", "--leave-one-out", "--out", str(out), "--json"]
+        arguments = [command[0], "toy.toml", *command[1:], *asked]
         done = subprocess.run(
             [sys.executable, "-m", "fairmesh", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
+        assert "runpy" not in done.stderr
         tables.append(json.loads((out / "summary.json").read_text())["references"])
+        left_out.append(json.loads((out / "leave_one_out.json").read_text())["values"]["accuracy"][0])
     one, several = tables
+    assert left_out[1] == pytest.approx(left_out[0], abs=1e-6)
     assert list(one) == list(several)
     for name in one:
         assert several[name]["sites"] == pytest.approx(one[name]["sites"], abs=1e-6), name

@@ -104,4 +104,5 @@ if __name__ == "__main__":
     sys.excepthook = _quiet_about_signals
     parser = importlib.import_module("torch.distributed.run").get_args_parser()
     sys.argv = known_to({option for action in parser._actions for option in action.option_strings}, sys.argv)
+    sys.modules.pop("torch.distributed.run")  # runpy warns of a module that is imported and then run
     runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)

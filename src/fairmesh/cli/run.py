@@ -3,7 +3,7 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from fairmesh.cli.terminal import (
     without_garbage_collection,
 )
 from fairmesh.errors import BadInput
+
+if TYPE_CHECKING:
+    from fairmesh.problems.problem import Problem
 
 
 def demo(
@@ -119,7 +122,7 @@ def run(
     )
     from fairmesh.storage.run_folder import set_aside
     from fairmesh.trackers import trackers_of
-    from fairmesh.training.leave_one_out import left_out_table
+    from fairmesh.training.leave_one_out import check_enough_sites, left_out_table
     from fairmesh.training.observers import Watch
     from fairmesh.training.reference_models import FOLDER as REFERENCES_FOLDER
     from fairmesh.training.reference_models import check_one_algorithm, constant_sentence, reference_table
@@ -133,6 +136,14 @@ def run(
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
     folder = out or Path("runs") / experiment.stem
+
+    def check(problem: "Problem") -> None:
+        """Refuses what would fail after the last round."""
+        if with_references:
+            problem.refuse_trainer("--with-references")
+        if leave_one_out:
+            check_enough_sites(problem)
+
     if resume:  # what belonged to the run still does
         with_references = with_references or (folder / REFERENCES_FOLDER).is_dir()
         leave_one_out = leave_one_out or (folder / LEFT_OUT).exists()
@@ -153,6 +164,7 @@ def run(
                     announce=None if json_ or silent else say,
                     handle_signals=True,
                     process_group=process_group,
+                    check=check,
                 )
     if silent:  # of a cluster, the first rank alone trains what follows
         return

@@ -97,8 +97,7 @@ def leave_one_site_out(
         >>> len(left_out.values["accuracy"]), left_out.judged_on
         (2, 'test')
     """
-    if problem.n < 3:
-        raise BadInput(f"to leave one site out, at least 3 sites are needed, but there are {problem.n}")
+    check_enough_sites(problem)
     if topology is not None:
         try:
             topology.build(problem.n - 1)
@@ -121,6 +120,12 @@ def leave_one_site_out(
             of_seeds = [[float(found[run[s], i]) for i, run in enumerate(runs)] for s in range(len(runs[0]))]
             values.setdefault(name, []).extend(of_seeds)
     return LeftOut(problem, result, judged_on, values)
+
+
+def check_enough_sites(problem: Problem) -> None:
+    """Raises BadInput if no site can be left out."""
+    if problem.n < 3:
+        raise BadInput(f"to leave one site out, at least 3 sites are needed, but there are {problem.n}")
 
 
 def _without(problem: Problem, k: int) -> Problem:
