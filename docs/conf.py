@@ -3,6 +3,9 @@
 import sys
 from pathlib import Path
 
+from ipython_pygments_lexers import IPython3Lexer
+from sphinx.application import Sphinx
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent / "src")]
 
@@ -63,3 +66,7 @@ pygments_style = "tango"
 pygments_dark_style = "github-dark"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def setup(app: Sphinx) -> None:
+    app.add_lexer("python", IPython3Lexer)  # Python, and the `!command` of notebooks

@@ -1,5 +1,6 @@
 """The documentation site: what its extensions make of pages and code, and that it builds without a warning."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -61,6 +62,21 @@ def test_errors_page_shows_messages_as_they_are_raised():
         fm.Quantize(bits=0)
     assert str(error.value).replace("0", "…") in text or str(error.value).split(",")[0] in text
     assert text.count("\n- ") > 400
+
+
+@pytest.mark.slow
+def test_pictures_of_concepts_are_those_that_their_script_draws(monkeypatch):
+    folder = ROOT / "docs" / "pictures"
+    monkeypatch.syspath_prepend(folder)
+    concepts = importlib.import_module("concepts")
+    for name in concepts.DRAWINGS:
+        committed = (folder / f"{name}.svg").read_text(encoding="utf-8")
+        assert _words(concepts.drawn(name)) == _words(committed), "draw again: python docs/pictures/concepts.py"
+
+
+def _words(picture: str) -> list[str]:
+    """Returns the texts in a picture; coordinates differ in the last digit between machines."""
+    return re.findall(r"<text[^>]*>([^<]*)<", picture)
 
 
 @pytest.mark.slow
