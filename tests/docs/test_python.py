@@ -68,6 +68,23 @@ PERSONAL = f"""{SITES}
 my_module = model
 problem = fm.Problem(model, [fm.Site(_rows(k), test=_rows(10 + k)) for k in range(9)])
 """
+LORA = """
+import os
+import torch
+import transformers
+import fairmesh as fm
+
+_config = transformers.BertConfig(
+    vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=2
+)
+transformers.BertForSequenceClassification(_config).save_pretrained("the/folder")
+def _rows(seed):
+    ids = torch.randint(0, 30, (8, 6), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0] % 2}
+sites = [fm.Site(_rows(k), test=_rows(10 + k)) for k in range(3)]
+os.makedirs("runs/lora")
+os.symlink("../../adapter", "runs/lora/exported-peft")  # what `fairmesh export` writes
+"""
 COMING_FROM = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "examples" / "coming_from")!r})
@@ -75,6 +92,7 @@ sys.path.insert(0, {str(ROOT / "examples" / "coming_from")!r})
 PREPARED = {  # what the text around the first fragment takes for granted
     "docs/concepts/weights.md": SUBGROUPS,
     "docs/howto/data.md": TABLE,
+    "docs/howto/lora.md": LORA,
     "docs/howto/metrics.md": SITES,
     "docs/howto/models-and-parts.md": PARTS,
     "docs/howto/models.md": TABLE,
