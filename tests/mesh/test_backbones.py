@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ ROUNDS, PORTION = 6, 32
 KILLED = {"north": [Point("outputs", 0)], "south": [Point("sent", 2)], "east": [Point("after checkpoint", 3)]}
 OPTIONS = 'measure_every = 4\ncheckpoint_every = 3\ntrace = "no"\ndtype = "float64"'
 BACKBONE = 'module = "encoder"\ndtype = "float64"\nbatch = 16'
+
+IN_EVERY_PASS = """
+
+class InEveryPass(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.encoder.eval()
+"""
 
 
 def experiment_of(folder: Path) -> Path:
@@ -95,16 +104,16 @@ def test_killed_nodes_go_on_with_the_outputs_that_they_had_computed(tmp_path: Pa
     assert len({calm[f"{name}/state/result/model.safetensors"] for name in NAMES}) == 1
 
     experiment, group = load_experiment(tmp_path / "experiment.toml"), KnowingSecrets(NAMES)
-    in_every_pass = fm.load_experiment(
-        tmp_path / "experiment.toml", backbone=None, parts=fm.Parts(frozen=("encoder.*",))
-    )
+    (tmp_path / "every_pass.py").write_text((EXAMPLES / "notes.py").read_text() + IN_EVERY_PASS)
+    model = fm.models.ImportedModel(f"{tmp_path}/every_pass.py:InEveryPass")
+    in_every_pass = replace(experiment, backbone=None, parts=fm.Parts(frozen=("encoder.*",)), model=model)
     record = json.loads(calm["north/state/result/metrics.jsonl"].splitlines()[-1])
     for one in (experiment, in_every_pass):
         simulated = fm.run(one, process_group=group)
         assert record["loss"]["sites"] == pytest.approx(simulated.final[0]["loss"]["sites"], rel=1e-6)
         assert record["bytes_total"] == pytest.approx(simulated.final[0]["bytes_total"], rel=1e-3)
-    model = fm.inference.load_model(tmp_path / "calm" / "south")
-    assert any(name.startswith("encoder.") for name in model.module.state_dict())
+    whole = fm.inference.load_model(tmp_path / "calm" / "south")
+    assert any(name.startswith("encoder.") for name in whole.module.state_dict())
 
 
 if __name__ == "__main__":

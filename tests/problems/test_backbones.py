@@ -232,6 +232,18 @@ def test_random_transforms_of_a_dataset_are_refused():
         problem(Model(), [fm.Site(fm.data.Streamed(Noisy()))] * 2)
 
 
+def test_parts_may_freeze_what_the_backbone_freezes_and_more():
+    class Deeper(Model):
+        def __init__(self):
+            super().__init__()
+            self.middle = nn.Linear(4, 4)
+
+        def forward(self, inputs):
+            return self.head(self.middle(self.encoder(inputs)))
+
+    assert problem(Deeper(), parts=fm.Parts(frozen=("encoder.0.bias", "middle.*"))).flat_model.dim == 10
+
+
 def test_settings_are_checked():
     with refused("batch", 0):
         fm.models.Backbone("encoder", batch=0)

@@ -3,6 +3,8 @@ computed twice."""
 
 import copy
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -264,3 +266,46 @@ def test_runs_without_one_site_and_several_splits_work_on_outputs(model, tmp_pat
     assert result.problem.of_split(1).on_features
     left = fm.leave_one_site_out(made, fm.Ring(), fm.DSGD(0.1), 3)
     assert len(left.as_json()["sites"]) == 3
+
+
+LARGE = """
+import resource, sys
+import torch
+import fairmesh as fm
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, site):
+        self.site, self.targets = site, [k % 2 for k in range(30_000)]
+    def __len__(self):
+        return 30_000
+    def __getitem__(self, k):
+        return torch.full((4,), float(self.targets[k])) + torch.arange(4) * self.site + k * 1e-5, self.targets[k]
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 2000), torch.nn.Linear(2000, 2))
+few = (torch.rand(20, 4), torch.arange(20) % 2)
+def problem(make):
+    return fm.Problem(model, [fm.Site(make(k), test=few) for k in range(2)], sampling=fm.Sampling(8),
+                      backbone=fm.models.Backbone("0", batch=500, folder=sys.argv[1]))
+fm.train(problem(lambda k: few), fm.Ring(), fm.DSGD(1e-4), 2)  # what a first run imports and allocates
+lines = open("/proc/self/status").read().splitlines()
+now = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (now + (150 << 20), resource.RLIM_INFINITY))
+result = fm.train(problem(lambda k: fm.data.Streamed(Rows(k))), fm.Ring(), fm.DSGD(1e-4), 5)
+print(result.rounds, sum(site.train.nbytes for site in result.problem.sites))
+"""
+
+
+@pytest.mark.slow
+def test_outputs_that_are_larger_than_memory_stay_on_disk(tmp_path):
+    done = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    rounds, size = map(int, done.stdout.split())
+    assert rounds == 5
+    assert size > 2 * 30_000 * 2000 * 4  # 480 MB, where the process may take 150 MB
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_outputs_are_computed_on_the_device_of_the_run(model, tmp_path):
+    one = trained(problem(model, tmp_path), device="cuda")
+    assert torch.allclose(one.row().cpu(), trained(in_every_pass(model), device="cuda").row().cpu(), atol=1e-10)

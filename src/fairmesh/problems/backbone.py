@@ -139,7 +139,7 @@ class Backbone:
         prefix = self.found_in(module)
         count = sum(parameter.numel() for parameter in prefix.parameters())
         norms = sum(isinstance(layer, _BatchNorm) for layer in prefix.modules())
-        kept = f", its {norms} BatchNorm layers keep their statistics" if norms else ""
+        kept = f", and its BatchNorm layers ({norms}) keep their statistics" if norms else ""
         return (
             f"backbone: {self.module!r} ({count:,} parameters) is frozen and in evaluation mode, so dropout in it is "
             f"off{kept}; its outputs are computed once per row"

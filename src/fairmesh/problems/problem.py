@@ -508,7 +508,6 @@ class Problem:
     def prepared(self, module: nn.Module) -> nn.Module:
         """Returns a module of the user's as it is trained: frozen by name, and with its BatchNorm layers under the
         policy. It changes the module."""
-        self.parts.freeze(module)
         frozen, prefix = self.parts.frozen, self.prefix
         if prefix is not None:
             prefix.freeze(module, sorted(self.parts.local_names(module)))
@@ -518,6 +517,7 @@ class Problem:
                     '(backbone), which were trained with their statistics; use "frozen", "local" or "shared"'
                 )
             frozen = (*frozen, f"{prefix.module}.*")
+        self.parts.freeze(module)
         return under_policy(module, self.batch_norm, frozen)
 
     @cached_property
