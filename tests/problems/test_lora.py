@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import fairmesh as fm
 from fairmesh.cli.main import app
+from fairmesh.problems import notes
 from fairmesh.training.memory_estimate import footprint, peak_bytes
 from tests.refusals import missing_from, refused
 
@@ -88,6 +89,8 @@ def test_a_depends_on_its_seed_alone():
 
     assert torch.equal(a(0, 1), a(0, 2))
     assert not torch.equal(a(0, 1), a(1, 1))
+    alone = dict(fm.models.LoRA(targets=("1",)).adapt(base()).named_parameters())[A]
+    assert torch.equal(a(0, 1), alone)  # whatever else is adapted
     assert a(0, 1).abs().max() <= 1 / 8  # as peft draws it: uniform within 1 / sqrt(inputs)
     assert a(0, 1).std() == pytest.approx(1 / 8 / 3**0.5, rel=0.1)
 
@@ -97,12 +100,18 @@ def test_stacked_nodes_train_as_nodes_one_after_another():
     assert (rows[0] - rows[1]).abs().max() < 1e-12
 
 
-def test_base_is_held_once_however_many_nodes_there_are():
+def steps(module, data, ctx):
+    with torch.no_grad():
+        module.base_model.model[1].lora_B["default"].weight.add_(0.1)
+
+
+@pytest.mark.parametrize("trainer", [None, pytest.param(steps, marks=pytest.mark.slow)], ids=["stacked", "own code"])
+def test_base_is_held_once_however_many_nodes_there_are(trainer):
     wide = base(1024)
     size = sum(p.nbytes for p in wide.parameters())  # 4.5 MB
     module, few, peaks, estimates = LORA.adapt(wide), [tensor[:4] for tensor in SITES[0].train], [], []
     for n in (2, 10):
-        given = fm.Problem(module, [few] * n, sampling=fm.Sampling(batch=2))
+        given = fm.Problem(module, [few] * n, sampling=fm.Sampling(batch=2), trainer=trainer)
         assert given.at_once(torch.device("cpu")) is None  # all at once
         one_round = functools.partial(run, given, fm.DSGD(0.1), 1)
         peaks.append(peak_bytes(one_round)[0])
@@ -138,7 +147,7 @@ def test_adapter_makes_the_round_trip_through_peft_and_merges(tmp_path: Path):
     fm.inference.load_weights(tmp_path / "merged.safetensors", merged)
     assert torch.allclose(merged.eval()(inputs), module(inputs), atol=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "merged.safetensors"]
-    with refused("no adapters", "fm.models.LoRA"):
+    with refused("PeftModel", "fm.models.LoRA"):
         fm.export(run(fm.Problem(base(), SITES), fm.DSGD(), 1), tmp_path / "other", "peft")
     assert not (tmp_path / "other").exists()
 
@@ -180,8 +189,7 @@ def trains_a(module, data, ctx):
 
 
 def merges(module, data, ctx):
-    with torch.no_grad():
-        module.base_model.model[1].lora_B["default"].weight.add_(0.1)
+    steps(module, data, ctx)
     module.merge_adapter()
 
 
@@ -202,6 +210,7 @@ def test_adapters_of_the_users_own_work_with_a_frozen_or_a_local_a_and_are_refus
     assert frozen.flat_model.dim == 2 * 12 * 2
     local = fm.Problem(own_peft(), SITES, parts=fm.Parts(local=("*.lora_B.*",)))  # a common A, and B of each site
     assert (local.flat_model.dim, local.flat_model.local_dim) == (2 * (64 + 12), 2 * 12 * 2)
+    assert "averaging" not in notes.on_parts(local)
 
 
 def test_other_kinds_of_adapters_are_refused_unless_they_stay_at_their_sites():

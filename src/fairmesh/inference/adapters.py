@@ -58,7 +58,7 @@ def _adapted(module: nn.Module) -> Any:
     found = peft_model_in(module)
     if found is None:
         raise BadInput(
-            "the model has no adapters of peft, so there is nothing to write in its layout; fm.models.LoRA makes such "
+            "the model is no PeftModel, so there are no adapters to write in peft's layout; fm.models.LoRA makes such "
             "models (docs/howto/lora.md). Export the weights with --safetensors"
         )
     return found

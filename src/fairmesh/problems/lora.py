@@ -72,11 +72,11 @@ def with_adapters(
         if layer not in before and ".modules_to_save." not in name:  # copies are in the modes of the originals
             layer.training = module.training
     draw = torch.tensor(seed, dtype=torch.int64)
-    for number, (name, layer) in enumerate(adapters_of(made)):
+    for name, layer in adapters_of(made):
         if not isinstance(layer, Linear | _ConvNd):
             raise BadInput(f"model.targets: {name} ({type(layer).__name__}) has no common A; {_ADVICE}")
         weight = made.get_parameter(f"{name}.{_A}.default.weight")
-        key = random_streams.keys(draw, "lora A", 0, torch.tensor([number])).squeeze(-1)
+        key = random_streams.keys(draw, f"lora A {name}", 0, torch.tensor([0])).squeeze(-1)
         uniform = random_streams.uniform(key, weight.numel(), torch.float64).reshape(weight.shape)
         weight.data.copy_((2 * uniform - 1) / weight[0].numel() ** 0.5)  # as peft draws them
         weight.requires_grad_(train_a)
@@ -136,8 +136,8 @@ def check_adapters(module: nn.Module, local: set[str]) -> None:
         kind = _kind(layer)
         if kind != "LoRA":
             raise BadInput(
-                f"the adapter of {name} is one of {kind}, whose averages over nodes are not what its nodes compute on "
-                "average; use plain LoRA (fm.models.LoRA), or keep the adapter at the sites with parts.local"
+                f"the adapter of {name} is one of {kind}, and fairmesh averages plain LoRA only, where averaging B is "
+                "averaging B A; use fm.models.LoRA, or keep the adapter at the sites with parts.local"
             )
         if factors >= {_A, _B} and not getattr(peft_model_in(module), _KNOWINGLY, False):
             raise BadInput(
@@ -147,20 +147,23 @@ def check_adapters(module: nn.Module, local: set[str]) -> None:
             )
 
 
-def said_of_adapters(module: nn.Module) -> str | None:
-    """Returns what is special about a model with adapters, or None."""
+def said_of_adapters(module: nn.Module, local: set[str]) -> str | None:
+    """Returns what is special about a model with adapters, or None. Arguments as of `check_adapters`."""
     layers = [layer for _, layer in adapters_of(module)]
     if not layers:
         return None
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     trained, every = (sum(p.numel() for p in ps) for ps in (parameters.values(), module.parameters()))
-    said = f"LoRA: adapters of {len(layers)} layers; {trained:,} of {every:,} parameters are trained"
-    if any(f".{_A}." in name for name in parameters):
+    plural = "s" * (len(layers) > 1)
+    said = f"LoRA: adapters of {len(layers)} layer{plural}; {trained:,} of {every:,} parameters are trained"
+    if not any(f".{_A}." in name for name in parameters):
+        return f"{said}, A is common and frozen"
+    if all(any(f".{factor}." in name for name in parameters.keys() - local) for factor in (_A, _B)):
         return (
             f"{said}. A is trained too: averaging A and B separately is not averaging B A, so that sites whose factors "
             "differ may lose by averaging; train_a = false has a common frozen A"
         )
-    return f"{said}, A is common and frozen"
+    return said
 
 
 def _kind(layer: Any) -> str:

@@ -110,7 +110,7 @@ def on_parts(problem: "Problem") -> str | None:
             "shared": "share affine parameters, and average their statistics for the common model",
         }[policy]
         said.append(f'batch_norm = "{policy}": BatchNorm layers ({len(layers)}) {does}')
-    adapted = said_of_adapters(module)
+    adapted = said_of_adapters(module, problem.parts.local_names(module))
     if adapted is not None:
         said.append(adapted)
     if flat.local_dim or problem.parts.frozen:
