@@ -2,6 +2,7 @@
 held once; adapters that peft reads."""
 
 import functools
+import runpy
 import sys
 from pathlib import Path
 
@@ -291,6 +292,12 @@ def test_training_a_too_is_possible_and_said():
     said.clear()
     run(problem(), fm.DSGD(), 1, announce=said.append)
     assert any("frozen" in line and "LoRA" in line for line in said)
+
+
+@pytest.mark.slow
+def test_averaging_both_factors_loses_where_sites_differ_and_rounds_are_long():
+    found = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "lora_factors.py"))["main"]()
+    assert found[False].values("mean")[0] > found[True].values("mean")[0] + 0.1
 
 
 def test_missing_package_is_named(monkeypatch):

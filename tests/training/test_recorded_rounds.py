@@ -241,6 +241,13 @@ def test_model_that_cannot_be_recorded_runs_as_it_is_with_a_warning(module, reas
     assert len(told) == 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_product_of_a_turned_product_is_recorded():
+    function = Traced(lambda first, second, third: (first.bmm(second).bmm(third),))
+    tall, narrow, third = torch.randn(3, 4, 9), torch.randn(3, 9, 2), torch.randn(3, 2, 3)
+    assert torch.allclose(function(tall, narrow, third)[0], tall @ narrow @ third, atol=1e-5)
+
+
 def test_constants_keep_the_strides_of_what_they_are_like():
     def function(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (torch.zeros_like(a.mT).mT.reshape(-1) + a.reshape(-1),)

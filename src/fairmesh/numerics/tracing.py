@@ -212,6 +212,7 @@ def _turn(graph: Graph, node: Node) -> None:
         same = graph.call_function(
             torch.ops.aten.clone.default, (back,), {"memory_format": torch.contiguous_format}
         )  # later operations may rely on its strides
+    same.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(same)
     graph.erase_node(node)
 
