@@ -1,4 +1,4 @@
-"""LoRA with a common frozen A, next to LoRA that trains and averages both factors, where sites differ and rounds are long.
+"""LoRA with a common frozen A, and with both factors trained and averaged, where sites differ and rounds are long.
 
     pip install 'fairmesh[lora]'
     python examples/lora_factors.py
@@ -15,7 +15,7 @@ import torch
 import fairmesh as fm
 
 sys.path.insert(0, str(Path(__file__).parent / "models"))
-from lora import base  # noqa: E402
+from lora import base
 
 
 def train(module, data, ctx):
