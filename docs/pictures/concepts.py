@@ -30,7 +30,7 @@ def robust() -> tuple[Any, str]:
     x = np.linspace(-1.2, 2.2, 171)
     large, small = 0.25 + 0.45 * x**2, 0.2 + 0.7 * (x - 1.25) ** 2
     average, worst = 0.8 * large + 0.2 * small, np.maximum(large, small)
-    figure, (axis,) = new_figure(6.4, 3.2)
+    figure, (axis,) = new_figure(5.6, 3.9, font=10)
     line(axis, 0, x, large, "large site, 80 % of the rows")
     line(axis, 1, x, small, "small site, 20 %")
     line(axis, 6, x, average, "average over rows", linestyle="--", marker=None)
@@ -41,7 +41,7 @@ def robust() -> tuple[Any, str]:
         axis.annotate(name, (best, 0.06), ha=side, xytext=(-4 if side == "right" else 4, 0), textcoords="offset points")
         axis.plot([best, best], [large[values.argmin()], small[values.argmin()]], "o", color="black", markersize=4)
     axis.set(xlabel="model", ylabel="loss", ylim=(0, 2), xlim=(-1.2, 2.2))
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure, "Loss of two sites against the model. The best model for the average is bad for the small site."
 
 
@@ -51,7 +51,7 @@ def gossip() -> tuple[Any, str]:
     start -= start.mean(axis=0)
     graphs = {"ring": fm.Ring(), "torus": fm.topologies.Torus(4, 4), "exponential": fm.topologies.Exponential(),
               "complete": fm.topologies.Complete()}  # fmt: skip
-    figure, (axis,) = new_figure(6.4, 3.0)
+    figure, (axis,) = new_figure(5.6, 3.7, font=10)
     for k, (name, graph) in enumerate(graphs.items()):
         (mixing,) = graph.build(NODES)
         values, errors = start, []
@@ -59,15 +59,15 @@ def gossip() -> tuple[Any, str]:
             errors.append(max(np.linalg.norm(values) / np.linalg.norm(start), 1e-9))
             values = mixing.matrix @ values
         degree = int((mixing.matrix.toarray()[0] > 0).sum()) - 1
-        line(axis, k, range(61), errors, f"{name}: {degree} neighbours, gap {mixing.gap:.2f}")
+        line(axis, k, range(61), errors, f"{name}: degree {degree}, gap {mixing.gap:.2f}")
     axis.set(xlabel="rounds", ylabel="disagreement, relative", yscale="log", ylim=(1e-6, 1.5))
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure, "Disagreement of 16 nodes against rounds of gossip, on four graphs. More neighbours agree faster."
 
 
 def compression() -> tuple[Any, str]:
     """Returns how nodes agree by the bits that they send: of everything, of rounded values, of rounded differences."""
-    figure, (axis,) = new_figure(6.4, 3.0)
+    figure, (axis,) = new_figure(5.6, 3.7, font=10)
     four_bits = fm.Quantize(4, block=50)
     for k, (label, compressor, differences, gamma, bits) in enumerate([
         ("float32", fm.compressors.Identity(), True, 1.0, 32),
@@ -78,7 +78,7 @@ def compression() -> tuple[Any, str]:
         line(axis, k, bits * np.arange(len(errors)), errors, label)
     axis.set(xlabel="nominal bits sent per parameter and neighbour", ylabel="disagreement, relative", yscale="log")
     axis.set(ylim=(1e-6, 1.5))
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure, "Disagreement of 16 nodes on a ring by bits sent. Rounded values stop, rounded differences go on."
 
 
@@ -105,7 +105,7 @@ def tracking() -> tuple[Any, str]:
     curvatures, centres = np.random.default_rng(1).uniform(0.3, 1.0, (2, nodes, 20))
     centres = 4 * centres - 2
     best = (curvatures * centres).sum(axis=0) / curvatures.sum(axis=0)
-    figure, (axis,) = new_figure(6.4, 3.0)
+    figure, (axis,) = new_figure(5.6, 3.7, font=10)
     rounds, k = 300, 0
     for tracked in (False, True):
         for step in (0.3, 0.1):
@@ -119,7 +119,7 @@ def tracking() -> tuple[Any, str]:
             line(axis, k, range(rounds), errors, f"{'tracked' if tracked else 'own'} gradient, step {step}")
             k += 1
     axis.set(xlabel="rounds", ylabel="distance to the best model, relative", yscale="log", ylim=(1e-6, 1.5))
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure, "Distance of 8 nodes to the best common model. With their own gradients they stop at a distance."
 
 
