@@ -54,7 +54,7 @@ format: $(READY)
 
 # The documentation site, in docs/_build/html. It needs no network.
 docs: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs auto docs docs/_build/html
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --write-all --jobs auto docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
 setup: $(READY)

@@ -96,11 +96,16 @@ def _docstring(app: Sphinx, what: str, name: str, thing: object, options: object
     for line in lines:
         starts_block = line.startswith("    ") and after_blank and paragraph and not paragraph.startswith(" ")
         if starts_block and not _SECTION.match(paragraph):
-            changed += ["::", ""]
+            changed += [".. code-block:: text", ""]
         changed.append(line)
         after_blank = not line.strip()
         paragraph = line if line.strip() else paragraph
     lines[:] = changed
+
+
+def _is_left_out(app: Sphinx, what: str, name: str, thing: object, skip: bool, options: object) -> bool | None:
+    """Leaves out the fields of NamedTuples, which Python documents by their number; Args explain them."""
+    return True if type(thing).__name__ == "_tuplegetter" else None
 
 
 _SECTION = re.compile(r"[A-Z][a-z]+:$")
@@ -216,5 +221,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _docstring, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", _signature)
+    app.connect("autodoc-skip-member", _is_left_out)
     app.connect("env-get-outdated", _always)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
