@@ -21,7 +21,6 @@ extensions = [
     "sphinx.ext.napoleon",
     "myst_nb",
     "sphinx_copybutton",
-    "sphinx_design",
     "repository",  # these three are in docs/_extensions
     "reference",
     "mathml",
