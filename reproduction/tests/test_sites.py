@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from typer.testing import CliRunner
 
 import fairmesh as fm
@@ -19,7 +18,10 @@ from reproduction.sites.methods import CANDIDATES, METHODS
 from reproduction.sites.problems import CONCEPT_ANGLE, PROBLEMS
 from reproduction.sites.running import FULL, QUICK, Scale, Task, Trained, chosen_among, outcome_of, rows_of
 from reproduction.verdicts import RECORDED
+from tests.late import late
 from tests.refusals import refused
+
+stats = late("scipy.stats")
 
 RESULTS = RECORDED / "sites"
 FEW_TEST_ROWS = {"small-sites-breast-cancer": 220}  # the whole table has 569

@@ -60,6 +60,7 @@ def gossip(compressor: Any) -> fm.ChocoSGD:
     return fm.ChocoSGD(0.1, consensus_step=0.2, compressor=compressor)
 
 
+# Problems are made by the test: making one evaluates the model, which takes longer than to collect a whole folder.
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "algorithm": ({"algorithm": fm.DSGD(0.1)}, {"algorithm": OtherDSGD(0.1)}),
     "compressor": ({"algorithm": gossip(fm.TopK(0.5))}, {"algorithm": gossip(OtherTopK(0.5))}),
@@ -76,11 +77,14 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"algorithm": fm.TrackedADGDA(0.1, weighting=fm.weighting.ShadowPrice())},
         {"algorithm": fm.TrackedADGDA(0.1, weighting=OtherPrice())},
     ),
-    "loss": ({"problem": toys.problem(3, loss=one_loss)}, {"problem": toys.problem(3, loss=other_loss)}),
-    "model": ({"problem": made(Net)}, {"problem": made(OtherNet)}),
+    "loss": (
+        {"problem": lambda: toys.problem(3, loss=one_loss)},
+        {"problem": lambda: toys.problem(3, loss=other_loss)},
+    ),
+    "model": ({"problem": lambda: made(Net)}, {"problem": lambda: made(OtherNet)}),
     "data": (
-        {"problem": toys.problem(3, sites=toys.sites(3, seed=0))},
-        {"problem": toys.problem(3, sites=toys.sites(3, seed=1))},
+        {"problem": lambda: toys.problem(3, sites=toys.sites(3, seed=0))},
+        {"problem": lambda: toys.problem(3, sites=toys.sites(3, seed=1))},
     ),
 }
 
@@ -88,8 +92,10 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.quick_cases(3)
 def test_checkpoint_is_not_continued_by_another_class_with_the_same_fields(kind, tmp_path):
-    usual = {"problem": toys.problem(3), "topology": fm.Ring(), "algorithm": fm.DSGD(0.1)}
+    usual = {"problem": lambda: toys.problem(3), "topology": fm.Ring(), "algorithm": fm.DSGD(0.1)}
     one, other = ({**usual, **changed} for changed in PAIRS[kind])
+    for arguments in (one, other):
+        arguments["problem"] = arguments["problem"]()
     fm.train(**one, rounds=2, out=tmp_path / "run", trace="no")
     with refused(tmp_path / "run", "another experiment", error=fm.CheckpointError):
         fm.train(**other, rounds=2, out=tmp_path / "run", resume=True, trace="no")

@@ -5,13 +5,14 @@ import time
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sk
 
 import fairmesh as fm
 from fairmesh.config.registry import registered
 from fairmesh.metrics import NamedMetric, resampled
+from tests.late import late
 from tests.refusals import refused
 
+sk = late("sklearn.metrics")
 NAMES = sorted(registered(NamedMetric))
 
 

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import fairmesh as fm
+from tests.late import late
 
-transformers = pytest.importorskip("transformers")
+transformers = late("transformers")
 
 
 class Bert(nn.Module):

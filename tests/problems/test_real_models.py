@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset
 
 import fairmesh as fm
+from tests.late import late
 from tests.pairwise import some_quick
 from tests.refusals import missing_from, refused
 
-transformers = pytest.importorskip("transformers")
+transformers = late("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap runs attention in a loop
 
 ROOT = Path(__file__).parents[2]

@@ -17,9 +17,10 @@ from fairmesh.data.summary import site_summaries
 from fairmesh.mesh.node.membership import facts
 from fairmesh.mesh.node.site_statistics import WITHHELD, statistics
 from fairmesh.mesh.wire.bulletin import KINDS
+from tests.late import late
 from tests.refusals import refused
 
-transformers = pytest.importorskip("transformers")
+transformers = late("transformers")
 CPU = torch.device("cpu")
 
 

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from sklearn.metrics import f1_score, roc_auc_score
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -14,7 +13,10 @@ from fairmesh.training.loop import Training
 from fairmesh.training.observers import Watch
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
+from tests.late import late
 from tests.toys import CLASSES, problem, sites, small_model
+
+sk = late("sklearn.metrics")
 
 ALGORITHM = fm.ADGDA(primal_step=2.0, dual_step=0.1, consensus_step=0.4, compressor=fm.Quantize(bits=4))
 
@@ -100,11 +102,11 @@ def test_sites_without_test_data_are_judged_on_their_training_data():
 
 
 def auc(outputs, targets):
-    return roc_auc_score(targets, outputs.softmax(dim=1), multi_class="ovr", labels=range(CLASSES))
+    return sk.roc_auc_score(targets, outputs.softmax(dim=1), multi_class="ovr", labels=range(CLASSES))
 
 
 def f1(outputs, targets):
-    return f1_score(targets, outputs.argmax(dim=1), average="macro", labels=range(CLASSES), zero_division=0.0)
+    return sk.f1_score(targets, outputs.argmax(dim=1), average="macro", labels=range(CLASSES), zero_division=0.0)
 
 
 def rich_sites(n: int = 3) -> list[fm.Site]:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import fairmesh as fm
+from tests.late import late
 
-torchvision = pytest.importorskip("torchvision")
+torchvision = late("torchvision")
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap runs some operations in a loop
 EXAMPLE = Path(__file__).parents[2] / "examples" / "models" / "resnet.py"
 
