@@ -1,5 +1,6 @@
 """What every test runs under: one thread, the same examples of hypothesis on every machine, shared recordings."""
 
+import contextlib
 import os
 import zlib
 from collections import defaultdict
@@ -8,12 +9,12 @@ import pytest
 import torch
 
 from tests.examples import THOROUGH, load_profile
-from tests.recordings import shared_recordings
+from tests.recordings import shared_recordings, without_recordings
 
 load_profile()
 
 
-QUICK_CASES = 6  # of a test with more than that many, unless it says otherwise
+QUICK_CASES = 4  # of a test with more than that many, unless it says otherwise
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,11 +47,16 @@ def one_thread():
 @pytest.fixture(autouse=True, scope="session")
 def recordings():
     """In the quick run a problem's gradients are recorded once for all tests that use it."""
-    if THOROUGH:
+    with contextlib.nullcontext() if THOROUGH else shared_recordings():
         yield
-    else:
-        with shared_recordings():
-            yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_recordings(request):
+    """In the quick run gradients are recorded only in modules that are marked as `recorded`: to record them takes as
+    long as to evaluate them some forty times, and few tests have more rounds."""
+    with contextlib.nullcontext() if THOROUGH or request.node.get_closest_marker("recorded") else without_recordings():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

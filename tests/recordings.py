@@ -1,4 +1,4 @@
-"""Recordings of gradients that runs of one problem share: recording takes longer than the rounds of most tests."""
+"""Recordings of gradients in the quick run: recording takes longer than the rounds of most tests."""
 
 import contextlib
 import weakref
@@ -6,8 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from fairmesh.numerics.tracing import Traced
+from fairmesh.numerics.trees import Tree
 from fairmesh.problems.oracle import Oracle
 from fairmesh.problems.problem import Problem
+
+
+@contextlib.contextmanager
+def without_recordings() -> Iterator[None]:
+    """Within it, gradients are evaluated as they are written, as with the option `trace = "no"`."""
+
+    def as_written(self: Traced, *arguments: Tree) -> Any:
+        return self._function(*arguments)
+
+    with mock.patch.object(Traced, "__call__", as_written):
+        yield
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ import pytest
 from tests import toys
 from tests.golden.trace import FOLDER, ROUNDS, algorithm_on_file, file_of, read, traced, written
 
+pytestmark = pytest.mark.recorded
+
 
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
 def test_algorithm_has_the_losses_on_file(name):

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -35,7 +33,6 @@ from tests.mesh import fleet
 from tests.refusals import missing_from, refused
 from tests.trackers.test_tensorboard import read as read_events
 
-ROOT = Path(__file__).parents[2]
 NAMES = ["a", "b", "c"]
 EXPERIMENT = """
 rounds = 120
@@ -137,7 +134,8 @@ def _waits(folder, name, whom):
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory):
     folder = tmp_path_factory.mktemp("node")
-    subprocess.run([sys.executable, "-m", "tests.mesh.test_node", str(folder)], cwd=ROOT, check=True, timeout=400)
+    scenario = fleet.forked(lambda: _scenario(folder), folder / "scenario.log")
+    assert fleet.ended(scenario, 400) == 0, (folder / "scenario.log").read_text()
     return folder, json.loads((folder / "seen.json").read_text())
 
 
@@ -508,10 +506,6 @@ def test_experiment_of_another_mesh_is_refused_before_anything_is_sent(tmp_path)
     file.write_text(file.read_text().replace("rounds = 120", "rounds = 121"))
     with refused(file, "mesh"):
         run_node(tmp_path / "a" / "site.toml")
-
-
-if __name__ == "__main__":
-    _scenario(Path(sys.argv[1]))
 
 
 def test_chain_of_waiting_ends_at_the_site_to_look_at():

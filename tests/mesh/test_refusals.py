@@ -42,7 +42,7 @@ from tests.refusals import missing_from
 pytestmark = pytest.mark.quick_cases(30)  # all: later tests count what earlier ones have sent
 
 EXPERIMENT = """
-rounds = 30
+rounds = 20
 data = { name = "digits", nodes = 4, odd = 1 }
 topology = "ring"
 algorithm = { name = "ad-gda", consensus_step = 0.5, compressor = { name = "quantize", bits = 4 } }
@@ -228,7 +228,7 @@ GREETINGS = {
     ),
     "another experiment": (
         lambda door, due: _hello(door, due, agreed={"rounds": 999}),
-        ["rounds", "30 here", "999 there"],
+        ["rounds", "20 here", "999 there"],
     ),
     "another compatibility": (
         lambda door, due: _hello(door, due, agreed={"compatibility number of fairmesh": 99}, version="7.0"),
@@ -454,10 +454,10 @@ def test_check_names_the_field_in_which_experiments_differ(door):
     home = door.folder / "beta-of-another-mind"
     shutil.copytree(door.folder / "beta", home)
     text = (home / "experiment.toml").read_text()
-    fleet.amend(door.founder, home, {"experiment.toml": text.replace("rounds = 30", "rounds = 31")})
+    fleet.amend(door.founder, home, {"experiment.toml": text.replace("rounds = 20", "rounds = 21")})
     found = checked(door, "beta", home=home)["neighbour gamma"]
     assert not found["ok"]
-    assert missing_from(found["found"], "rounds", "31 here", "30 there") == []
+    assert missing_from(found["found"], "rounds", "21 here", "20 there") == []
 
 
 @pytest.mark.parametrize(("ahead_s", "word"), [(1000.0, "behind"), (-1000.0, "ahead")])

@@ -19,6 +19,8 @@ from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.pairwise import some_quick
 
+pytestmark = pytest.mark.recorded
+
 CPU = torch.device("cpu")
 
 
