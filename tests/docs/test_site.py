@@ -56,6 +56,7 @@ def test_commands_page_has_every_command_with_its_options():
     assert [option for option in ("--set", "--with-references", "--resume", "default: 300") if option not in run] == []
 
 
+@pytest.mark.slow
 def test_errors_page_shows_messages_as_they_are_raised():
     text = reference.errors()
     with pytest.raises(fm.BadInput) as error:
