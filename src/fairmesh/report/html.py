@@ -1,7 +1,7 @@
 """A report as one page that needs no other file and no script, and prints on A4."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,7 @@ _STYLE = """
 --box:#222425;--good:#6fd6ab;--bad:#ffa680}}
 *{box-sizing:border-box}
 body{font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif;color:var(--ink);background:var(--paper);
-max-width:70rem;margin:0 auto;padding:1.2rem 1rem 3rem}
+max-width:76rem;margin:0 auto;padding:1.2rem 1rem 3rem}
 h1{font-size:1.6rem;line-height:1.25;margin:.3rem 0 .6rem}h2{font-size:1.25rem;margin:2.2rem 0 .4rem}
 h3{font-size:1.05rem;margin:1.5rem 0 .3rem}
 .lead{font-size:1.12rem;margin:.3rem 0}.sites{padding-left:1.2rem;margin:.5rem 0}.sites li{margin:.15rem 0}
@@ -53,7 +53,7 @@ th,td{padding:.28rem .6rem;border-bottom:1px solid var(--line);text-align:right;
 th:first-child,td:first-child{text-align:left}tbody th{font-weight:400}thead th{border-bottom:2px solid var(--soft);
 vertical-align:bottom}
 tr.low>*{background:var(--mark)}td small{display:block;color:var(--soft)}
-td,tbody th{white-space:nowrap}
+td,tbody th,th small{white-space:nowrap}td.text,th.text{text-align:left}
 .better{color:var(--good)}.worse{color:var(--bad)}b.better,b.worse{font-weight:600}
 .pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr));gap:.5rem 1.5rem;
 align-items:start}
@@ -488,7 +488,7 @@ def _origin(card: Json) -> Iterable[str]:
     yield "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts) + "</dl>"
     if card["files"]:
         rows = [[one["name"], one["holds"], one["sha256"][:16]] for one in card["files"]]
-        yield _table([["file", "holds", "SHA-256, first 16 digits"], *rows], fold=8)
+        yield _table([["file", "holds", "SHA-256, first 16 digits"], *rows], fold=8, texts=(1,))
 
 
 def _text(value: object) -> str:
@@ -519,6 +519,7 @@ def _table(
     marked: Iterable[int] = (),
     fold: int = _ROWS,
     escaped: bool = False,
+    texts: Collection[int] = (),
 ) -> str:
     """Returns a table whose first row and first column are headers. Rows after the first `fold` are folded.
 
@@ -527,12 +528,14 @@ def _table(
         marked: The numbers of rows to mark.
         fold: How many rows are always visible. Default: 24.
         escaped: Whether cells are HTML already. Default: False.
+        texts: The numbers of columns with words, which begin at the left, as the first one does. Default: ().
     """
     form, marked = (str if escaped else _text), set(marked)
-    header = "".join(f'<th scope="col">{form(cell)}</th>' for cell in rows[0])
+    left = [' class="text"' if i in texts else "" for i in range(len(rows[0]))]
+    header = "".join(f'<th scope="col"{side}>{form(cell)}</th>' for side, cell in zip(left, rows[0]))
     body = [
         f'<tr{" class=low" if i in marked else ""}><th scope="row">{form(row[0])}</th>'
-        + "".join(f"<td>{form(cell)}</td>" for cell in row[1:])
+        + "".join(f"<td{side}>{form(cell)}</td>" for side, cell in zip(left[1:], row[1:]))
         + "</tr>"
         for i, row in enumerate(rows[1:])
     ]

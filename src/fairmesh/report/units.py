@@ -60,6 +60,10 @@ class Unit:
     def difference(self, ends: Sequence[float], signed: bool = True) -> str:
         """Returns an interval of differences, such as "+3.0 to +9.1 points"."""
         sign = "+" if signed else ""
-        form = f"{sign}.1f" if self.share else f"{sign}.3g"
-        low, high = (f"{self.scale * end:{form}}".replace("-", "−") for end in ends)
+
+        def shown(end: float) -> str:  # of a plain number two digits, and all of them before the point
+            form = ".1f" if self.share else ".0f" if 10 <= abs(end) < 1e6 else ".2g"
+            return f"{self.scale * end:{sign}{form}}".replace("-", "−")
+
+        low, high = map(shown, ends)
         return f"{low} to {high}{' points' if self.share else ''}"
