@@ -91,7 +91,7 @@ class Trial:
         shutil.rmtree(self.folder / "runs", ignore_errors=True)
         said = json.loads(self.call("fairmesh", "run", "digits.toml", "--json"))
         check(0.3 < said["worst"] <= 1, f"accuracy of the worst site: {said['worst']}")
-        self.call("fairmesh", "run", "digits.toml", "--resume", "--set", "rounds=30", "--json")
+        self.call("fairmesh", "run", "digits.toml", "--resume", "--json")
 
     def extras_that_are_missing(self) -> None:
         """what needs an extra names it"""

@@ -189,12 +189,10 @@ def whiskers(
         intervals = [[x - low for x, (low, _) in zip(means, ends)], [high - x for x, (_, high) in zip(means, ends)]]
         at = [row + shift for row in rows]
         style: dict[str, Any] = {"ms": 5, "capsize": 3, "lw": 1.4, "color": colour, "label": name}
-        axis.errorbar(means, at, xerr=intervals, fmt="osD^"[k % 4], **style)
+        axis.errorbar(means, at, xerr=intervals, fmt=MARKERS[k % len(MARKERS)], **style)
         for x, y in zip(means, at):  # the first kind has its numbers above, the others below
             above = {"xytext": (0, 5), "va": "bottom"} if k == 0 else {"xytext": (0, -5), "va": "top"}
-            axis.annotate(
-                f"{x:.1f}", (x, y), textcoords="offset points", ha="center", fontsize=9, color=colour, **above
-            )
+            axis.annotate(f"{x:.1f}", (x, y), textcoords="offset points", ha="center", fontsize=9, **above)
     axis.set_yticks(rows, [plain(label) for label in labels])
     axis.set_ylim(len(labels) - 0.4, -0.6)
     axis.set_xlabel(axis_label)
@@ -213,7 +211,7 @@ def draw_graph(mixing: Mixing, title: str, path: str | os.PathLike) -> None:
     small = mixing.n <= 60
     networkx.draw_networkx(
         graph, networkx.circular_layout(graph), ax=axis, with_labels=small, node_size=260 if small else 8,
-        node_color="#cfe3ea", edge_color="#1f6f8b", width=1.0 if small else 0.3, font_size=8,
+        node_color="#e3ecf8", edge_color=COLOURS[0], width=1.0 if small else 0.3, font_size=8,
     )  # fmt: skip
     axis.set_title(title, fontsize=10)
     axis.axis("off")

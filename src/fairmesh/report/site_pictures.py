@@ -9,20 +9,7 @@ import numpy as np
 from fairmesh.data.site import Site
 from fairmesh.data.summary import SiteSummary, site_summaries
 from fairmesh.errors import optional
-from fairmesh.report.style import new_figure, saved_or_shown
-
-_COLOURS = (
-    "#1f6f8b",
-    "#d1495b",
-    "#edae49",
-    "#5b8e7d",
-    "#8d6a9f",
-    "#6c757d",
-    "#2e4057",
-    "#c97b63",
-    "#7fb069",
-    "#a37a74",
-)
+from fairmesh.report.style import COLOURS, new_figure, saved_or_shown
 
 
 def picture(sites: Sequence[Site], path: str | os.PathLike | None = None, title: str = "") -> Any:
@@ -65,8 +52,8 @@ def _drawn(held: list[SiteSummary], title: str) -> Any:
     row = min(max(cell, 0.2) if kinds <= 12 else 0.2, 8.0 / max(1, kinds))
     width, below = max(4.0, n * cell + 1.2), max(row * kinds, 0.3)
     groups = list(dict.fromkeys(one.group for one in held))
-    coloured = 1 < len(groups) <= len(_COLOURS) and len(groups) < n  # more colours would look alike
-    colours = [_COLOURS[groups.index(one.group)] if coloured else _COLOURS[0] for one in held]
+    coloured = 1 < len(groups) <= len(COLOURS) and len(groups) < n  # more colours would look alike
+    colours = [COLOURS[groups.index(one.group)] if coloured else COLOURS[0] for one in held]
     figure, (above, grid) = new_figure(
         width, below + 1.9 + 0.2 * coloured, rows=2, font=8, height_ratios=(0.8, below), sharex=True
     )
@@ -97,7 +84,7 @@ def _drawn(held: list[SiteSummary], title: str) -> Any:
     grid.set_axisbelow(True)
     grid.grid(alpha=0.2)
     if coloured:
-        marks = [Line2D([], [], marker="s", ls="", color=_COLOURS[k]) for k in range(len(groups))]
+        marks = [Line2D([], [], marker="s", ls="", color=COLOURS[k]) for k in range(len(groups))]
         figure.legend(
             marks, groups, loc="outside lower center", ncols=min(len(groups), max(1, int(width / 1.4))), frameon=False
         )

@@ -9,8 +9,9 @@ from typing import Any
 
 from fairmesh.errors import BadInput, optional
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#7a7a7a", "#5d3a9b")
-"""Colours that people who are colour-blind can tell apart (after Okabe and Ito), readable on white and on black."""
+COLOURS = ("#1961c4", "#f86710", "#597e3e", "#de4aa1", "#ae5712", "#4f97dd", "#c87f79", "#aa51fd")
+"""Colours that people who are colour-blind can tell apart. They have a contrast of 3 to white and to the report's dark
+paper, and the first four differ in lightness, so that they stay apart in grey. tests/report/test_style.py measures it."""
 MARKERS = "osD^vP*X"  # so that pictures can be read in grey
 
 _FRAME = "#808080"  # lines that are visible on white and on black
