@@ -11,7 +11,7 @@ from fairmesh.errors import BadInput, optional
 
 COLOURS = ("#1961c4", "#f86710", "#597e3e", "#de4aa1", "#ae5712", "#4f97dd", "#c87f79", "#aa51fd")
 """Colours that people who are colour-blind can tell apart. They have a contrast of 3 to white and to the report's dark
-paper, and the first four differ in lightness, so that they stay apart in grey. tests/report/test_style.py measures it."""
+paper, and the first four differ in lightness, so that they stay apart in grey (tests/report/test_style.py)."""
 MARKERS = "osD^vP*X"  # so that pictures can be read in grey
 
 _FRAME = "#808080"  # lines that are visible on white and on black
