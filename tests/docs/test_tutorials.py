@@ -26,6 +26,12 @@ def check(path, made):
         assert shown == kinds_of(before), f"other outputs than in {path.name}: make tutorials\n{after.source}"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [  # of the mesh, whose commands and nodes are twenty processes, `make test-all` runs the short form
+        pytest.param(one, id=one.stem, marks=pytest.mark.slow if "clinics" in one.stem else ()) for one in tutorials()
+    ],
+)
 @pytest.mark.quick_cases(6)
 @pytest.mark.filterwarnings("ignore")  # of the libraries that talk to the kernel
 def test_tutorial_runs_in_its_short_form_and_shows_what_it_is_committed_with(path, manager):
