@@ -44,8 +44,19 @@ def note(what, ctx):
     with open(FOLDER / "counted", "a") as file:
         file.write(f"{{what}} {{ctx.site}} {{ctx.round}}\\n")
 
+def spoil(module, ctx):  # what goes wrong at site a: it forgets to train in round 0, and so on
+    if ctx.site != "a" or ctx.round not in (0, 1, 3) or not once(f"spoiled-{{ctx.round}}"):
+        return False
+    if ctx.round == 1:
+        torch.nn.init.constant_(module[-1].weight, float("nan"))
+    if ctx.round == 3:
+        module[-1] = torch.nn.Linear(64, 11)
+    return True
+
 def train(module, data, ctx):
     note("begun", ctx)
+    if spoil(module, ctx):
+        return
     while (ctx.site, ctx.round) == ("c", 2) and not (FOLDER / "seen").exists():  # an hour, for a short moment
         time.sleep(0.1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.5)
@@ -86,10 +97,17 @@ def scenario(folder: Path) -> None:
 
     run.start("a", "b")
     run.start("c", before=dies_when_stored)
+    for number, why in ((0, "changed no trained parameter"), (1, "not finite")):
+        run.stops("a", f"site a, round {number}: ")
+        assert why in run.events("a", "stopped")[-1]["reason"]
+        run.start("a")
     at_work = "local training of round 2 at site c since"
     run.until(lambda: at_work in run.status("a").get("sites", {}).get("c", {}).get("activity", ""))
     run.until(lambda: any(at_work in event.get("which_is_at", "") for event in run.events("a", "waiting")))
     (folder / "seen").touch()
+    run.stops("a", "site a, round 3: ")
+    assert "(11, 64)" in run.events("a", "stopped")[-1]["reason"]
+    run.start("a")
     run.dies("b")
     run.start("b")
     run.dies("c")
@@ -154,7 +172,8 @@ def test_finished_rounds_are_never_trained_again(tmp_path: Path):
     every = {f"done {site} {t}" for site in NAMES for t in range(ROUNDS)}
     assert {line: times for line, times in counted.items() if line.startswith("done")} == dict.fromkeys(every, 1)
     twice = {line for line, times in counted.items() if times > 1}
-    assert twice == {"begun b 5", "begun a 8"}  # killed in the middle, and raised
+    spoiled = {f"begun a {t}" for t in (0, 1, 3)}
+    assert twice == {"begun b 5", "begun a 8"} | spoiled  # killed in the middle, and raised
 
 
 def test_finished_work_is_read_back_dropped_and_done_again_if_damaged(tmp_path: Path):

@@ -6,9 +6,17 @@ from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.algorithms.weighting import PriorWeights
 from fairmesh.compression.compressors import Quantize
 from fairmesh.problems.objective import Objective
+from fairmesh.regularizers.members import ChiSquare
 
 ROUNDS = 600
 DEFAULT_ALGORITHM = TrackedADGDA()
+FOR_UPDATES = TrackedADGDA(
+    primal_step=1.0,
+    beta1=0.5,
+    beta2=0.0,
+    compressor=Quantize(bits=4, block=256),
+    regularizer=ChiSquare(0.1),
+)
 
 
 def default_objective() -> Objective:
@@ -24,8 +32,8 @@ def completed(objective: Objective) -> Objective:
 
 def algorithm_for(objective: Objective, updates: bool = False) -> TrackedADGDA:
     """Returns the default algorithm. Where subgroups that span sites have weights, the sites have fixed ones.
-    Updates of training functions (`updates`) are not scaled, but damped: the weights multiply whole epochs, and then
-    follow the losses in few rounds (docs/howto/own-training-code.md)."""
+    Updates of training functions (`updates`) are applied whole, and damped: the weights multiply whole epochs, and then
+    follow the losses in few rounds. `python -m reproduction.trainers --show` compares this with others."""
     if updates:
-        return TrackedADGDA(primal_step=0.5, beta1=0.5, beta2=0.0, compressor=Quantize(bits=4, block=256))
+        return FOR_UPDATES
     return DEFAULT_ALGORITHM if objective.subgroups != "across" else TrackedADGDA(weighting=PriorWeights())
