@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh import topology as topologies
     from fairmesh import trackers as trackers
     from fairmesh import trainers as trainers
+    from fairmesh.advice import advise
     from fairmesh.algorithms import ADGDA, AFL, DRDSGD, DRFA, DSGD, ChocoSGD, Local, TrackedADGDA
     from fairmesh.algorithms import optimizers as optimizers
     from fairmesh.algorithms import schedules as schedules
@@ -112,6 +113,7 @@ __all__ = [
     "TopK",
     "TrackedADGDA",
     "__version__",
+    "advise",
     "algorithms",
     "compare_with_references",
     "compressors",
@@ -168,6 +170,7 @@ _NAMESPACES = {  # name -> module
     "weighting": "algorithms.weighting",
 }
 _HOMES = {  # name -> module that defines it
+    "advise": "advice",
     "ADGDA": "algorithms",
     "AFL": "algorithms",
     "DRDSGD": "algorithms",

@@ -23,6 +23,7 @@ from fairmesh.algorithms.base import (
 )
 from fairmesh.algorithms.gossip import (
     PublicCopies,
+    chosen_consensus_steps,
     compressed_difference,
     gossip_step,
     gossiped_rows,
@@ -30,11 +31,11 @@ from fairmesh.algorithms.gossip import (
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
+from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
 from fairmesh.algorithms.steps import check_local_steps, descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
-from fairmesh.networks.roles import OVER_NODES, Duals, Models
+from fairmesh.networks.roles import OVER_NODES, ConsensusSteps, Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
 from fairmesh.regularizers.members import ChiSquare
@@ -45,6 +46,7 @@ class ADGDAState(NamedTuple):
     duals: Duals  # lambda_i (..., nodes, n)
     copies: PublicCopies
     dual_copies: Annotated[PublicCopies | None, OVER_NODES]  # where duals travel compressed
+    consensus_steps: ConsensusSteps | None = None  # gamma, if it is chosen by itself (..., nodes, 1)
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ class ADGDA(Algorithm):
 
     Args:
         primal_step: eta_theta, a number >= 0 or a schedule: the learning rate of the weighted gradient. lambda_i[i] is
-            about 1 / n, so it is about n times the learning rate of SGD. Default: Geometric(1.0, 0.998).
+            about 1 / n, so it is about n times the learning rate of SGD. Default: Linear(6.0).
         dual_step: eta_lambda, a number >= 0 or a schedule: how much a unit of loss raises a node's weight per round. At
             0 the weights stay at the prior. Steps that the regularizer makes unstable are refused. Default: 0.01.
         consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
-            round. Strong compression needs less than 1. Default: 1.0.
+            round; None to choose it from the compressor and the graph, 1 without compression. Default: None.
         compressor: Q, what a node sends of its model. Default: Identity(), no compression.
         regularizer: alpha r, how far the weights may move from the prior. Default: ChiSquare(), with alpha 0.01.
         dual_compressor: What a node sends of its weights, as compressed differences to public copies; None to send them
@@ -93,9 +95,9 @@ class ADGDA(Algorithm):
         Algorithm 1.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))
+    primal_step: Schedule | float = field(default_factory=lambda: Linear(6.0))
     dual_step: Schedule | float = 0.01
-    consensus_step: float = 1.0
+    consensus_step: float | None = None
     compressor: Compressor = field(default_factory=Identity)
     regularizer: Regularizer = field(default_factory=ChiSquare)
     dual_compressor: Compressor | None = None
@@ -133,7 +135,8 @@ class ADGDA(Algorithm):
         models = oracle.initial_models()
         duals = prior_rows(oracle, network)
         dual_copies = None if self.dual_compressor is None else zero_copies(duals, network)
-        return ADGDAState(models, duals, zero_copies(models, network), dual_copies)
+        steps = chosen_consensus_steps(self.consensus_step, self.compressor, models, network)
+        return ADGDAState(models, duals, zero_copies(models, network), dual_copies, steps)
 
     def step(self, state: ADGDAState, ctx: Round) -> ADGDAState:
         losses, gradients = ctx.losses_and_gradients(state.models)
@@ -145,9 +148,11 @@ class ADGDA(Algorithm):
         step = ctx.step_size(self.primal_step) * own_weights
         models = descended(state.models, gradients, step, self.local_steps, ctx)
         del gradients
-        models = gossip_step(models, state.copies, self.consensus_step, ctx)
+        gamma = state.consensus_steps if self.consensus_step is None else self.consensus_step
+        models = gossip_step(models, state.copies, gamma, ctx)
         message = compressed_difference(models, state.copies, self.compressor, ctx)
         parts, arrived = gossiped_rows(duals, state.dual_copies, self.dual_compressor, ctx, allowed)
         delivery = ctx.exchange(model=message, **parts)
         duals, dual_copies = arrived(delivery)
-        return ADGDAState(models, duals, updated_copies(state.copies, message, delivery, "model"), dual_copies)
+        copies = updated_copies(state.copies, message, delivery, "model")
+        return ADGDAState(models, duals, copies, dual_copies, state.consensus_steps)

@@ -402,8 +402,8 @@ def check_loss_cap(cap: float | None) -> None:
         raise BadInput(f"loss_cap must be a finite number > 0, got {cap}; leave it out for no cap")
 
 
-def check_consensus_step(consensus_step: float) -> None:
-    if not 0 < consensus_step <= 1:
+def check_consensus_step(consensus_step: float | None) -> None:
+    if consensus_step is not None and not 0 < consensus_step <= 1:
         raise BadInput(f"consensus_step, gamma, must lie in (0, 1], got {consensus_step}")
 
 

@@ -17,23 +17,25 @@ from fairmesh.algorithms.base import (
 )
 from fairmesh.algorithms.gossip import (
     PublicCopies,
+    chosen_consensus_steps,
     compressed_difference,
     gossip_step,
     updated_copies,
     zero_copies,
 )
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
+from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
 from fairmesh.algorithms.steps import check_local_steps, descended
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.networks.base import Network
-from fairmesh.networks.roles import Models
+from fairmesh.networks.roles import ConsensusSteps, Models
 from fairmesh.problems.oracle import Oracle
 
 
 class ChocoState(NamedTuple):
     models: Models  # (..., nodes, dim)
     copies: PublicCopies
+    consensus_steps: ConsensusSteps | None = None  # gamma, if it is chosen by itself (..., nodes, 1)
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ class ChocoSGD(Algorithm):
     CHOCO-SGD with a primal step n times larger.
 
     Args:
-        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Geometric(0.1, 0.998).
+        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Linear(0.6).
         consensus_step: gamma in (0, 1], the share of its disagreement with the neighbours that a node removes per
-            round. Strong compression needs less than 1. Default: 1.0.
+            round; None to choose it from the compressor and the graph, 1 without compression. Default: None.
         compressor: Q, what a node sends of its model. Default: Identity(), no compression.
         local_steps: Steps between two exchanges, >= 1, each of length eta and on a batch of its own. Nothing corrects
             for how far the nodes' models drift apart meanwhile; `TrackedADGDA` does. Default: 1.
@@ -69,8 +71,8 @@ class ChocoSGD(Algorithm):
         Communication, ICML 2019.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
-    consensus_step: float = 1.0
+    primal_step: Schedule | float = field(default_factory=lambda: Linear(0.6))
+    consensus_step: float | None = None
     compressor: Compressor = field(default_factory=Identity)
     local_steps: int = field(default=1, metadata=STRUCTURAL, kw_only=True)
     optimizer: Optimizer | None = field(default=None, kw_only=True)
@@ -88,14 +90,17 @@ class ChocoSGD(Algorithm):
 
     def init(self, oracle: Oracle, network: Network) -> ChocoState:
         models = oracle.initial_models()
-        return ChocoState(models, zero_copies(models, network))
+        steps = chosen_consensus_steps(self.consensus_step, self.compressor, models, network)
+        return ChocoState(models, zero_copies(models, network), steps)
 
     def step(self, state: ChocoState, ctx: Round) -> ChocoState:
         _, gradients = ctx.losses_and_gradients(state.models)
         step = ctx.step_size(self.primal_step) * prior_weights(ctx)
         models = descended(state.models, gradients, step, self.local_steps, ctx)
         del gradients
-        models = gossip_step(models, state.copies, self.consensus_step, ctx)
+        gamma = state.consensus_steps if self.consensus_step is None else self.consensus_step
+        models = gossip_step(models, state.copies, gamma, ctx)
         message = compressed_difference(models, state.copies, self.compressor, ctx)
         delivery = ctx.exchange(model=message)
-        return ChocoState(models, updated_copies(state.copies, message, delivery, "model"))
+        copies = updated_copies(state.copies, message, delivery, "model")
+        return ChocoState(models, copies, state.consensus_steps)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
+from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Models
@@ -30,7 +30,7 @@ class DRDSGD(Algorithm):
 
     Args:
         primal_step: eta, a number >= 0 or a schedule: the learning rate of the scaled gradient. Default:
-            Geometric(1.0, 0.998).
+            Linear(3.0).
         temperature: mu > 0, in units of the loss. The smaller it is, the more weight large losses get. It is n times
             the strength alpha of AD-GDA's objective. Default: 6.0.
         optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
@@ -46,7 +46,7 @@ class DRDSGD(Algorithm):
         TMLR 2022.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(1.0, 0.998))
+    primal_step: Schedule | float = field(default_factory=lambda: Linear(3.0))
     temperature: float = 6.0
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fairmesh.algorithms.base import Algorithm, Round, plain, prior_weights
 from fairmesh.algorithms.optimizers import Optimizer
-from fairmesh.algorithms.schedules import Geometric, Schedule, as_schedule
+from fairmesh.algorithms.schedules import Linear, Schedule, as_schedule
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Models
 from fairmesh.problems.oracle import Oracle
@@ -29,7 +29,7 @@ class DSGD(Algorithm):
     n p_i is 1 for sites of equal size.
 
     Args:
-        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Geometric(0.1, 0.998).
+        primal_step: eta, a number >= 0 or a schedule: the learning rate. Default: Linear(0.6).
         optimizer: What each node makes of its gradients, such as `fm.optimizers.AdamW()`; None for SGD. Default: None.
 
     Example:
@@ -44,7 +44,7 @@ class DSGD(Algorithm):
         2017.
     """
 
-    primal_step: Schedule | float = field(default_factory=lambda: Geometric(0.1, 0.998))
+    primal_step: Schedule | float = field(default_factory=lambda: Linear(0.6))
     optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self):

@@ -52,6 +52,15 @@ def steady_consensus_step(compressor: Compressor, dim: int, network: Network) ->
     return min(1.0, max(0.001, round(step, 3)))  # rounded, so that machines that differ in a last bit agree
 
 
+def chosen_consensus_steps(
+    given: float | None, compressor: Compressor, models: Tensor, network: Network
+) -> Tensor | None:
+    """Returns the consensus step of every node (..., nodes, 1) if none is given, else None."""
+    if given is not None:
+        return None
+    return torch.ones_like(models[..., :1]) * steady_consensus_step(compressor, models.shape[-1], network)
+
+
 def _normal(draw: Draw, count: int) -> Tensor:
     """Returns normal numbers (1, 1, count)."""
     first, second = draw.uniforms(2 * count).split(count, dim=-1)
@@ -92,8 +101,10 @@ def moved(models: Tensor, apart: Tensor, share: float | Tensor) -> Tensor:
     return models.addcmul(apart, share) if isinstance(share, Tensor) else models.add(apart, alpha=share)
 
 
-def gossip_step(models: Tensor, copies: PublicCopies, consensus_step: float | Tensor, ctx: Round) -> Tensor:
+def gossip_step(models: Tensor, copies: PublicCopies, consensus_step: float | Tensor | None, ctx: Round) -> Tensor:
     """Returns x_i + gamma (s_i - x_hat_i)."""
+    if consensus_step is None:
+        raise TypeError("a state lost its consensus steps")
     return moved(models, disagreement(copies, ctx), consensus_step)
 
 

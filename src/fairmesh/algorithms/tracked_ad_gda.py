@@ -156,8 +156,7 @@ class TrackedADGDA(Algorithm):
 
     def __post_init__(self):
         object.__setattr__(self, "primal_step", as_schedule(self.primal_step))
-        if self.consensus_step is not None:
-            check_consensus_step(self.consensus_step)
+        check_consensus_step(self.consensus_step)
         check_loss_cap(self.loss_cap)
         check_beta("beta1", self.beta1)
         check_beta("beta2", self.beta2)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from fairmesh.cli.advise import advise
 from fairmesh.cli.cluster import launch, leave, stop_where_ended
 from fairmesh.cli.data import data
 from fairmesh.cli.keys import keys
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, run, compare, report, export, predict, keys, topology, migrate, node, status):
+for command in (demo, advise, run, compare, report, export, predict, keys, topology, migrate, node, status):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 app.add_typer(data, name="data")

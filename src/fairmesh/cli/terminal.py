@@ -54,9 +54,11 @@ def show_rows(rows: list[dict[str, str]]) -> None:
     show_table([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
-def show_table(rows: list[list[str]], title: str | None = None, marked: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+def show_table(
+    rows: list[list[str]], title: str | None = None, marked: set[int] = frozenset(), texts: bool = False
+) -> None:  # type: ignore[assignment]
     """Prints a rich table on a terminal, and tab-separated lines elsewhere. Cells are text, whatever they contain:
-    words of other sites cannot format or control a terminal."""
+    words of other sites cannot format or control a terminal. With `texts`, all columns begin at the left."""
     rows = [["".join(one if one.isprintable() else "?" for one in cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for row in rows:
@@ -67,7 +69,7 @@ def show_table(rows: list[list[str]], title: str | None = None, marked: set[int]
 
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(rows[0]):
-        table.add_column(Text(name), justify="left" if i == 0 else "right")
+        table.add_column(Text(name), justify="left" if i == 0 or texts else "right")
     for i, row in enumerate(rows[1:]):
         table.add_row(*map(Text, row), style="bold red" if i in marked else None)
     console().print(table)

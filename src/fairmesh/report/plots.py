@@ -221,7 +221,7 @@ def draw_graph(mixing: Mixing, title: str, path: str | os.PathLike) -> None:
 def plot(
     results: Result | Run | Sequence[Result | Run] | Mapping[str, Result],
     path: str | os.PathLike | None = None,
-    against: Sequence[str] = tuple(_AXES),
+    against: Sequence[str] | None = None,
 ) -> Any:
     """Plots the worst site and the mean of sites against rounds and traffic, of one or several results.
 
@@ -229,8 +229,8 @@ def plot(
         results: One result or several, from `fm.train` or `fm.run`; or results by the name that the picture gives them.
         path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf. None to write nothing.
             Default: None.
-        against: What to plot against, one panel each: "rounds", "bytes_busiest_node", "nominal_bits_busiest". Default:
-            all of them.
+        against: What to plot against, one panel each: "rounds", "bytes_busiest_node", "nominal_bits_busiest"; None for
+            all of them. Default: None.
 
     Returns:
         Without a path the figure, which a notebook shows; else None.
@@ -254,6 +254,7 @@ def plot(
         runs = [one if isinstance(one, Run) else Run.from_result(one) for one in several]
     if not runs:
         raise BadInput("nothing to plot")
+    against = tuple(_AXES) if against is None else against
     unknown = [one for one in against if one not in _AXES]
     if unknown or not against or isinstance(against, str):
         raise BadInput(f"against must be a list of some of {', '.join(_AXES)}, got {against!r}")

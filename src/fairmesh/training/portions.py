@@ -11,7 +11,7 @@ from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record, portion_name
 from fairmesh.storage.state_tree import equally_long, flatten_state, unflatten_state
-from fairmesh.training.memory_estimate import footprint, replicas_that_fit
+from fairmesh.training.memory_estimate import Footprint, footprint, replicas_that_fit
 from fairmesh.training.options import (
     DTYPES,
     Options,
@@ -22,16 +22,24 @@ from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result
 
 
-def that_fit(
+def footprint_of(
     problem: Problem, replicas: Sequence[Replica], options: Options, process_group: ProcessGroup
-) -> tuple[int, str]:
-    """Returns how many replicas can run at once, and a sentence about the memory they need in this process."""
+) -> Footprint:
+    """Returns the memory that the replicas need in this process."""
     device = device_of(options.device)
     data_counts = home_of_data(problem, device, options.data_on).type == device.type
     nodes = len(process_group.nodes(problem.n))
     algorithm, dtype = replicas[0].algorithm, DTYPES[options.dtype]
-    need = footprint(problem, algorithm, dtype, data_counts, nodes, device, options.tune_malloc)
-    return replicas_that_fit(need, len(replicas), options.memory_gib, device, process_group.local_world_size)
+    return footprint(problem, algorithm, dtype, data_counts, nodes, device, options.tune_malloc)
+
+
+def that_fit(
+    problem: Problem, replicas: Sequence[Replica], options: Options, process_group: ProcessGroup
+) -> tuple[int, str]:
+    """Returns how many replicas can run at once, and a sentence about the memory they need in this process."""
+    need = footprint_of(problem, replicas, options, process_group)
+    shared_by = process_group.local_world_size
+    return replicas_that_fit(need, len(replicas), options.memory_gib, device_of(options.device), shared_by)
 
 
 class Portion(NamedTuple):

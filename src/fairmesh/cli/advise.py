@@ -1,0 +1,70 @@
+"""`fairmesh advise`: what to use for a problem, and what a run will take."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairmesh.cli.run import use_data
+from fairmesh.cli.terminal import Json, print_json, say, show_table
+from fairmesh.errors import BadInput
+
+
+def advise(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML); it needs no [algorithm].")],
+    set_: Annotated[
+        list[str], typer.Option("--set", help="key=value, e.g. topology.name=complete; may be repeated.")
+    ] = [],  # noqa: B006
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The folder of the datasets, instead of $FAIRMESH_DATA.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Also write the file with the recommended settings here, next to the first.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Recommend algorithm, compressor, consensus step and rounds for the problem in a TOML file.
+
+    Looks at its data, model and graph, trains a few rounds, and predicts time, memory and traffic."""
+    from fairmesh.advice import advise as advice_for
+    from fairmesh.experiment import load_experiment
+
+    if write is not None:
+        if write.exists():
+            raise BadInput(f"--write {write}: there is such a file already; name another")
+        if write.resolve().parent != experiment.resolve().parent:
+            raise BadInput(f"--write {write}: name a file next to {experiment}, since paths in it start at its folder")
+    use_data(data)
+    assignments = [*set_, *([f"options.device={device}"] if device else [])]
+    advice = advice_for(load_experiment(experiment, assignments), None if json_ else say)
+    if write is not None:
+        _write(write, experiment, set_, advice.settings())
+    if json_:
+        print_json(advice.as_json() | ({"written": str(write)} if write else {}))
+        return
+    show_table([["problem", ""], *([name.replace("_", " "), value] for name, value in advice.facts_in_words())])
+    show_table([["setting", "recommended", "why"], *map(list, advice.recommended)], texts=True)
+    show_table([["a run takes", "about"], *map(list, advice.predicted_in_words())], texts=True)
+    for hint in advice.hints:
+        say(hint)
+    say(f"written: {write}; fairmesh run {write}" if write else advice.next_step(experiment))
+
+
+def _write(path: Path, source: Path, assignments: list[str], settings: dict) -> None:
+    """Writes the experiment file with the recommended settings."""
+    import tomli_w
+
+    from fairmesh.config.overrides import assignment, put, read_toml
+    from fairmesh.storage.files import write_atomically
+
+    table = read_toml(source)
+    for key, value in map(assignment, assignments):
+        put(table, key, value, f"--set {key}")
+    for name in ("algorithm", "sweep", "objective"):
+        table.pop(name, None)
+    # Single values must stand before the tables.
+    table = (
+        {"rounds": settings["rounds"]}
+        | {name: value for name, value in table.items() if name != "rounds"}
+        | {name: value for name, value in settings.items() if name != "rounds"}
+    )
+    write_atomically(path, tomli_w.dumps(table).encode())
