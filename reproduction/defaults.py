@@ -1,8 +1,8 @@
 """How every algorithm does with its defaults, what `fm.advise` recommends, and the best of a grid.
 
 `python -m reproduction.defaults --write FILE` takes about ten minutes on two cores; `--show` prints the table of the
-recorded runs. The best of the grid is that with the highest mean over splits, so it is a little lucky: it is what tuning
-on the test rows themselves would give.
+recorded runs. The best of the grid is that with the highest mean over splits, so it is a little lucky: as if tuned
+on the test rows themselves.
 """
 
 import argparse

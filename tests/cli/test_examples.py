@@ -13,7 +13,7 @@ from tests.pairwise import case
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "examples").rglob("*.toml"))
-SLOW = {"resnet", "streamed", "text", "unet"}  # to trace; tests/mesh/test_real_models.py runs them too
+SLOW = {"lora", "notes", "resnet", "streamed", "text", "unet"}  # to trace; tests/mesh/test_real_models.py runs them too
 
 
 def readme_python() -> str:
