@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,8 +56,8 @@ def show_rows(rows: list[dict[str, str]]) -> None:
 
 
 def show_table(
-    rows: list[list[str]], title: str | None = None, marked: set[int] = frozenset(), texts: bool = False
-) -> None:  # type: ignore[assignment]
+    rows: list[list[str]], title: str | None = None, marked: AbstractSet[int] = frozenset(), texts: bool = False
+) -> None:
     """Prints a rich table on a terminal, and tab-separated lines elsewhere. Cells are text, whatever they contain:
     words of other sites cannot format or control a terminal. With `texts`, all columns begin at the left."""
     rows = [["".join(one if one.isprintable() else "?" for one in cell) for cell in row] for row in rows]
