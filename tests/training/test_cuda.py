@@ -331,7 +331,7 @@ def test_run_with_own_parts_resumed_on_a_gpu_is_the_uninterrupted_one(tmp_path):
     pytest.importorskip("tomli_w")
     made = parts_problem(batch_norm="local", parts=fm.Parts(local=("head.*",)))
     for rounds in (6, 10):
-        resumed = fm.train(made, fm.Ring(), fm.DSGD(), rounds, out=tmp_path, resume=rounds > 6, device="cuda")
+        resumed = fm.train(made, fm.Ring(), fm.DSGD(0.1), rounds, out=tmp_path, resume=rounds > 6, device="cuda")
     whole = fm.train(made, fm.Ring(), fm.DSGD(), 10, device="cuda")
     for site in made.sites:
         one, other = resumed.state_dict(site=site.name), whole.state_dict(site=site.name)

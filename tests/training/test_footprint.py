@@ -135,7 +135,7 @@ def test_split_run_is_resumed_in_the_portions_it_was_begun_in(two_at_once, tmp_p
 def test_refusals_do_not_depend_on_how_many_replicas_fit_at_once(two_at_once):
     problem, seen = toys.problem(), []
     wrong = [toys.ALGORITHMS["ad-gda"], fm.ADGDA(0.1, dual_step=1e6)]
-    mixed = [fm.ADGDA(0.1, 0.01), fm.ADGDA(0.1, 0.01, consensus_step=0.3, compressor=fm.TopK(0.5))]
+    mixed = [fm.ADGDA(0.1, 0.01, 0.3), fm.ADGDA(0.1, 0.01, consensus_step=0.3, compressor=fm.TopK(0.5))]
     for algorithms, names in ((wrong, ["dual_step", "1e+06"]), (mixed, ["compressor"])):
         for room in (None, two_at_once):
             with refused(*names):

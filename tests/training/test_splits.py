@@ -58,7 +58,9 @@ def test_splits_of_a_list_of_problems_are_those_of_the_experiment():
 def test_splits_resume_where_they_stopped_and_refuse_other_ones(tmp_path):
     def run(count: int, rounds: int = 6, folder: str = "a", resume: bool = False) -> fm.Result:
         problems = [fm.Experiment(_DATA.resplit(k), algorithm=fm.ADGDA()).problem() for k in range(count)]
-        return fm.train(problems, fm.Ring(), fm.ADGDA(), rounds, out=tmp_path / folder, resume=resume, measure_every=3)
+        return fm.train(
+            problems, fm.Ring(), fm.ADGDA(1.0), rounds, out=tmp_path / folder, resume=resume, measure_every=3
+        )
 
     whole = run(3, folder="whole")
     run(3, rounds=3)
