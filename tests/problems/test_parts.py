@@ -149,3 +149,23 @@ def test_digest_knows_parts_and_policy():
         problem(batch_norm="shared", parts=fm.Parts(local=("head.*",), step=0.1)).digest(),
     }
     assert len(digests) == 4
+
+
+@pytest.mark.parametrize("parts", [fm.Parts(frozen=("stem.*",)), fm.Parts()])
+def test_frozen_values_of_a_model_function_are_the_same_for_every_seed(parts: fm.Parts):
+    class Scaled(Small):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.rand(()))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs * (1 + self.scale))
+
+    by_function = problem(model=Scaled, parts=parts, batch_norm="frozen")
+    first, other = (by_function.initial_model(seed) for seed in (0, 3))
+    assert torch.equal(first.scale, other.scale)
+    assert torch.equal(first.stem.weight, other.stem.weight) == bool(parts.frozen)
+    assert not torch.equal(first.head.weight, other.head.weight)
+    by_module = problem(model=other, parts=parts, batch_norm="frozen")  # as nodes of a mesh are given it
+    ends = [fm.train(one, rounds=2, seeds=[3]).state_dict() for one in (by_function, by_module)]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())

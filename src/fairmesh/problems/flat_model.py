@@ -225,6 +225,14 @@ class FlatModel:
                 return name
         return None
 
+    def copy_fixed(self, module: nn.Module) -> None:
+        """Gives a module of the same architecture the frozen parameters and buffers of this one."""
+        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, value in (self._not_evaluated | self._fixed).items():
+                if name in held:  # not those of layers that were put in place of the user's
+                    held[name].copy_(value)
+
     def row_of(self, module: nn.Module) -> Tensor:
         """Returns the trainable parameters of a module of the same architecture, and its statistics, as one row."""
         held = {**dict(module.named_parameters()), **dict(module.named_buffers())}

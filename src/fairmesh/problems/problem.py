@@ -78,8 +78,8 @@ class Problem:
 
     Args:
         model: A module, whose weights every run starts from, or a function without arguments that makes one, called
-            for each seed. Dropout and torch's other random functions draw from fairmesh's random streams while the
-            model runs.
+            for each seed; frozen parameters and buffers are those of seed 0. Dropout and torch's other random
+            functions draw from fairmesh's random streams while the model runs.
         sites: One `Site` per node, or just its training samples.
         loss: One of `fm.losses`, or a function (outputs, targets) -> scalar tensor, the mean over the samples. If
             targets are numbers, cross-entropy stands for the squared error. Losses of fairmesh and torch get the tensor
@@ -562,7 +562,11 @@ class Problem:
     def _module(self, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
             return self._prepared
-        return self._made(seed) if seed else self._first_made
+        if not seed:
+            return self._first_made
+        made = self._made(seed)
+        self.flat_model.copy_fixed(made)  # held once for all seeds
+        return made
 
     @cached_property
     def _first_made(self) -> nn.Module:
