@@ -9,6 +9,7 @@ import pytest
 from fairmesh.cli.demo import Outcome, contenders, demo
 
 README = Path(__file__).parents[2] / "README.md"
+pytestmark = pytest.mark.recorded  # as users run it
 
 
 @pytest.fixture(scope="module")
