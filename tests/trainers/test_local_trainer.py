@@ -1,6 +1,7 @@
 """Training code of the user's own as the local work of every node, in simulations."""
 
 import dataclasses
+import datetime
 import time
 from pathlib import Path
 
@@ -293,6 +294,11 @@ def keeping_a_function(module, data, ctx):
     ctx.state["hook"] = raising
 
 
+def adding(module, data, ctx):
+    adamw(module, data, ctx)
+    module.register_parameter("extra", nn.Parameter(torch.zeros(3)))
+
+
 def on_nothing(module, data, ctx):
     module.to("meta")
 
@@ -307,6 +313,7 @@ FAULTS = {
     forgetting: ("unchanged", "optimizer"),
     returning_a_table: ("dict", "None"),
     keeping_a_function: ("ctx.state", "state_dict"),
+    adding: ("extra", "Problem"),
     on_nothing: ("0.weight", "no values"),
 }
 
@@ -485,9 +492,44 @@ def test_settings_of_gradients_are_refused_with_a_trainer(fields):
         problem_of(adamw, **fields)
 
 
-def test_functions_with_too_few_arguments_are_refused():
+class _OfOne:
+    def __call__(self, module):
+        pass
+
+
+@pytest.mark.parametrize("function", [lambda module, data: None, lambda module, data, ctx, more: None, _OfOne()])
+def test_functions_with_other_arguments_are_refused(function):
     with refused("trainer", "(module, data, ctx)"):
-        problem_of(lambda module, data: None)
+        problem_of(function)
+
+
+def test_state_that_cannot_be_read_again_is_refused_in_its_round():
+    def trainer(module, data, ctx):
+        adamw(module, data, ctx)
+        if ctx.round == 1:
+            ctx.state["since"] = datetime.timedelta(1)
+
+    with refused("round 1", "ctx.state", "datetime.timedelta", error=TrainerFailed):
+        fm.train(problem_of(trainer), fm.Ring(), fm.DSGD(1.0), rounds=3)
+
+
+@pytest.mark.parametrize("order", ["cyclic", "full"])
+def test_data_that_a_function_changes_in_place_is_as_before_in_the_next_round(order: str):
+    seen = []
+
+    def trainer(module, data, ctx):
+        inputs, targets = data[0]
+        batch = ctx.batch()
+        seen.append([data.inputs.clone(), data.targets.clone(), inputs.clone(), batch[0].clone()])
+        adamw(module, data, ctx)
+        for tensor in (data.inputs, data.targets, inputs, targets, *batch):
+            tensor.mul_(0)
+
+    sampling = fm.Sampling(batch=6, order=order)
+    problem = problem_of(trainer, sampling=sampling)
+    fm.train(problem, fm.Ring(), fm.DSGD(1.0), rounds=2)
+    changed = len(seen[0]) if order == "full" else 3  # a cyclic batch is another one in the next round
+    assert all(torch.equal(a, b) for a, b in zip(seen[0][:changed], seen[3]))
 
 
 def test_experiment_files_name_the_function(tmp_path: Path):

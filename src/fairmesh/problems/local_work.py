@@ -1,11 +1,12 @@
 """Local work by a training function of the user's own: called for one node after another, and checked."""
 
 import functools
+import inspect
 import io
 import math
+import pickle
 import time
 import traceback
-import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from numbers import Real
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from fairmesh.errors import BadInput, FairmeshError, TrainerFailed, in_a_line
 from fairmesh.numerics.generators import GeneratorStates, seed_generators
@@ -202,6 +204,12 @@ class LocalWorker:
                     "train the module in place and undo what wraps or replaces its layers before returning; layers "
                     "that are added, such as adapters, belong into the model that the Problem gets",
                 )
+        if added := [name for name, _ in module.named_parameters() if name not in self._model.shapes]:
+            raise _failed(
+                context,
+                f"the training function added the parameter {added[0]}, which would be lost after the round",
+                "give the Problem a model that has it from the beginning",
+            )
         changed = self._model.changed_in(found)
         if changed is not None:
             parameter = changed in dict(module.named_parameters())
@@ -316,11 +324,15 @@ def _packed(context: LocalContext) -> Tensor:
         raise _failed(context, f"ctx.state is a {kind}", "put entries into the dictionary instead of replacing it")
     if not context.state:
         return no_memory(1, 1)[0, 0]
+    kinds: list[str] = []
     buffer, advice = io.BytesIO(), "keep state_dicts, tensors, numbers, text, and lists and dictionaries of them"
     try:
         torch.save(context.state, buffer)
-        if not context.round:  # read once, so that a checkpoint of it can be read later
+        kinds = get_unsafe_globals_in_checkpoint(io.BytesIO(buffer.getvalue()))
+        if kinds:  # then a checkpoint of it could not be read later
             torch.load(io.BytesIO(buffer.getvalue()), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise _failed(context, f"ctx.state cannot be stored: it holds {kinds[0]}", advice) from error
     except Exception as error:  # whatever pickle finds
         raise _failed(context, f"ctx.state cannot be stored: {in_a_line(error)}", advice) from error
     content = buffer.getvalue()
@@ -332,12 +344,12 @@ def _packed(context: LocalContext) -> Tensor:
 
 def check_trainer(problem: Any) -> None:
     """Raises BadInput for settings of a problem that have no meaning for updates of a training function."""
-    if isinstance(problem.trainer.function, types.FunctionType):
-        given = problem.trainer.function.__code__
-        if given.co_argcount < 3 and not given.co_flags & 0x04:  # *arguments
-            raise BadInput(
-                f"trainer: the function takes {given.co_argcount} arguments; write it as function(module, data, ctx)"
-            )
+    try:
+        inspect.signature(problem.trainer.function).bind(None, None, None)
+    except ValueError:  # a callable without a signature
+        pass
+    except TypeError as error:
+        raise BadInput(f"trainer: write the function as function(module, data, ctx); as it is, {error}") from error
     if problem.weight_decay:
         raise BadInput(
             f"weight_decay = {problem.weight_decay:g} is added to gradients, but the trainer makes updates; leave it "

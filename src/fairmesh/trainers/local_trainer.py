@@ -20,7 +20,8 @@ class SiteData(Dataset):
     """The training samples of one site, as a torch Dataset of pairs (inputs, targets).
 
     `torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)` works as usual, also with workers. Samples in
-    memory are at hand as whole tensors too.
+    memory are at hand as whole tensors too. All tensors are copies, so code that changes them in place does not change
+    what later rounds see.
 
     Args:
         samples: The samples.
@@ -52,19 +53,22 @@ class SiteData(Dataset):
             inputs, targets, at = self._samples.inputs, self._samples.targets, k
         else:
             (inputs, targets), at = stream.read_here([k % len(self)], [int(torch.randint(1 << 32, ()))]), 0
-        return self._as_seen(trees.at(inputs, at)), self._as_seen(trees.at(targets, at))
+        return self._copied(trees.at(inputs, at)), self._copied(trees.at(targets, at))
+
+    def _copied(self, tree: Tree) -> Tree:
+        return self._as_seen(trees.mapped(torch.clone, tree))
 
     @cached_property
     def inputs(self) -> Tree:
         """All inputs (samples, ...): a tensor, or a tuple or a dictionary of tensors."""
         self._refuse_stream()
-        return self._as_seen(self._samples.inputs)
+        return self._copied(self._samples.inputs)
 
     @cached_property
     def targets(self) -> Tree:
         """The targets of all samples (samples, ...), in the same form."""
         self._refuse_stream()
-        return self._as_seen(self._samples.targets)
+        return self._copied(self._samples.targets)
 
     def _refuse_stream(self) -> None:
         if self._samples.stream is not None:
