@@ -2,6 +2,7 @@
 computed twice."""
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -101,6 +102,25 @@ def test_runs_on_outputs_are_those_that_compute_the_prefix_in_every_pass(model, 
     for mine, theirs in zip(one.records, other.records):
         assert mine["loss"]["sites"] == pytest.approx(theirs["loss"]["sites"], abs=1e-12)
         assert mine["bytes_total"] == theirs["bytes_total"]
+
+
+@pytest.mark.parametrize("order", ["shuffled", "full"])
+def test_rest_may_change_outputs_in_place(tmp_path, order):
+    class Changing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = torch.nn.Linear(4, 5)
+            self.head = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(5, 2))
+
+        def forward(self, ids, mask):
+            return self.head(self.encoder((ids * mask).to(self.encoder.weight.dtype) / 4))
+
+    torch.manual_seed(3)
+    model, sampling = Changing(), fm.Sampling(6, order=order)
+    cached = [trained(dataclasses.replace(problem(model, tmp_path), sampling=sampling)) for _ in range(2)]
+    whole = trained(dataclasses.replace(in_every_pass(model), sampling=sampling))
+    for one in cached:
+        assert torch.allclose(one.row(), whole.row(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ def _watched(prefix: nn.Module, stop: bool) -> Iterator[list[_Call]]:
 
     def after(_: nn.Module, arguments: Any, keywords: Any, returned: Any) -> None:
         given = [one for one in tree_leaves((arguments, keywords)) if isinstance(one, Tensor)]
-        calls.append(_Call(given, returned))
+        calls.append(_Call(given, returned if stop else _copied(returned)))  # the rest may change it in place
         if stop:
             raise _Enough
 
@@ -378,7 +378,7 @@ def cut_at(settings: Backbone, model: "FlatModel", row: Tensor, inputs: Tree, gi
     _refuse_trained_before(path, model, leaf, calls[0].arguments)
     with torch.no_grad():
         cut = _first_cut(path, calls[0].returned, given)
-        first = tensors_of(_detached(calls[0].returned), cut, _ROWS)
+        first = tensors_of(calls[0].returned, cut, _ROWS)
         for one, tensor in zip(cut.outputs, first):
             if not bool(torch.isfinite(tensor).all()):
                 raise BadInput(
@@ -398,9 +398,9 @@ def _called_times(path: str, times: int) -> BadInput:
     )
 
 
-def _detached(returned: Any) -> Any:
+def _copied(returned: Any) -> Any:
     leaves, spec = tree_flatten(returned)
-    return tree_unflatten([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+    return tree_unflatten([leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
 
 def _refuse_trained_before(path: str, model: "FlatModel", row: Tensor, arguments: Sequence[Tensor]) -> None:
@@ -499,7 +499,7 @@ def _checked_cut(cut: Cut, first: Sequence[Tensor], model: "FlatModel", row: Ten
         rest = model.shortened(cut)
         for key in (None, torch.zeros((), dtype=torch.int64)):  # in evaluation and in training mode
             wanted.append(model(row, trees.mapped(torch.clone, inputs), key))
-            given = [*(tensor.clone() for tensor in first), *own]
+            given = [tensor.clone() for tensor in (*first, *own)]
             marks = _Marks(given)
             with marks:
                 found = rest(row, cut.together(given), key)
@@ -512,8 +512,11 @@ def _checked_cut(cut: Cut, first: Sequence[Tensor], model: "FlatModel", row: Ten
             )
         cut = replace(cut, read=tuple(read), kept=tuple(k - count for k in kept))
         rest = model.shortened(cut)
-        rows = cut.together([*(first[k] for k in cut.read), *(own[k] for k in cut.kept)])
-        outputs = [rest(row, rows, key) for key in (None, torch.zeros((), dtype=torch.int64))]
+        rows = [*(first[k] for k in cut.read), *(own[k] for k in cut.kept)]
+        outputs = [
+            rest(row, cut.together([tensor.clone() for tensor in rows]), key)
+            for key in (None, torch.zeros((), dtype=torch.int64))
+        ]
     except BadInput:
         raise
     except Exception as error:  # a user's module may raise anything
