@@ -113,7 +113,7 @@ def test_rest_may_change_outputs_in_place(tmp_path, order):
             self.head = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(5, 2))
 
         def forward(self, ids, mask):
-            return self.head(self.encoder((ids * mask).to(self.encoder.weight.dtype) / 4))
+            return self.head(self.encoder((ids * mask).to(self.head[1].weight.dtype) / 4))
 
     torch.manual_seed(3)
     model, sampling = Changing(), fm.Sampling(6, order=order)
