@@ -104,5 +104,10 @@ def in_a_line(error: BaseException) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns a suggestion for a mistyped word, or the list of known words."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known) or 'none'}"
+    return suggestion(word, known) or f"; known: {', '.join(known) or 'none'}"
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Returns a suggestion for a mistyped word; nothing if no known word is close to it."""
+    close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fairmesh as fm
-from fairmesh.cli.terminal import show_table
+from fairmesh.cli.terminal import show_rows, show_table
 from tests.refusals import missing_from
 
 QUICK = """
@@ -57,6 +57,13 @@ def test_run_prints_plainly_off_a_terminal(cli):
     assert "\x1b" not in out + err
     assert out.splitlines()[0].split("\t")[:3] == ["run", "algorithm", "worst accuracy"]
     assert "round 30/30" in err
+
+
+def test_run_names_its_worst_site(cli):
+    _, out, err = cli("run", "quick.toml")
+    named = next(line for line in err.splitlines() if "worst sites" in line)
+    shown = dict(zip(*(line.split("\t") for line in out.splitlines()[:2])))["worst accuracy"]
+    assert shown.split(" (")[0] in named
 
 
 def test_run_takes_set_seeds_and_out(cli, tmp_path):
@@ -218,3 +225,12 @@ def test_table_shows_words_of_others_as_text(terminal, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "[red]all is well[/red]" in shown
     assert "\x1b[2J" not in shown
+
+
+@pytest.mark.parametrize(("columns", "first"), [("200", ["run", "worst accuracy"]), ("50", ["run", "patients"])])
+def test_table_of_runs_is_turned_on_a_narrow_terminal(columns, first, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", columns)
+    show_rows([{"run": "patients", "worst accuracy": "33.3 % (13.8 to 61.8)", "mean": "77.9 % (69.4 to 80.4)"}])
+    out = capsys.readouterr().out
+    assert [missing_from(out.splitlines()[1], *first), missing_from(out, "33.3 % (13.8 to 61.8)")] == [[], []]

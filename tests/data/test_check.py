@@ -107,6 +107,15 @@ def test_check_says_an_identifier_once_and_looks_at_the_rest_without_it(tmp_path
     assert (done.exit_code, said.count("identifier"), "rare class" in said) == (1, 1, True)
 
 
+def test_check_of_an_experiment_looks_at_the_rest_without_an_unusable_column(tmp_path):
+    columns = rows() | {"patient": np.array([f"P{i}" for i in range(300)]), "ill": np.array(["y"] * 10 + ["n"] * 290)}
+    file = write(tmp_path / "t.csv", columns)
+    (tmp_path / "t.toml").write_text(f'data = {{ name = "table", file = "{file}", target = "ill", site = "site" }}\n')
+    done = CliRunner().invoke(app, ["data", "check", str(tmp_path / "t.toml"), "--json"])
+    said = [one["what"] for one in json.loads(done.output)["findings"]]
+    assert (done.exit_code, said.count("identifier"), "rare class" in said) == (1, 1, True)
+
+
 def test_check_finds_rows_of_one_site_at_another():
     inputs, labels = torch.randn(200, 3), torch.arange(200) % 2
     sites = [

@@ -318,3 +318,17 @@ def test_labels_that_are_another_number_in_every_row_are_refused_unless_they_are
         table_with(tmp_path, rows).sites()
     assert len(table_with(tmp_path, rows, predict="numbers").sites()) == 2
     assert len(table_with(tmp_path, rows, classes=[f"{i}.5" for i in range(200)]).sites()) == 2
+
+
+@pytest.mark.parametrize("name", ["none.csv", "none.parquet"])
+def test_missing_table_is_refused_with_the_folder_that_its_path_is_relative_to(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with refused(name, tmp_path):
+        fm.data.read_table(name)
+
+
+def test_missing_column_is_refused_with_each_column_once(tmp_path):
+    (tmp_path / "t.csv").write_text("age,site,ill\n61,a,yes\n")
+    with refused("bmi", "age", "ill") as caught:
+        fm.data.Table(str(tmp_path / "t.csv"), target="bmi", site="site").sites()
+    assert str(caught.value).count("age") == 1

@@ -84,7 +84,7 @@ def test_sweep_without_validation_data_asks_for_a_replica(tmp_path):
         fm.data.Digits(nodes=3), fm.Ring(), fm.TrackedADGDA(), rounds=2, sweep={"primal_step.start": (0.1, 0.2)}
     )
     fm.run(experiment, out=tmp_path / "run")
-    with refused("sweep", "0.2"):
+    with refused("sweep", "--replica", "primal_step.start = 0.2"):
         fm.inference.load_model(tmp_path / "run")
     assert fm.inference.load_model(tmp_path / "run", replica=1).about["replica"] == 1
 

@@ -165,8 +165,9 @@ def _findings(
     while isinstance(inside := getattr(inner, "data", None), Data):
         inner = inside
     findings = list(check_table(inner)) if isinstance(inner, Table) else []
-    if experiment is None and isinstance(made, Table):  # the rest is looked at without them
-        made = replace(made, exclude=tuple(one.column for one in findings if one.column))
+    if isinstance(made, Table) and not made.inputs:  # the rest is looked at without them
+        found = (one.column for one in findings if one.column and (experiment is None or one.severity == "error"))
+        made = replace(made, exclude=(*made.exclude, *found))
     try:
         sites = made.sites() if experiment is None else experiment.sites(made)
     except BadInput as error:

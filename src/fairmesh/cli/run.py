@@ -119,6 +119,7 @@ def run(
         personal_table,
         rows_of,
         subgroup_table,
+        worst_in_words,
     )
     from fairmesh.storage.run_folder import set_aside
     from fairmesh.trackers import trackers_of
@@ -180,7 +181,7 @@ def run(
         return
     shown, others = best_few(summary)
     show_rows(rows_of(shown))
-    for line in (caption_of(shown), others):
+    for line in (caption_of(shown), others, *map(worst_in_words, shown)):
         if line:
             say(line)
     for variant in shown:

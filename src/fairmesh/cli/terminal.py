@@ -51,8 +51,17 @@ def console(stderr: bool = False) -> Any:
 
 
 def show_rows(rows: list[dict[str, str]]) -> None:
-    """Prints a table of rows that have the same columns."""
-    show_table([list(rows[0]), *(list(row.values()) for row in rows)])
+    """Prints a table of rows that have the same columns. If the terminal is too narrow for it, columns become rows."""
+    table = [list(rows[0]), *(list(row.values()) for row in rows)]
+    turned = [list(column) for column in zip(*table)]
+    if sys.stdout.isatty() and _width(table) > console().width >= _width(turned):
+        table = turned
+    show_table(table)
+
+
+def _width(table: list[list[str]]) -> int:
+    """Returns how wide a table is with its borders."""
+    return 1 + sum(3 + max(map(len, column)) for column in zip(*table))
 
 
 def show_table(

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fairmesh.errors import BadInput, in_a_line, nearest, optional
+from fairmesh.errors import BadInput, in_a_line, optional, suggestion
 
 Kind = Literal["number", "yes-no", "date", "category"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -60,7 +60,7 @@ def read_table(path: str | Path) -> dict[str, np.ndarray]:
     except UnicodeDecodeError as error:
         raise BadInput(f"cannot read {path}: it is not UTF-8 text ({error.reason}); save it as CSV in UTF-8") from error
     except (OSError, csv.Error) as error:
-        raise BadInput(f"cannot read {path}: {in_a_line(error)}") from error
+        raise BadInput(f"cannot read {path}: {_why(path, error)}") from error
     if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
         what = "semicolons" if ";" in header[0] else "tabs"
         raise BadInput(f"{path}: its values are separated by {what}; save it with commas, and a point for decimals")
@@ -87,17 +87,24 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
     try:
         table = parquet.read_table(path)
     except (ArrowException, OSError) as error:
-        raise BadInput(f"cannot read {path}: {in_a_line(error)}") from error
+        raise BadInput(f"cannot read {path}: {_why(path, error)}") from error
     if not table.num_rows:
         raise BadInput(f"{path} has no rows")
     return {name: table.column(name).to_numpy() for name in table.column_names}
 
 
+def _why(path: Path, error: Exception) -> str:
+    """Returns why a file cannot be read, and where a relative path was looked for."""
+    if not isinstance(error, FileNotFoundError):
+        return in_a_line(error)
+    return "there is no such file" + ("" if path.is_absolute() else f"; the path is relative to {Path.cwd()}")
+
+
 def column_of(columns: Mapping[str, Any], name: str, where: str) -> np.ndarray:
-    """Returns one column. Refuses one that is missing, with the nearest name."""
+    """Returns one column. Refuses one that is missing, with the nearest name and what there is."""
     if name not in columns:
         shown = ", ".join(list(columns)[:20]) + (", ..." if len(columns) > 20 else "")
-        raise BadInput(f"{where} has no column {name!r}{nearest(name, columns)}; it has {shown}")
+        raise BadInput(f"{where} has no column {name!r}{suggestion(name, columns)}; it has {shown}")
     return np.asarray(columns[name])
 
 

@@ -234,10 +234,11 @@ def _entry(summary: Mapping[str, Any], which: str, replica: int | None, folder: 
             raise BadInput(f"the run in {folder} has no replica {replica}; it has {summary['replicas']}, from 0")
         return found[0]
     if summary["chosen"] != summary["chosen"]:  # null
-        variants = "; ".join(f"{e['replica']}: {e['variant']}" for e in of_kind)
+        settings = {e["replica"]: ", ".join(f"{key} = {value}" for key, value in e["variant"].items()) for e in of_kind}
+        variants = "; ".join(f"{number}: {shown}" for number, shown in settings.items())
         raise BadInput(
             f"the run in {folder} is a sweep without validation data, so that no settings are the best; choose one by "
-            f"the number of its replica ({variants})"
+            f"the number of its replica, as with --replica {of_kind[-1]['replica']} ({variants})"
         )
     return next(entry for entry in of_kind if entry["replica"] == summary["chosen"])
 

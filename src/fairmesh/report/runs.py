@@ -319,6 +319,15 @@ def worst_sites(runs: Sequence[Run]) -> set[int]:
     return found
 
 
+def worst_in_words(run: Run, most: int = 3) -> str:
+    """Returns the sites at which a run does worst, the worst first, with their values; nothing if none is known."""
+    unit, names = run.unit(), run.summary["sites"]
+    known = [(value, str(name)) for value, name in zip(run.by_site(), names) if not math.isnan(value)]
+    ordered = sorted(known, key=lambda one: one[0], reverse=not run.higher_is_better)
+    shown = ", ".join(f"{name} ({unit.shown(value)})" for value, name in ordered[:most])
+    return f"{run.label}: the worst sites by {run.metric} are {shown}" if shown else ""
+
+
 def site_table(runs: Sequence[Run]) -> list[list[str]]:
     """Returns a header and one row per site: its name and each run's final metric."""
     unit, header = runs[0].unit(), ["site", *(run.label for run in runs)]
