@@ -104,6 +104,21 @@ def test_runs_on_outputs_are_those_that_compute_the_prefix_in_every_pass(model, 
         assert mine["bytes_total"] == theirs["bytes_total"]
 
 
+def test_the_prefix_is_held_once_next_to_its_outputs(model, tmp_path):
+    calls = []
+
+    def make():
+        calls.append(1)
+        return copy.deepcopy(model)
+
+    for given in (model, make):
+        made = problem(given, tmp_path)
+        bound = with_features(made, CPU)
+        assert bound.on_features
+        assert bound.initial_model(0) is made.initial_model(0)
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("order", ["shuffled", "full"])
 def test_rest_may_change_outputs_in_place(tmp_path, order):
     class Changing(torch.nn.Module):

@@ -396,6 +396,23 @@ class Problem:
         made._check_data()
         return made
 
+    def on_outputs(self, backbone: BoundBackbone, sites: Sequence[Site]) -> "Problem":
+        """Returns the same problem, without its splits, whose sites hold the outputs of the frozen prefix. The two have
+        one module in common, which may be large."""
+        kept = {"_prepared", "_first_made"} | {one.name for one in dataclasses.fields(self)}
+        made = copy.copy(self)
+        for name in vars(made).keys() - kept:
+            del made.__dict__[name]
+        changes = {"backbone": backbone, "sites": sites, "splits": ()}
+        for name, value in (changes | dict.fromkeys(("test", "validation", "targets"))).items():
+            object.__setattr__(made, name, value)
+        made._read_sites({"test": None, "validation": None})
+        made._check_forms()
+        made._settle_loss()
+        made._check_data()
+        made._check_model()
+        return made
+
     def each(self, change: Callable[["Problem"], "Problem"]) -> "Problem":
         """Returns the problem with every split changed by a function."""
         if not self.splits:

@@ -57,9 +57,13 @@ def with_features(
     place = folder or folder_of(problem.prefix)
     stored = {one.digest: one.store(place, say) for split in every for one in split.sets}
     _say_first(problem, every, stored, place, say)
-    pairs = {one.digest: (split, one) for split in every for one in split.sets}  # equal sets are computed once
-    for digest, (split, one) in pairs.items():
-        split.compute(one, stored[digest], say, go_on)
+    done = set[str]()  # equal sets are computed once
+    for split in every:
+        for one in split.sets:
+            if one.digest not in done:
+                split.compute(one, stored[one.digest], say, go_on)
+                done.add(one.digest)
+        split.release()
     first, *others = (split.problem_of(stored) for split in every)
     return first.with_splits(others)
 
@@ -262,15 +266,12 @@ class _Split:
         def of_site(site: Site) -> Site:
             return dataclasses.replace(site, **{kind: of_set(getattr(site, kind)) for kind in SETS})
 
-        return dataclasses.replace(
-            self._problem,
-            sites=[of_site(site) for site in self._problem.sites],
-            test=None,
-            validation=None,
-            targets=None,
-            splits=(),
-            backbone=BoundBackbone(self._settings, self._cut),
-        )
+        bound = BoundBackbone(self._settings, self._cut)
+        return self._problem.on_outputs(bound, [of_site(site) for site in self._problem.sites])
+
+    def release(self) -> None:
+        """Frees the memory of the device."""
+        self._placed = None
 
     def _features(self, one: _Set, tensors: Sequence[Tensor]) -> Samples:
         samples, count = one.samples, len(self._cut.read) + len(self._cut.kept)
