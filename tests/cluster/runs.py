@@ -36,6 +36,7 @@ name = "ring"
 batch = 8
 [algorithm]
 name = "ad-gda"
+primal_step = 1.0
 consensus_step = 0.3
 compressor = { name = "quantize", bits = 4 }
 [options]
