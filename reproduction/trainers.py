@@ -294,7 +294,7 @@ def table(rows: list[dict[str, Any]], problems: list[Problem], works: list[Local
         for name in dict.fromkeys(row["algorithm"] for row in rows)
         if all((p.name, str(work), name) in cells for p in problems for work in works if work in p.works)
     ]
-    lines = [f"| | {' | '.join(problem.name for problem in problems)} | most behind |"]
+    lines = [f"| | {' | '.join(problem.name for problem in problems)} | largest gap to the best |"]
     lines.append("|---" * (len(problems) + 2) + "|")
     for name in names:
         shown, behind = [], []
