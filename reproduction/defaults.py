@@ -5,7 +5,6 @@ recorded runs. The best of the grid is that with the highest mean over splits, s
 on the test rows themselves.
 """
 
-import argparse
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from fairmesh.data.datasets import Data
 from fairmesh.experiment import load_experiment
 from fairmesh.problems.models import FullyConnected, Logistic, Model
 from fairmesh.topology.graphs import Ring, Topology
+from reproduction.recorded import write_or_show
 
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
 HOSPITALS = Path(__file__).parents[1] / "examples" / "hospitals.toml"
@@ -130,11 +130,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", type=Path, help="run every case and write the rows here")
-    what.add_argument("--show", action="store_true", help="print the table of the recorded rows")
-    given = parser.parse_args()
+    given = write_or_show(__doc__).parse_args()
     if given.show:
         print(table(json.loads(RESULTS.read_text())))
         return

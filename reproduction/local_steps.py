@@ -6,7 +6,6 @@ their rows; those on digits take about half an hour on one core, the others need
 local step. A round costs the same bytes whatever the number of local steps.
 """
 
-import argparse
 import json
 import time
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from fairmesh.problems.problem import Sampling
 from fairmesh.topology.graphs import Complete, Ring, Topology
 from fairmesh.training.options import Options
 from reproduction.frontier.recipes import CIFAR, FASHION, LATTICE, SETUPS
+from reproduction.recorded import write_or_show
 
 RESULTS = Path(__file__).parent / "results" / "local_steps.json"
 SEEDS = (0, 1, 2, 3, 4)  # each with its own placement
@@ -121,10 +121,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", type=Path, help="run the cases and write the rows here")
-    what.add_argument("--show", action="store_true", help="print the table of the recorded rows")
+    parser = write_or_show(__doc__)
     parser.add_argument("--problem", nargs="*", choices=PROBLEMS, default=list(PROBLEMS), help="which problems to run")
     parser.add_argument("--data", help="folder with Fashion-MNIST and CIFAR-10")
     parser.add_argument("--device", default="cpu")

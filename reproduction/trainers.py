@@ -8,7 +8,6 @@ The functions are those of `train_with`, called for all nodes of all runs at onc
 stacked tensors, in a small part of the time. `reproduction/tests/test_trainers.py` compares the two.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from fairmesh.problems.local_work import Node, Work
 from fairmesh.problems.losses import batch_loss
 from fairmesh.problems.stacking import gradients
 from fairmesh.trainers.local_trainer import LocalContext, LocalTrainer, SiteData
+from reproduction.recorded import write_or_show
 
 RESULTS = Path(__file__).parent / "results" / "trainers.json"
 SEEDS = (0, 1, 2, 3, 4)  # each with its own placement
@@ -309,11 +309,7 @@ def table(rows: list[dict[str, Any]], problems: list[Problem], works: list[Local
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", type=Path, help="run the cases that are missing in this file, and add them")
-    what.add_argument("--show", action="store_true", help="print the tables of the recorded rows")
-    given = parser.parse_args()
+    given = write_or_show(__doc__).parse_args()
     path = RESULTS if given.show else given.write
     rows = json.loads(path.read_text()) if path.exists() else []
     if given.show:

@@ -12,15 +12,15 @@ from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.compression.compressors import Quantize
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
-from fairmesh.experiment import Experiment, run
+from fairmesh.experiment import Experiment
 from fairmesh.networks.memory import MemoryNetwork, SingleProcess
-from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem
-from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for
+from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS, algorithm_for, only_subgroups
 from fairmesh.training.loop import TrainingState
 from fairmesh.training.observers import Observer
 from fairmesh.training.portions import footprint_of
 from fairmesh.training.replicas import replicas_of
+from fairmesh.training.train import train
 
 __all__ = ["Advice", "Predicted", "Recommended", "advise"]
 
@@ -143,17 +143,12 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
         >>> advice.experiment.algorithm == fm.TrackedADGDA(), advice.experiment.rounds
         (True, 600)
     """
-    given = experiment
     plain = replace(
         experiment,
         algorithm=DEFAULT_ALGORITHM,
         sweep={},
-        objective=Objective(
-            subgroups=given.objective.subgroups,
-            subgroup_names=given.objective.subgroup_names,
-            subgroup_strength=given.objective.subgroup_strength,
-        ),
-        options=replace(given.options, compare_weights=None),
+        objective=only_subgroups(experiment.objective),
+        options=replace(experiment.options, compare_weights=None),
     )
     problem = plain.problem()
     if problem.n < 2:
@@ -170,7 +165,7 @@ def advise(experiment: Experiment, announce: Callable[[str], None] | None = None
         chosen,
         facts,
         (
-            _algorithm(given, chosen),
+            _algorithm(experiment, chosen),
             _compressor(algorithm, chosen.trainer is not None, facts),
             _consensus(step, facts),
             why,
@@ -196,7 +191,7 @@ def _facts(problem: Problem, network: MemoryNetwork) -> dict[str, Any]:
 
 
 def _step(algorithm: TrackedADGDA, problem: Problem, network: MemoryNetwork) -> float:
-    return algorithm.consensus_step or steady_consensus_step(algorithm.compressor, problem.flat_model.dim, network)
+    return steady_consensus_step(algorithm.compressor, problem.flat_model.dim, network)
 
 
 def _rounds(facts: dict[str, Any], step: float, experiment: Experiment) -> tuple[int, Recommended]:
@@ -299,7 +294,16 @@ def _predicted(chosen: Experiment, problem: Problem, announce: Callable[[str], N
         announce(f"training up to {some} rounds to see how long they take")
     options = replace(chosen.options, measure_every=some, compare_weights=False, keep_best=False)
     begun = time.perf_counter()
-    result = run(replace(chosen, rounds=some, options=options, observers=(), personalization=None), observers=[clock])
+    result = train(
+        problem,
+        chosen.topology,
+        chosen.algorithm,
+        some,
+        seeds=chosen.seeds,
+        placements=chosen.placements,
+        observers=[clock],
+        **to_table(options),
+    )
     per_round = clock.seconds_per_round(begun)
     replicas = replicas_of(chosen.algorithms(), chosen.seeds, chosen.placements, problem.n, chosen.splits)
     memory = footprint_of(problem, replicas, chosen.options, SingleProcess()).of(len(replicas))

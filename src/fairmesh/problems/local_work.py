@@ -87,13 +87,11 @@ class LocalWorker:
 
     def __init__(self, trainer: LocalTrainer, model: FlatModel):
         self._trainer, self._model = trainer, model
-        self.together: LongWork = lambda doing: (
-            nullcontext()
-        )  # surrounds a round: processes that wait and fail together
+        # Surrounds a round: processes that wait and fail together.
+        self.together: LongWork = lambda doing: nullcontext()
         self.done: Done | None = None  # None: a run without a folder
-        self.watch: Callable[[Activity | None], None] = lambda activity: (
-            None
-        )  # told when a node begins, None at the end
+        # Told when a node begins, and None at the end.
+        self.watch: Callable[[Activity | None], None] = lambda activity: None
 
     def work(
         self,

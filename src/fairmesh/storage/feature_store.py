@@ -114,7 +114,7 @@ class StoredRows:
         return sorted(set(range(self.count)) - set(whole))
 
     def clear(self) -> None:
-        """Begins anew: nothing is whole, and the disk has room for all rows.
+        """Starts over: no portion counts as whole, and the disk has room for all rows.
 
         Raises:
             BadInput: There is not enough room.

@@ -24,10 +24,15 @@ def default_objective() -> Objective:
     return Objective(judged_on="held-out", share=0.35, discount_noise=True)
 
 
+def only_subgroups(objective: Objective, like: Objective | None = None) -> Objective:
+    """Returns the plain objective, or the one that it is to be `like`, with the subgroups of the given one."""
+    subgroups = {name: getattr(objective, name) for name in ("subgroups", "subgroup_names", "subgroup_strength")}
+    return replace(like or Objective(), **subgroups)
+
+
 def completed(objective: Objective) -> Objective:
     """Returns the default objective with the subgroups of the given one, if it says nothing else."""
-    subgroups = {name: getattr(objective, name) for name in ("subgroups", "subgroup_names", "subgroup_strength")}
-    return replace(default_objective(), **subgroups) if objective == Objective(**subgroups) else objective
+    return only_subgroups(objective, default_objective()) if objective == only_subgroups(objective) else objective
 
 
 def algorithm_for(objective: Objective, updates: bool = False) -> TrackedADGDA:
