@@ -96,8 +96,8 @@ class _Decaying(Optimizer):
             return directions
         spared = _spared(layout, self.no_decay, self.decay_vectors)
         if not spared:
-            return directions + models * self.decay
-        return directions + models * (self.decay * _decaying(layout, spared, models.dtype, models.device))
+            return (models * self.decay).add_(directions)
+        return (models * (self.decay * _decaying(layout, spared, models.dtype, models.device))).add_(directions)
 
 
 class Momenta(NamedTuple):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput, optional
+from fairmesh.mesh.wire.ports import keep_from_forks
 from fairmesh.storage.files import replace_quickly
 from fairmesh.storage.strict_json import as_json
 
@@ -191,9 +192,10 @@ class Monitor:
         registry = CollectorRegistry()
         registry.register(self)  # type: ignore[arg-type]
         try:
-            start_http_server(port, addr="127.0.0.1", registry=registry)
+            server, _ = start_http_server(port, addr="127.0.0.1", registry=registry)
         except OSError as error:
             raise BadInput(f"cannot listen on 127.0.0.1:{port} for Prometheus: {error.strerror or error}") from error
+        keep_from_forks([server])
 
     def show(self, status: Mapping[str, Any]) -> None:
         self._status = status

@@ -17,6 +17,7 @@ from typing import Any
 from fairmesh.errors import BadInput
 from fairmesh.mesh.members import host_and_port
 from fairmesh.mesh.wire.frames import LENGTH, check_length
+from fairmesh.mesh.wire.ports import keep_from_forks
 from fairmesh.mesh.wire.tls_errors import reason_of
 from fairmesh.mesh.wire.tls_stream import READ_AHEAD, TlsStream
 
@@ -162,6 +163,7 @@ class Listener:
             if host in ("0.0.0.0", "::"):
                 given = {"sock": _on_all_interfaces(port)}
             self._server = await asyncio.start_server(self._accepted, limit=READ_AHEAD, backlog=_BACKLOG, **given)
+            keep_from_forks(self._server.sockets)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise BadInput(f"cannot listen on {address}: another program uses the port") from error
