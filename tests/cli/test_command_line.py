@@ -25,6 +25,7 @@ name = "ring"
 batch = 8
 [algorithm]
 name = "ad-gda"
+primal_step = 2.0
 consensus_step = 0.5
 compressor = { name = "quantize", bits = 4 }
 [options]
@@ -142,6 +143,7 @@ def test_resume_extends_a_finished_run(cli, tmp_path):
 
 
 @pytest.mark.slow  # cluster/test_launching.py and training/test_resuming.py have the like
+@pytest.mark.recorded  # as in the command's own process
 def test_run_keeps_a_checkpoint_on_ctrl_c_and_resumes_to_the_same_end(cli, tmp_path):
     command = [sys.executable, "-m", "fairmesh", "run", "quick.toml", "--set", "rounds=4000", "--out", "stopped"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -148,4 +148,4 @@ def played(module: str, *arguments: str, seconds: float = 300) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):  # nodes that a failed scenario has left
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, said[-6000:]
+    assert process.returncode == 0, said if len(said) < 8000 else f"{said[:3000]}\n...\n{said[-5000:]}"
