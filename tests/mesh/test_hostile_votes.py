@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from fairmesh.mesh.node import data_agreement, deciding, ledger
 from fairmesh.mesh.node.decisions import Claim
+from fairmesh.mesh.node.start import Start
+from fairmesh.mesh.node.store import START
 from fairmesh.networks import remote
 from tests.mesh.scenarios import EXPERIMENT, NAMES, Run, played, waits_at
 
@@ -195,6 +198,20 @@ def other_facts(run: Run) -> None:
     run.stops("e", "continue without e")
 
 
+def silent_before_the_first_round(run: Run) -> None:
+    """One agrees on the data and then says nothing more. The others have the model to start from, with an output for
+    the labels that only that one has, and keep it when they go on without it."""
+
+    def silent() -> None:
+        Start.agree = lambda *_: time.sleep(600)  # type: ignore[method-assign]
+
+    run.start("a", "b", "c", "d")
+    run.start("e", before=silent)
+    run.until(lambda: all((run.folder / name / "state" / START).exists() for name in "abcd"))
+    run.vote("a", "b", "c", "d", out=["e"])
+    assert {len(tensor) for tensor in load(run.end("a", "b", "c", "d")).values()} == {5}
+
+
 def started_again_meanwhile(run: Run) -> None:
     """In a ring of four, the last is gone. One votes and crashes; the two others vote and commit. Started again, it
     learns of the vote of the one that is no neighbour of it, from one that has stopped training."""
@@ -256,6 +273,7 @@ SCENARIOS = {
         away_meanwhile,
         back_to_a_round,
         other_facts,
+        silent_before_the_first_round,
         started_again_meanwhile,
         numbers_that_grow,
     )

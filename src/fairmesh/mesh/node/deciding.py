@@ -175,12 +175,12 @@ class Deciding:
         node = self._node
         begun, rounds = node.ledger.begun, node.rounds
         if node.ledger.pending or not begun:  # it has not trained since it said so, or has lost its state
-            return Claim(tuple(begun), node.ledger.outputs())
+            return Claim(tuple(begun), node.outputs())
         last = begun[-1]
         store = Store(node.folder, last.generation, node.log)
         done = rounds.done if rounds else store.newest or last.start
         here = Begun(last.generation, last.start, store.oldest(last.start), done)
-        return Claim((*begun[:-1], here), rounds.problem.classes or 0 if rounds else node.ledger.outputs())
+        return Claim((*begun[:-1], here), node.outputs())
 
     def _unready(self) -> tuple[list[str], str]:
         """Returns the sites without which the next generation cannot begin, and why if it is not their silence."""

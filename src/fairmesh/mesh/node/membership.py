@@ -221,6 +221,12 @@ def refuse_many_outputs(said: Mapping[str, Any], experiment: Experiment) -> None
         )
 
 
+def outputs_needed(membership: Membership, mine: Site, known: Mapping[str, Mapping[str, Any]], outputs: int = 0) -> int:
+    """Returns how many outputs of the model the labels of all present sites need, and at least `outputs`."""
+    declared = (int(known[member.name]["outputs"]) for member in membership.mesh.present)
+    return max(outputs, shape_of([mine])[1], *declared)
+
+
 def common_problem(
     membership: Membership, mine: Site, known: Mapping[str, Mapping[str, Any]], outputs: int = 0
 ) -> Problem:
@@ -230,7 +236,6 @@ def common_problem(
     unlike = misfit({name: known[name] for name in names})
     if unlike is not None:
         raise BadInput(unlike[1])
-    outputs = max(outputs, shape_of([mine])[1], *(int(known[name]["outputs"]) for name in names))
 
     def elsewhere(name: str) -> Site:
         count = int(known[name]["samples"])
@@ -240,4 +245,4 @@ def common_problem(
     sites = [mine if name == membership.name else elsewhere(name) for name in names]
     given, experiment = membership.experiment.prior, membership.experiment
     prior = None if given is None else tuple(given[membership.mesh.position(name)] for name in names)
-    return replace(experiment, prior=prior).problem(sites, outputs)
+    return replace(experiment, prior=prior).problem(sites, outputs_needed(membership, mine, known, outputs))

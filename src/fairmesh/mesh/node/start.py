@@ -156,6 +156,11 @@ class Start:
             raise BadInput(f"{self._path} is damaged ({error}); restore it from a backup") from error
         for name, tensor in _tensors(module).items():
             if name in tensors:
+                if tensors[name].shape != tensor.shape:
+                    raise BadInput(
+                        f"{self._path} has {name} of shape {tuple(tensors[name].shape)}, but this run's model "
+                        f"{tuple(tensor.shape)}; are the experiment's files those that the run began with?"
+                    )
                 tensor.data.copy_(tensors[name])
             elif not torch.equal(tensors[_SHA256 + name], self._travelling[_SHA256 + name]):
                 raise BadInput(
