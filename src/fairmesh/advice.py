@@ -29,6 +29,7 @@ _FINER = Quantize(bits=4, block=256)
 _MIXED = 10.0  # rounds, in units of 1 / (gamma rho): what gossip needs to spread news over the network
 _PASSES = 5  # over the largest site's rows
 _MOST = 20_000  # rounds
+_FEW = 50  # held-out rows, which may not show that a site's loss can be lowered
 _MEASURED_ROUNDS = 40
 _ENOUGH = 16  # rounds, after which the time counts
 _MEASURED_S, _PATIENCE_S = 3.0, 20.0  # seconds to spend if there are enough rounds, and if there are not
@@ -260,6 +261,14 @@ def _hints(facts: dict[str, Any], problem: Problem) -> list[str]:
         found.append(
             f"the smallest site has {facts['smallest_site']:,} rows and the largest {facts['largest_site']:,}; "
             "intervals at small sites are wide, so look at them before you rank sites"
+        )
+    objective = problem.objective
+    judging = objective.held_out_of(facts["smallest_site"])
+    if objective.discount_noise and judging < _FEW:
+        found.append(
+            f"at the smallest site {judging} held-out rows judge the model; if they do not show that its loss can be "
+            "lowered, its weight stays small. If it stays the worst, compare with [objective] judged_on = "
+            f'"held-out", share = {objective.share:g}, which does not discount noise'
         )
     share = float(problem.prior_of_sites.max())
     if share > 0.5:

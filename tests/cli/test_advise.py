@@ -74,6 +74,12 @@ def test_slow_graphs_get_more_bits_and_more_rounds():
     assert any("mixes slowly" in hint for hint in sparse.hints)
 
 
+def test_few_rows_that_judge_a_site_are_named():
+    few, many = (fm.advise(fm.Experiment(fm.data.Digits(nodes=n, odd=1))).hints for n in (10, 4))
+    assert any("47 held-out rows" in hint for hint in few)
+    assert not any("held-out rows" in hint for hint in many)
+
+
 def test_one_site_has_nobody_to_train_with():
     with refused("one site"):
         fm.advise(fm.Experiment(fm.data.Digits(nodes=1, odd=0)))

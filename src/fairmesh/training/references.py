@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,7 @@ from fairmesh.training.loop import Training
 from fairmesh.training.options import Options
 from fairmesh.training.replicas import Replica
 
-_LOOKS = 20  # times that local models are measured; the best time counts, as with early stopping
+LOOKS = 20  # times that local models are measured; the best time counts, as with early stopping
 
 
 def with_references(
@@ -114,7 +114,9 @@ def _local_losses(
 ) -> list[dict[int, float]]:
     """Returns, for every split, the least loss over the run of each hosted site's own model on the rows that judge the
     site."""
-    best, _ = early_stopped_models(problem, topology, rounds, seed, options, network)
+    every = max(1, rounds // LOOKS)
+    looks = {*range(every, rounds + 1, every), rounds}
+    best, _ = early_stopped_models(problem, topology, rounds, seed, options, network, looks)
     nodes = network.hosted.tolist()
     return [dict(zip(nodes, row)) for row in best.tolist()]
 
@@ -126,10 +128,11 @@ def early_stopped_models(
     seed: int,
     options: Options,
     network: Network,
+    looks: Collection[int],
     go_on: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
-    """Trains every hosted site alone, and looks at its loss on its validation rows from time to time. `go_on` is called
-    after every round and may raise.
+    """Trains every hosted site alone, and looks at its loss on its validation rows after the rounds `looks`. `go_on` is
+    called after every round and may raise.
 
     Returns:
         The least loss of each split and site (splits, nodes), and the model that had it with its own part (splits,
@@ -140,12 +143,12 @@ def early_stopped_models(
     training = Training(problem, topology, replicas, options, network=network)
     judge = SplitEvaluator(problem, splits, "validation", training.device, training.dtype, training.data_home)
     nodes = network.hosted.cpu()
-    every, best = max(1, rounds // _LOOKS), torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
+    best = torch.full((len(replicas), len(nodes)), torch.inf, dtype=torch.float64)
     first = training.initial()
     found = training.whole_models(first)
     for done, state in training.states(first, 0, rounds):
         go_on()
-        if done and (done % every == 0 or done == rounds):
+        if done in looks:
             placements, models = nodes.expand(len(replicas), -1), training.whole_models(state)
             losses = judge.of_own_models(models, placements)["loss"].nan_to_num(nan=torch.inf)
             found = torch.where((losses < best).unsqueeze(-1).to(models.device), models, found)

@@ -36,7 +36,7 @@ from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import SUMMARY, RunFolder
 from fairmesh.storage.strict_json import as_json
-from fairmesh.training.references import early_stopped_models, judged_apart
+from fairmesh.training.references import LOOKS, early_stopped_models, judged_apart
 
 KIND = "versus_local"  # of announcement
 _ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
@@ -102,6 +102,8 @@ def _own_model(membership: Membership, rounds: Rounds, mine: Site, folder: Path,
     if not file.exists():
         objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
         apart = judged_apart(problem.with_other(objective=objective))
+        # Early looks are closer together: few rows are learned by heart within some rounds.
+        looks = {max(1, round(experiment.rounds * (j / LOOKS) ** 2)) for j in range(1, LOOKS + 1)}
         _, models = early_stopped_models(
             apart,
             experiment.topology,
@@ -109,6 +111,7 @@ def _own_model(membership: Membership, rounds: Rounds, mine: Site, folder: Path,
             experiment.seeds[0],
             training.options,
             training.network,
+            looks,
             go_on,
         )
         with storing(folder.parent):
