@@ -19,6 +19,8 @@ from fairmesh.training.options import Options
 from fairmesh.training.replicas import replicas_of
 from tests import toys
 from tests.problems.test_parts import problem as parts_problem
+from tests.trainers import test_local_trainer as local_trainer
+from tests.training import test_features as features
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -332,7 +334,60 @@ def test_run_with_own_parts_resumed_on_a_gpu_is_the_uninterrupted_one(tmp_path):
     made = parts_problem(batch_norm="local", parts=fm.Parts(local=("head.*",)))
     for rounds in (6, 10):
         resumed = fm.train(made, fm.Ring(), fm.DSGD(0.1), rounds, out=tmp_path, resume=rounds > 6, device="cuda")
-    whole = fm.train(made, fm.Ring(), fm.DSGD(), 10, device="cuda")
+    whole = fm.train(made, fm.Ring(), fm.DSGD(0.1), 10, device="cuda")
     for site in made.sites:
         one, other = resumed.state_dict(site=site.name), whole.state_dict(site=site.name)
         assert all(torch.equal(one[part], other[part]) for part in one)
+
+
+@pytest.mark.parametrize("fuse", ["no", "yes"])
+@pytest.mark.parametrize(("algorithm", "apart"), [(fm.DSGD(0.3), 1e-9), (fm.TrackedADGDA(0.1), 1e-5)])
+def test_gpu_trains_adapters_as_a_cpu_does(algorithm, apart, fuse):
+    pytest.importorskip("peft")
+    from tests.problems.test_lora import problem
+
+    given = {"dtype": "float64", "fuse": fuse}
+    runs = [fm.train(problem(), fm.Ring(), algorithm, 20, device=device, **given) for device in ("cpu", "cuda")]
+    torch.testing.assert_close(*(run.row().cpu() for run in runs), rtol=apart, atol=apart)
+    assert runs[0].final[0]["bytes_total"] == pytest.approx(runs[1].final[0]["bytes_total"], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["held", "streamed"])
+def test_gpu_trains_on_the_outputs_of_a_backbone_as_on_a_prefix_in_every_pass(kind, tmp_path):
+    torch.manual_seed(3)
+    model = features.Model().train()
+    ways = {
+        "cpu": features.problem(model, tmp_path / "cpu", kind),
+        "cuda": features.problem(model, tmp_path / "cuda", kind),
+        "in every pass": features.in_every_pass(model, kind),
+    }
+    rows = {
+        way: features.trained(made, 20, device="cpu" if way == "cpu" else "cuda", trace="auto").row().cpu()
+        for way, made in ways.items()
+    }
+    torch.testing.assert_close(rows["cpu"], rows["cuda"], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(rows["in every pass"], rows["cuda"], rtol=1e-6, atol=1e-7)
+
+
+def test_training_function_on_a_gpu_takes_the_steps_of_a_cpu_and_of_the_batched_oracle(tmp_path):
+    def adamw(module, data, ctx):  # its state is in the checkpoint
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.02)
+        optimizer.load_state_dict(ctx.state.get("optimizer", optimizer.state_dict()))
+        for inputs, targets in torch.utils.data.DataLoader(data, batch_size=8, shuffle=True):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(module(inputs.to(ctx.device)), targets.to(ctx.device)).backward()
+            optimizer.step()
+        ctx.state["optimizer"] = optimizer.state_dict()
+
+    def row(trainer, device, step=1.0, rounds=10, **options):
+        made = local_trainer.problem_of(trainer)
+        given = {"device": device, "dtype": "float64"} | options
+        return fm.train(made, fm.Ring(), fm.ChocoSGD(step), rounds, **given).row().cpu()
+
+    step = local_trainer.sgd_step(0.3)
+    there = row(step, "cuda")
+    for other in (row(step, "cpu"), row(None, "cuda", 0.3)):
+        torch.testing.assert_close(there, other, rtol=1e-9, atol=1e-10)
+    whole = row(adamw, "cuda")
+    row(adamw, "cuda", rounds=5, out=tmp_path / "run")
+    assert torch.equal(row(adamw, "cuda", out=tmp_path / "run", resume=True), whole)
