@@ -104,6 +104,22 @@ def a_lied_round(run: Run) -> None:
     assert went_on["round"] >= 38
 
 
+def lied_outputs(run: Run) -> None:
+    """One says that the model has 10,000 outputs. The others know what all labels need, and lose nothing by it."""
+    flag = run.folder / "go"
+
+    def liar() -> None:
+        claim = deciding.Deciding._claim
+        deciding.Deciding._claim = lambda self: claim(self)._replace(outputs=10_000)  # type: ignore[method-assign]
+
+    run.start("a", "b", "c")
+    run.start("d", before=liar)
+    run.start("e", observe=waits_at(20, flag))
+    run.until(lambda: run.round("a") >= 18)
+    run.vote("a", "b", "c", "d", out=["e"])
+    assert {len(tensor) for tensor in load(run.end("a", "b", "c", "d")).values()} == {5}
+
+
 def away_meanwhile(run: Run) -> None:
     """Two are stopped when the others vote them out: one that dials the others, and one that they dial. Started again,
     they are told, stop, and have lost nothing."""
@@ -270,6 +286,7 @@ SCENARIOS = {
         two_of_five,
         a_changed_mind,
         a_lied_round,
+        lied_outputs,
         away_meanwhile,
         back_to_a_round,
         other_facts,

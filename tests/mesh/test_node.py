@@ -21,7 +21,7 @@ from fairmesh.experiment import load_experiment
 from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.certificates import make_key, make_secret, secret_of
 from fairmesh.mesh.members import SiteFile
-from fairmesh.mesh.node.membership import Membership, refuse_many_outputs
+from fairmesh.mesh.node.membership import Membership, outputs_of_run, refuse_many_outputs
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.store import locked
@@ -403,6 +403,21 @@ def test_data_of_another_form_is_refused_by_the_sites_name_and_the_field():
     other = mine | {"inputs": ["torch.float32", [4]]}
     with refused("inputs", '["torch.float32", [4]] at b', '["torch.float32", [3]] at a'):
         common_problem(Member(), sites[0], {"a": mine, "b": other})  # type: ignore[arg-type]
+
+
+def test_claims_add_outputs_up_to_what_the_labels_of_all_sites_need():
+    """A site that says at a vote that the model has 10,000 outputs would end the run at all others."""
+    mine, names = fm.Site((torch.randn(4, 3), torch.arange(4) % 2)), ["a", "b", "gone"]
+    known = {"a": {"outputs": 2}, "b": {"outputs": 3}}
+    all_of_them = known | {"gone": {"outputs": 5}}
+    assert outputs_of_run(0, mine, {}, known, names) == 2
+    assert outputs_of_run(0, mine, all_of_them, {}, names) == 5
+    assert outputs_of_run(10_000, mine, all_of_them, known | {"b": {"outputs": 10_000}}, names) == 5
+    assert (
+        outputs_of_run(10_000, mine, known, all_of_them, names) == 5
+    )  # it left before this site began, or lost its disk
+    assert outputs_of_run(0, mine, known, all_of_them, names) == 3
+    assert outputs_of_run(7, mine, known, known, names) == 7  # nobody here can say what the removed site needed
 
 
 def test_data_with_more_classes_than_other_sites_accept_are_refused_at_the_site_itself():

@@ -255,8 +255,7 @@ class Ledger:
         return min((claim.begun[-1].oldest for claim in claims if claim.begun), default=None)
 
     def outputs(self) -> int:
-        """Returns how many outputs the model had before a decision. It keeps those that only a removed site's labels
-        need."""
+        """Returns the most outputs of the model that a site has claimed in a decision. It may not be true."""
         claims = [claim for one in self._table["decisions"] for claim in one["commits"].values()]
         return max((int(claim["outputs"]) for claim in claims), default=0)
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -221,10 +221,28 @@ def refuse_many_outputs(said: Mapping[str, Any], experiment: Experiment) -> None
         )
 
 
-def outputs_needed(membership: Membership, mine: Site, known: Mapping[str, Mapping[str, Any]], outputs: int = 0) -> int:
-    """Returns how many outputs of the model the labels of all present sites need, and at least `outputs`."""
-    declared = (int(known[member.name]["outputs"]) for member in membership.mesh.present)
-    return max(outputs, shape_of([mine])[1], *declared)
+def outputs_of_run(
+    claimed: int,
+    mine: Site,
+    frozen: Mapping[str, Mapping[str, Any]],
+    announced: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+) -> int:
+    """Returns how many outputs the model of the run has, also those that only a removed site's labels need. A claim
+    counts up to what the labels of all sites need, since a model of another size would not fit the run.
+
+    Args:
+        claimed: The most that a site has claimed in a decision. It may not be true.
+        mine: This site, whose preprocessing knows the classes of all tables.
+        frozen: What sites said about their data when the run began here, also those that have left since.
+        announced: What sites say about their data now, also those that left before.
+        names: All sites that the mesh ever had. If one of them is in neither, every claim counts.
+    """
+    needed = {name: int(said["outputs"]) for name, said in {**announced, **frozen}.items()}
+    own = shape_of([mine])[1]
+    if needed.keys() >= set(names):
+        claimed = min(claimed, max(own, *needed.values()))
+    return max(claimed, own, *(needed[name] for name in frozen))
 
 
 def common_problem(
@@ -236,6 +254,7 @@ def common_problem(
     unlike = misfit({name: known[name] for name in names})
     if unlike is not None:
         raise BadInput(unlike[1])
+    outputs = max(outputs, shape_of([mine])[1], *(int(known[name]["outputs"]) for name in names))
 
     def elsewhere(name: str) -> Site:
         count = int(known[name]["samples"])
@@ -245,4 +264,4 @@ def common_problem(
     sites = [mine if name == membership.name else elsewhere(name) for name in names]
     given, experiment = membership.experiment.prior, membership.experiment
     prior = None if given is None else tuple(given[membership.mesh.position(name)] for name in names)
-    return replace(experiment, prior=prior).problem(sites, outputs_needed(membership, mine, known, outputs))
+    return replace(experiment, prior=prior).problem(sites, outputs)

@@ -16,7 +16,7 @@ from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import machine
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements
-from fairmesh.mesh.node.membership import Membership, common_problem, outputs_allowed, outputs_needed
+from fairmesh.mesh.node.membership import Membership, common_problem, outputs_allowed, outputs_of_run
 from fairmesh.mesh.node.oversight import Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.start import Start
@@ -130,15 +130,15 @@ class Node:
 
     def problem(self, membership: Membership) -> Problem:
         """Returns the problem of all sites. Its model is the one that all start from, once that is known."""
-        made = common_problem(membership, self.own, self.facts or {}, self.ledger.outputs())
+        made = common_problem(membership, self.own, self.facts or {}, self.outputs())
         if not Start.known(self.folder):
             return made
         return replace(made, model=self.start_of(made, membership).model())
 
     def outputs(self) -> int:
         """Returns how many outputs the model has that this node may have kept, whether it has trained it or not."""
-        before = self.ledger.outputs()
-        return before if self.facts is None else outputs_needed(self.membership, self.own, self.facts, before)
+        announced, names = self.bulletin.of_all("facts"), self.membership.mesh.names
+        return outputs_of_run(self.ledger.outputs(), self.own, self.facts or {}, announced, names)
 
     def start_of(self, made: Problem, membership: Membership) -> Start:
         """Returns the start of the run, given the problem with the model as this site makes it."""
