@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fairmesh as fm
 from fairmesh.cli.cluster import leave, stop_where_ended
@@ -76,6 +77,54 @@ def test_launch_with_references_and_sites_left_out_gives_what_one_process_gives(
     for name in one:
         assert several[name]["sites"] == pytest.approx(one[name]["sites"], abs=1e-6), name
         assert several[name]["versus"]["sites"].keys() == one[name]["versus"]["sites"].keys()
+
+
+_TRAINED = """
+rounds = 3
+options = {measure_every = 3, device = "cpu", dtype = "float64"}
+data = {name = "digits", nodes = 4}
+model = {name = "logistic"}
+trainer = {function = "mine.py:train"}
+"""
+_OWN_TRAINING = """
+import torch
+
+def train(module, data, ctx):
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    if "optimizer" in ctx.state:
+        optimizer.load_state_dict(ctx.state["optimizer"])
+    for inputs, targets in torch.utils.data.DataLoader(data, batch_size=32, shuffle=True):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+    ctx.state["optimizer"] = optimizer.state_dict()
+    with open("worked", "a") as lines:
+        lines.write(f"{torch.distributed.is_initialized()} {ctx.round} {ctx.site}\\n")
+"""
+
+
+@pytest.mark.slow
+def test_launch_with_a_trainer_gives_what_one_process_gives(tmp_path):
+    (tmp_path / "mine.py").write_text(_OWN_TRAINING)
+    (tmp_path / "toy.toml").write_text(_TRAINED)
+    models = []
+    for command, more in (("run", []), ("launch", ["--processes", "2", "--restarts", "0"])):
+        arguments = [command, "toy.toml", *more, "--out", command]
+        done = subprocess.run(
+            [sys.executable, "-m", "fairmesh", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        models.append(load_file(tmp_path / command / "model.safetensors"))
+    one, several = models
+    assert one.keys() == several.keys()
+    for name in one:
+        assert torch.allclose(several[name], one[name], rtol=0, atol=1e-12), name
+    worked = (tmp_path / "worked").read_text().splitlines()
+    sites = {line.split(maxsplit=2)[2] for line in worked}
+    assert len(sites) == 4
+    assert sorted(worked) == sorted(
+        f"{cluster} {t} {site}" for cluster in (False, True) for t in range(3) for site in sites
+    )
 
 
 @pytest.mark.slow
