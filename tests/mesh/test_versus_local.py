@@ -98,6 +98,14 @@ def test_announced_verdicts_are_words_and_nothing_else():
     assert not any(map(holds, ("better by 3", 0.3, ["better"], None)))
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 10, 600])
+def test_own_model_is_looked_at_early_and_after_the_last_round(rounds):
+    looks = sorted(versus_local._looks(rounds))
+    assert looks[0] in (1, 2)
+    assert looks[-1] == rounds
+    assert len(looks) <= 20
+
+
 def test_numbers_are_compared_on_the_sites_own_rows():
     rng = torch.Generator().manual_seed(0)
     inputs = torch.randn(40, 2, generator=rng)

@@ -102,8 +102,6 @@ def _own_model(membership: Membership, rounds: Rounds, mine: Site, folder: Path,
     if not file.exists():
         objective = Objective(judged_on="held-out" if mine.validation is None else "validation")
         apart = judged_apart(problem.with_other(objective=objective))
-        # Early looks are closer together: few rows are learned by heart within some rounds.
-        looks = {max(1, round(experiment.rounds * (j / LOOKS) ** 2)) for j in range(1, LOOKS + 1)}
         _, models = early_stopped_models(
             apart,
             experiment.topology,
@@ -111,7 +109,7 @@ def _own_model(membership: Membership, rounds: Rounds, mine: Site, folder: Path,
             experiment.seeds[0],
             training.options,
             training.network,
-            looks,
+            _looks(experiment.rounds),
             go_on,
         )
         with storing(folder.parent):
@@ -122,6 +120,12 @@ def _own_model(membership: Membership, rounds: Rounds, mine: Site, folder: Path,
             into.write_model("model", problem.flat_model.state_dict(models[0, 0]), about)
             put_in_place(partial, folder)
     return problem.flat_model.row_of_state_dict(load_file(file)).to(training.device, training.dtype)
+
+
+def _looks(rounds: int) -> set[int]:
+    """Returns after which rounds the model of a site alone is measured, the last one included. Early ones are closer
+    together: few rows are learned by heart within some rounds."""
+    return {max(1, round(rounds * (k / LOOKS) ** 2)) for k in range(1, LOOKS + 1)}
 
 
 def _of_numbers(here: Problem, common: Tensor, own: Tensor) -> Difference:
