@@ -196,7 +196,8 @@ def test_model_that_changes_a_buffer_is_refused_by_its_name(in_place):
                 self.seen = self.seen + 1
             return self.head(inputs)
 
-    problem_refused("buffer", "seen", model=Counting(), sites=toys.sites(2))
+    problem_refused("buffer", "seen", "training mode", ".eval()", model=Counting(), sites=toys.sites(2))
+    problem_refused("buffer", "seen", "evaluation mode", "forward()", model=Counting().eval(), sites=toys.sites(2))
 
 
 def test_run_one_by_one_is_resumed_bit_for_bit_and_by_no_other_number_at_once(tmp_path):

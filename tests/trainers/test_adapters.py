@@ -51,6 +51,23 @@ def test_examples_learn(name: str):
     assert example(name).main().worst > 0.7
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("in_a_list", [True, False])
+def test_lightning_takes_callbacks_as_its_trainer_does(in_a_list: bool):
+    module, begun = example("lightning_module"), []
+
+    class Noting(module.lightning.Callback):
+        def on_train_start(self, trainer, pl_module):
+            begun.append(trainer)
+
+    def train(module, data, ctx):
+        fm.trainers.fit_lightning(module, data, ctx, max_steps=1, callbacks=[Noting()] if in_a_list else Noting())
+
+    sites = fm.data.Digits(nodes=2, odd=1).sites()
+    fm.train(fm.Problem(module.Classifier(), sites, trainer=fm.LocalTrainer(train)), rounds=1)
+    assert len(begun) == 2
+
+
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lightning.pytorch", None)
     with refused("fairmesh[lightning]"):

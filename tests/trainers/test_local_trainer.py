@@ -140,6 +140,13 @@ def test_local_epochs_of_adamw_learn_with_the_default_algorithm():
     assert result.worst > 0.85
 
 
+@pytest.mark.parametrize(("algorithm", "told"), [(fm.ChocoSGD(), True), (fm.ADGDA(3.0), False), (None, False)])
+def test_default_steps_for_gradients_are_told_before_the_first_round(algorithm, told):
+    said = []
+    fm.train(problem_of(sgd_step(0.3)), fm.Ring(), algorithm, rounds=1, announce=said.append)
+    assert any(missing_from(line, "primal_step", "gradients", "updates") == [] for line in said) == told
+
+
 def test_context_is_seeded_by_round_site_and_seed_and_generators_are_left_alone():
     seen = {}
 

@@ -400,7 +400,7 @@ class FlatModel:
             for name, (layer, own_name) in self._buffers.items():
                 buffer = getattr(layer, own_name, None)
                 if buffer is not self._fixed[name] or self._fixed[name]._version != versions[name]:
-                    raise _changing(name)
+                    raise _changing(name, layer.training)
             return tuple(part.detach() for part in found) if has_aux else found.detach()
 
         self._holds_a_row = True
@@ -442,12 +442,14 @@ class FlatModel:
         return result
 
 
-def _changing(name: str) -> BadInput:
-    """Returns what to do about a buffer that a model changes."""
-    return BadInput(
-        f"the model changes its buffer {name} in training mode, which all nodes would share; give the layer no running "
-        "state, or call .eval() on it"
+def _changing(name: str, training: bool) -> BadInput:
+    """Returns what to do about a buffer that a model changes, whose layer is in training or in evaluation mode."""
+    mode, way = (
+        ("training", "give the layer no running state, or call .eval() on it")
+        if training
+        else ("evaluation", "do not change it in forward(); to count, use a plain attribute of the module")
     )
+    return BadInput(f"the model changes its buffer {name} in {mode} mode, which all nodes would share; {way}")
 
 
 def own_copy(module: nn.Module) -> nn.Module:

@@ -68,7 +68,8 @@ def fit_lightning(
     }
     place = {"accelerator": "gpu" if ctx.device.type == "cuda" else "cpu", "devices": 1}
     settings: dict[str, Any] = {"max_epochs": 1, **quiet, **place, **arguments}
-    settings["callbacks"] = [Memory(), *settings.get("callbacks", ())]
+    others = settings.get("callbacks") or []
+    settings["callbacks"] = [Memory(), *(others if isinstance(others, list | tuple) else [others])]
     chatty = logging.getLogger("lightning.pytorch")  # tells about the machine in every round
     level = chatty.level
     try:

@@ -70,6 +70,21 @@ def check_updates(algorithm: Algorithm, objective: Objective) -> None:
         )
 
 
+def on_updates(algorithm: Algorithm, problem: Problem) -> str | None:
+    """Returns that an algorithm has its default step, which is for gradients, if a training function gives updates."""
+    if problem.trainer is None or not dataclasses.is_dataclass(algorithm):
+        return None
+    step = algorithm.steps().get("primal_step")
+    default = {field.name: field.default_factory for field in dataclasses.fields(algorithm)}.get("primal_step")
+    if not callable(default) or step != default():
+        return None
+    return (
+        f"{type(algorithm).__name__} has its default primal_step = {step}, which is for gradients, but a trainer gives "
+        "updates. docs/howto/own-training-code.md says which steps apply them whole; without an algorithm, fairmesh "
+        "takes such steps"
+    )
+
+
 def check_objective(algorithm: Algorithm, objective: Objective) -> None:
     """Raises BadInput if the algorithm's weights cannot follow the objective."""
     name = type(algorithm).__name__

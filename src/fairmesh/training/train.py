@@ -36,7 +36,7 @@ from fairmesh.topology.mixing import with_liars
 from fairmesh.training.defaults import ROUNDS, algorithm_for, completed
 from fairmesh.training.features import with_features
 from fairmesh.training.long_work import LongWorkNotices
-from fairmesh.training.loop import Training, TrainingState, check_fits
+from fairmesh.training.loop import Training, TrainingState, check_fits, on_updates
 from fairmesh.training.meter import Meter
 from fairmesh.training.observers import (
     Checkpointing,
@@ -208,6 +208,7 @@ def train(
     data = notes.on_data(problem, home_of_data(problem, kind["device"], chosen.data_on), kind["device"])
     parts, short, spectral = notes.on_parts(problem), notes.on_short_floats(problem), notes.on_spectral_norm(problem)
     special = (parts, spectral, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
+    special = (*special, *dict.fromkeys(on_updates(one, problem) for one in _listed(algorithm)))
     if announce:
         for line in filter(None, (*special, switched_off, data, sentence)):
             announce(line)
