@@ -38,7 +38,7 @@ def steps_in(name: str, result: fm.Result) -> int:
     return int(optimizer["state"][0]["step"])
 
 
-@some_quick("name", NEEDS.keys(), "plain_loop")
+@some_quick("name", NEEDS.keys(), "plain_loop", "hugging_face", "lightning_module")  # each adapter once in CI
 def test_optimizer_continues_where_the_round_before_ended(name: str):
     result = example(name).main(rounds=2)
     batch = 16 if name.startswith("hugging_face") else 32
