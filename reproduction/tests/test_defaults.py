@@ -29,6 +29,13 @@ def test_defaults_and_advice_do_what_the_page_says(problem):
     assert all(worst(problem, "TrackedADGDA") >= worst(problem, name) - 0.5 for name in ALGORITHMS)
 
 
+def test_objective_without_discount_does_what_the_page_says():
+    gains = {name: worst(name, "advice without discount_noise") - worst(name, "advice") for name in PROBLEMS}
+    assert gains["hospitals (examples/hospitals.toml)"] == pytest.approx(12.5)
+    assert gains["digits, six unusual sites of thirty"] > 1
+    assert gains["digits, one class per site"] < -2
+
+
 @pytest.mark.slow
 def test_advice_is_measured_again_within_three_points_of_the_best_of_the_grid():
     rows = {row["what"].partition(",")[0]: 100 * mean(row["worst"]) for row in measured("digits, one class per site")}
