@@ -140,6 +140,19 @@ def test_local_epochs_of_adamw_learn_with_the_default_algorithm():
     assert result.worst > 0.85
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_compiled_modules_train_as_others_do(how: str):
+    def compiled(module, data, ctx):
+        if how == "in place":
+            module.compile(backend="aot_eager")
+            return sgd_step(0.3)(module, data, ctx)
+        return sgd_step(0.3)(torch.compile(module, backend="aot_eager"), data, ctx)
+
+    one, other = (fm.train(problem_of(train), rounds=2, dtype="float64") for train in (compiled, sgd_step(0.3)))
+    assert (one.state.algorithm.models - other.state.algorithm.models).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize(("algorithm", "told"), [(fm.ChocoSGD(), True), (fm.ADGDA(3.0), False), (None, False)])
 def test_default_steps_for_gradients_are_told_before_the_first_round(algorithm, told):
     said = []

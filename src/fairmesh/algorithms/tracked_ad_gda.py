@@ -134,6 +134,7 @@ class TrackedADGDA(Algorithm):
     References:
         Zecchin, Kountouris, Gesbert: Communication-Efficient Distributionally Robust Decentralized Learning, TMLR 2022.
         Zhao, Li, Li, Richtarik, Chi: BEER, NeurIPS 2022. Islamov, Gao, Stich: MoTEF, 2024. Kingma, Ba: Adam, ICLR 2015.
+        Liu, Lin, Koloskova, Stich: Decentralized gradient tracking with local steps (K-GT), 2023.
     """
 
     primal_step: Schedule | float = field(default_factory=lambda: Polynomial(0.7, power=3.0))
