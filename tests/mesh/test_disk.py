@@ -143,6 +143,7 @@ def test_checkpoints_of_a_run_have_at_most_that_size_and_little_remains_at_its_e
         "bulletin.json",
         "decisions.json",
         "facts.json",
+        "outputs.json",
         "keys.json",
         "lock",
         "log.jsonl",

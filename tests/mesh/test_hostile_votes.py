@@ -120,6 +120,29 @@ def lied_outputs(run: Run) -> None:
     assert {len(tensor) for tensor in load(run.end("a", "b", "c", "d")).values()} == {5}
 
 
+def lied_outputs_after_one_has_left(run: Run) -> None:
+    """The one with the highest label leaves before the others have agreed on their data, so the model has no output for
+    it. Later one says that it has."""
+
+    def liar() -> None:
+        claim = deciding.Deciding._claim
+        deciding.Deciding._claim = lambda self: claim(self)._replace(outputs=5)  # type: ignore[method-assign]
+
+    def silent() -> None:
+        data_agreement.DataAgreement._announce_ready = lambda *_: time.sleep(600)  # type: ignore[method-assign]
+
+    run.start("a", "b", "d")
+    run.start("c", observe=waits_at(20, run.folder / "never"))
+    run.start("e", before=silent)
+    time.sleep(5)  # all know what e says about its data
+    run.vote("a", "b", "c", "d", out=["e"])
+    run.until(lambda: run.round("a") >= 18)
+    run.crash("d")
+    run.start("d", before=liar)
+    run.vote("a", "b", "d", out=["c"])
+    assert {len(tensor) for tensor in load(run.end("a", "b", "d")).values()} == {4}
+
+
 def away_meanwhile(run: Run) -> None:
     """Two are stopped when the others vote them out: one that dials the others, and one that they dial. Started again,
     they are told, stop, and have lost nothing."""
@@ -287,6 +310,7 @@ SCENARIOS = {
         a_changed_mind,
         a_lied_round,
         lied_outputs,
+        lied_outputs_after_one_has_left,
         away_meanwhile,
         back_to_a_round,
         other_facts,

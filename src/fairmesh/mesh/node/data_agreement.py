@@ -113,8 +113,8 @@ class DataAgreement:
         found: dict[str, Any] = {}
         node.wait(lambda: not missing(), missing)
         self._tables.freeze(present)
-        freeze_facts(node.folder, found, node.digest)
         node.own = self._tables.prepared(present, node.membership.experiment)
+        freeze_facts(node.folder, found, node.digest, node.outputs_for(found))
         node.remember()
         return found
 

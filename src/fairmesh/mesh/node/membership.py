@@ -30,6 +30,7 @@ from fairmesh.storage.files import read_bytes, write_atomically
 
 _FACTS = "facts.json"  # about all sites' data, as the run began with them
 _DIGEST = "data.sha256"  # of this site's training data, likewise; it is not sent
+_OUTPUTS = "outputs.json"  # of the model, likewise
 _FORM = ("inputs", "targets")  # facts that must be the same everywhere
 _OF_ALL_SITES = ("measure_phi", "keep_iterate", "compare_weights")
 
@@ -147,10 +148,18 @@ def facts(site: Site) -> dict[str, Any]:
     }
 
 
-def freeze_facts(folder: Path, known: Mapping[str, Any], digest: str) -> None:
-    """Records what all sites said about their data, and the digest of this site's own, as the run begins with them."""
+def freeze_facts(folder: Path, known: Mapping[str, Any], digest: str, outputs: int) -> None:
+    """Records what all sites said about their data, the digest of this site's own, and how many outputs the model has,
+    as the run begins with them."""
     write_atomically(folder / _DIGEST, digest.encode())
+    write_atomically(folder / _OUTPUTS, json.dumps(outputs).encode())
     write_atomically(folder / _FACTS, json.dumps(known).encode())
+
+
+def frozen_outputs(folder: Path) -> int | None:
+    """Returns how many outputs the model has, or None if an earlier version began the run."""
+    path = folder / _OUTPUTS
+    return int(json.loads(read_bytes(path))) if path.exists() else None
 
 
 def frozen_facts(folder: Path, name: str, mine: Mapping[str, Any], digest: str) -> dict[str, Any] | None:

@@ -16,7 +16,13 @@ from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import machine
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements
-from fairmesh.mesh.node.membership import Membership, common_problem, outputs_allowed, outputs_of_run
+from fairmesh.mesh.node.membership import (
+    Membership,
+    common_problem,
+    frozen_outputs,
+    outputs_allowed,
+    outputs_of_run,
+)
 from fairmesh.mesh.node.oversight import Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.start import Start
@@ -136,9 +142,15 @@ class Node:
         return replace(made, model=self.start_of(made, membership).model())
 
     def outputs(self) -> int:
-        """Returns how many outputs the model has that this node may have kept, whether it has trained it or not."""
+        """Returns how many outputs the model has that this node may have kept, whether it has trained it or not. Once
+        the run has begun here, nothing that others claim changes that."""
+        frozen = None if self.facts is None else frozen_outputs(self.folder)
+        return self.outputs_for(self.facts or {}) if frozen is None else frozen
+
+    def outputs_for(self, known: Mapping[str, Any]) -> int:
+        """Returns how many outputs the model needs, given what sites say about their data."""
         announced, names = self.bulletin.of_all("facts"), self.membership.mesh.names
-        return outputs_of_run(self.ledger.outputs(), self.own, self.facts or {}, announced, names)
+        return outputs_of_run(self.ledger.outputs(), self.own, known, announced, names)
 
     def start_of(self, made: Problem, membership: Membership) -> Start:
         """Returns the start of the run, given the problem with the model as this site makes it."""

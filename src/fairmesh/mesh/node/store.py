@@ -79,7 +79,8 @@ def locked(folder: Path, patience_s: float = 0.0) -> TextIO:
 
 def put_run_aside(state: Path) -> None:
     """Moves what a node has of a run into a folder of its own, since it begins again without it. Nothing is deleted."""
-    names = ("generation-*", "unconfirmed-*", "decisions.json", "vote.json", "facts.json", "bulletin.json")
+    files = ("decisions.json", "vote.json", "facts.json", "outputs.json", "bulletin.json")
+    names = ("generation-*", "unconfirmed-*", *files)
     found = [path for name in names for path in sorted(state.glob(name))]
     if not found:
         return
