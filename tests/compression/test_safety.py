@@ -84,9 +84,9 @@ def fuzz(count: int, seed: int) -> dict[str, int]:
 
 
 def test_decode_refuses_mutated_messages_or_they_are_harmless():
-    outcome = fuzz(10_000, seed=1)
-    assert outcome["refused"] > 5_000
-    assert outcome["taken"] > 100, "the mutations never reach the values"
+    outcome = fuzz(4_000, seed=1)
+    assert outcome["refused"] > 2_000
+    assert outcome["taken"] > 40, "the mutations never reach the values"
 
 
 @pytest.mark.slow

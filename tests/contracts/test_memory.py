@@ -133,6 +133,7 @@ def test_ad_gda_with_decay_clipping_and_several_batches_holds_at_most_twelve_cop
     assert copies <= COPIES, f"{copies:.2f} copies"
 
 
+@pytest.mark.slow
 def test_ad_gda_leaves_nothing_behind_but_its_state(problem):
     training, state, held = _training(problem, fm.Ring(), toys.ALGORITHMS["ad-gda"])
     kept: list[Any] = []

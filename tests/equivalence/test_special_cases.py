@@ -162,7 +162,9 @@ def _same(problem, one, other) -> bool:
     return _models_apart(*runs) < 1e-10
 
 
-@pytest.mark.parametrize("steps", [PLAIN, SCALED], ids=["plain", "scaled"])
+@pytest.mark.parametrize(
+    "steps", [pytest.param(PLAIN, id="plain", marks=pytest.mark.slow), pytest.param(SCALED, id="scaled")]
+)
 def test_fedprox_qffl_and_term_have_fedavg_as_their_limit(problem, steps):
     fedavg = fm.algorithms.FedAvg(0.1, local_steps=3, **steps)
     assert _same(problem, fm.algorithms.FedProx(0.1, proximal=0.0, local_steps=3, **steps), fedavg)

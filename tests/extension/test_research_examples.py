@@ -83,6 +83,7 @@ def test_beer_is_tracked_ad_gda_without_momentum_scaling_and_weights():
     assert float(one.final[0]["bytes_total"]) == float(other.final[0]["bytes_total"])
 
 
+@pytest.mark.slow
 def test_dm_hsgd_has_less_noise_than_stochastic_gradients():
     noise = of("dm_hsgd", "noise")
     assert noise(0.1, rounds=60, seeds=6) < 0.4 * noise(1.0, rounds=60, seeds=6)
@@ -115,6 +116,7 @@ def test_power_sgd_sends_the_bytes_of_its_factors():
     assert sent[1] / sent[0] == pytest.approx(numbers / whole, rel=0.03)
 
 
+@pytest.mark.slow
 def test_extra_stays_exact_after_a_site_has_left():
     """Without the role of its corrections, a bias would stay for ever."""
     sites, algorithm, kept = toys.sites(6, sizes=(20,) * 6), EXTRA(0.3), [0, 1, 2, 3, 4]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fairmesh.mesh.wire import journal as module
 from fairmesh.mesh.wire.journal import StorageError
+from tests.examples import THOROUGH
 from tests.refusals import refused
 
 _opened = []
@@ -90,7 +91,7 @@ def test_tail_that_a_crash_cut_short_is_dropped_and_nothing_before_it(tmp_path_f
     assert reopened(journal, folder).received(1, cut // RECORD) == b"again"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if THOROUGH else 50, deadline=None)
 @given(bit=st.integers(0, 12 * RECORD * 8 - 1))
 def test_flipped_bit_costs_one_record_and_is_reported_unless_that_was_the_last(tmp_path_factory, bit):
     """Also in a length, also in the segment before the last."""
