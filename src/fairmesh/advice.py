@@ -221,7 +221,10 @@ def _rounded_up(value: float) -> int:
 
 def _algorithm(given: Experiment, chosen: Experiment) -> Recommended:
     own = "with the settings for training functions" if chosen.trainer is not None else "with its default steps"
-    reason = "the best worst site without tuning on the problems that fairmesh was tried on (docs/howto/choosing.md)"
+    reason = (
+        'the best worst site without tuning on the problems that fairmesh was tried on (in the documentation: "How to '
+        'choose")'
+    )
     if given.algorithm != chosen.algorithm:
         named = to_table(given.algorithm).get("name", type(given.algorithm).__name__)
         reason += f"; the experiment names {named}" + (" with other settings" if named == "tracked-ad-gda" else "")

@@ -49,6 +49,9 @@ def test_written_file_runs_with_the_recommended_settings(advice, folder):
     assert written.algorithm == fm.TrackedADGDA()
     assert written.rounds == advice["settings"]["rounds"] == 600
     assert written.data == fm.data.Digits(nodes=4, odd=1)
+    comments = [line for line in (folder / "better.toml").read_text().splitlines() if line.startswith("#")]
+    assert "mine.toml" in comments[0]
+    assert "default" in " ".join(comments)
 
 
 def test_predicted_bytes_are_those_of_a_run(advice):

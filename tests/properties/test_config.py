@@ -362,3 +362,14 @@ def test_import_path_of_a_users_function_is_written_as_it_was_read(users_folder)
 
 def test_import_path_finds_a_module_in_the_current_folder(users_folder):
     assert imported("fm_users_module_in_folder:answer", "data") == 42
+
+
+def test_key_below_the_wrong_section_is_sent_to_the_top_of_the_file(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text('[data]\nname = "digits"\nnodes = 4\nsplits = 10\n')
+    with refused("data.splits", "top of the file"):
+        fm.load_experiment(path)
+    path.write_text('[data]\nname = "digits"\nnodse = 4\n')
+    with refused("data.nodse", "'nodes'") as caught:
+        fm.load_experiment(path)
+    assert "top of the file" not in str(caught.value)

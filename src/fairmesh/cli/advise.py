@@ -49,6 +49,14 @@ def advise(
     say(f"written: {write}; fairmesh run {write}" if write else advice.next_step(experiment))
 
 
+_FIRST_LINES = """\
+# {source} with the settings that `fairmesh advise` recommends.
+# What is not written here keeps its default. Without [algorithm] that is Tracked AD-GDA with its default steps and
+# compressor; `fairmesh keys tracked-ad-gda` lists them.
+
+"""
+
+
 def _write(path: Path, source: Path, assignments: list[str], settings: dict) -> None:
     """Writes the experiment file with the recommended settings."""
     import tomli_w
@@ -67,4 +75,4 @@ def _write(path: Path, source: Path, assignments: list[str], settings: dict) -> 
         | {name: value for name, value in table.items() if name != "rounds"}
         | {name: value for name, value in settings.items() if name != "rounds"}
     )
-    write_atomically(path, tomli_w.dumps(table).encode())
+    write_atomically(path, (_FIRST_LINES.format(source=source.name) + tomli_w.dumps(table)).encode())

@@ -384,6 +384,7 @@ TITLE = "Ten sites, six of them small and with another scanner"
 NOTE = (
     f"In brackets: 95 % intervals over test digits and {SPLITS} splits of the digits. Alone, CHOCO-SGD, AD-GDA and "
     "Fixed weights use the best of three step sizes, by the accuracy at the worst site on digits that are used for "
-    "nothing else; fairmesh's default is not tuned. Alone is judged by each site's own model. docs/concepts/weights.md "
-    "shows cases in which robust weights do not pay; docs/concepts/evidence.md says what the intervals cover."
+    "nothing else; fairmesh's default is not tuned. Alone is judged by each site's own model. In the documentation, "
+    '"When robust weights help" shows cases in which they do not, and "How sure a result is" says what the intervals '
+    "cover."
 )

@@ -4,8 +4,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from fairmesh.cli.terminal import console, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+_WIDE = 105  # columns from which there is room for the time spent; below, a spinner moves instead
 
 
 @contextmanager
@@ -18,20 +25,7 @@ def progress(quiet: bool):
     if not sys.stderr.isatty():
         yield _plain_progress
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[status]}"),
-    )  # fmt: skip
-    bars = Progress(*columns, console=console(stderr=True))
+    bars = _live_bars(console(stderr=True))
 
     def watcher(name: str, rounds: int) -> Callable[[int, list[dict]], None]:
         bars.start()  # only now, since it is a thread, and the demo forks before
@@ -50,6 +44,30 @@ def progress(quiet: bool):
         yield watcher
     finally:
         bars.stop()
+
+
+def _live_bars(screen: "Console") -> "Progress":
+    """Returns bars that fit the screen. If it is narrow, the bar itself shrinks and the numbers stay whole."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+
+    whole = Column(no_wrap=True)
+    wide = screen.width >= _WIDE
+    moving = (TextColumn("rounds"), TimeElapsedColumn(table_column=whole)) if wide else (SpinnerColumn(),)
+    columns = (
+        TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(table_column=whole), *moving,
+        TextColumn("left"), TimeRemainingColumn(compact=not wide, table_column=whole),
+        TextColumn("{task.fields[status]}"),
+    )  # fmt: skip
+    return Progress(*columns, console=screen)
 
 
 def _plain_progress(name: str, rounds: int) -> Callable[[int, list[dict]], None]:

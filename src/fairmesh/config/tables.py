@@ -337,6 +337,14 @@ def _hint(renamed: str | None, word: str, known: Iterable[str]) -> str:
     return nearest(word, known)
 
 
+class _UnknownKey(BadInput):
+    """A table has a key that is no field. `place` is the whole path to the key."""
+
+    def __init__(self, place: str, key: str, hint: str) -> None:
+        super().__init__(f"{place}: unknown key{hint}")
+        self.place, self.key = place, key
+
+
 def _filled(kind: type, table: Any, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise BadInput(f"{where}: expected a table, got {_described(table)}")
@@ -345,12 +353,19 @@ def _filled(kind: type, table: Any, where: str) -> Any:
     prefix = f"{where}." if where else ""
     for key in table:
         if key not in fields:
-            raise BadInput(f"{prefix}{key}: unknown key{_hint(KEYS.get(key), key, fields)}")
+            raise _UnknownKey(f"{prefix}{key}", key, _hint(KEYS.get(key), key, fields))
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in table:
             raise BadInput(f"{prefix}{name}: missing")
-    values = {key: from_table(hints[key], value, f"{prefix}{key}") for key, value in table.items()}
+    try:
+        values = {key: from_table(hints[key], value, f"{prefix}{key}") for key, value in table.items()}
+    except _UnknownKey as error:
+        if where or error.key not in fields:
+            raise
+        # A line at the end of a TOML file belongs to the last section.
+        hint = f"; {error.key} belongs at the top of the file, above the first [section]"
+        raise BadInput(f"{error.place}: unknown key{hint}") from error
     try:
         return kind(**values)
     except BadInput as error:

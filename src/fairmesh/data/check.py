@@ -192,7 +192,7 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
             "warning",
             "few test rows",
             f"few test rows at {said}; {'a metric from so few says little' if numbers else f'{sure} only'}; hold out "
-            "more (test_share), or repeat the split (splits = 10)",
+            "more (test_share in [data]), or repeat the split (splits = 10 at the top of the experiment file)",
         )
     labels = [samples.labels for samples in train.values() if samples.labels is not None]
     if len(labels) == len(train):

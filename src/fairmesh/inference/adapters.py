@@ -59,6 +59,6 @@ def _adapted(module: nn.Module) -> Any:
     if found is None:
         raise BadInput(
             "the model is no PeftModel, so there are no adapters to write in peft's layout; fm.models.LoRA makes such "
-            "models (docs/howto/lora.md). Export the weights with --safetensors"
+            "models. Export the weights with --safetensors"
         )
     return found

@@ -246,7 +246,7 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         *(f"  at the end: {part}" for part in leaves["at_the_end"]),
         f"  if this site has voted to restore a neighbour, to that one: {leaves['to_restore_a_neighbour']}",
         "  Samples, labels and keys are not sent as such. What is sent is computed from samples and labels.",
-        "  It can reveal some of them: docs/results/security.md has measurements.",
+        '  It can reveal some of them. "Security of a mesh", in the documentation, has measurements.',
         "",
         "TO WHOM",
         *(f"  neighbour {name}, {address or 'which dials this site'}" for name, address in to["neighbours"].items()),

@@ -58,7 +58,8 @@ def joined(device: str, timeout_s: float) -> Iterator["Ranks"]:
     except (KeyError, ValueError):
         raise BadInput(
             "--network cluster needs torchrun: use `fairmesh launch EXPERIMENT --processes P` on one machine, or "
-            "`torchrun ... -m fairmesh run EXPERIMENT --network cluster` on each of several (docs/howto/cluster.md)"
+            "`torchrun ... -m fairmesh run EXPERIMENT --network cluster` on each of several (in the "
+            'documentation: "On a cluster")'
         ) from None
     if (
         os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -128,7 +128,7 @@ class RunFolder:
             begun = self.checkpoint.exists() or bool(self._portions)
             hints = ["resume it (--resume)"] if begun else []
             hints += ["set it aside (--overwrite)"] if is_run(self.path) else []
-            hint = ", ".join([*hints, "choose another"])
+            hint = ", ".join([*hints, "choose another (--out)"])
             raise BadInput(f"the run folder {self.path} is not empty; {hint} or remove it")
         if occupied and not self.checkpoint.exists() and not self._portions:
             raise BadInput(f"the run folder {self.path} has no {CHECKPOINT} to resume from; choose another folder")

@@ -374,8 +374,8 @@ def _check_leaving(algorithm: Algorithm, n: int) -> None:
             not (stays or moves),
             f"what one node has in {path} reaches the others and does not fade in {_FADING} rounds, so after a site "
             "has left the others would be biased for ever; keep what sums to zero over the nodes, as "
-            "fm.roles.SumsToZero, and add a node's own share to it in each round (examples/research/beer.py), or "
-            "declare another role of fm.roles; may_leave=False if sites never leave",
+            "fm.roles.SumsToZero, and add a node's own share to it in each round (as research/beer.py of the "
+            "documentation's examples does), or declare another role of fm.roles; may_leave=False if sites never leave",
         )
 
 

@@ -92,8 +92,8 @@ def check_objective(algorithm: Algorithm, objective: Objective) -> None:
         raise BadInput(
             "objective.discount_noise = true needs an algorithm whose nodes know the mean loss, such as tracked-ad-gda "
             f"with its default weighting; {name} as it is set does not. An experiment without an algorithm has this "
-            f"objective: for {name}, name the algorithm in the experiment, or take the problem with objective = "
-            "fm.Objective()"
+            f"objective: for {name}, name the algorithm, as in fm.Experiment(data, algorithm={name}()).problem(), or "
+            "give the experiment or the problem objective=fm.Objective()"
         )
     if objective.subgroups and algorithm.needs_server:
         raise BadInput(f"objective.subgroups needs an algorithm without a server, such as tracked-ad-gda; got {name}")
