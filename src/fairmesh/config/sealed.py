@@ -73,7 +73,10 @@ def helpers(file: Path) -> dict[str, bytes]:
         try:
             found[name] = (folder / name).read_bytes()
         except OSError as error:
-            raise BadInput(f"cannot read {folder / name}: {error.strerror or error}") from error
+            raise BadInput(
+                f"cannot read {folder / name}: {error.strerror or error}; files that an experiment names belong where "
+                "its paths say, which start at its own folder"
+            ) from error
         for module in wanted(name, found[name]):
             more = imported_files(folder, module)
             if more and module.partition(".")[0] in _PRESENT:
