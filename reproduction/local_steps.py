@@ -7,11 +7,14 @@ local step. A round costs the same bytes whatever the number of local steps.
 """
 
 import json
+import math
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+from scipy.stats import t
 
 import fairmesh as fm
 from fairmesh.data.datasets import Data
@@ -115,9 +118,15 @@ def table(rows: list[dict[str, Any]]) -> str:
         worst, average = ([100 * value for value in row[name]] for name in ("worst", "mean"))
         lines.append(
             f"| {row['problem']} | {steps} | {row['rounds']} | {row['gradients']:,} | {mean(row['kilobytes']):.0f} "
-            f"| {mean(worst):.1f} ± {stdev(worst):.1f} | {mean(average):.1f} ± {stdev(average):.1f} |"
+            f"| {_with_interval(worst)} | {_with_interval(average)} |"
         )
     return "\n".join(lines)
+
+
+def _with_interval(values: list[float]) -> str:
+    """Returns the mean and half of its 95 % interval by Student's t."""
+    half = t.ppf(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return f"{mean(values):.1f} ± {half:.1f}"
 
 
 def main() -> None:

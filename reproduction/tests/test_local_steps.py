@@ -14,3 +14,8 @@ def test_page_has_the_recorded_rows():
     assert {row["problem"] for row in rows} == set(PROBLEMS)
     assert {row["local_steps"] for row in rows} == {1, 5, 20, 100}
     assert all(len(row["worst"]) == 5 for row in rows)
+
+
+def test_no_run_has_diverged():
+    rows = json.loads(RESULTS.read_text())
+    assert min(value for row in rows for value in row["mean"]) > 0.2  # all problems have ten classes
