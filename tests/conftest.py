@@ -14,7 +14,7 @@ from tests.recordings import shared_recordings, without_recordings
 load_profile()
 
 
-QUICK_CASES = 4  # of a test with more than that many, unless it says otherwise
+QUICK_CASES = 3  # of a test with more than that many, unless it says otherwise
 
 
 @pytest.hookimpl(tryfirst=True)

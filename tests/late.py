@@ -17,4 +17,6 @@ class late:
         self.__name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith(("_", "pytest")):  # by which pytest asks every name of a module whether it is a fixture
+            raise AttributeError(attribute)
         return getattr(pytest.importorskip(self.__name), attribute)

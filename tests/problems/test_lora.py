@@ -15,9 +15,10 @@ import fairmesh as fm
 from fairmesh.cli.main import app
 from fairmesh.problems import notes
 from fairmesh.training.memory_estimate import footprint, peak_bytes
+from tests.late import late
 from tests.refusals import missing_from, refused
 
-peft = pytest.importorskip("peft")
+peft = late("peft")
 
 SITES = fm.data.Digits(nodes=4, odd=1).sites()
 LORA = fm.models.LoRA(rank=3, targets=("1", "3"), head=("5",))
