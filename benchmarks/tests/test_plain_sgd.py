@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
@@ -42,6 +43,7 @@ def test_plain_loop_takes_the_rounds_of_dsgd():
     torch.testing.assert_close(loop.average(), trained.row()[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_loops_command_times_a_round_next_to_the_loop(monkeypatch):
     monkeypatch.setattr(plain_sgd, "_SECONDS", 0.1)
     command = ["loops", "--case", "logistic-10", "--no-tune-malloc", "--json"]

@@ -17,6 +17,7 @@ def _called(*arguments: str):
     return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_verdicts_command_prints_one_json_object_with_every_number_of_the_paper():
     answer = json.loads(_called("verdicts", "--json").stdout)
     cells = {cell["cell"]: cell for cell in answer["cells"]}

@@ -138,6 +138,7 @@ def test_claims_ignore_a_run_that_diverged(tmp_path):
     assert (one["measured"], one["holds"]) == (None, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracked", [True, False])
 def test_ablation_rows_run_in_miniature(tmp_path, monkeypatch, tracked):
     """On digits, because the recipes' own data need files."""

@@ -59,6 +59,7 @@ def test_known_saddle_has_no_duality_gap():
     assert saddle.best_response(saddle.weights.unsqueeze(0))[0].numpy() == pytest.approx(model, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_smoothness_is_the_largest_spectral_norm_of_the_hessians():
     problem, regularizer = robust_regression(FULL)
     sites, dim = Sites(problem, regularizer), problem.flat_model.dim
@@ -108,6 +109,7 @@ def test_compressors_of_the_check_guarantee_a_delta():
     assert all(compressor.delta(DIM) is not None for compressor in theory.COMPRESSORS.values())
 
 
+@pytest.mark.slow
 def test_gaps_are_those_of_the_time_averages_of_separate_runs():
     saddle, compressor, rounds = known_saddle(fm.Sampling(batch=4)), fm.Quantize(bits=4), (40, 90)
     found = theory.gaps(saddle, compressor, fm.topologies.Hypercube(), (0.5, 0.2), rounds)

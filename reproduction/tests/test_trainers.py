@@ -15,6 +15,7 @@ from reproduction.trainers import EPOCH, HELD_OUT, RESULTS, SELECTION, WORKS, Lo
 WHERE_IT_FAILS = "one digit per site, CNN"  # up to 6 points behind fixed weights, and no algorithm works there
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_steps_at_once_are_those_of_the_training_function(optimizer):
     sites = fm.data.Digits(nodes=3, odd=1, sizes=(70, 40, 30)).sites

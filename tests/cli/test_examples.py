@@ -79,6 +79,7 @@ def test_baselines_are_all_trained(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 12
 
 
+@pytest.mark.slow
 def test_example_of_streamed_images_runs(capsys):
     runpy.run_path(str(ROOT / "examples" / "streamed_images.py"))["main"](rounds=2)
     assert "streamed" in capsys.readouterr().out

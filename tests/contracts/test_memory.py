@@ -109,6 +109,7 @@ def test_ad_gda_over_a_changing_graph_holds_at_most_twelve_copies(problem, compr
     assert 5 < copies <= COPIES, f"{copies:.2f} copies"
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", toys.ALGORITHMS)
 @pytest.mark.quick_cases(6)
 def test_algorithm_holds_at_most_as_many_copies_as_it_says(problem, name):

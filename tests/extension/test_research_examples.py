@@ -69,6 +69,7 @@ def test_extra_reaches_exact_consensus_where_dsgd_does_not():
     assert apart(ends[1]) < 1e-8
 
 
+@pytest.mark.slow
 def test_beer_is_tracked_ad_gda_without_momentum_scaling_and_weights():
     problem, compressor = toys.problem(), fm.TopK(0.3)
     tracked = fm.TrackedADGDA(

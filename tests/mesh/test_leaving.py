@@ -216,6 +216,7 @@ def test_fields_that_sum_to_zero_are_reset_and_the_rest_of_a_tracked_state_stays
         assert float(after["state.weighting.duals"].sum()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_those_who_remain_go_on_with_trackers_and_weights_of_their_own():
     """Balances sum to zero over the five, weights to one, and they agree again."""
     tracked, whole = _Tracked(fm.weighting.ShadowPrice()), fm.topologies.Circulant((1, 2)).build(6)

@@ -176,6 +176,7 @@ OF_EACH_KIND = {  # those that take a second at most
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compressor", "graph"),
     [case(*pair, quick=pair in OF_EACH_KIND) for pair in itertools.product(PAPER, GRAPHS)],

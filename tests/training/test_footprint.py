@@ -51,6 +51,7 @@ def _problems() -> dict[str, fm.Problem]:
 QUICK = {("wide", 1), ("large batches", 3)}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "replicas"),
     [case(*pair, quick=pair in QUICK) for pair in product(["wide", "large batches", "images", "many nodes"], [1, 3])],

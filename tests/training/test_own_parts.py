@@ -265,6 +265,7 @@ def network(kind: str) -> nn.Module:
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "policy"),
     [
