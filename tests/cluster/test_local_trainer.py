@@ -59,6 +59,9 @@ def rank(folder: Path, number: int) -> None:
     long_work._FIRST_S = TIMEOUT_S / 2
     torch.set_num_threads(1)
     meeting = f"file://{folder / 'meeting'}"
+    (folder / f"started-{number}").touch()
+    while len(list(folder.glob("started-*"))) < 2:  # on a busy machine one may need longer than the timeout
+        time.sleep(0.05)
     dist.init_process_group(
         "gloo", init_method=meeting, rank=number, world_size=2, timeout=timedelta(seconds=TIMEOUT_S)
     )
