@@ -80,8 +80,8 @@ def on_updates(algorithm: Algorithm, problem: Problem) -> str | None:
         return None
     return (
         f"{type(algorithm).__name__} has its default primal_step = {step}, which is for gradients, but a trainer gives "
-        "updates. docs/howto/own-training-code.md says which steps apply them whole; without an algorithm, fairmesh "
-        "takes such steps"
+        'updates. "Your own training code as a node", in the documentation, says which steps apply them whole; without '
+        "an algorithm, fairmesh takes such steps"
     )
 
 
