@@ -72,6 +72,21 @@ def bench_codec(
     print(f"counting bytes slows a simulated round by {100 * counting['slowdown']:.1f} % on {device}")
 
 
+@app.command("size")
+def size(json_: Json = False) -> None:
+    """Count lines, code lines, tests of None, and long and complex functions."""
+    from benchmarks.size import sizes
+
+    found = sizes()
+    if json_:
+        print_json(found)
+        return
+    rows = [[folder, *(f"{count:,}" for count in counts.values())] for folder, counts in found.pop("folders").items()]
+    show_table([["folder", "files", "lines", "code lines"], *rows])
+    for name, value in found.items():
+        say(f"{name.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else value}")
+
+
 @app.command("rounds")
 def bench_rounds(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
