@@ -28,12 +28,13 @@ def traced(algorithm: fm.algorithms.Algorithm) -> Trace:
 
 
 def file_of(name: str) -> Path:
-    return FOLDER / f"{name.replace(' ', '-')}.txt"
+    return FOLDER / f"{name.replace(',', '').replace(' ', '-')}.txt"
 
 
 def heading(name: str) -> str:
-    """The algorithm's table, so that a new field with a default does not change what a trace is of."""
-    return f"# {name}: {json.dumps(to_table(toys.ALGORITHMS[name]))}"
+    """The algorithm's table, so that a new field with a default does not change what a trace is of; of a setting, its
+    name."""
+    return f"# {name}: {json.dumps(to_table(toys.ALGORITHMS[name]))}" if name in toys.ALGORITHMS else f"# {name}"
 
 
 def algorithm_on_file(name: str) -> fm.algorithms.Algorithm:
