@@ -38,18 +38,20 @@ def with_references(
     options: Options,
     network: Network,
     alone: bool = False,
+    go_on: Callable[[int], None] = lambda done: None,
 ) -> Problem:
     """Returns the problem with its objective fitted to a run: its length, and the losses that sites are compared with.
 
     Each process finds the losses of the sites that it hosts, and all processes learn all of them, unless `alone`:
-    nodes between organisations tell each other nothing here."""
+    nodes between organisations tell each other nothing here. While sites train alone, `go_on` is called as in
+    `early_stopped_models`."""
     objective = problem.objective.with_run_length(rounds)
     if not (objective.needs_local_models or objective.needs_constants):
         if objective is problem.objective:
             return problem
         return problem.each(lambda split: split.with_other(objective=objective))
     with network.process_group.fail_together():
-        found = _references(problem.each(judged_apart), objective, topology, rounds, seed, options, network)
+        found = _references(problem.each(judged_apart), objective, topology, rounds, seed, options, network, go_on)
     gathered = [found] if alone else network.process_group.all_gather_json(found)
     fitted = []
     for k, split in enumerate(problem.every_split):
@@ -69,10 +71,13 @@ def _references(
     seed: int,
     options: Options,
     network: Network,
+    go_on: Callable[[int], None],
 ) -> list[dict[str, dict[str, float]]]:
     """Returns for every split the fields of the objective: losses by the number of the site, of the hosted sites."""
     sites, found = network.hosted.tolist(), []
-    local = _local_losses(judged, topology, rounds, seed, options, network) if objective.needs_local_models else []
+    local: list[dict[int, float]] = []
+    if objective.needs_local_models:
+        local = _local_losses(judged, topology, rounds, seed, options, network, go_on)
     for k, split in enumerate(judged.every_split):
         of_split: dict[str, dict[int, float]] = {"local_losses": local[k]} if local else {}
         if objective.needs_constants:
@@ -110,13 +115,19 @@ def _split(site: Site, i: int, objective: Objective) -> Site:
 
 
 def _local_losses(
-    problem: Problem, topology: Topology, rounds: int, seed: int, options: Options, network: Network
+    problem: Problem,
+    topology: Topology,
+    rounds: int,
+    seed: int,
+    options: Options,
+    network: Network,
+    go_on: Callable[[int], None],
 ) -> list[dict[int, float]]:
     """Returns, for every split, the least loss over the run of each hosted site's own model on the rows that judge the
     site."""
     every = max(1, rounds // LOOKS)
     looks = {*range(every, rounds + 1, every), rounds}
-    best, _ = early_stopped_models(problem, topology, rounds, seed, options, network, looks)
+    best, _ = early_stopped_models(problem, topology, rounds, seed, options, network, looks, go_on)
     nodes = network.hosted.tolist()
     return [dict(zip(nodes, row)) for row in best.tolist()]
 
@@ -129,10 +140,10 @@ def early_stopped_models(
     options: Options,
     network: Network,
     looks: Collection[int],
-    go_on: Callable[[], None] = lambda: None,
+    go_on: Callable[[int], None] = lambda done: None,
 ) -> tuple[Tensor, Tensor]:
     """Trains every hosted site alone, and looks at its loss on its validation rows after the rounds `looks`. `go_on` is
-    called after every round and may raise.
+    called after every round with the number of rounds done, and may raise.
 
     Returns:
         The least loss of each split and site (splits, nodes), and the model that had it with its own part (splits,
@@ -147,7 +158,7 @@ def early_stopped_models(
     first = training.initial()
     found = training.whole_models(first)
     for done, state in training.states(first, 0, rounds):
-        go_on()
+        go_on(done)
         if done in looks:
             placements, models = nodes.expand(len(replicas), -1), training.whole_models(state)
             losses = judge.of_own_models(models, placements)["loss"].nan_to_num(nan=torch.inf)

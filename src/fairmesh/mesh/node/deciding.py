@@ -117,7 +117,7 @@ class Deciding:
             start = node.start_of(problem, membership)
             node.expect_messages(mailroom, problem, start)
             with node.linked(mailroom):
-                Rounds(membership, problem, mailroom, store, node.oversight).restore(done, store, start)
+                Rounds.idle(membership, problem, mailroom).restore(done, store, start)
         own = problem.flat_model.own_dim
         told = {"local_parts": "start again from the initial values, since nothing of them ever left this site"}
         node.log("warning", "this site's state was restored from its neighbours", round=done, **(told if own else {}))

@@ -28,6 +28,8 @@ from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import TrainingState
 
 ACTIVITY = 200  # characters at most of what a node says that it does
+_REFERENCES = "finding reference losses"
+COMPARING = "comparing with this site alone"
 _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
@@ -111,7 +113,8 @@ class Oversight(Watcher):
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
         self.clocks: dict[str, float] = {}  # seconds ahead of this one, of neighbours whose clocks differ
         self._disk_notices: Notices | None = None  # while the journal is synced
-        self._local_since = 0.0
+        self._local_since, self._alone = 0.0, Notices()
+        self._phase: dict[str, Any] = {"what": ""}  # the last work outside the rounds, with its progress
         self._announced_at = self._next_warning = self._refusing_at = -1e9
 
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
@@ -200,6 +203,25 @@ class Oversight(Watcher):
             return
         self.activity = "computing the outputs of the frozen prefix"
         self._log("info", "features", said=text)
+
+    def trains_alone(self, done: int, what: str = _REFERENCES) -> None:
+        """Shows how far this site's model alone is trained, and raises if the node must stop."""
+        rounds = self._membership.experiment.rounds
+        if done == 0:
+            self._alone = Notices()
+            self.log("info", what, rounds=rounds)
+        self._phase = {"what": what, "done": done, "of": rounds}
+        self.activity = "training" if done == rounds else f"{what}: round {done:,} of {rounds:,} of its model alone"
+        if done == rounds or self._alone.due():
+            self.log("info", what, done=done, of=rounds, seconds=round(self._alone.seconds, 1))
+        try:
+            self.raise_if_stopped()
+        except FairmeshError:
+            self.log("info", "interrupted; it starts over when it is needed again", work=what, done=done, of=rounds)
+            raise
+
+    def log(self, level: str, what: str, **fields: Any) -> None:
+        self._log(level, what, **fields)
 
     def reached(self, point: str, done: int) -> None:
         self._observe(point, done)
@@ -373,9 +395,9 @@ class Oversight(Watcher):
             self._log("warning", "this site's disk does not answer; check it", seconds=seconds)
 
     def _at_work_there(self, site: str) -> dict[str, str]:
-        """Returns what a site says of its local training, for the log, if it is at it."""
+        """Returns what a site says of its work that may take long, for the log, if it is at it."""
         activity = (self._bulletin.of(site, "status") or {}).get("activity", "")
-        return {"which_is_at": activity} if activity.startswith(LOCAL_TRAINING) else {}
+        return {"which_is_at": activity} if activity.startswith((LOCAL_TRAINING, _REFERENCES, COMPARING)) else {}
 
     def _waits(self) -> dict[str, dict[str, float]]:
         """Returns for each site since when it waits for others, as it has announced it."""
@@ -408,6 +430,7 @@ class Oversight(Watcher):
             "round": self._round,
             "rounds": membership.experiment.rounds,
             "activity": "waiting for its disk" if disk and disk.seconds > _FIRST_NOTICE_S else self.activity,
+            "phase": self._phase if self.activity.startswith(f"{self._phase['what']}: ") else None,
             "metric_name": self._measured_by,
             "metric": self._metric.get(self._measured_by),
             "metric_round": self._metric.get("round"),

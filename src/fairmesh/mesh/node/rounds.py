@@ -15,6 +15,7 @@ from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.measurements import Measurements, judged_on
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Branch, spanning_tree
+from fairmesh.mesh.node.reference_losses import with_any_references, with_kept_references
 from fairmesh.mesh.node.restoring import read_shared, restored, shared
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import FEATURES, Store, landmark_every
@@ -32,7 +33,6 @@ from fairmesh.training.features import with_features
 from fairmesh.training.loop import Training, TrainingState
 from fairmesh.training.observers import ObservedRun, Observer, observe
 from fairmesh.training.options import DTYPES, device_of
-from fairmesh.training.references import with_references
 from fairmesh.training.replicas import Replica
 
 _CHECKPOINT_S = 60.0  # at most this much work is repeated after a crash, unless a checkpoint takes long:
@@ -67,6 +67,19 @@ class Watcher(Observer, ABC):
         stored."""
 
     @abstractmethod
+    def trains_alone(self, done: int) -> None:
+        """Is called after every round in which the site trains a model alone, before the run. Raises if it must
+        stop."""
+
+    @abstractmethod
+    def raise_if_stopped(self) -> None:
+        """Raises if the node must stop, or a decision of the sites is due."""
+
+    @abstractmethod
+    def log(self, level: str, what: str, **fields: Any) -> None:
+        """Logs an event."""
+
+    @abstractmethod
     def computes_features(self, text: str | None) -> None:
         """Is called with words about the outputs of a frozen prefix that are computed, and with None at the end."""
 
@@ -81,7 +94,10 @@ def journal_allowed(model: int) -> int:
 
 
 def identity_of(membership: Membership, problem: Problem) -> dict[str, Any]:
-    """Returns the settings that determine this node's trajectory, by name."""
+    """Returns the settings that determine this node's trajectory, by name: the same before and after the objective is
+    fitted to the run."""
+    objective = problem.objective.with_run_length(membership.experiment.rounds)
+    problem = problem if objective is problem.objective else problem.with_other(objective=objective)
     return {
         "site": membership.name,
         "removed": list(membership.mesh.removed),
@@ -135,11 +151,13 @@ class Rounds:
             experiment.seeds[0], tuple(range(problem.n)), with_run_length(experiment.algorithm, experiment.rounds)
         )
         options = replace(experiment.options, keep_best=False, **dict.fromkeys(membership.not_measured, False))
-        if store is not None and Start.known(membership.site.state):  # the prefix is that of the common start
-            problem = self._on_features(problem)
-        self.problem = problem = with_references(
-            problem, experiment.topology, experiment.rounds, experiment.seeds[0], options, network, alone=True
-        )
+        if store is None:
+            problem = with_any_references(problem, membership)
+        else:
+            if Start.known(membership.site.state):  # the prefix is that of the common start
+                problem = self._on_features(problem)
+            problem = with_kept_references(problem, membership, options, network, watcher.trains_alone, watcher.log)
+        self.problem = problem
         self.training = Training(problem, experiment.topology, [replica], options, network=network)
         worker = self.training.oracle.worker
         if worker is not None and store is not None:
@@ -162,20 +180,15 @@ class Rounds:
         if problem.prefix is None:
             return problem
         watcher = self._watcher
-
-        def go_on() -> None:
-            if watcher.stopping:
-                raise watcher.stopping
-
         device, folder = device_of(self._experiment.options.device), self._membership.site.state / FEATURES
-        made = with_features(problem, device, folder, watcher.computes_features, go_on)
+        made = with_features(problem, device, folder, watcher.computes_features, watcher.raise_if_stopped)
         watcher.computes_features(None)
         return made
 
     @staticmethod
-    def idle(membership: Membership, problem: Problem) -> "Rounds":
-        """Returns rounds that are never trained, to look at the state before the first one."""
-        return Rounds(membership, problem, None, None, None)  # type: ignore[arg-type]
+    def idle(membership: Membership, problem: Problem, mailroom: Mailroom | None = None) -> "Rounds":
+        """Returns rounds that are never trained, to look at the state before the first one, or to restore another."""
+        return Rounds(membership, problem, mailroom, None, None)  # type: ignore[arg-type]
 
     @property
     def done(self) -> int:

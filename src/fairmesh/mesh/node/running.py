@@ -1,5 +1,6 @@
 """The life of a node: it connects to the others, does its rounds, computes the average of all sites, and ends."""
 
+import functools
 import platform
 import signal
 import threading
@@ -38,7 +39,7 @@ from fairmesh.mesh.node.membership import (
     own_data,
 )
 from fairmesh.mesh.node.node import Node
-from fairmesh.mesh.node.oversight import Decide, Notices
+from fairmesh.mesh.node.oversight import COMPARING, Decide, Notices
 from fairmesh.mesh.node.rounds import Rounds, branch_of, restoring_step
 from fairmesh.mesh.node.store import (
     FINISHED,
@@ -332,9 +333,9 @@ class _Life:
         told theirs, and adds the verdicts to the result."""
         node, mesh = self._node, self._node.membership.mesh
         oversight, bulletin = node.oversight, node.bulletin
-        oversight.activity = "training this site's model alone, to compare"
+        oversight.activity = COMPARING
         common = unconfirmed / "model.safetensors"
-        folder, go_on = node.folder / LOCAL, oversight.raise_if_stopped
+        folder, go_on = node.folder / LOCAL, functools.partial(oversight.trains_alone, what=COMPARING)
         body = versus_local.compared(node.membership, rounds, common, folder, go_on, node.log)
         if body["why_not"]:
             node.log("warning", "not compared with this site's model alone", reason=body["why_not"])

@@ -31,6 +31,7 @@ RESULT, PERSONAL, LOCAL = (
 FEATURES = "features"  # outputs of a frozen prefix of the model for this site's rows
 FINISHED = "finished"  # a file that says that every site has its result
 PROGRESS = "progress"  # the folder of the run so far, in the form of a run's folder
+REFERENCES = "references.json"  # the losses that the objective compares this site's with
 START = "start.safetensors"  # the model that all sites started from
 TABLE, BEST = "measured.jsonl", "best"  # the metrics of all sites, and the folder of the models of the best rounds
 _LANDMARKS = 8  # in a run; all sites keep the first and the last two of their checkpoints, to go back to
@@ -190,7 +191,7 @@ def forget_run(state: Path) -> None:
     for pattern in ("generation-*", "unconfirmed-*", BEST, PROGRESS, FEATURES):
         for folder in state.glob(pattern):
             shutil.rmtree(folder, ignore_errors=True)
-    for file in (TABLE, START):
+    for file in (TABLE, START, REFERENCES):
         (state / file).unlink(missing_ok=True)
 
 

@@ -46,7 +46,7 @@ _FAILED = "failed; the reason is in the site's log"
 
 
 def compared(
-    membership: Membership, rounds: Rounds, common: Path, folder: Path, go_on: Callable[[], None], report: Report
+    membership: Membership, rounds: Rounds, common: Path, folder: Path, go_on: Callable[[int], None], report: Report
 ) -> dict[str, Any]:
     """Trains this site's own model, and compares the model in the file `common` with it. What is in `folder` already is
     not computed again, since it may have been announced.
@@ -95,7 +95,9 @@ def _not_compared(membership: Membership, problem: Problem, mine: Site) -> str:
     return f"fewer than {_ROWS_AT_LEAST} test rows" if len(mine.test) < _ROWS_AT_LEAST else ""
 
 
-def _own_model(membership: Membership, rounds: Rounds, mine: Site, folder: Path, go_on: Callable[[], None]) -> Tensor:
+def _own_model(
+    membership: Membership, rounds: Rounds, mine: Site, folder: Path, go_on: Callable[[int], None]
+) -> Tensor:
     """Returns the model of this site alone, as a row. It is kept in the folder."""
     problem, training, experiment = rounds.problem, rounds.training, membership.experiment
     file = folder / "model.safetensors"

@@ -209,6 +209,10 @@ class Monitor:
             return
         yield GaugeMetricFamily("fairmesh_round", "Rounds that this node has completed.", value=status["round"])
         yield GaugeMetricFamily("fairmesh_rounds", "Rounds of the whole run.", value=status["rounds"])
+        phase = GaugeMetricFamily("fairmesh_phase", "Share done of a long work outside the rounds.", labels=["phase"])
+        if status["phase"] is not None:
+            phase.add_metric([status["phase"]["what"]], status["phase"]["done"] / status["phase"]["of"])
+        yield phase
         days = status["certificate_days"]
         yield GaugeMetricFamily("fairmesh_certificate_days", "Days until this site's certificate ends.", value=days)
         waiting = GaugeMetricFamily("fairmesh_waiting_seconds", "How long this node waits for a site.", labels=["site"])

@@ -1,0 +1,228 @@
+"""The experiment file of deploy.md between organisations, with nothing named that it does not name: its objective
+compares sites with models that they train alone."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairmesh.mesh.node import reference_losses, rounds
+from fairmesh.mesh.node.membership import Membership, common_problem, facts, own_data
+from fairmesh.mesh.node.rounds import Rounds, identity_of
+from fairmesh.mesh.node.store import REFERENCES, Store, landmarks_in
+from tests.mesh.scenarios import NAMES, ROOT, Run, played
+
+_PAGE = (ROOT / "docs" / "howto" / "deploy.md").read_text()
+RISK = next(block for block in re.findall(r"```toml\n(.*?)```", _PAGE, re.S) if "contract.target" in block)
+
+
+def _patients(folder: Path, number: int) -> None:
+    """Writes a site's table; patients are ill earlier where the number is higher."""
+    draws = torch.Generator().manual_seed(number)
+    lines = ["age,creatinine,ill"]
+    for age, creatinine, chance in torch.rand(80, 3, generator=draws).tolist():
+        risk = age + creatinine + 0.1 * number + 0.4 * chance
+        lines.append(f"{18 + int(80 * age)},{0.3 + 3 * creatinine:.2f},{'yes' if risk > 1.3 else 'no'}")
+    (folder / "patients.csv").write_text("\n".join(lines) + "\n")
+
+
+def _mesh(folder: Path, names: list[str] = NAMES, experiment: str = RISK) -> Run:
+    """A mesh whose sites name tables of their own, as deploy.md says."""
+    run = Run(folder, names, experiment)
+    for number, name in enumerate(names):
+        _patients(folder / name, number)
+        file = folder / name / "site.toml"
+        settings = file.read_text().replace('data = "experiment"\n', "")
+        file.write_text(f'{settings}\n[data]\nname = "table"\nfile = "patients.csv"\n')
+    return run
+
+
+# Quickly, in one process
+
+
+class _Watcher:
+    """Counts the rounds that a site trains alone."""
+
+    def __init__(self):
+        self.rounds, self.said = 0, []
+
+    def trains_alone(self, done: int) -> None:
+        self.rounds = done
+
+    def log(self, level: str, what: str, **fields) -> None:
+        self.said.append(what)
+
+    def metric_failed(self, name: str, error: Exception) -> None:
+        raise error
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mesh") / "run"
+    _mesh(folder, NAMES[:3], RISK.replace("rounds = 300", "rounds = 20"))
+    membership = Membership.read(folder / "b" / "site.toml").with_secret()
+    (own,) = own_data(membership).sites
+    return membership, own
+
+
+def _problem(membership: Membership, own):
+    return common_problem(membership, own, {member.name: facts(own) for member in membership.mesh.present})
+
+
+def _begun(membership: Membership, own) -> tuple[Rounds, _Watcher]:
+    watcher, store = _Watcher(), Store(membership.site.state, 1, lambda *said, **fields: None)
+    return Rounds(membership, _problem(membership, own), None, store, watcher), watcher  # type: ignore[arg-type]
+
+
+def test_checkpoint_that_a_vote_writes_has_the_identity_with_which_it_is_read(site):
+    membership, own = site
+    found, _ = _begun(membership, own)
+    assert found.problem.objective.local_losses
+    assert identity_of(membership, found.problem) == identity_of(membership, _problem(membership, own))
+
+
+def test_reference_losses_are_found_once_and_outlive_a_site_that_leaves(site):
+    membership, own = site
+    (membership.site.state / REFERENCES).unlink(missing_ok=True)
+    first, trained = _begun(membership, own)
+    again, not_trained = _begun(membership, own)
+    assert (trained.rounds, not_trained.rounds) == (20, 0)
+    assert again.problem.objective == first.problem.objective
+    later = replace(membership, mesh=membership.mesh.without("a"))
+    after, not_trained = _begun(later, own)
+    assert not_trained.rounds == 0
+    assert after.problem.objective == first.problem.objective
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"key": 1}', "another key", "another site", "no number"])
+def test_reference_losses_that_are_damaged_or_of_another_run_are_found_again(site, content):
+    membership, own = site
+    file = membership.site.state / REFERENCES
+    file.unlink(missing_ok=True)
+    before, _ = _begun(membership, own)
+    written = json.loads(file.read_text())
+    foreign = {
+        "another key": written | {"key": "0" * 64},
+        "another site": written | {"local_losses": {"c": 0.5}},
+        "no number": written | {"local_losses": {"b": "0.5"}},
+    }
+    file.write_text(json.dumps(foreign[content]) if content in foreign else content)
+    after, watcher = _begun(membership, own)
+    assert watcher.rounds == 20
+    assert any("found again" in said for said in watcher.said)
+    assert after.problem.objective == before.problem.objective
+    assert json.loads(file.read_text()) == written
+
+
+def test_state_before_the_first_round_is_known_without_training(site, monkeypatch):
+    membership, own = site
+
+    def trains(*arguments, **more):
+        raise AssertionError("it trains a model")
+
+    monkeypatch.setattr(reference_losses, "with_references", trains)
+    assert rounds.Rounds.idle(membership, _problem(membership, own)).done == 0
+
+
+# Real nodes
+
+
+def _paused_at(folder: Path, *steps: int):
+    """A node that pauses before some steps until a file for each exists."""
+
+    def observe(point: str, at: int) -> None:
+        while point == "computed" and at in steps and not (folder / f"go-{at}").exists():
+            time.sleep(0.02)
+
+    return observe
+
+
+def three_votes(run: Run) -> None:
+    """The first site is removed, the last one restored, and then all go back to a round."""
+    first, *others = NAMES
+    last, paused = others[-1], _paused_at(run.folder, 60, 120, 200)
+
+    def until_round(done: int) -> None:
+        run.until(lambda: all(run.round(name) >= done - 2 for name in others), 120)
+
+    def continues(times: int) -> None:
+        (run.folder / f"go-{(60, 120, 200)[times - 1]}").touch()
+        run.until(lambda: all(len(run.events(name, "continuing")) == times for name in others[:-1]), 60)
+        assert not [one for name in others[:-1] for one in run.events(name, "stopped")]
+
+    run.start(*NAMES, observe=paused)
+    until_round(60)
+    run.crash(first)
+    run.vote(*others, out=[first])
+    continues(1)
+    until_round(120)
+    run.crash(last)
+    shutil.rmtree(run.folder / last / "state")
+    run.start(last, observe=paused)
+    run.stops(last, "fairmesh mesh restore")
+    run.vote(*others, restored=[last])
+    run.start(last, observe=paused)
+    continues(2)
+    until_round(200)
+    back_to = landmarks_in(run.folder / "c" / "state", 3)[-1]
+    run.vote(*others, back_to=back_to)
+    continues(3)
+    run.end(*others)
+    for name in others[:-1]:
+        begun = [one for one in run.events(name, "finding reference losses") if "rounds" in one]
+        assert len(begun) == 1, "a site's own data has not changed, so its model alone has not either"
+        assert run.events(name, "continuing")[-1]["round"] == back_to
+        assert not (run.folder / name / "state" / REFERENCES).exists()
+
+
+def a_stop_while_it_trains_alone(run: Run) -> None:
+    """The node shows how far it is, obeys at once, and says that it starts over."""
+    names = NAMES[:3]
+    run.start(*names)
+    run.until(lambda: (run.status("a").get("phase") or {"done": 0})["done"] > 10)
+    status = run.status("a")
+    assert status["phase"]["what"] == "finding reference losses"
+    assert status["phase"]["of"] == 500_000
+    assert status["activity"].startswith("finding reference losses: round ")
+    run.until(lambda: run.status("b")["sites"].get("a", {}).get("activity", "").startswith("finding reference losses"))
+    began = time.monotonic()
+    os.kill(run.running["a"], signal.SIGTERM)
+    run.stops("a", "start the node again")
+    assert time.monotonic() - began < 2
+    assert run.events("a", "interrupted; it starts over when it is needed again")
+    assert not (run.folder / "a" / "state" / REFERENCES).exists()
+    run.vote("b", "c", out=["a"])
+    run.until(lambda: run.events("b", "continuing") and run.events("c", "continuing"), 20)
+
+
+SCENARIOS = {
+    three_votes.__name__: (three_votes, NAMES, RISK),
+    a_stop_while_it_trains_alone.__name__: (
+        a_stop_while_it_trains_alone,
+        NAMES[:3],
+        RISK.replace("rounds = 300", "rounds = 500000"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nodes_with_the_default_experiment(scenario, tmp_path):
+    played("tests.mesh.test_default_experiment", scenario, str(tmp_path / "run"))
+
+
+if __name__ == "__main__":
+    play, sites, text = SCENARIOS[sys.argv[1]]
+    made = _mesh(Path(sys.argv[2]), sites, text)
+    try:
+        play(made)
+    finally:
+        made.kill()
