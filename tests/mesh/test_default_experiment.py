@@ -34,8 +34,24 @@ def _patients(folder: Path, number: int) -> None:
     (folder / "patients.csv").write_text("\n".join(lines) + "\n")
 
 
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.outer(self.inner(x).relu())
+"""
+
+
 def _mesh(folder: Path, names: list[str] = NAMES, experiment: str = RISK) -> Run:
     """A mesh whose sites name tables of their own, as deploy.md says."""
+    folder.mkdir(parents=True)
+    (folder / "net.py").write_text(NET)
     run = Run(folder, names, experiment)
     for number, name in enumerate(names):
         _patients(folder / name, number)
@@ -203,7 +219,25 @@ def a_stop_while_it_trains_alone(run: Run) -> None:
     run.until(lambda: run.events("b", "continuing") and run.events("c", "continuing"), 20)
 
 
+def a_moved_folder(run: Run) -> None:
+    """All sites restore their folders somewhere else, as from a backup, and go on."""
+    names = NAMES[:3]
+    run.start(*names, observe=_paused_at(run.folder, 40))
+    run.until(lambda: all(run.round(name) >= 38 for name in names))
+    for name in names:
+        run.crash(name)
+    elsewhere = run.folder.with_name("another place")
+    shutil.move(run.folder, elsewhere)
+    run.folder = elsewhere
+    run.start(*names)
+    run.end(*names)
+    for name in names:
+        assert run.events(name, "reference losses are known")
+        assert not run.events(name, "stopped")
+
+
 SCENARIOS = {
+    a_moved_folder.__name__: (a_moved_folder, NAMES[:3], RISK + '[model]\nname = "import"\npath = "net.py:Net"\n'),
     three_votes.__name__: (three_votes, NAMES, RISK),
     a_stop_while_it_trains_alone.__name__: (
         a_stop_while_it_trains_alone,
