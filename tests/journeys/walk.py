@@ -14,8 +14,8 @@ exit code is not 0 fails the test with its place on the page and what it printed
 `export`, `&`, `wait` and loops mean what they mean on the page. At the end everything that was started is stopped.
 
 All installed packages are hidden but those that fairmesh needs, and the extras that were named: by `extras`, or by a
-line such as `pip install '.[plot]'`, which installs nothing here. With `environment`, a virtual environment's folder,
-nothing is hidden, and such a line installs.
+line such as `pip install '.[plot]'`, which installs nothing here. A `fresh` walk begins instead in a shell that knows
+nothing of this environment: the page makes its own, and such a line installs.
 """
 
 import os
@@ -41,6 +41,8 @@ from packaging.utils import canonicalize_name
 import fairmesh
 from tests.docs.pages import ROOT, blocks, prose_of
 
+_HIDING = Path(__file__).parent / "hidden"
+_UNSET = {"PYTHONPATH", "VIRTUAL_ENV", "FAIRMESH_DATA", "FAIRMESH_TESTS"}  # what a user's shell does not have
 _SHOWN = 3000  # characters of what a failed step printed
 _NAMED = re.compile(r"pip install [^#]*?(?:fairmesh|\.)\[([\w,-]+)\]")
 
@@ -97,8 +99,8 @@ def _commands(text: str) -> Iterator[tuple[int, str]]:
 class Walk:
     """One user's shell, in a folder of its own."""
 
-    def __init__(self, folder: Path, shell: subprocess.Popen, statuses: int, log: Path, real: bool):
-        self.folder, self._shell, self._statuses, self._log, self._real = folder, shell, statuses, log, real
+    def __init__(self, folder: Path, shell: subprocess.Popen, statuses: int, log: Path, fresh: bool):
+        self.folder, self._shell, self._statuses, self._log, self._fresh = folder, shell, statuses, log, fresh
         self.extras: set[str] = set()
 
     def bring(self, *names: str) -> None:
@@ -129,7 +131,7 @@ class Walk:
 
     def run(self, command: str, code: int | None = 0, timeout: float = 120, place: str = "") -> str:
         """Runs a command, and returns what it printed. Fails if its exit code is another one than `code`."""
-        if not self._real and command.startswith("pip install "):
+        if not self._fresh and command.startswith("pip install "):
             return self.install(*(name for names in _NAMED.findall(command) for name in names.split(",")))
         begin = self._log.stat().st_size
         started = time.monotonic()
@@ -154,27 +156,32 @@ class Walk:
 
 
 @contextmanager
-def walking(folder: Path, *, extras: Iterable[str] = (), environment: Path | None = None) -> Iterator[Walk]:
-    """Yields a walk in a folder, in this environment with hidden packages, or in that of a user.
+def walking(folder: Path, *, extras: Iterable[str] = (), fresh: bool = False) -> Iterator[Walk]:
+    """Yields a walk in a folder.
 
     Args:
         folder: Where the shell begins; made if it is not there.
         extras: Whose packages can be found from the beginning.
-        environment: A virtual environment to use as it is.
+        fresh: Whether nothing is installed yet, so that the walk makes its own environment. It has the Python of this
+            one as `python3` and $PYTHON, and pip takes the versions in constraints.txt.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    bin_ = environment / "bin" if environment else Path(sys.executable).parent
-    found = {"PATH": f"{bin_}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    if environment is None:
+    here = Path(sys.executable).parent
+    variables = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    variables |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    if fresh:
+        path = [one for one in os.environ["PATH"].split(":") if Path(one) != here]
+        python = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+        variables |= {"PATH": ":".join(path), "PYTHON": python, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+    else:
         source = Path(fairmesh.__file__).parents[1]
-        found["PYTHONPATH"] = f"{Path(__file__).parent / 'hidden'}:{source}"
-    cleared = {"PYTHONPATH", "VIRTUAL_ENV", "FAIRMESH_DATA", "FAIRMESH_TESTS"}
+        variables |= {"PATH": f"{here}:{os.environ['PATH']}", "PYTHONPATH": f"{_HIDING}:{source}"}
     log, (statuses, status_of_shell) = folder.with_name(f"{folder.name}.log"), os.pipe()
     with log.open("ab") as printed:
         shell = subprocess.Popen(
             ["bash", "-c", f"exec 3>&{status_of_shell} {status_of_shell}>&-; exec bash"],
             cwd=folder,
-            env={name: value for name, value in os.environ.items() if name not in cleared} | found,
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=printed,
             stderr=subprocess.STDOUT,
@@ -184,8 +191,8 @@ def walking(folder: Path, *, extras: Iterable[str] = (), environment: Path | Non
         )
     os.close(status_of_shell)
     try:
-        walk = Walk(folder, shell, statuses, log, environment is not None)
-        if environment is None:
+        walk = Walk(folder, shell, statuses, log, fresh)
+        if not fresh:
             walk.install(*extras)
         yield walk
     finally:
