@@ -202,10 +202,52 @@ def test_topology_reports_rho_beta_and_the_theorems_gamma(cli, tmp_path):
     assert Path(tmp_path / facts["plot"]).stat().st_size > 0
 
 
-def test_help_does_not_import_torch():
-    heavy = "any(m in sys.modules for m in ('torch', 'numpy', 'matplotlib'))"
-    code = f"import sys, fairmesh.cli.main, fairmesh; sys.exit({heavy})"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+REFUSED_AT_ONCE = [  # arguments, and what the refusal names
+    ("run quick.toml --out taken", "--overwrite"),
+    ("run quick.toml --out started", "--resume"),
+    ("run quick.toml --out other --overwrite", "other"),
+    ("run quick.toml --out other --resume", "checkpoint"),
+    ("run missing.toml", "missing.toml"),
+    ("launch quick.toml --processes 2 --out taken", "--overwrite"),
+    ("launch quick.toml --processes 2 --out other --overwrite", "other"),
+    ("launch missing.toml --processes 2", "missing.toml"),
+    ("advise missing.toml", "missing.toml"),
+    ("report missing", "missing"),
+    ("compare taken missing", "missing"),
+    ("export missing --onnx", "missing"),
+    ("predict missing rows.csv", "missing"),
+    ("node missing/site.toml", "site.toml"),
+    ("status missing/site.toml", "site.toml"),
+]
+IN_ONE_PROCESS = """
+import sys
+import fairmesh.cli.cluster
+from fairmesh.cli.main import main
+
+fairmesh.cli.cluster.launched = lambda *given: "processes were started"
+for line in sys.stdin:
+    sys.argv = ["fairmesh", *line.split()]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code, "torch" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_command_that_cannot_work_says_so_before_torch_is_imported_or_a_process_started(tmp_path):
+    for folder, name in (("taken", "summary.json"), ("started", "checkpoint.safetensors"), ("other", "notes.txt")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).touch()
+    (tmp_path / "quick.toml").write_text(QUICK)
+    lines = "\n".join(arguments for arguments, _ in REFUSED_AT_ONCE)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_PROCESS], input=lines, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    said = done.stderr.splitlines()
+    for (arguments, named), refusal, end in zip(REFUSED_AT_ONCE, said[::2], said[1::2], strict=True):
+        assert refusal.startswith("error: "), arguments
+        assert named in refusal, arguments
+        assert end == "2 False", arguments
 
 
 def test_public_names_can_all_be_imported():

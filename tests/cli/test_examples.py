@@ -1,6 +1,5 @@
-"""What the README and the examples show works as shown."""
+"""What the examples show works as shown."""
 
-import re
 import runpy
 import subprocess
 import sys
@@ -14,10 +13,6 @@ from tests.pairwise import case
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "examples").rglob("*.toml"))
 SLOW = {"lora", "notes", "resnet", "streamed", "text", "unet"}  # to trace; tests/mesh/test_real_models.py runs them too
-
-
-def readme_python() -> str:
-    return re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
 
 
 def test_examples_are_at_least_three_files_and_two_scripts():
@@ -53,16 +48,6 @@ def test_experiment_file_means_what_the_same_python_means():
         options=fm.Options(measure_every=20),
     )
     assert from_file == in_python
-
-
-def test_readme_python_is_at_most_fifteen_lines_and_runs(tmp_path, monkeypatch, capsys):
-    code = readme_python()
-    assert len([line for line in code.splitlines() if line.strip()]) <= 15
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "readme.py").write_text(code.replace("rounds=300", "rounds=20"))
-    runpy.run_path(str(tmp_path / "readme.py"))
-    assert "worst" in capsys.readouterr().out
-    assert (tmp_path / "curves.png").exists()
 
 
 @pytest.mark.slow

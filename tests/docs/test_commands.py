@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,6 +20,7 @@ APPS = {
     "python -m reproduction": reproduction.__main__.app,
     "python -m benchmarks": benchmarks.__main__.app,
 }
+AGAIN = {"--resume", "--overwrite"}  # with these, a run may have the folder of another
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
 _BEFORE = re.compile(r"^((\w+=\S*|export) +)*(\S*/bin/)?(?=fairmesh |python |pytest |make )")
 
@@ -84,6 +86,21 @@ def test_commands_on_pages_exist_with_their_options():
     found = list(commands())
     assert sum(line.startswith("fairmesh ") for _, line in found) > 100
     assert [f"{place}: {line}: {why}" for place, line in found if (why := problem_with(line))] == []
+
+
+def test_runs_on_a_page_do_not_share_a_folder():
+    """Such a line would be refused where the reader has typed the first."""
+    shared, seen = [], set()
+    for block in blocks("sh", "bash"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["fairmesh"] and words[1:2] in (["run"], ["launch"]) and not {*words} & AGAIN:
+                named = [words[k + 1] for k, word in enumerate(words) if word == "--out"]
+                folder = (block.page, *(named or [Path(words[2]).stem]))
+                shared += [f"{block}: {line}"] if folder in seen else []
+                seen.add(folder)
+    assert len(seen) > 10
+    assert shared == []
 
 
 def test_a_wrong_command_is_noticed():

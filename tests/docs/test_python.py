@@ -17,7 +17,7 @@ from tests.docs.pages import ROOT, Block, blocks, code_spans, pages
 BLOCKS = blocks("python")
 PAGES = sorted({block.page.relative_to(ROOT).as_posix() for block in BLOCKS})
 ELSEWHERE = {  # pages whose blocks another test runs
-    "README.md": "tests/cli/test_examples.py",
+    "README.md": "tests/journeys/test_readme.py",
     "docs/howto/extending.md": "tests/extension/test_tutorial.py",
     "docs/howto/own-models.md": "tests/problems/test_own_models_page.py",
 }

@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from fairmesh.cli.run import use_data
-from fairmesh.cli.terminal import Json, print_json, say, show_table
+from fairmesh.cli.terminal import Json, print_json, readable_toml, say, show_table
 from fairmesh.errors import BadInput
 
 
 def advise(
-    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML); it needs no [algorithm].")],
+    experiment: Annotated[
+        Path, typer.Argument(help="An experiment file (TOML); it needs no [algorithm].", callback=readable_toml)
+    ],
     set_: Annotated[
         list[str], typer.Option("--set", help="key=value, e.g. topology.name=complete; may be repeated.")
     ] = [],  # noqa: B006

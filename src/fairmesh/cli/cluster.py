@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from fairmesh.cli.launching import (
 )
 from fairmesh.cli.terminal import say
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
+from fairmesh.storage.occupied import refuse_unusable
 
 if TYPE_CHECKING:
     from fairmesh.experiment import Experiment
@@ -36,17 +38,25 @@ def launch(
         raise BadInput(f"--processes must be >= 1, got {processes}")
     if restarts < 0:
         raise BadInput(f"--restarts must be >= 0, got {restarts}")
-    _refuse_unknown(context, context.args)
+    _refuse_early(context, context.args)
     sys.exit(launched(context.args, processes, restarts))
 
 
-def _refuse_unknown(context: typer.Context, arguments: list[str]) -> None:
-    """Parses the options as `run` will, so that a mistake is reported once and not by every rank."""
+def folder_of(experiment: Path, out: Path | None) -> Path:
+    """Returns the folder of a run of this file."""
+    return out or Path("runs") / experiment.stem
+
+
+def _refuse_early(context: typer.Context, arguments: list[str]) -> None:
+    """Parses the options as `run` will and looks at the run's folder, so that a mistake is reported once, and before
+    any rank has started."""
     if "--network" in arguments:
         raise BadInput("--network: a launched run is always on a cluster; remove the option")
     group: Any = context.parent.command if context.parent else None
     if group is not None:
-        group.commands["run"].make_context("run", list(arguments), parent=context.parent)
+        given = group.commands["run"].make_context("run", list(arguments), parent=context.parent).params
+        folder = folder_of(Path(given["experiment"]), given["out"] and Path(given["out"]))
+        refuse_unusable(folder, resume=given["resume"], overwrite=given["overwrite"])
 
 
 @contextmanager

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fairmesh.cli.terminal import Json, print_json, say, show_table
+from fairmesh.cli.terminal import Json, existing, print_json, say, show_table
 from fairmesh.errors import BadInput
 
-RunArgument = Annotated[Path, typer.Argument(help="The folder of a finished run, or of a site between organisations.")]
+RunArgument = Annotated[
+    Path, typer.Argument(help="The folder of a finished run, or of a site between organisations.", callback=existing)
+]
 WhichOption = Annotated[str, typer.Option(help="final, best, time-average or iterate.")]
 SiteOption = Annotated[str | None, typer.Option(help="The site whose own model is wanted, by its name.")]
 ReplicaOption = Annotated[int | None, typer.Option(help="The replica, from 0; that of model.safetensors by default.")]

@@ -11,6 +11,7 @@ from fairmesh.cli.terminal import (
     Json,
     Track,
     print_json,
+    readable_toml,
     say,
     show_rows,
     show_table,
@@ -30,7 +31,7 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def node(
-    site: Annotated[Path, typer.Argument(help="The site's file, site.toml.")],
+    site: Annotated[Path, typer.Argument(help="The site's file, site.toml.", callback=readable_toml)],
     patience: Annotated[
         str | None, typer.Option(help="Stop after waiting this long for a neighbour, such as 30m or 2h.")
     ] = None,
@@ -70,7 +71,7 @@ def node(
 
 
 def status(
-    site: Annotated[Path, typer.Argument(help="The site's file, site.toml.")],
+    site: Annotated[Path, typer.Argument(help="The site's file, site.toml.", callback=readable_toml)],
     json_: Json = False,
 ) -> None:
     """Show the status of a mesh, as one node sees it.

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairmesh.cli.terminal import Json, draw, print_json, say, show_rows, show_table
+from fairmesh.cli.terminal import Json, draw, existing, print_json, say, show_rows, show_table
 
 if TYPE_CHECKING:
     from fairmesh.report.runs import Run
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.", callback=existing)],
     plot: Annotated[Path | None, typer.Option(help="Where to write the picture; compare.png by default.")] = None,
     sites: Annotated[bool, typer.Option("--sites", help="Also compare the runs site by site.")] = False,
     json_: Json = False,
@@ -48,7 +48,9 @@ def compare(
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of sites or their nodes' states.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or of sites or their nodes' states.", callback=existing)
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder for the report; that of the run by default, of several runs this one.")
     ] = None,

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairmesh.cli.cluster import loaded_on
+from fairmesh.cli.cluster import folder_of, loaded_on
 from fairmesh.cli.progress import progress
 from fairmesh.cli.terminal import (
     Json,
     Track,
     console,
     print_json,
+    readable_toml,
     say,
     show_rows,
     show_table,
     without_garbage_collection,
 )
 from fairmesh.errors import BadInput
+from fairmesh.storage.occupied import refuse_unusable, set_aside
 
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem
@@ -73,7 +75,7 @@ def _fresh(out: Path) -> Path:
 
 
 def run(
-    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
+    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).", callback=readable_toml)],
     set_: Annotated[
         list[str], typer.Option("--set", help="key=value, e.g. algorithm.consensus_step=0.5; may be repeated.")
     ] = [],  # noqa: B006
@@ -106,6 +108,15 @@ def run(
     """Train the experiment in a TOML file.
 
     Writes metrics, summary, model and checkpoint to the run's folder."""
+    if seeds is not None and seeds < 1:
+        raise BadInput(f"--seeds must be >= 1, got {seeds}")
+    if resume and overwrite:
+        raise BadInput("--resume continues the run in the folder, and --overwrite starts another; give one of them")
+    folder = folder_of(experiment, out)
+    if network == "memory":  # a rank may have been started again, in the folder of its run
+        refuse_unusable(folder, resume=resume, overwrite=overwrite)
+    use_data(data)
+
     from fairmesh.experiment import LEFT_OUT, add_references, leave_one_out_of, load_experiment
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
@@ -121,22 +132,15 @@ def run(
         subgroup_table,
         worst_in_words,
     )
-    from fairmesh.storage.run_folder import set_aside
     from fairmesh.trackers import trackers_of
     from fairmesh.training.leave_one_out import check_enough_sites, left_out_table
     from fairmesh.training.observers import Watch
     from fairmesh.training.reference_models import FOLDER as REFERENCES_FOLDER
     from fairmesh.training.reference_models import check_one_algorithm, constant_sentence, reference_table
 
-    if seeds is not None and seeds < 1:
-        raise BadInput(f"--seeds must be >= 1, got {seeds}")
-    if resume and overwrite:
-        raise BadInput("--resume continues the run in the folder, and --overwrite starts another; give one of them")
-    use_data(data)
     trackers = trackers_of(track)
     assignments = [*set_, *([f"options.device={device}"] if device else [])]
     assignments += [f"seeds={list(range(seeds))}"] if seeds else []
-    folder = out or Path("runs") / experiment.stem
 
     def check(problem: "Problem") -> None:
         """Refuses what would fail after the last round."""

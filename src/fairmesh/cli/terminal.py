@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fairmesh.errors import MissingPackage
+from fairmesh.config.overrides import read_toml
+from fairmesh.errors import BadInput, MissingPackage
 
 Track = Annotated[
     list[str],
@@ -21,6 +22,20 @@ Track = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def readable_toml(path: Path) -> Path:
+    """Refuses a file that cannot be read or is no TOML, before the libraries are imported that its contents need."""
+    read_toml(path)
+    return path
+
+
+def existing(paths: Any) -> Any:
+    """Refuses paths of runs where nothing is, before anything is imported that reads a run."""
+    for path in paths if isinstance(paths, list | tuple) else [paths]:
+        if not path.exists():
+            raise BadInput(f"there is no folder {path}; give that of a run")
+    return paths
 
 
 @contextmanager

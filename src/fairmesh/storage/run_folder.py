@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,72 +15,27 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.storage.files import write_atomically
-from fairmesh.storage.sharded_checkpoint import is_shard
+from fairmesh.storage.occupied import (
+    CHECKPOINT,
+    DIVERGED,
+    EXPERIMENT,
+    JOB,
+    METRICS,
+    SUMMARY,
+    has_diverged,
+    is_occupied,
+    portions_in,
+    set_aside,
+)
 from fairmesh.storage.strict_json import as_json, with_nan
 
 Record = dict[str, Any]  # one replica's measurements after some round
 
-CHECKPOINT = "checkpoint.safetensors"
-METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
-EXPERIMENT = "experiment.toml"
 OUTCOMES = "outcomes.safetensors"  # what the models answered on the test rows
 PREPROCESSING = "preprocessing.json"  # how rows of a table become inputs of the model
 ABOUT = "fairmesh"  # the key of a model file's metadata
-DIVERGED = "diverged.txt"  # why the run ended, if it diverged
 TRACKERS = "trackers"  # a folder for what trackers write
 WORK = "work"  # the folder of finished local work of training functions, since the checkpoint
-JOB = "launched-by"  # the job that began the run, while it runs, so that its restarts resume by themselves
-
-
-def portion_name(first: object, last: object) -> str:
-    """Returns the name of the folder, inside a run's, for replicas that ran together when not all could."""
-    return f"replicas-{first}-{last}"
-
-
-def _portions_in(path: Path) -> list[tuple[int, int]]:
-    """Returns the first and last replica of every portion in a run's folder."""
-    found = [re.fullmatch(portion_name(r"(\d+)", r"(\d+)"), inside.name) for inside in path.iterdir()]
-    return sorted((int(match[1]), int(match[2])) for match in found if match)
-
-
-def is_run(path: Path) -> bool:
-    """Returns whether a folder has the files of a run, finished or not."""
-    if not path.is_dir():
-        return False
-    return any((path / name).exists() for name in (METRICS, SUMMARY, CHECKPOINT)) or bool(_portions_in(path))
-
-
-def _has_diverged(path: Path) -> bool:
-    portions = [path / portion_name(*portion) for portion in _portions_in(path)]
-    return any((one / DIVERGED).exists() for one in [path, *portions])
-
-
-def set_aside(path: str | os.PathLike, why: str = "old") -> Path | None:
-    """Renames the folder of a run, so that another can have its name. Nothing is deleted.
-
-    Args:
-        path: The folder.
-        why: The end of its new name. Default: "old".
-
-    Returns:
-        Its new path; None if there is no folder, or an empty one.
-
-    Raises:
-        BadInput: The folder has other files than those of a run.
-    """
-    path = Path(path).resolve()
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return None
-    if not is_run(path):
-        raise BadInput(f"{path} is not the folder of a run, so it is not overwritten; choose another folder")
-    names = (f"{path.name}-{why}{f'-{k}' if k > 1 else ''}" for k in range(1, 10_000))
-    free = next(path.with_name(name) for name in names if not path.with_name(name).exists())
-    try:
-        path.rename(free)
-    except OSError as error:
-        raise BadInput(f"cannot rename {path} to {free.name}: {error.strerror or error}") from error
-    return free
 
 
 class RunFolder:
@@ -105,34 +59,22 @@ class RunFolder:
                 )
 
     def _open(self, resume: bool) -> None:
+        own = {EXPERIMENT, JOB}
         try:
-            if not resume and is_run(self.path) and _has_diverged(self.path):
+            if not resume and has_diverged(self.path):
                 self.set_aside = set_aside(self.path, "diverged")
             self.path.mkdir(parents=True, exist_ok=True)
-            own = {EXPERIMENT, JOB}
-            if self._begun_by_this_job():
-                resume = self.checkpoint.exists() or bool(
-                    _portions_in(self.path)
-                )  # this run, started again by its launcher
+            if self._begun_by_this_job():  # this run, started again by its launcher
+                resume = self.checkpoint.exists() or bool(portions_in(self.path))
                 if not resume:
                     (self.path / METRICS).unlink(missing_ok=True)
                     own |= {TRACKERS}
-            names = {path.name for path in self.path.iterdir()} - own  # these alone are no results
+            self._portions = portions_in(self.path)
         except OSError as error:
             raise BadInput(f"cannot use {self.path} as a run folder: {error.strerror or error}") from error
         if not os.access(self.path, os.W_OK):
             raise BadInput(f"cannot write to the run folder {self.path}: permission denied")
-        self._portions = _portions_in(self.path)
-        occupied = any(not is_shard(self.checkpoint, name) for name in names)
-        if occupied and not resume:
-            begun = self.checkpoint.exists() or bool(self._portions)
-            hints = ["resume it (--resume)"] if begun else []
-            hints += ["set it aside (--overwrite)"] if is_run(self.path) else []
-            hint = ", ".join([*hints, "choose another (--out)"])
-            raise BadInput(f"the run folder {self.path} is not empty; {hint} or remove it")
-        if occupied and not self.checkpoint.exists() and not self._portions:
-            raise BadInput(f"the run folder {self.path} has no {CHECKPOINT} to resume from; choose another folder")
-        self.resuming = occupied
+        self.resuming = is_occupied(self.path, resume=resume, own=own)
         (self.path / DIVERGED).unlink(missing_ok=True)
         if self._process_group.job is not None:
             self._write(JOB, self._process_group.job.encode())

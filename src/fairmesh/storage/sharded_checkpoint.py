@@ -16,16 +16,8 @@ from fairmesh.errors import CheckpointError
 from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Role
 from fairmesh.storage.checkpoint import Stored, read_stored, write_stored
+from fairmesh.storage.occupied import is_shard, shard
 from fairmesh.storage.state_tree import checked_like, equally_long, flatten_state, unflatten_state
-
-
-def _shard(path: Path, now: object, rank: object) -> Path:
-    return path.with_stem(f"{path.stem}-{now}-{rank}")
-
-
-def is_shard(path: Path, name: str) -> bool:
-    """Returns whether a file of this name is another process's part of the checkpoint at `path`."""
-    return Path(name).match(_shard(path, "[0-9]*", "[0-9]*").name)
 
 
 class Checkpoints:
@@ -43,11 +35,11 @@ class Checkpoints:
             if process_group.is_leader or self._roles[name].held_by != "all"
         }
         if process_group.world_size > 1:
-            shard, fingerprint = _shard(self._path, now, process_group.rank), ""
+            part, fingerprint = shard(self._path, now, process_group.rank), ""
             with process_group.fail_together():
                 if not process_group.is_leader:
-                    fingerprint = write_stored(shard, mine, now, self._identity, nodes=self._nodes)
-            others = process_group.all_gather_json([shard.name, fingerprint, self._nodes])[1:]
+                    fingerprint = write_stored(part, mine, now, self._identity, nodes=self._nodes)
+            others = process_group.all_gather_json([part.name, fingerprint, self._nodes])[1:]
         with process_group.fail_together():
             if process_group.is_leader:
                 write_stored(self._path, mine, now, self._identity, nodes=self._nodes, others=others)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.run_folder import Record, portion_name
+from fairmesh.storage.occupied import portion_name
+from fairmesh.storage.run_folder import Record
 from fairmesh.storage.state_tree import equally_long, flatten_state, unflatten_state
 from fairmesh.training.memory_estimate import Footprint, footprint, replicas_that_fit
 from fairmesh.training.options import (
