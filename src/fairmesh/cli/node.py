@@ -79,6 +79,7 @@ def status(
     traffic."""
     from fairmesh.mesh import clocks
     from fairmesh.mesh.members import SiteFile
+    from fairmesh.mesh.node import claims
     from fairmesh.mesh.node.watching import read_status
 
     seen = read_status(SiteFile.read(site).state)
@@ -98,6 +99,8 @@ def status(
     show_table(_edge_rows(seen, now), "edges of this node")
     if seen["refusing"]:
         show_table(_refusal_rows(seen, now), "refused messages")
+    for sentence in claims.sentences(seen):
+        say(sentence)
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         say(f"{metric} in recent rounds: worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}")
