@@ -123,12 +123,12 @@ def _is_told(run: Run, *parts: str) -> None:
 
 
 def an_empty_folder(run: Run) -> None:
-    """It waits and says what its neighbours say, since only people can help. After the votes of all it takes part again,
+    """It waits and says what its neighbours say, since only people can help. After all have voted it takes part again,
     here after a round that is otherwise measured."""
     _stopped_in_the_middle(run, "e", 33, "a", "b", "c", "d")
     shutil.rmtree(_state(run, "e"))
     run.start("e")
-    _is_told(run, "begins again", "older", "33", "fairmesh mesh restore")
+    _is_told(run, "begins again", "older", "32", "fairmesh mesh restore")
     run.vote(*NAMES, restored=["e"])
     run.start("e")
     run.end(*NAMES)

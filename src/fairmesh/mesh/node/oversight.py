@@ -92,6 +92,7 @@ class Oversight(Watcher):
         self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
+        self._asked_to_stop = False  # by a person or the system
         self._interruption: FairmeshError | None = None  # of the rounds of this generation
         self.heeds_divergence = False  # whether the divergence of another site ends the rounds
         self._deciding, self._votes_lock = False, threading.Lock()
@@ -135,6 +136,7 @@ class Oversight(Watcher):
         return self._stop
 
     def request_stop(self) -> None:
+        self._asked_to_stop = True
         self._end(Interrupted(f"stopped after round {self._round}; start the node again to continue"))
 
     def stop_if_waited_too_long(self, seconds: float, whom: str) -> None:
@@ -230,7 +232,8 @@ class Oversight(Watcher):
             yield
         except FairmeshError as error:
             self.activity = "stopped"
-            self._log("error", "stopped", reason=str(error))
+            level = "error" if not isinstance(error, Interrupted) else "info" if self._asked_to_stop else "warning"
+            self._log(level, "stopped", reason=str(error))
             raise
         finally:
             over.set()
@@ -415,6 +418,7 @@ class Oversight(Watcher):
             "metric": self._metric.get(self._measured_by),
             "metric_round": self._metric.get("round"),
             "weight": self._weight,
+            "lambda": self._measurements.weights(),
             "prior": self.prior,
             "unusual": self.unusual,
             "unaccepted": self.unaccepted,
