@@ -244,18 +244,58 @@ def test_drafted_contract_of_arrays_fits_them(called, tmp_path):
 
 
 def test_draft_names_columns_that_cannot_be_inputs_and_leaves_them_out_if_asked(called, tmp_path):
-    extra = {"patient id": [f"P{k:03}" for k in range(ROWS)], "ward": ["A"] * ROWS, "empty": [""] * ROWS}
+    remarks = [f"came on day {k % 20}, " + "and was sent home, " * 15 for k in range(ROWS)]
+    mixed = ["12" if k else "about 12" for k in range(ROWS)]
+    extra = {"patient id": [f"P{k:03}" for k in range(ROWS)], "mixed": mixed, "empty": [""] * ROWS}
+    extra["remark"] = [f'"{text}"' for text in remarks]
     file = table(tmp_path / "rows.csv", rows() | extra).file
     code, _, err = called("data", "contract", file, "--target", "ill")
-    named = ["'patient id'", "as an identifier has", "--without 'patient id'", "'ward'", "row", "'A'", "--without ward"]
-    assert (code, missing_from(err, *named, "'empty' has no values", "--without empty")) == (2, [])
+    named = [
+        "'patient id' has 60 different texts",
+        "--without 'patient id'",
+        "'mixed'",
+        "'about 12'",
+        "--without mixed",
+    ]
+    named += ["'remark'", "characters", "--without remark", "'empty' has no values", "--without empty"]
+    assert (code, missing_from(err, *named)) == (2, [])
+    assert "exclude" not in err  # which is a setting of an experiment file
+    experiment = tmp_path / "trial.toml"
+    types, even = '{ mixed = "category" }', '{ name = "even", nodes = 1 }'
+    experiment.write_text(
+        f'[data]\nname = "table"\nfile = "{file}"\ntarget = "ill"\npartition = {even}\ntypes = {types}\n'
+    )
+    leave_out = [part for name in extra if name != "mixed" for part in ("--without", name)]
+    code, out, err = called("data", "contract", experiment, *leave_out)
+    assert (code, missing_from(out, '["12", "about 12"]')) == (0, [])
     assert "the contract says" not in err  # there is none yet
     leave_out = [part for name in extra for part in ("--without", name)]
     code, out, err = called("data", "contract", file, "--target", "ill", *leave_out)
     assert (code, re.findall(r'(?m)^name = "(.*)"$', out)) == (0, ["age", "creatinine", "ill"])
-    for name, reason in {"ill": "column to predict", "wards": "did you mean 'ward'"}.items():
+    for name, reason in {"ill": "column to predict", "ages": "did you mean 'age'"}.items():
         code, _, err = called("data", "contract", file, "--target", "ill", "--without", name)
         assert (code, missing_from(err, f"--without {name}", reason)) == (2, [])
+
+
+def test_draft_has_categories_yes_and_no_and_dates_which_the_model_sees_as_numbers(called, tmp_path):
+    extra = {
+        "ward": ["west" if k == 7 else "" if k == 9 else ["north", "south"][k % 2] for k in range(ROWS)],
+        "smokes": ["yes" if k % 3 else "no" for k in range(ROWS)],
+        "since": [f"2026-{1 + k % 12:02}-11" for k in range(ROWS)],
+    }
+    file = table(tmp_path / "rows.csv", rows() | extra).file
+    code, out, _ = called("data", "contract", file, "--target", "ill")
+    assert code == 0
+    assert missing_from(out, 'fewer than 5 rows of this table, and all sites will see them: ["west"]') == []
+    experiment = tmp_path / "trial.toml"
+    experiment.write_text(f'[data]\nname = "table"\nfile = "{file}"\npartition = {{ name = "even", nodes = 1 }}\n{out}')
+    read = fm.load_experiment(experiment)
+    kinds = {column.name: (column.type, column.classes, column.fill) for column in read.contract.columns}
+    assert kinds["ward"] == ("category", ("north", "south", "west"), "mean")
+    assert (kinds["smokes"], kinds["since"]) == (("yes-no", (), None), ("date", (), None))
+    inputs = read.problem().sites[0].train.inputs
+    assert inputs.shape[1] > 6
+    assert float(inputs.abs().max()) < 5  # days are scaled
 
 
 @pytest.mark.parametrize(

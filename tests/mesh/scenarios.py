@@ -61,10 +61,12 @@ class Run:
 
             self.running[name] = fleet.forked(work, self.folder / f"{name}.log")
 
-    def events(self, name: str, what: str) -> list[dict]:
+    def every_event(self, name: str) -> list[dict]:
         path = self.folder / name / "state" / "log.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [event for event in map(json.loads, lines) if event["what"] == what]
+        return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+    def events(self, name: str, what: str) -> list[dict]:
+        return [event for event in self.every_event(name) if event["what"] == what]
 
     def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
         end = time.monotonic() + seconds

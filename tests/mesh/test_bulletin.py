@@ -225,13 +225,15 @@ def test_announcements_are_passed_on_after_their_site_s_certificate_has_expired(
     made, authority = _signed_for(tmp_path_factory.mktemp("expired"), {"a": -0.001, "b": 1, "c": 1})
     boards = {name: Bulletin(name, *made[name], authority, NAMES) for name in NAMES}
     boards["a"].announce("status", status(7), 1)
+    boards["a"].announce("ready", {"facts": "x"}, 1)
     pass_on(boards, "a", "b")
     pass_on(boards, "b", "c")
     assert boards["c"].of("a", "status") == status(7)
     (tmp_path / "bulletin.json").write_bytes(boards["c"].saved())
     again = Bulletin("c", *made["c"], authority, NAMES)
     again.restored(tmp_path / "bulletin.json")
-    assert again.of("a", "status") == status(7)
+    assert again.of("a", "ready") == {"facts": "x"}
+    assert again.of("a", "status") is None  # its node may have ended since
 
 
 def test_renewed_certificate_takes_the_old_ones_place_and_drops_what_the_old_key_signed(tmp_path_factory, monkeypatch):

@@ -472,6 +472,29 @@ def test_ipv6_is_listened_on_and_dialled(sites, host):
     run(work())
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "localhost"])
+def test_both_ends_send_small_frames_at_once_whatever_the_listener_is_bound_to(sites, host):
+    """Otherwise the kernel keeps a frame back until the one before it is acknowledged, which takes a round trip."""
+    if host == "[::]" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+
+    def at_once(connection: Connection) -> int:
+        plain = connection._stream._writer.get_extra_info("socket")
+        return plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    async def work():
+        port = free_ports(1)[0]
+        async with (
+            listening(sites["beta"], address=f"{host}:{port}") as server,
+            dialled(f"127.0.0.1:{port}", "beta", sites["alpha"].for_dialling(), LARGEST) as connection,
+        ):
+            await connection.send(b"one")
+            assert await connection.receive() == b"one"
+            assert (at_once(connection), at_once(server.met[0])) == (1, 1)
+
+    run(work())
+
+
 @pytest.mark.slow
 def test_importing_a_node_sets_no_environment_and_starts_no_process():
     text = (

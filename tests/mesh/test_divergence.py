@@ -232,11 +232,19 @@ def units_with_trackers(run_in: Path) -> None:
 
 
 def first_message_too_large(run_in: Path) -> None:
-    """What b sends first is already so large that its neighbours refuse it."""
+    """What b sends first is already so large that its neighbours refuse it. Before the first round b cannot know which
+    numbers are usual, and what neighbours say of it is only a claim. So all wait and see who refuses whom, and why."""
     run = _run(run_in, FOUR_BITS.replace("STEP", "30.0"))
-    sentence = _all_end(run, _inputs_in_other_units, "rounds 0 and 1", "refuse", "norm", "limit")
-    _said_again(run, _inputs_in_other_units, sentence)
-    _without_b_from_the_start(run)
+    run.start("a", "c")
+    run.start("b", before=_inputs_in_other_units)
+    run.until(lambda: run.events("b", "a claim about this site"))
+    said = run.events("b", "a claim about this site")[-1]["reason"]
+    assert missing_from(said, "refuse", "norm", "limit", "units") == []
+    run.until(lambda: {one["by"] for one in run.status("a").get("refusing", ()) if one["site"] == "b"} == {"a", "c"})
+    assert not any(run.events(name, "stopped") for name in NAMES)
+    run.vote("a", "c", out=["b"])
+    run.ended("b")
+    run.end("a", "c")
 
 
 def not_a_number(run_in: Path) -> None:

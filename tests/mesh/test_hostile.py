@@ -14,7 +14,6 @@ from fairmesh.compression.codes import Dense, Levels
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import data_agreement, ledger, reduction
-from fairmesh.mesh.node.oversight import Oversight
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks import remote
@@ -98,7 +97,6 @@ def sending(change: Callable[[dict], dict]) -> Callable[[], None]:
     """Returns an attack: from one round on, the parts of messages are changed before they are encoded."""
 
     def attack() -> None:
-        Oversight._notice_being_refused = lambda self: None  # it does not end as an honest node would
         honest = remote.encode
         remote.encode = lambda codes, now: honest(change(dict(codes)) if now >= ATTACKED else codes, now)
 

@@ -20,7 +20,7 @@ from fairmesh.mesh.node.decisions import (
     claim_table,
 )
 from fairmesh.mesh.node.ledger import Ledger, still_in, wish, wished
-from fairmesh.mesh.node.store import locked
+from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.wire.bulletin import Bulletin
 from tests.refusals import refused
 

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -24,8 +26,8 @@ from fairmesh.mesh.members import SiteFile
 from fairmesh.mesh.node.membership import Membership, outputs_of_run, refuse_many_outputs
 from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
-from fairmesh.mesh.node.store import locked
-from fairmesh.mesh.node.watching import Pace, read_status, waiting_chain
+from fairmesh.mesh.node.state_lock import locked
+from fairmesh.mesh.node.watching import ENDED, STARTING, Pace, live_status, read_status, waiting_chain
 from fairmesh.mesh.preflight import privacy_checks
 from fairmesh.storage.files import open_to_others
 from tests import toys
@@ -155,6 +157,13 @@ def test_alone_a_node_waits_and_with_little_patience_stops_and_says_for_whom(liv
     assert seen["status alone"]["sites"]["c"] == {}
 
 
+def test_stop_that_was_asked_for_is_no_error(lived):
+    folder, seen = lived
+    assert seen["asked to stop"] == 1
+    stopped = {name: [event["level"] for event in _events(folder, name) if event["what"] == "stopped"] for name in "ab"}
+    assert stopped == {"a": ["warning"], "b": ["info"]}  # a was out of patience
+
+
 def test_tracker_of_a_node_that_was_stopped_has_what_all_sites_measured_once(lived):
     folder, _ = lived
     events = read_events(folder / "b" / "state" / "trackers" / "tensorboard")
@@ -244,7 +253,7 @@ def test_row_of_a_site_whose_clock_is_wrong_shows_when_it_was_heard(lived):
         told |= {"time": status["time"] + ahead, "waiting_for": {"c": status["time"] + ahead - 40}}
         header, *rows = _site_rows(status | {"sites": {"b": told}}, "accuracy")
         row = dict(zip(header, rows[0]))
-        assert (row["reported"], row["waits for"], row["lambda"]) == ("30 s ago", "c (70 s)", "1")
+        assert (row["reported"], row["waits for"]) == ("30 s ago", "c (70 s)")
 
 
 def test_status_names_the_metric_before_anything_was_measured(lived):
@@ -264,30 +273,82 @@ def test_status_of_a_finished_node_does_not_ask_whether_it_runs(lived, capsys):
     assert "running" not in shown.out + shown.err
 
 
-def _shown_with(lived, capsys, weights: list[float | None]) -> str:
+def _shown_with(lived, capsys, **changes) -> str:
     from fairmesh.cli.node import status
 
-    seen = json.loads(json.dumps(lived[1]["status"]))
-    for told, weight in zip(seen["sites"].values(), weights):
-        told["weight"] = weight
     path = lived[0] / "a" / "state" / "status.json"
     before = path.read_text()
-    path.write_text(json.dumps(seen))
+    path.write_text(json.dumps(lived[1]["status"] | changes))
     status(lived[0] / "a" / "site.toml")
     path.write_text(before)
     shown = capsys.readouterr()
     return shown.out + shown.err
 
 
-def test_status_shows_shares_of_weights_that_do_not_sum_to_one_yet(lived, capsys):
-    """With Tracked AD-GDA, the price that makes the weights sum to one is found in the course of the run."""
-    shown = _shown_with(lived, capsys, [1.25, 0.5, 0.75])
-    assert missing_from(shown, "0.5", "0.2", "0.3", "sum to 2.5, not to 1") == []
-    assert "1.25" not in shown
-    settled = _shown_with(lived, capsys, [0.5, 0.201, 0.3])
-    assert "not to 1" not in settled
-    assert "0.2008" in settled
-    assert "0.6543" not in _shown_with(lived, capsys, [0.6543, None, 0.6543])  # until all have reported
+def test_status_shows_weights_of_one_round_that_sum_to_one(lived, capsys):
+    """The newest weights of sites are of different rounds. With Tracked AD-GDA, also those of one round sum to one only
+    in the course of the run."""
+    weights = lived[1]["status"]["lambda"]
+    assert weights["round"] in (0, 40)  # the row of round 40 may be on its way
+    assert sum(weights["sites"].values()) == pytest.approx(1)
+    sites = {name: told | {"weight": 0.45} for name, told in lived[1]["status"]["sites"].items()}
+    shown = _shown_with(lived, capsys, sites=sites)
+    assert (
+        missing_from(shown, f"in round {weights['round']}", *(f"{share:.4g}" for share in weights["sites"].values()))
+        == []
+    )
+    assert "0.45" not in shown
+    assert "share" not in _shown_with(lived, capsys, **{"lambda": None})  # before all have measured a round
+
+
+def test_status_of_a_killed_node_says_that_it_does_not_run_and_not_that_it_trains(lived, capsys):
+    seen = lived[1]["status"]
+    others = {name: told | {"heard_s_ago": 300.0, "activity": "training"} for name, told in seen["sites"].items()}
+    shown = _shown_with(lived, capsys, sites=others, activity="training", seconds_left=60.0, rounds_per_s=1.0)
+    assert missing_from(shown, "not running", "start it again", "silent; was training") == []
+    assert "expected end" not in shown
+
+
+def test_status_of_a_node_that_imports_says_that_it_starts(tmp_path):
+    with refused("not been started", tmp_path):
+        live_status(tmp_path)
+    with locked(tmp_path):
+        assert live_status(tmp_path) == {
+            "time": pytest.approx(time.time(), abs=5),
+            "running": True,
+            "activity": STARTING,
+        }
+        before = {"site": "a", "sites": {"a": {"activity": "training"}}, "activity": "training", "time": 0.0}
+        (tmp_path / "status.json").write_text(json.dumps(before))
+        again = live_status(tmp_path)
+        assert [again["activity"], again["sites"]["a"]["activity"], again["running"]] == [STARTING, STARTING, True]
+        (tmp_path / "status.json").write_text(json.dumps(before | {"time": time.time() + 1}))
+        assert live_status(tmp_path)["activity"] == "training"
+    assert live_status(tmp_path)["activity"] == ENDED
+    (tmp_path / "status.json").write_text(json.dumps(before | {"activity": "stopped"}))
+    assert live_status(tmp_path)["activity"] == "stopped"
+
+
+@pytest.mark.slow
+def test_status_of_a_real_node_says_that_it_starts_then_what_it_does_and_that_it_was_killed(tmp_path):
+    _write_experiment(tmp_path)
+    fleet.provisioned(tmp_path, tmp_path / "experiment.toml", NAMES)
+    site, state = str(tmp_path / "a" / "site.toml"), tmp_path / "a" / "state"
+    node = subprocess.Popen([sys.executable, "-m", "fairmesh", "node", site], stderr=subprocess.DEVNULL)
+    try:
+        _until(lambda: live_status(state)["activity"] == STARTING)
+        assert "torch" not in Path(f"/proc/{node.pid}/maps").read_text()  # it has not even imported yet
+        said = subprocess.run([sys.executable, "-m", "fairmesh", "status", site], capture_output=True, text=True)
+        assert said.returncode == 0
+        _until(lambda: live_status(state)["activity"] not in (STARTING, "starting"))
+        (state / "lock").unlink()
+        second = subprocess.run([sys.executable, "-m", "fairmesh", "node", site], capture_output=True, text=True)
+        assert second.returncode == 2
+        assert missing_from(second.stdout + second.stderr, "another node", state) == []
+    finally:
+        node.kill()
+        node.wait()
+    assert live_status(state)["activity"] == ENDED
 
 
 def test_prometheus_gets_rounds_edges_and_the_worst_site(lived):

@@ -201,6 +201,48 @@ def test_experiments_that_need_a_server_or_several_runs_are_refused(cli, tmp_pat
     assert not (tmp_path / "mesh").exists()
 
 
+CONTRACT = """
+rounds = 30
+topology = "ring"
+MODEL
+[[contract.columns]]
+name = "age"
+min = 18
+max = 110
+center = 54
+scale = 17
+[[contract.columns]]
+name = "ward"
+type = "category"
+classes = ["north", "south"]
+[contract.target]
+name = "ill"
+type = "label"
+classes = ["no", "yes", "maybe"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "loss", "names"),
+    [
+        (5, 3, "cross-entropy", ["(4,)", "5"]),
+        (4, 2, "cross-entropy", ["3 classes", "the model has 2 classes"]),
+        (4, 3, "squared-error", ["3 classes"]),
+        (4, 3, "cross-entropy", None),
+    ],
+)
+@pytest.mark.quick_cases(4)
+def test_model_that_does_not_fit_its_own_contract_is_refused_and_nothing_is_written(
+    cli, tmp_path, inputs, outputs, loss, names
+):
+    model = f'loss = "{loss}"\nmodel = {{ name = "import", path = "mine.py:net" }}'
+    (tmp_path / "risk.toml").write_text(CONTRACT.replace("MODEL", model))
+    (tmp_path / "mine.py").write_text(f"from torch import nn\ndef net():\n    return nn.Linear({inputs}, {outputs})\n")
+    code, _, err = founded(cli, "a=a:7700", "b=b:7700", experiment="risk.toml")
+    assert (code, missing_from(err, *(["[contract]", "[model]", *names] if names else []))) == (2 * bool(names), [])
+    assert (tmp_path / "mesh").exists() != bool(names)
+
+
 def test_algorithms_without_a_server_may_be_deployed():
     from tests.toys import ALGORITHMS
 

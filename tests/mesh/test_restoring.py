@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from fairmesh.networks.base import Traffic
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.loop import TrainingState
 from tests.mesh.scenarios import EXPERIMENT, NAMES, Run, played, waits_at
+from tests.refusals import missing_from
 
 OPTIONS = '\n[options]\nmeasure_every = 16\ncheckpoint_every = 5\ndtype = "float64"\n'
 BEGINNING = EXPERIMENT.split("[algorithm]")[0]
@@ -110,13 +112,23 @@ def _stopped_in_the_middle(run: Run, name: str, at: int, *others: str) -> None:
     flag.touch()
 
 
+def _is_told(run: Run, *parts: str) -> None:
+    """Waits until the node of e says that its neighbours say that it has lost its state, and that the rounds of the
+    others confirm it. Then it is asked to stop."""
+    run.until(lambda: any("older" in said["reason"] for said in run.events("e", "a claim about this site")))
+    assert missing_from(run.events("e", "a claim about this site")[-1]["reason"], *parts) == []
+    assert not run.events("e", "stopped")
+    os.kill(run.running["e"], signal.SIGTERM)
+    run.stops("e", "start the node again")
+
+
 def an_empty_folder(run: Run) -> None:
-    """It stops with a sentence, since only people can help. After the votes of all it takes part again, here after a
-    round that is otherwise measured."""
+    """It waits and says what its neighbours say, since only people can help. After all have voted it takes part again,
+    here after a round that is otherwise measured."""
     _stopped_in_the_middle(run, "e", 33, "a", "b", "c", "d")
     shutil.rmtree(_state(run, "e"))
     run.start("e")
-    run.stops("e", "fairmesh mesh restore")
+    _is_told(run, "begins again", "older", "32", "fairmesh mesh restore")
     run.vote(*NAMES, restored=["e"])
     run.start("e")
     run.end(*NAMES)
@@ -147,7 +159,7 @@ def a_backup_that_is_too_old(run: Run) -> None:
     shutil.rmtree(_state(run, "e"))
     shutil.copytree(old, _state(run, "e"))
     run.start("e")
-    run.stops("e", "which it had acknowledged and which is no longer kept here")
+    _is_told(run, "which it had acknowledged and which is no longer kept here", "older", "fairmesh mesh restore")
     run.vote(*NAMES, restored=["e"])
     run.start("e")
     run.end(*NAMES)

@@ -1,13 +1,18 @@
 """The checkpoints of a node: which are used, put aside, or refused."""
 
+import errno
+import fcntl
+import os
 import subprocess
+import time
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from fairmesh.mesh.node.store import Store, forget_run, landmarks_in, locked, put_aside
+from fairmesh.mesh.node.state_lock import locked, running_since
+from fairmesh.mesh.node.store import Store, forget_run, landmarks_in, put_aside
 from fairmesh.storage import checkpoint
 from fairmesh.storage.checkpoint import load_checkpoint, save_checkpoint
 from tests.refusals import refused
@@ -145,10 +150,41 @@ def test_end_of_a_run_leaves_results_log_and_decisions(tmp_path):
 
 
 def test_lock_that_the_processes_of_a_killed_node_hold_is_waited_for(tmp_path):
-    file = locked(tmp_path)
-    child = subprocess.Popen(["sleep", "0.3"], pass_fds=[file.fileno()])
-    file.close()
+    lock = locked(tmp_path)
+    child = subprocess.Popen(["sleep", "0.3"], pass_fds=lock.handles)
+    lock.close()
     with refused("another node is running"):
         locked(tmp_path)
     locked(tmp_path, patience_s=30).close()
     assert child.wait() == 0
+
+
+def test_lock_holds_though_somebody_deletes_its_file(tmp_path):
+    with locked(tmp_path):
+        (tmp_path / "lock").unlink()
+        with refused("another node is running", tmp_path):
+            locked(tmp_path)
+        assert running_since(tmp_path) is not None
+    locked(tmp_path).close()
+
+
+def test_lock_of_a_folder_that_cannot_be_locked_itself_is_that_of_the_file(tmp_path, monkeypatch):
+    """As over NFS, which needs a file that is open for writing."""
+    flock = fcntl.flock
+
+    def of_files(handle: int, how: int) -> None:
+        if os.path.isdir(handle):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_files)
+    with locked(tmp_path), refused("another node is running"):
+        locked(tmp_path)
+    assert running_since(tmp_path) is None
+
+
+def test_lock_says_since_when_a_node_runs(tmp_path):
+    assert running_since(tmp_path / "nowhere") is None
+    with locked(tmp_path):
+        assert running_since(tmp_path) == pytest.approx(time.time(), abs=5)
+    assert running_since(tmp_path) is None

@@ -112,7 +112,7 @@ def test_node_whose_journal_has_a_flipped_bit_gets_what_it_lost_from_its_neighbo
         nodes.end()
 
 
-def test_node_that_lost_its_state_stops_and_says_what_to_do(tmp_path):
+def test_node_that_lost_its_state_waits_and_says_what_to_do(tmp_path):
     nodes = Lives(provisioned(tmp_path), NAMES)
 
     def forget(name: str) -> None:
@@ -122,11 +122,11 @@ def test_node_that_lost_its_state_stops_and_says_what_to_do(tmp_path):
     try:
         nodes.start_all()
         nodes.wait(lambda: nodes.step("beta") >= 54, 60)
-        nodes.awaited.add("beta")
         nodes.kill("beta", pause=1.5)
-        nodes.wait(lambda: "beta" in nodes.exits, 30)
-        (said,) = events(nodes, "beta", "stopped")
+        nodes.wait(lambda: any("older" in said["reason"] for said in events(nodes, "beta", "a claim")), 30)
+        said = events(nodes, "beta", "a claim")[-1]
         assert missing_from(said["reason"], "begins again", "backup", "fairmesh mesh restore") == []
+        assert not nodes.exits
     finally:
         nodes.end()
 

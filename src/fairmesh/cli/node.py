@@ -18,7 +18,7 @@ from fairmesh.cli.terminal import (
 )
 from fairmesh.errors import BadInput
 
-_ROUNDING = 0.01  # of weights that sum to 1
+_SILENT_S, _SILENT_S_PER_SITE = 60.0, 0.2  # without a report; a site reports every 0.05 s per site, or every second
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -49,15 +49,25 @@ def node(
     """Run a site's node until the mesh has finished.
 
     It runs unattended. Started again, it continues where it was."""
-    from fairmesh.mesh.node.running import run_node
-    from fairmesh.mesh.node.versus_local import sentences
-    from fairmesh.report.runs import Run, caption_of, rows_of
-    from fairmesh.trackers import trackers_of
+    from fairmesh.mesh.members import SiteFile
+    from fairmesh.mesh.node.state_lock import LEFT_S, locked
 
     waits = None if patience is None else seconds_of(patience, "--patience")
-    folder = run_node(
-        site, patience_s=waits, monitor_port=prometheus, public_draws=public_draws, trackers=trackers_of(track)
-    )
+    with locked(SiteFile.read(site).state, LEFT_S) as lock:  # before imports, so that `status` sees that it starts
+        from fairmesh.mesh.node.running import run_node
+        from fairmesh.trackers import trackers_of
+
+        folder = run_node(
+            site,
+            patience_s=waits,
+            monitor_port=prometheus,
+            public_draws=public_draws,
+            trackers=trackers_of(track),
+            lock=lock,
+        )
+    from fairmesh.mesh.node.versus_local import sentences
+    from fairmesh.report.runs import Run, caption_of, rows_of
+
     finished = Run.from_folder(folder)
     if json_:
         print_json(finished.summary | {"folder": str(folder)})
@@ -80,25 +90,28 @@ def status(
     traffic."""
     from fairmesh.mesh import clocks
     from fairmesh.mesh.members import SiteFile
-    from fairmesh.mesh.node.watching import read_status
+    from fairmesh.mesh.node import claims
+    from fairmesh.mesh.node.watching import STARTING, live_status
 
-    seen = read_status(SiteFile.read(site).state)
+    seen = live_status(SiteFile.read(site).state)
     if json_:
         print_json(seen)
         return
     now = time.time()
     age = now - seen["time"]
+    if "sites" not in seen:
+        say(f"{seen['activity']}, since {_ago(age)}")
+        return
     metric = seen["metric_name"]
     show_table(_site_rows(seen, metric), f"mesh {seen['mesh']}, seen from {seen['site']}")
-    total = _total_weight(seen)
-    if total is not None and abs(total - 1) > _ROUNDING:
-        say(
-            f"lambda: each site's share of the weights that the sites apply now. These sum to {total:.3g}, not to 1, "
-            "because sites agree on them only in the course of the run"
-        )
+    if weights := seen.get("lambda"):
+        done = weights["round"]
+        say(f"lambda: each site's share of the weights in round {done}, the last one that all sites have measured")
     show_table(_edge_rows(seen, now), "edges of this node")
     if seen["refusing"]:
         show_table(_refusal_rows(seen, now), "refused messages")
+    for sentence in claims.sentences(seen):
+        say(sentence)
     if seen["worst"] is not None:
         own = "" if seen["metric"] is None else f", here {seen['metric']:.4g}"
         say(f"{metric} in recent rounds: worst site {seen['worst']:.4g}, mean {seen['mean']:.4g}{own}")
@@ -133,16 +146,12 @@ def status(
             say(f"votes to {what}: {', '.join(sorted(voters))}")
     if sentence := _expected_end(seen, age):
         say(sentence)
-    ended = seen["activity"] in ("finished", "stopped")
-    running = "" if ended or age < 10 else f"; this node has written nothing for {_ago(age)}: is it running?"
-    say(f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{running}")
-
-
-def _total_weight(seen: dict[str, Any]) -> float | None:
-    """Returns the sum of the weights that the sites apply, or None until all have reported one."""
-    weights = [reported.get("weight") for reported in seen["sites"].values()]
-    known = [weight for weight in weights if weight is not None]
-    return sum(known) if known and len(known) == len(weights) and sum(known) > 0 else None
+    more = ""
+    if not seen["running"] and seen["activity"] != "finished":
+        more = f"; look at log.jsonl in its state folder, and start it again: fairmesh node {site}"
+    elif seen["running"] and age >= 10 and seen["activity"] != STARTING:
+        more = f"; its process runs, but has written nothing for {_ago(age)}: does it hang?"
+    say(f"{seen['activity']}, round {seen['round']} of {seen['rounds']}, as of {_ago(age)} ago{more}")
 
 
 def _expected_end(seen: dict[str, Any], age: float) -> str | None:
@@ -160,11 +169,12 @@ def _expected_end(seen: dict[str, Any], age: float) -> str | None:
 
 def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
     rows = [["site", "round", "is", metric, "in round", "prior", "lambda", "waits for", "sent", "reported"]]
-    total = _total_weight(seen)
+    shares = (seen.get("lambda") or {"sites": {}})["sites"]
     for name, reported in seen["sites"].items():
         if not reported:
             rows.append([name, "", "not heard of yet", "", "", "", "", "", "", ""])
             continue
+        silent = reported["heard_s_ago"] > _SILENT_S + _SILENT_S_PER_SITE * len(seen["sites"])
         age = reported["heard_s_ago"]  # by this site's clock; a difference of the other's own moments is exact too
         ended = seen["activity"] == "finished"  # then all sites have their result
         waits = (
@@ -179,11 +189,11 @@ def _site_rows(seen: dict[str, Any], metric: str) -> list[list[str]]:
             [
                 name,
                 str(reported["round"]),
-                "finished" if ended else reported["activity"],
+                "finished" if ended else f"silent; was {reported['activity']}" if silent else reported["activity"],
                 "" if reported["metric"] is None else f"{reported['metric']:.4g}",
                 "" if reported["metric_round"] is None else str(reported["metric_round"]),
                 f"{seen['prior'][name]:.3g}" if name in seen["prior"] else "",
-                "" if total is None else f"{reported['weight'] / total:.4g}",
+                f"{shares[name]:.4g}" if name in shares else "",
                 waits,
                 f"{reported['bytes_out']:,} B",
                 f"{_ago(age)} ago",

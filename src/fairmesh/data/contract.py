@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -24,13 +25,26 @@ from fairmesh.data.partitions import Even
 from fairmesh.data.preprocessing import ColumnPlan, Plan
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.data.tables import Kind, category_text, encoded, missing_in, number_in, parsed, whole_number_text
+from fairmesh.data.tables import (
+    NAME_AT_MOST,
+    Kind,
+    category_text,
+    encoded,
+    is_missing,
+    kind_of,
+    missing_in,
+    number_in,
+    parsed,
+    refuse_many_categories,
+    whole_number_text,
+)
 from fairmesh.data.tables import rows_in_words as _rows
 from fairmesh.errors import BadInput, nearest
 
 _TOLD = 5  # complaints
 _MEAN = "mean"  # of a column's fill: by what all sites have
 _IDENTIFIERS = 10  # rows from which consecutive numbers are taken for identifiers
+_RARE = 5  # rows; a category of fewer may say who it is
 _WIDER = 0.25  # of the range that was seen, on either side
 
 
@@ -508,24 +522,39 @@ def _of_table(table: Table, without: Sequence[str]) -> Draft:
     names = [name for name in table.input_names(columns) if name not in without]
     if not names:
         raise BadInput(f"{table.file} has no column to predict from; leave out fewer with --without")
-    _refuse([one for name in names for one in _unusable(columns[name], name, table.file)])
+    _refuse([one for name in names for one in _unusable(table, columns[name], name)])
     identifiers = tuple(name for name in names if _is_identifier(columns[name], name))
     return Draft("\n".join(_drafted_columns(table, columns, names, identifiers)), identifiers)
 
 
-def _unusable(values: np.ndarray, name: str, file: str) -> Iterator[str]:
+def _kind(table: Table, values: np.ndarray, name: str) -> Kind:
+    """Returns what a column has, as the table says or as its values look."""
+    given = "category" if name in table.categories else table.types.get(name)
+    return given or kind_of(values, name, table.file)  # type: ignore[return-value]
+
+
+def _unusable(table: Table, values: np.ndarray, name: str) -> Iterator[str]:
     """Yields why a column cannot be an input, and what to do."""
-    numbers, missing = parsed(values)
-    odd = ~missing & ~np.isfinite(numbers)
-    leave_out = f"leave the column out: --without {shlex.quote(name)}"
-    if missing.all():
-        yield f"{file}: column {name!r} has no values; {leave_out}"
-    elif odd.all() and len(values) > 1 and len(set(values.tolist())) == len(values):
-        yield f"{file}: column {name!r} has another text in every row, as an identifier has; {leave_out}"
-    elif odd.any():
+    leave_out = f"--without {shlex.quote(name)}"
+    known = [category_text(value) for value in values.tolist() if not is_missing(value)]
+    if not known:
+        yield f"{table.file}: column {name!r} has no values; leave it out: {leave_out}"
+        return
+    try:
+        kind = _kind(table, values, name)
+        if kind == "category" and name not in table.categories:
+            refuse_many_categories(values, name, table.file)
+        encoded(values, kind, name, table.file)
+    except BadInput as error:
+        said = str(error).replace(f'exclude = ["{name}"]', leave_out)
+        yield said.replace("or say types", "or draft from an experiment file whose [data] has types")
+        return
+    if kind == "category" and len(known) > 1 and len(set(known)) == len(known):
+        yield f"{table.file}: column {name!r} has another text in every row: an identifier? Leave it out: {leave_out}"
+    elif kind == "category" and len(longest := max(known, key=len)) > NAME_AT_MOST:
         yield (
-            f"{file}: column {name!r}, {_rows(odd)}: {str(values[odd][0])!r} is not a number, and inputs are numbers; "
-            f"write it as one, with a point for decimals and no unit, or {leave_out}"
+            f"{table.file}: column {name!r} has a text of {len(longest):,} characters, as a remark has, and categories "
+            f"have at most {NAME_AT_MOST}; leave it out: {leave_out}"
         )
 
 
@@ -551,7 +580,11 @@ def _drafted_columns(
             yield "# This looks like an identifier: a different whole number in every row. If it is one, remove it."
         yield "[[contract.columns]]"
         yield f"name = {json.dumps(name, ensure_ascii=False)}"
-        yield from _drafted_column(columns[name], name, table.file, scaled=True)
+        kind = _kind(table, columns[name], name)
+        if kind == "number":
+            yield from _drafted_column(columns[name], name, table.file, scaled=True)
+        else:
+            yield from _drafted_texts(columns[name], kind, table.categories.get(name, ()), name, table.file)
         yield ""
     yield "[contract.target]"
     yield f"name = {json.dumps(table.target, ensure_ascii=False)}"
@@ -587,6 +620,28 @@ def _drafted_column(values: np.ndarray, name: str, file: str, scaled: bool) -> I
     if scaled and len(set(numbers.tolist())) > 2:
         yield f"center = {float(f'{numbers.mean():.2g}'):g}"
         yield f"scale = {float(f'{numbers.std():.2g}'):g}"
+
+
+def _drafted_texts(values: np.ndarray, kind: Kind, listed: Sequence[str], name: str, file: str) -> Iterator[str]:
+    """Yields the rest of a column of categories, of yes and no, or of dates."""
+    yield f'type = "{kind}"'
+    read = encoded(values, kind, name, file)
+    missing = missing_in(values.tolist())
+    if kind == "category":
+        counts = Counter(text for text in read.tolist() if text is not None)
+        rare = sorted(text for text, count in counts.items() if count < _RARE)
+        classes = [*listed, *sorted(counts.keys() - set(listed))]
+        yield f"classes = {json.dumps(classes, ensure_ascii=False)}  # one input each; add those of other sites"
+        if rare:
+            shown = json.dumps(rare[:_TOLD], ensure_ascii=False) + (" and others" if len(rare) > _TOLD else "")
+            yield f"# In fewer than {_RARE} rows of this table, and all sites will see them: {shown}"
+    if kind == "date":  # the model sees days
+        days = read[~missing]
+        yield f"center = {float(f'{days.mean():.4g}'):g}  # days since 1970-01-01"
+        yield f"scale = {float(f'{days.std():.2g}') or 1.0:g}"
+    if missing.any():
+        what = "missing values get an input of their own" if kind == "category" else "of all sites, for a missing value"
+        yield f'fill = "{_MEAN}"  # {what}; else none may be missing'
 
 
 def _wider(numbers: np.ndarray, whole: bool) -> tuple[float, float]:

@@ -1,8 +1,10 @@
 """Founds a mesh: its members, their graph, and the files that each site gets."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from fairmesh.data.made_up import made_up_site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, load_experiment
 from fairmesh.mesh.agreement import agreed, refuse_undeployable
@@ -10,6 +12,9 @@ from fairmesh.mesh.approval import not_allowed
 from fairmesh.mesh.certificates import make_authority
 from fairmesh.mesh.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal
 from fairmesh.mesh.members import MESH, Member, Mesh
+from fairmesh.numerics import trees
+from fairmesh.problems.objective import Objective
+from fairmesh.problems.problem import Sampling
 from fairmesh.storage.files import write_atomically
 from fairmesh.topology.mixing import union_of
 
@@ -22,9 +27,31 @@ def founded(experiment: Experiment, name: str, addresses: Mapping[str, str | Non
         raise BadInput(f"a mesh needs at least two sites, got {len(sites)}; name them with --site")
     if experiment.prior is not None and len(experiment.prior) != len(sites):
         raise BadInput(f"prior has {len(experiment.prior)} entries for {len(sites)} sites; give one number for each")
+    refuse_unfit_model(experiment)
     neighbours = neighbours_of(experiment, sites)
     members = [Member(site, addresses[site], tuple(neighbours[site])) for site in sites]
     return Mesh(name, tuple(members))
+
+
+def refuse_unfit_model(experiment: Experiment) -> None:
+    """Tries model and loss on made-up rows of the contract. Refuses those that no site could train, since a site would
+    find it out only after it was handed the files."""
+    site = None if experiment.contract is None else made_up_site(experiment.contract)
+    if site is None:
+        return
+    settings = {"sampling": Sampling(), "objective": Objective(), "metrics": {}, "personalization": None, "prior": None}
+    try:
+        replace(experiment, **settings).problem([site])
+    except BadInput as error:
+        raise BadInput(
+            f"the model does not fit the [contract], by which a sample has {trees.form_in_words(site.train[0])} as the "
+            f"model sees it{_classes(experiment)}: {error}. Correct [model] or [contract]"
+        ) from error
+
+
+def _classes(experiment: Experiment) -> str:
+    count = 0 if experiment.contract is None else len(experiment.contract.classes)
+    return f", and there are {count} classes" if count else ""
 
 
 def neighbours_of(experiment: Experiment, sites: Sequence[str]) -> dict[str, list[str]]:

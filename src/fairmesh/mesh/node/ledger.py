@@ -33,7 +33,8 @@ from fairmesh.mesh.node.decisions import (
     proposal_table,
     without_state,
 )
-from fairmesh.mesh.node.store import FINISHED, landmarks_in, locked, put_run_aside
+from fairmesh.mesh.node.state_lock import locked
+from fairmesh.mesh.node.store import FINISHED, landmarks_in, put_run_aside
 from fairmesh.mesh.wire.bulletin import FOLLOW_AT_MOST, Bulletin
 from fairmesh.storage.files import private_files, private_folder, write_atomically
 

@@ -84,6 +84,7 @@ class Measurements:
         self._models: dict[int, Tensor] = {}  # of measured rounds, not on disk yet
         self._final: list[int] | None = None  # of which rounds this node has its model, once that is settled
         self._reported: set[tuple[str, int]] = set()
+        self.records: list[Record] = []  # of the rounds that all sites have measured
         self.after_record: Callable[[Sequence[Record]], None] = lambda records: None  # with all records so far
 
     # A generation
@@ -115,7 +116,7 @@ class Measurements:
             if before < generation:
                 self._drop_after(start, before)
             self._on_disk = self._intact_models()
-            self.records = []  # of the rounds that all sites have measured
+            self.records = []
             self._scores: list[Tensor] = []  # how good each of them is by the rule
             self._rule = (
                 None
@@ -299,6 +300,15 @@ class Measurements:
         if self._problem is None:
             raise RuntimeError("measurements are used before a generation was entered")
         return self._problem
+
+    def weights(self) -> dict[str, Any] | None:
+        """Returns each site's share of the weights in the last round that all have measured, and that round. None if
+        there is none. The sites' newest weights are of different rounds, so they do not belong together."""
+        with self._lock:
+            newest = next((one for one in reversed(self.records) if "lambda" in one), None)
+            if newest is None:
+                return None
+            return {"round": newest["round"], "sites": dict(zip(self._names, newest["lambda"]))}
 
     def digests(self) -> dict[str, str]:
         """Returns a digest of each site's rows, by which sites find out who has told them different numbers."""

@@ -12,7 +12,7 @@ import fairmesh
 from fairmesh.errors import BadInput, FairmeshError, Interrupted, in_a_line
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.known_keys import KnownKeys
-from fairmesh.mesh.node import divergence
+from fairmesh.mesh.node import claims, divergence
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.membership import Membership
@@ -20,9 +20,7 @@ from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.watching import Log, Monitor, Pace, waiting_chain, write_status
 from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.wire.bulletin import Bulletin, shortened
-from fairmesh.mesh.wire.links import HOW_TO_RESTORE
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
-from fairmesh.networks.bounds import TOO_LARGE
 from fairmesh.problems.local_work import LOCAL_TRAINING, Activity
 from fairmesh.problems.problem import Problem
 from fairmesh.training.loop import TrainingState
@@ -96,6 +94,7 @@ class Oversight(Watcher):
         self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
+        self._asked_to_stop = False  # by a person or the system
         self._interruption: FairmeshError | None = None  # of the rounds of this generation
         self.heeds_divergence = False  # whether the divergence of another site ends the rounds
         self._deciding, self._votes_lock = False, threading.Lock()
@@ -115,6 +114,7 @@ class Oversight(Watcher):
         self._disk_notices: Notices | None = None  # while the journal is synced
         self._local_since, self._alone = 0.0, Notices()
         self._phase: dict[str, Any] = {"what": ""}  # the last work outside the rounds, with its progress
+        self._claimed: set[tuple[str, ...]] = set()  # what neighbours have said about this site, as far as it is logged
         self._announced_at = self._next_warning = self._refusing_at = -1e9
 
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
@@ -139,6 +139,7 @@ class Oversight(Watcher):
         return self._stop
 
     def request_stop(self) -> None:
+        self._asked_to_stop = True
         self._end(Interrupted(f"stopped after round {self._round}; start the node again to continue"))
 
     def stop_if_waited_too_long(self, seconds: float, whom: str) -> None:
@@ -242,7 +243,7 @@ class Oversight(Watcher):
                     self._announce_refusals,
                     self._notice_weights,
                     self._notice_divergence,
-                    self._notice_being_refused,
+                    self._notice_claims,
                     self._count_votes,
                 ):
                     self._tried(part)
@@ -253,7 +254,8 @@ class Oversight(Watcher):
             yield
         except FairmeshError as error:
             self.activity = "stopped"
-            self._log("error", "stopped", reason=str(error))
+            level = "error" if not isinstance(error, Interrupted) else "info" if self._asked_to_stop else "warning"
+            self._log(level, "stopped", reason=str(error))
             raise
         finally:
             over.set()
@@ -301,6 +303,13 @@ class Oversight(Watcher):
                 found += [{"by": by, "site": site, **why} for site, why in body["sites"].items() if site in present]
         return found
 
+    def _state_lost(self) -> list[dict[str, Any]]:
+        """Returns which neighbours say that this site has lost its state, and why."""
+        names, said = self._membership.mesh.names, self._mailroom.state_lost() if self._mailroom else {}
+        return [
+            {"by": names[p], "reason": shortened(one.reason), "since": one.since} for p, one in sorted(said.items())
+        ]
+
     def _notice_certificate(self) -> None:
         """Warns once per day, from two weeks before the certificate ends."""
         left = self.certificate_days()
@@ -328,7 +337,9 @@ class Oversight(Watcher):
         if self._deciding:
             return
         if ledger.has_forgotten():
-            self._end(BadInput(f"this site has forgotten what it had agreed to with the others. {HOW_TO_RESTORE}"))
+            self._end(
+                BadInput(f"this site has forgotten what it had agreed to with the others. {claims.HOW_TO_RESTORE}")
+            )
         due = ledger.due() or ledger.removed_by()
         committed = ledger.waits_for() is not None  # before a restart
         with self._votes_lock:
@@ -347,20 +358,15 @@ class Oversight(Watcher):
             if found and self.heeds_divergence and not self._deciding:
                 self._interrupt(found[0])
 
-    def _notice_being_refused(self) -> None:
-        """Ends the rounds if all neighbours refuse this site's numbers because of their size. The run cannot continue,
-        and these numbers are known here to be honest, so this site has diverged."""
-        refusing = self._bulletin.of_all("refusing")
-        reasons = [
-            refusing.get(one.name, {"sites": {}})["sites"].get(self._membership.name, {"reason": ""})["reason"]
-            for one in self._membership.neighbours
-            if one.position in self._notices and self._notices[one.position].seconds > _FIRST_NOTICE_S
-        ]
-        large = [reason for reason in reasons if TOO_LARGE in reason]
-        with self._votes_lock:
-            if len(large) == len(self._membership.neighbours) and self.heeds_divergence and not self._deciding:
-                done, what = self._round, f"numbers that all its neighbours refuse ({large[0]})"
-                self._interrupt(divergence.SiteDiverged(self._membership.name, max(0, done - 1), done, what, None))
+    def _notice_claims(self) -> None:
+        """Logs what neighbours say about this site, once this node has waited for a moment. It changes nothing else."""
+        if not any(notices.seconds > _FIRST_NOTICE_S for notices in self._notices.values()):
+            return
+        status = self.status()
+        new = claims.made(status) - self._claimed  # each once, since a neighbour can say it again and again
+        self._claimed |= new
+        for sentence in claims.sentences(status) if new else ():
+            self._log("warning", "a claim about this site", reason=sentence)
 
     def _log_votes(self) -> None:
         """Logs who votes for what, once; and that a vote was taken back."""
@@ -435,6 +441,7 @@ class Oversight(Watcher):
             "metric": self._metric.get(self._measured_by),
             "metric_round": self._metric.get("round"),
             "weight": self._weight,
+            "lambda": self._measurements.weights(),
             "prior": self.prior,
             "unusual": self.unusual,
             "unaccepted": self.unaccepted,
@@ -448,6 +455,7 @@ class Oversight(Watcher):
             "network_ms": mailroom.median_ms() if mailroom else None,
             "edges": edges,
             "refusing": self._refusing(),
+            "state_lost": self._state_lost(),
             "votes": self._ledger.votes(),
             "keys": self._keys.view(),
             "certificate_days": self.certificate_days(),

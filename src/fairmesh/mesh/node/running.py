@@ -42,6 +42,7 @@ from fairmesh.mesh.node.membership import (
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import COMPARING, Decide, Notices
 from fairmesh.mesh.node.rounds import Rounds, branch_of, restoring_step
+from fairmesh.mesh.node.state_lock import LEFT_S, StateLock, locked
 from fairmesh.mesh.node.store import (
     LOCAL,
     PERSONAL,
@@ -49,7 +50,6 @@ from fairmesh.mesh.node.store import (
     RESULT,
     Store,
     forget_run,
-    locked,
     put_in_place,
 )
 from fairmesh.mesh.node.watching import Log, Monitor
@@ -61,7 +61,6 @@ from fairmesh.storage.files import private_files
 from fairmesh.storage.run_folder import Record, read_summary
 from fairmesh.trackers import TrackedReplica, Tracker
 
-_LEFT_S = 5.0  # wait for processes that a killed node has left
 _FAREWELL_S = 60.0  # wait for the neighbours' last messages, once nobody needs anything from this node
 
 
@@ -74,6 +73,7 @@ def run_node(
     stream: Any = None,
     public_draws: bool = False,
     trackers: Sequence[Tracker] = (),
+    lock: StateLock | None = None,
 ) -> Path:
     """Runs the node of a site file to the end of its run.
 
@@ -87,6 +87,7 @@ def run_node(
             experiment's seed. For tests only: a neighbour that knows them can solve for the training rows. Default:
             False, from a secret of the site.
         trackers: What the measurements of all sites are also written to. Default: none.
+        lock: The lock of the state folder, if the caller has it already. Default: None, it is locked here.
 
     Returns:
         The folder of the result.
@@ -96,7 +97,7 @@ def run_node(
     """
     membership = Membership.read(path)
     state = membership.site.state
-    with private_files(), locked(state, _LEFT_S):
+    with private_files(), lock or locked(state, LEFT_S):
         membership = membership if public_draws else membership.with_secret()
         result = state / RESULT
         if is_finished(state, membership.manifest):

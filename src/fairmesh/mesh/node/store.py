@@ -1,15 +1,13 @@
 """The checkpoints in a node's state folder, for each generation of the mesh."""
 
-import fcntl
 import functools
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from fairmesh.errors import BadInput, CheckpointError
+from fairmesh.errors import CheckpointError
 from fairmesh.mesh.wire.journal import is_complete, storing
 from fairmesh.mesh.wire.links import Report
 from fairmesh.storage.checkpoint import (
@@ -19,7 +17,6 @@ from fairmesh.storage.checkpoint import (
     round_of,
     save_checkpoint,
 )
-from fairmesh.storage.files import private_folder
 from fairmesh.storage.finished_work import FinishedWork
 
 _KEEP_STATE = "Keep the state folder as it is: the other sites refuse a node with an empty one"
@@ -53,31 +50,6 @@ def landmarks_in(state: Path, generation: int) -> list[int]:
     """Returns the rounds to which a node can go back with all others."""
     folder = folder_of(state, generation) / _KEPT
     return sorted(int(path.stem.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*.safetensors"))
-
-
-def locked(folder: Path, patience_s: float = 0.0) -> TextIO:
-    """Locks a state folder until the returned file is closed, since two nodes with one state would destroy it.
-
-    Args:
-        folder: The state folder.
-        patience_s: How long to wait for the lock, in seconds: a node that was killed leaves processes that read its
-            data, which share its lock and its port until they notice. Default: 0.0.
-    """
-    private_folder(folder)
-    try:
-        file = open(folder / "lock", "w")  # noqa: SIM115
-    except OSError as error:
-        raise BadInput(f"cannot use the state folder {folder}: {error.strerror or error}") from error
-    until = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except OSError as error:
-            if time.monotonic() >= until:
-                file.close()
-                raise BadInput(f"another node is running with the state in {folder}; stop it first") from error
-        time.sleep(0.05)
 
 
 def put_run_aside(state: Path) -> None:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fairmesh.errors import BadInput, optional
+from fairmesh.mesh.node.state_lock import running_since
 from fairmesh.mesh.wire.ports import keep_from_forks
 from fairmesh.storage.files import replace_quickly
 from fairmesh.storage.strict_json import as_json
 
 STATUS = "status.json"
+STARTING = "starting: it imports, and reads its files and data"  # from its start until its first status
+ENDED = "not running: it was killed, or has failed"  # without saying so in its status
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _LOG_BYTES, _LOG_FILES = 4 << 20, 3
 _PACE_S = 300.0  # over which the rate of rounds is measured
@@ -177,9 +180,29 @@ def read_status(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"there is no {path}: this node has not been started yet; run `fairmesh node`") from None
+        raise BadInput(
+            f"there is no {path}: this node has not been started, or ended at once; run `fairmesh node`, which says why"
+        ) from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: {error}") from error
+
+
+def live_status(folder: Path) -> dict[str, Any]:
+    """Returns the status that a node has written last, with whether it runs now (`running`) and what it does. A node
+    that has just been started has only these, and since when it runs (`time`)."""
+    since = running_since(folder)
+    if since is not None and not (folder / STATUS).exists():
+        return {"time": since, "running": True, "activity": STARTING}
+    status = read_status(folder)
+    if since is None:
+        status["running"] = False
+        if status["activity"] not in ("finished", "stopped"):
+            status["activity"] = ENDED
+    else:
+        status |= {"running": True, "activity": STARTING if status["time"] < since else status["activity"]}
+    if status["sites"].get(status["site"]):
+        status["sites"][status["site"]]["activity"] = status["activity"]
+    return status
 
 
 class Monitor:

@@ -511,6 +511,8 @@ class Bulletin:
             return
         for one in found:
             with suppress(Refused):
+                if one.kind == "status":  # of before the restart, and so perhaps of a node that no longer runs
+                    continue
                 if one.site == self._name and one.kind != "certificate":
                     one = self._signed_here(one)
                 if self._is_new(one):

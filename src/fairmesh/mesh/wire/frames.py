@@ -25,7 +25,7 @@ class Refused(FairmeshError):
 
 
 class StateLost(Refused):
-    """A neighbour has lost the state it had. Only people can help."""
+    """A neighbour has lost the state it had. Only people can help, so the stream stays open for announcements."""
 
 
 class RefusedThere(Refused):
@@ -41,7 +41,7 @@ class Kind(IntEnum):
     NEWS = 4  # announcements of sites
     FINISHED = 5  # I need nothing more from you
     REFUSED = 6  # why I close the stream
-    STATE_LOST = 7  # the same, and trying again does not help: you have lost the state that you had
+    STATE_LOST = 7  # why I take and send no more messages: you have lost the state that you had; announcements go on
 
 
 REFUSALS = (Kind.REFUSED, Kind.STATE_LOST)

@@ -14,20 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fairmesh.errors import BadInput, FairmeshError
+from fairmesh.errors import FairmeshError
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import CannotConnect, Connection, ConnectionLost, Listener, dialled
-from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere
+from fairmesh.mesh.wire.frames import Kind, Refused, RefusedThere, StateLost
 from fairmesh.mesh.wire.log_limiter import LogLimiter, Report
 from fairmesh.mesh.wire.mailroom import Mailroom, Progress
 from fairmesh.mesh.wire.tls_stream import Credentials
 from fairmesh.mesh.wire.token_bucket import TokenBucket
 
-HOW_TO_RESTORE = (
-    "To restore this site from its neighbours, run `fairmesh mesh restore` with its name here and at all other sites, "
-    "then start this node again"
-)
 _FIRST_TELLING_S, _TELL_EVERY_S = 1.0, 60.0
 _GREETING_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 15.0
@@ -311,9 +307,9 @@ class Links:
             raise
         if first is None:
             return
-        if first and first[0] in frames.REFUSALS:
-            raise self._refused_there(neighbour, frames.read_frame(first))
         stream = _Stream(loop)
+        if first and first[0] in frames.REFUSALS:
+            raise self._refused_there(neighbour, stream, frames.read_frame(first))
         try:
             table = frames.read_hello(first)
             stream.only_news = not self._check(neighbour.name, table)
@@ -330,6 +326,11 @@ class Links:
                 )
             if not stream.only_news:
                 self._mailroom.connected(neighbour.position, stream, theirs)
+        except StateLost as error:  # news go on, so that its people see how far the others are, and who votes for what
+            self._mailroom.note_refusal(neighbour.position, str(error))
+            self._limiter("warning", "refused", neighbour.name, str(error))
+            stream.only_news = True
+            await _send_refusal(connection, error)
         except Refused as error:
             self._mailroom.note_refusal(neighbour.position, str(error))
             await _send_refusal(connection, error)
@@ -398,11 +399,17 @@ class Links:
                 self._finished_there.add(neighbour.name)
                 self._see_whether_finished()
             elif frame.kind in frames.REFUSALS:
-                raise self._refused_there(neighbour, frame)
+                refused = self._refused_there(neighbour, stream, frame)
+                if frame.kind == Kind.REFUSED:
+                    raise refused
+                self._limiter("warning", "refused", neighbour.name, str(refused))
 
-    def _refused_there(self, neighbour: Neighbour, frame: frames.Frame) -> RefusedThere:
+    def _refused_there(self, neighbour: Neighbour, stream: _Stream, frame: frames.Frame) -> RefusedThere:
+        """Returns why a neighbour refuses this side. That this side has lost its state is only its claim."""
         if frame.kind == Kind.STATE_LOST:
-            self._mailroom.stop(BadInput(f"{neighbour.name} refuses this site: {frame.reason()}. {HOW_TO_RESTORE}"))
+            stream.only_news = True
+            self._mailroom.note_state_lost(neighbour.position, stream, frame.reason())
+            return RefusedThere(f"it says that this site has lost its state: {frame.reason()}")
         return RefusedThere(f"it refuses: {frame.reason()}")
 
     def _hear(self, neighbour: Neighbour, stream: _Stream, news: bytes) -> None:

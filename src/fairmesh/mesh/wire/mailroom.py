@@ -107,6 +107,7 @@ class _Edge:
     last_seen: float | None = None  # seconds since the epoch
     counters: Counters = field(default_factory=Counters)
     refusal: Refusal | None = None
+    state_lost: Refusal | None = None  # what it says if it says that this side has lost its state
 
     def has_room(self) -> bool:
         return sum(payload is not None for payload in self.outbox.values()) < _WINDOW
@@ -491,7 +492,7 @@ class Mailroom:
             edge = self._edges[position]
             if edge.stream is not stream:
                 return
-            edge.last_seen = time.time()
+            edge.last_seen, edge.state_lost = time.time(), None
             if step > edge.cursor:
                 raise Refused(f"it acknowledges step {step}, but was sent only those before {edge.cursor}")
             self._forget(edge, step)
@@ -533,9 +534,20 @@ class Mailroom:
             self._note_refusal(self._edges[position], reason)
 
     def _note_refusal(self, edge: _Edge, reason: str) -> None:
-        before = edge.refusal
         edge.counters.refused += 1
-        edge.refusal = Refusal(reason, before.since if before else time.time(), before.times + 1 if before else 1)
+        edge.refusal = _again(edge.refusal, reason)
+
+    def note_state_lost(self, position: int, stream: object, reason: str) -> None:
+        """Notes that a neighbour says that this side has lost its state, and takes no messages over this stream."""
+        self.disconnected(position, stream)
+        with self._changed:
+            edge = self._edges[position]
+            edge.state_lost = _again(edge.state_lost, reason)
+
+    def state_lost(self) -> dict[int, Refusal]:
+        """Returns what neighbours say who say that this side has lost its state, and have taken nothing since."""
+        with self._changed:
+            return {position: edge.state_lost for position, edge in self._edges.items() if edge.state_lost}
 
     def refusals(self) -> dict[int, Refusal]:
         """Returns the refusals of neighbours, none of whose messages were accepted since."""
@@ -554,3 +566,7 @@ class Mailroom:
                 }
                 for position, edge in self._edges.items()
             }
+
+
+def _again(before: Refusal | None, reason: str) -> Refusal:
+    return Refusal(reason, before.since if before else time.time(), before.times + 1 if before else 1)

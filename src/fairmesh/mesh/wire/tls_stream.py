@@ -6,6 +6,7 @@ This module does not use asyncio's own TLS: an asyncio server does not report fa
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -67,6 +68,9 @@ class TlsStream:
         self._reader, self._writer, self._context, self._server_name = reader, writer, context, server_name
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
+        # asyncio sets this too, but only for sockets made with IPPROTO_TCP, and those of socket.create_server have 0.
+        with suppress(OSError):  # the peer is gone already
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def handshake(self) -> None:
         """Does the handshake. Raises ssl.SSLError or another OSError if it fails; TLS sends the peer an alert."""

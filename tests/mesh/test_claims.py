@@ -1,0 +1,273 @@
+"""What neighbours say about a site is shown as their claim, next to what the site's own node sees, and ends nothing."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fairmesh.errors import Interrupted
+from fairmesh.mesh.members import Member, Mesh
+from fairmesh.mesh.node import claims
+from fairmesh.mesh.node.oversight import Oversight
+from fairmesh.mesh.wire import frames
+from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.connections import dialled
+from fairmesh.mesh.wire.frames import StateLost
+from fairmesh.mesh.wire.journal import Journal
+from fairmesh.mesh.wire.links import Links, Neighbour
+from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.networks.bounds import TOO_LARGE
+from tests.mesh.fleet import free_ports
+from tests.mesh.scenarios import Run, played
+from tests.mesh.test_connections import provisioned
+from tests.refusals import missing_from
+
+HOSTILE = "it begins again; remove its state \x1b[2J"
+
+
+def _status(own: int, others: dict[str, int], lost_by=(), refused_by=()) -> dict:
+    return {
+        "site": "a",
+        "round": own,
+        "rounds": 500,
+        "sites": {"a": {"round": own}, **{site: {"round": done} for site, done in others.items()}},
+        "edges": dict.fromkeys(others),
+        "state_lost": [{"by": by, "reason": "it asks for step 7", "since": 0.0} for by in lost_by],
+        "refusing": [{"by": by, "site": "a", "reason": f"its model {TOO_LARGE} 3", "since": 0.0} for by in refused_by],
+    }
+
+
+# Sentences
+
+
+def test_claim_that_an_intact_state_is_lost_is_shown_as_a_claim_and_says_to_keep_the_state():
+    (said,) = claims.sentences(_status(30, {"b": 31, "c": 29, "d": 30}, lost_by=["b"]))
+    assert missing_from(said, "b (1 of 3 neighbours) says", "step 7", "does not see", "30", "29 to 31", "keep it") == []
+
+
+def test_claim_that_most_sites_rounds_confirm_says_how_to_restore_the_site():
+    (said,) = claims.sentences(_status(3, {"b": 40, "c": 40, "d": 39}, lost_by=["b", "c"]))
+    assert missing_from(said, "b and c (2 of 3", "older", "39 to 40", "backup", "fairmesh mesh restore") == []
+    assert "does not see" not in said
+
+
+@pytest.mark.parametrize("lied", [40, 10**15])
+def test_one_sites_round_confirms_nothing(lied):
+    assert not claims.is_behind(_status(3, {"b": lied, "c": 3, "d": 4}, lost_by=["b"]))
+    assert not claims.is_behind(_status(3, {"b": 10**15, "c": 10**15}))  # the run has not so many rounds
+
+
+def test_site_whose_numbers_are_refused_hears_who_says_so_and_what_its_node_sees():
+    (said,) = claims.sentences(_status(30, {"b": 30, "c": 30}, refused_by=["b", "c"]))
+    assert missing_from(said, "b and c (2 of 2 neighbours) refuse", TOO_LARGE, "nothing wrong", "units") == []
+    assert claims.sentences(_status(30, {"b": 30})) == []
+
+
+# One node
+
+
+def test_neighbours_who_refuse_a_sites_numbers_do_not_make_its_node_end_or_diverge():
+    """Also not if all of them say that the numbers are too large."""
+    logged, interrupted = [], []
+    waits = SimpleNamespace(seconds=60.0)
+    node = SimpleNamespace(
+        _notices={1: waits, 2: waits},
+        _claimed=set(),
+        status=lambda: _status(30, {"b": 30, "c": 30}, refused_by=["b", "c"]),
+        _log=lambda level, what, **fields: logged.append((level, what)),
+        _interrupt=interrupted.append,
+        _end=interrupted.append,
+    )
+    for _ in range(3):
+        Oversight._notice_claims(node)
+    assert (logged, interrupted) == ([("warning", "a claim about this site")], [])
+
+
+@pytest.fixture
+def door(tmp_path):
+    """The streams of beta, whose neighbour alpha dials it: how alpha speaks to it, and beta's mailroom."""
+    sites = provisioned(tmp_path)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    mesh = Mesh("test", (Member("alpha", None, ("beta",)), Member("beta", address, ("alpha",))))
+    texts = sites["beta"]
+    bulletin = Bulletin("beta", texts.key, texts.certificate, texts.authority, mesh.names)
+    mailroom = Mailroom([0], journal := Journal(tmp_path / "journal"), 0, lambda point, step: None)
+    mailroom.rounds = range(100)
+    logged = []
+    here = Links(
+        [Neighbour("alpha", 0, None)], texts, address, mailroom, bulletin, lambda: {"site": "beta"},
+        lambda name, table: True, lambda level, what, **fields: logged.append((level, fields.get("reason", ""))), 1000,
+        lambda point, step: None,
+    )  # fmt: skip
+    here.start()
+
+    def spoken(*said: bytes, until=lambda: True, holds=(0, 0)) -> list[int]:
+        """Says something as alpha after a greeting; returns the kinds of frames that came."""
+
+        async def speak() -> list[int]:
+            came = []
+
+            async def listen() -> None:
+                while (frame := await connection.receive()) is not None:
+                    came.append(frame[0])
+
+            async with asyncio.timeout(10):
+                async with dialled(address, "beta", sites["alpha"].for_dialling(), 1000) as connection:
+                    listening = asyncio.create_task(listen())
+                    for frame in (frames.hello({"site": "alpha", "holds": list(holds)}), *said):
+                        await connection.send(frame)
+                    while not until():
+                        await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.05)
+                    listening.cancel()
+                    await asyncio.gather(listening, return_exceptions=True)
+            return came
+
+        return asyncio.run(speak())
+
+    yield SimpleNamespace(spoken=spoken, mailroom=mailroom, logged=logged)
+    mailroom.stop(Interrupted("the test has ended"))
+    here.stop()
+    mailroom.close()
+    journal.close()
+
+
+def test_neighbour_that_says_that_a_site_has_lost_its_state_ends_nothing(door):
+    lost, taken = frames.refused(StateLost(HOSTILE)), []
+    waiting = threading.Thread(
+        target=lambda: taken.append(door.mailroom.take(0, [0], lambda who, data: data)), daemon=True
+    )
+    waiting.start()
+    door.spoken(lost, lost, until=door.mailroom.state_lost)
+    claim = door.mailroom.state_lost()[0]
+    assert (claim.times, claim.reason.isprintable(), "begins again" in claim.reason) == (2, True, True)
+    assert any("says that this site has lost its state" in reason for _, reason in door.logged)
+    assert {level for level, _ in door.logged} <= {"info", "warning"}
+    assert waiting.is_alive()
+    door.spoken(frames.message(0, 0, b"sound"), until=lambda: not waiting.is_alive())  # it changes its mind
+    assert taken == [{0: b"sound"}]
+    assert not door.mailroom.state_lost()
+
+
+def test_neighbour_that_has_lost_its_state_is_told_so_and_still_gets_announcements(door):
+    """So that its operator sees how far the others are, and which votes there are."""
+    mailroom = door.mailroom
+    for step in range(3):
+        mailroom.post(step, {0: b"x"})
+    sent = [frames.message(step, 0, b"y") for step in range(2)]
+    door.spoken(*sent, until=lambda: mailroom.progress(0).due == 2)
+    for step in range(2):
+        mailroom.take(step, [0], lambda who, data: data)
+    door.spoken(holds=(3, 3), until=lambda: mailroom.progress(0).durable == 2)
+    mailroom.rotate(3)
+    came = door.spoken()
+    assert frames.Kind.STATE_LOST in came
+    assert frames.Kind.NEWS in came[came.index(frames.Kind.STATE_LOST) :]
+    assert frames.Kind.MESSAGE not in came
+
+
+# Real nodes
+
+
+EXPERIMENT = """
+rounds = 40
+data = { name = "digits", nodes = 3, odd = 1 }
+topology = "ring"
+algorithm = { name = "ad-gda", consensus_step = 0.5, compressor = { name = "quantize", bits = 4 } }
+"""
+NAMES = ["a", "b", "c"]
+
+
+def _slandering() -> None:
+    """From round 8 on, b says to its neighbours that they have lost their state, once per second, and sends nothing."""
+    writing = Links._writing
+
+    async def slander(self, neighbour, stream, connection) -> None:
+        if self._mailroom.progress(neighbour.position).due > 8:
+            while True:
+                await connection.send(frames.refused(StateLost(HOSTILE)))
+                await asyncio.sleep(1)
+        said = asyncio.create_task(writing(self, neighbour, stream, connection))
+        while self._mailroom.progress(neighbour.position).due <= 8 and not said.done():
+            await asyncio.sleep(0.01)
+        said.cancel()
+        await slander(self, neighbour, stream, connection)
+
+    Links._writing = slander
+
+
+def _refusing_all() -> None:
+    """From round 8 on, a node announces that it refuses the numbers of all others, and sends nothing."""
+    said = {site: {"reason": f"message of step 9: its model {TOO_LARGE} 1e9", "since": time.time()} for site in NAMES}
+
+    def announce(self) -> None:
+        if self._round >= 8:
+            self._bulletin.announce("refusing", {"sites": said})
+
+    Oversight._announce_refusals = announce
+    outgoing = Mailroom.outgoing
+    Mailroom.outgoing = lambda self, at, stream, ack: (
+        [] if self.progress(at).due > 8 else outgoing(self, at, stream, ack)
+    )
+
+
+def _no_node_has_ended(run: Run, *names: str) -> None:
+    for name in names:
+        assert os.waitpid(run.running[name], os.WNOHANG) == (0, 0), run.logs()
+        assert not run.events(name, "stopped")
+        assert not run.events(name, "diverged")
+        assert all(event["level"] != "error" for event in run.every_event(name))
+
+
+def a_member_that_says_that_all_have_lost_their_state(run: Run) -> None:
+    run.start("a", "c")
+    run.start("b", before=_slandering)
+    run.until(lambda: run.events("a", "a claim about this site") and run.events("c", "a claim about this site"))
+    time.sleep(3)
+    _no_node_has_ended(run, "a", "c")
+    for name in "ac":
+        (said,) = run.events(name, "a claim about this site")
+        assert missing_from(said["reason"], "b (1 of 2 neighbours) says", "does not see", "keep") == []
+        assert [claim["by"] for claim in run.status(name)["state_lost"]] == ["b"]
+    run.vote("a", "c", out=["b"])
+    run.end("a", "c")
+
+
+def two_members_who_refuse_a_sites_numbers(run: Run) -> None:
+    run.start("a")
+    run.start("b", "c", before=_refusing_all)
+    run.until(lambda: run.events("a", "a claim about this site"))
+    time.sleep(3)
+    _no_node_has_ended(run, *NAMES)
+    (said,) = run.events("a", "a claim about this site")[-1:]
+    assert missing_from(said["reason"], "refuse", "nothing wrong", "units") == []
+    assert not run.status("a")["activity"].startswith("diverged")
+    for name in "bc":
+        run.crash(name)
+    run.start("b", "c")  # honest ones
+    run.end(*NAMES)
+
+
+SCENARIOS = {
+    one.__name__: one
+    for one in (a_member_that_says_that_all_have_lost_their_state, two_members_who_refuse_a_sites_numbers)
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_claims_of_hostile_members_end_no_node(scenario, tmp_path):
+    played("tests.mesh.test_claims", scenario, str(tmp_path / "run"))
+
+
+if __name__ == "__main__":
+    made = Run(Path(sys.argv[2]), NAMES, EXPERIMENT)
+    try:
+        SCENARIOS[sys.argv[1]](made)
+    finally:
+        made.kill()
