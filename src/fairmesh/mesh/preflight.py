@@ -32,6 +32,7 @@ from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts
 from fairmesh.mesh.probing import Check, neighbour_checks
+from fairmesh.mesh.revealing import ALLOW, refuse_revealing, revealing
 from fairmesh.storage.files import open_to_others, read_bytes
 
 T = TypeVar("T")
@@ -56,6 +57,12 @@ def checks(path: Path) -> Iterator[Check]:
             "signed by the mesh's authority, and every file is as it was signed",
         )
     if handout:
+        yield from _tried(
+            "messages",
+            lambda: refuse_revealing(site_file, handout),
+            "do what is named",
+            _sent(handout),
+        )
         approved = yield from _tried(
             "approval",
             lambda: _approved(site_file, handout),
@@ -128,6 +135,11 @@ def _mesh(site_file: SiteFile) -> Mesh:
     if site_file.name in mesh.removed:
         raise BadInput(f"site {site_file.name} has left the mesh {mesh.name}")
     return mesh
+
+
+def _sent(handout: Handout) -> str:
+    reasons = revealing(handout.table)
+    return f"{ALLOW}: {'; '.join(reasons)}" if reasons else "no training rows could be read from such messages so far"
 
 
 def _approved(site_file: SiteFile, handout: Handout) -> Handout:
