@@ -45,6 +45,7 @@ def _ad_gda(compressor: fm.compressors.Compressor) -> fm.ADGDA:
 ALGORITHMS = {
     "AD-GDA, uncompressed": _ad_gda(fm.compressors.Identity()),
     "AD-GDA, 4 bits in blocks of 64": _ad_gda(fm.Quantize(bits=4, block=64)),
+    "AD-GDA, 4 bits": _ad_gda(fm.Quantize(bits=4)),
     "AD-GDA, 2 bits in blocks of 64": _ad_gda(fm.Quantize(bits=2, block=64)),
     "AD-GDA, signs in blocks of 64": _ad_gda(fm.Sign(block=64)),
     "Tracked AD-GDA, its default compressor": fm.TrackedADGDA(),
@@ -290,18 +291,18 @@ def test_two_bits_show_labels_but_no_rows(batch):
     assert found.rows.sum() <= found.guessed_rows.sum() + 0.05 * 10 * batch
 
 
+def _row(algorithm: str, batch: int, rounds: int = 40) -> str:
+    found = attacked(algorithm, batch, rounds)
+    spans = [slice(0, 1), slice(1, 10), slice(10, rounds)]
+    labels = [f"{found.labels[span].double().mean() / batch:.0%}" for span in spans]
+    guessed = f"{found.guessed_labels.double().mean() / batch:.0%}"
+    rows = [f"{found.rows.sum()} of {rounds * batch}", str(int(found.guessed_rows.sum()))]
+    return f"| {' | '.join([algorithm, str(batch), *rows, *labels, guessed])} |"
+
+
 if __name__ == "__main__":
-    print("| algorithm | batch | rounds | rows found | by guessing | labels right | by guessing |")
-    print("|---|---|---|---|---|---|---|")
+    print("| algorithm | batch | rows found | by guessing | labels in round 0 | 1 to 9 | 10 to 39 | by guessing |")
+    print("|---|---|---|---|---|---|---|---|")
     for algorithm in ALGORITHMS:
         for batch in (8, 32):
-            found = attacked(algorithm, batch, 40)
-            for first, last in ((0, 0), (1, 9), (10, 39)):
-                one = Found(*(per_round[first : last + 1].sum() for per_round in found))
-                all_ = (last + 1 - first) * batch
-                shares = f"{one.labels / all_:.0%} | {one.guessed_labels / all_:.0%}"
-                rounds = f"{first} to {last}" if last > first else str(first)
-                print(
-                    f"| {algorithm} | {batch} | {rounds} | {one.rows} of {all_} | {one.guessed_rows} | {shares} |",
-                    flush=True,
-                )
+            print(_row(algorithm, batch), flush=True)
