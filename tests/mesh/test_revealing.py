@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import fairmesh as fm
 from fairmesh.mesh.members import SiteFile
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.preflight import checks
 from fairmesh.mesh.revealing import ALLOW, bits_per_parameter, revealing
+from fairmesh.training.defaults import FOR_UPDATES
 from tests.mesh import fleet
 from tests.refusals import missing_from, refused
 
@@ -39,6 +39,7 @@ def _table(text: str) -> dict:
         ('algorithm = { name = "ad-gda", compressor = { name = "quantize", bits = 4, block = 64 } }', ["4 bits"]),
         ('algorithm = { name = "ad-gda", compressor = { name = "top-k", fraction = 0.25 } }', ["8 bits"]),
         ('algorithm = { name = "tracked-ad-gda", compressor = { name = "quantize", bits = 2 } }', ["4 bits"]),
+        ('algorithm = { name = "ad-gda", compressor = { name = "low-rank", rank = 1 } }', ["more than 2"]),
         ('algorithm = { name = "import", path = "own.py:Mine" }', ["own code"]),
         ('algorithm = { name = "ad-gda", compressor = { name = "import", path = "own.py:Mine" } }', ["own code"]),
         ("sampling = { batch = 31 }", ["31 rows", "fewer than 32", "batch = 32"]),
@@ -78,8 +79,7 @@ def test_advice_about_compressors_helps(name):
 
 
 def test_bits_of_a_training_function_s_experiment_are_those_of_its_own_default():
-    compressor = fm.training.defaults.FOR_UPDATES.compressor
-    assert bits_per_parameter(_table('trainer = "own.py:train"')) == 2 * compressor.bits
+    assert bits_per_parameter(_table('trainer = "own.py:train"')) == 2 * FOR_UPDATES.compressor.bits
 
 
 def test_mesh_of_the_documentation_needs_no_consent():

@@ -32,7 +32,7 @@ from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts
 from fairmesh.mesh.probing import Check, neighbour_checks
-from fairmesh.mesh.revealing import ALLOW, refuse_revealing, revealing
+from fairmesh.mesh.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
 from fairmesh.storage.files import open_to_others, read_bytes
 
 T = TypeVar("T")
@@ -273,6 +273,7 @@ def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> tuple
     labels = site.train.known_targets()
     one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
     judged += ", all of one class: is the label column right?" if one_class else ""
+    judged += ", so few that messages tell much about each" if len(site.train) < LEAST_ROWS else ""
     checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
     return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model{checked}"), site
 

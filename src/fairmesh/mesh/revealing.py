@@ -23,7 +23,7 @@ MOST_BITS = 2.0  # per parameter, of all that a message says about the gradient 
 MOST_BITS_OF_UPDATES = 8.0  # of what a training function makes of a whole round
 _ENOUGH = 'compressor = { name = "sign", block = 64 }'
 _ENOUGH_FOR_UPDATES = 'compressor = { name = "quantize", bits = 4, block = 256 }'
-_MANY = 10**6  # parameters, by which nominal bits are counted
+_SMALL, _LARGE = 10**3, 10**6  # parameters of a model; some compressors send more per parameter of small ones
 
 
 def revealing(table: Mapping[str, Any]) -> list[str]:
@@ -53,7 +53,7 @@ def commented(table: Mapping[str, Any]) -> str:
 
 
 def _by_bits(table: Mapping[str, Any]) -> str | None:
-    bits = bits_per_parameter(table)
+    bits = bits_per_parameter(table, _SMALL)
     updates = "trainer" in table
     most, enough = (MOST_BITS_OF_UPDATES, _ENOUGH_FOR_UPDATES) if updates else (MOST_BITS, _ENOUGH)
     shown = "what the training function makes of a round" if updates else "the gradient of one batch"
@@ -92,14 +92,14 @@ def _sender(table: Mapping[str, Any]) -> Algorithm | None:
     return algorithm_of(table)
 
 
-def bits_per_parameter(table: Mapping[str, Any]) -> float | None:
+def bits_per_parameter(table: Mapping[str, Any], parameters: int = _LARGE) -> float | None:
     """Returns the nominal bits per model parameter of a message in a round, or None if only the experiment's own code
     knows."""
     algorithm = _sender(table)
     compressor = getattr(algorithm, "compressor", None)
     if isinstance(compressor, Compressor):
         rows = 2 if getattr(algorithm, "tracking", False) else 1
-        return rows * compressor.nominal_bits(_MANY) / _MANY
+        return rows * compressor.nominal_bits(parameters) / parameters
     options = table.get("options")
     dtype = options.get("dtype", "float32") if isinstance(options, Mapping) else "float32"
     return (64.0 if dtype == "float64" else 32.0) if isinstance(algorithm, DSGD | DRDSGD) else None
