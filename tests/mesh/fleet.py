@@ -78,9 +78,8 @@ def provisioned(folder: Path, experiment: Path, names: Sequence[str], listening:
     founder = folder / "mesh"
     founder.mkdir(parents=True)
     handout = hand_out(experiment, mesh, founder, 30)
-    allow = {
-        "allow": sorted({module for module, _ in not_allowed(handout.contents, ())})
-    }  # sites trust the test's own files
+    modules = sorted({module for module, _ in not_allowed(handout.contents, ())})
+    allow = {"allow": modules, "allow_revealing": True}  # sites trust the test's own files, and each other
     for name in names:
         site = folder / name
         site.mkdir()

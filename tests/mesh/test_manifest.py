@@ -572,9 +572,8 @@ def test_show_names_every_kind_of_announcement():
 
 
 def test_show_says_no_size_that_only_the_experiments_code_knows(home, called):
-    step = 'primal_step = { name = "import", path = "own.py:Step" }\ncompressor'
-    algorithm = EXPERIMENT.replace("compressor", step)
-    fleet.amend(home.parent / "mesh", home, {"experiment.toml": algorithm})
+    own = EXPERIMENT.replace('{ name = "quantize", bits = 4 }', '{ name = "import", path = "own.py:Mine" }')
+    fleet.amend(home.parent / "mesh", home, {"experiment.toml": own})
     _, out, _ = called("mesh", "show", home / "site.toml", "--json")
     assert json.loads(out)["leaves"]["bits_per_parameter"] is None
 

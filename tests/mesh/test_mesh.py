@@ -186,7 +186,7 @@ def test_site_file_names_files_beside_it(tmp_path):
 
 def test_site_file_written_and_read_is_the_same_and_never_written_over(tmp_path):
     data = {"name": "npz", "file": "rows.npz"}
-    own = {"announce_statistics": False, "on_unusual_data": "wait", "largest_prior": 1.0}
+    own = {"allow_revealing": True, "announce_statistics": False, "on_unusual_data": "wait", "largest_prior": 1.0}
     made = SiteFile.of(tmp_path / "site.toml", {"name": "alpha", "listen": "0.0.0.0:7700", "data": data} | own)
     made.write()
     assert SiteFile.read(tmp_path / "site.toml") == made

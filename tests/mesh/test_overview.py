@@ -49,9 +49,11 @@ def test_every_part_of_a_message_is_named_and_no_other(name, parts):
 def test_gradients_are_said_to_leave():
     for algorithm in (fm.ADGDA(), fm.ChocoSGD(), fm.TrackedADGDA(), fm.DSGD(), fm.DRDSGD()):
         first = sent(algorithm, registered_name(algorithm))[0]
-        assert missing_from(first, "gradient", "first round", "one batch") == []
+        assert missing_from(first, "in every round", "gradient of one batch at a model that it knows") == []
     tracker = sent(fm.TrackedADGDA(), "tracked-ad-gda")[2]
-    assert missing_from(tracker, "tracker", "moving average of gradients", "gradient of one batch") == []
+    assert (
+        missing_from(tracker, "tracker", "moving average of gradients", "in every round", "gradient of one batch") == []
+    )
     assert not any("tracker" in words for words in sent(fm.TrackedADGDA(tracking=False), "tracked-ad-gda"))
 
 

@@ -44,7 +44,7 @@ name = "ring"
 [algorithm]
 name = "ad-gda"
 consensus_step = 0.5
-compressor = { name = "quantize", bits = 4 }
+compressor = { name = "quantize", bits = 2 }
 """
 
 OWN = """
@@ -173,12 +173,12 @@ def test_sites_that_make_no_mesh_are_refused_and_nothing_is_written(cli, tmp_pat
     ("old", "new", "names"),
     [
         (
-            '"ad-gda"\nconsensus_step = 0.5\ncompressor = { name = "quantize", bits = 4 }',
+            '"ad-gda"\nconsensus_step = 0.5\ncompressor = { name = "quantize", bits = 2 }',
             '"drfa"',
             ["drfa", "server"],
         ),
         (
-            '"ad-gda"\nconsensus_step = 0.5\ncompressor = { name = "quantize", bits = 4 }',
+            '"ad-gda"\nconsensus_step = 0.5\ncompressor = { name = "quantize", bits = 2 }',
             '"afl"',
             ["afl", "server", "ad-gda"],
         ),
@@ -332,12 +332,12 @@ def test_ready_site_passes_every_check_but_those_of_neighbours_that_do_not_run(s
     code, found = verdicts(cli, "gamma")
     assert wrong(found) == {"neighbour alpha", "neighbour beta"}
     assert code == 1
-    assert {"site file", "mesh file", "manifest", "approval", "experiment", "clock", "certificate", "listening", "data",
-            "disk", "secret of the draws", "neighbour alpha", "neighbour beta"} == set(found)  # fmt: skip
+    assert {"site file", "mesh file", "manifest", "messages", "approval", "experiment", "clock", "certificate", "data",
+            "listening", "disk", "secret of the draws", "neighbour alpha", "neighbour beta"} == set(found)  # fmt: skip
     assert NOBODY_LISTENS in found["neighbour beta"]["found"]
     _, out, err = cli("check", "gamma/site.toml")
     assert len(out.splitlines()[0].split("\t")) == 4
-    assert missing_from(err, 2, 13) == []
+    assert missing_from(err, 2, 14) == []
 
 
 @pytest.mark.parametrize(

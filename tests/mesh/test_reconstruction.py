@@ -2,8 +2,9 @@
 
 The neighbour follows the public copies of its neighbours, so it knows most of the gossip part of every step and
 estimates the gradients. If it also knows which rows are in which batch, images and labels are the unknowns of a large
-system of equations. A mesh draws batches from a secret of the site. `test_node.py` shows that a mesh equals a
-simulation that is given the secrets, so the attack is made on simulations.
+system of equations. A mesh draws batches from a secret of the site, which is against this attack alone:
+`test_every_message.py` has one that needs no draws. `test_node.py` shows that a mesh equals a simulation that is given
+the secrets, so the attack is made on simulations.
 
 `python -m tests.mesh.test_reconstruction` prints the table of docs/results/security.md."""
 

@@ -49,23 +49,25 @@ def init(
         fingerprint,
     )
     from fairmesh.mesh.founding import founded, hand_out
+    from fairmesh.mesh.revealing import revealing
 
     read = load_experiment(experiment)
     made = founded(read, name or _label(experiment.stem), _addresses(site))
     _new_folder(out, MESH)
     handout = hand_out(experiment, made, out, days)
     manifest, needed = handout.manifest, sorted({module for module, _ in not_allowed(handout.contents, ())})
-    shown = fingerprint((out / AUTHORITY).read_bytes())
+    shown, reasons = fingerprint((out / AUTHORITY).read_bytes()), revealing(handout.table)
     if json_:
         edges = [{"dials": a, "answers": b} for a, b in made.edges]
         facts = {"mesh": made.name, "sites": list(made.names), "edges": edges, "files": manifest.files}
-        facts |= {"manifest": manifest.digest(), "allow": needed}
+        facts |= {"manifest": manifest.digest(), "allow": needed, "revealing": reasons}
         print_json(facts | {"authority": shown, "folder": str(out)})
         return
     show_table([["site", "dials", "at"], *([a, b, made.member(b).address or ""] for a, b in made.edges)])
     say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
     if needed:
         say(f"every site that takes part must allow these modules in its site.toml: {', '.join(needed)}")
+    _say_revealing(reasons)
     if read.contract is None:
         say("there is no [contract], so no site's columns, units and classes are checked: fairmesh data contract")
     say(f"the authority's fingerprint is {shown}; read it out to every site by telephone")
@@ -74,6 +76,15 @@ def init(
     say(f"3. you run: fairmesh mesh sign NAME.csr --authority {out}, and send NAME.pem back")
     if read.data is None:
         say(f"4. each site names its own data in its {SITE}, which must fulfil the [contract]")
+
+
+def _say_revealing(reasons: Sequence[str]) -> None:
+    from fairmesh.mesh.revealing import ALLOW
+
+    for reason in reasons:
+        say(f"neighbours could read training rows: {reason}")
+    if reasons:
+        say(f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}; else its node does not start")
 
 
 def _addresses(options: Sequence[str]) -> dict[str, str | None]:
@@ -112,12 +123,16 @@ def seal(
     After a correction of the experiment or of a Python file in the founder's folder, before the run has begun. Every
     site then gets the files, and approves them again."""
     from fairmesh.mesh.founding import hand_out_again
+    from fairmesh.mesh.revealing import revealing
 
-    manifest = hand_out_again(authority).manifest
+    handout = hand_out_again(authority)
+    manifest, reasons = handout.manifest, revealing(handout.table)
     if json_:
-        print_json({"mesh": manifest.mesh, "manifest": manifest.digest(), "files": manifest.files})
+        facts = {"mesh": manifest.mesh, "manifest": manifest.digest(), "files": manifest.files}
+        print_json(facts | {"revealing": reasons})
         return
     say(f"signed: {', '.join(manifest.files)}; the manifest's digest is {manifest.digest()}")
+    _say_revealing(reasons)
     say(f"send {', '.join(manifest.files)} and manifest.json to every site; each approves them: fairmesh mesh show")
 
 
@@ -142,6 +157,7 @@ def key(
     from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
     from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout
     from fairmesh.mesh.members import OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
+    from fairmesh.mesh.revealing import ALLOW, commented, revealing
     from fairmesh.storage.files import read_bytes, write_atomically
 
     joined = Mesh.read(mesh_file)
@@ -166,17 +182,19 @@ def key(
     joined.write(folder / MESH)
     write_atomically(folder / AUTHORITY, authority)
     _, request = make_key(folder, name)
-    site_file.write()
+    site_file.write(commented(handout.table))
     mine, theirs = fingerprint(request.read_bytes()), fingerprint(authority)
     if json_:
         facts = {"site": name, "folder": str(folder), "request": str(request), "fingerprint": mine}
-        print_json(facts | {"authority": theirs, "listen": listen})
+        print_json(facts | {"authority": theirs, "listen": listen, "revealing": revealing(handout.table)})
         return
     say(f"{folder} is ready except for its certificate; keep {name}.key there and secret")
     say(f"1. send {request} to the mesh's founder, and read its fingerprint out to them: {mine}")
     say(f"2. let the founder read out the authority's fingerprint; it must be: {theirs}")
     named = "" if trial else f"; name your data in {folder / SITE}"
     say(f"3. put the {name}.pem that they send back into {folder}{named}")
+    if revealing(handout.table):
+        say(f"neighbours could read training rows; {folder / SITE} says why, and how to accept it: {ALLOW}")
     say(f"4. read what would run here, and approve it: fairmesh mesh show {folder / SITE} --approve")
     say(f"5. check the site: fairmesh mesh check {folder / SITE}")
 

@@ -22,6 +22,7 @@ from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.manifest import EXPERIMENT, Handout, import_paths, python_files, table_of
 from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.revealing import refuse_revealing
 from fairmesh.storage.files import private_files, read_bytes, write_atomically
 
 APPROVED = "approved.json"
@@ -41,9 +42,10 @@ def handed_out(site: SiteFile, mesh: Mesh) -> Handout:
 
 def approved_experiment(site: SiteFile, mesh: Mesh) -> tuple[Handout, Experiment]:
     """Returns the experiment of a site, whose files are those that the founder signed and the site approved. Refuses
-    anything else before the first import."""
+    anything else, and messages that reveal more than the site allows, before the first import."""
     handout = handed_out(site, mesh)
     refuse_unapproved(site, handout)
+    refuse_revealing(site, handout)
     return handout, import_allowed(site, handout)
 
 

@@ -301,6 +301,7 @@ class _SiteTable:
     state: str = "state"
     data: str | Mapping[str, Any] | None = None
     allow: tuple[str, ...] = ()
+    allow_revealing: bool = False
     announce_statistics: bool = True
     on_unusual_data: Literal["warn", "wait"] = "warn"
     largest_prior: float = LARGEST_PRIOR
@@ -323,6 +324,7 @@ class SiteFile:
     listen: str | None = None  # host:port; None: outgoing connections only
     data: str | Mapping[str, Any] | None = None  # None: not named yet, so that the site cannot run
     allow: tuple[str, ...] = ()  # modules that the experiment may use besides torch's, fairmesh's and its own files
+    allow_revealing: bool = False  # messages from which neighbours can read training rows
     announce_statistics: bool = True  # coarse statistics of its inputs, before the first round
     on_unusual_data: Literal["warn", "wait"] = "warn"  # whether to begin if some site's data looks different
     largest_prior: float = LARGEST_PRIOR  # the largest weight before training that another site may have by its samples
@@ -373,6 +375,7 @@ class SiteFile:
                 listen=given.listen,
                 data=given.data,
                 allow=given.allow,
+                allow_revealing=given.allow_revealing,
                 announce_statistics=given.announce_statistics,
                 on_unusual_data=given.on_unusual_data,
                 largest_prior=given.largest_prior,
@@ -395,6 +398,8 @@ class SiteFile:
         paths = ("mesh", "experiment", "key", "certificate", "authority", "state")
         table: dict[str, Any] = {"name": self.name} | {name: relative(getattr(self, name)) for name in paths}
         others = {"listen": self.listen, "allow": list(self.allow), "data": self.data, "options": dict(self.options)}
+        if self.allow_revealing:
+            table["allow_revealing"] = True
         if not self.announce_statistics:
             table["announce_statistics"] = False
         if self.on_unusual_data != "warn":
@@ -405,10 +410,10 @@ class SiteFile:
             table["largest_prior"] = self.largest_prior
         return table | {key: value for key, value in others.items() if value}
 
-    def write(self) -> None:
-        """Writes the file. Refuses to overwrite one that exists."""
+    def write(self, comment: str = "") -> None:
+        """Writes the file, with a comment before it. Refuses to overwrite one that exists."""
         try:
             with open(self.path, "x", encoding="utf-8") as file:
-                file.write(tomli_w.dumps(self.table()))
+                file.write(comment + tomli_w.dumps(self.table()))
         except FileExistsError as error:
             raise BadInput(f"{self.path} exists already and is not overwritten; move it away first") from error

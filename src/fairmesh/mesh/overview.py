@@ -11,21 +11,23 @@ from fairmesh.algorithms.weighting import ExactMaximum, PriorWeights, ProjectedA
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.config.overrides import resolved_files
 from fairmesh.config.registry import IMPORT, registered_name
-from fairmesh.config.tables import from_table
 from fairmesh.errors import BadInput
 from fairmesh.mesh.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.certificates import fingerprint, valid_until
 from fairmesh.mesh.manifest import Handout, import_paths, python_files
 from fairmesh.mesh.members import OF_THE_EXPERIMENT, Mesh, SiteFile
+from fairmesh.mesh.revealing import ALLOW, algorithm_of, bits_per_parameter, revealing
 from fairmesh.problems.models import Logistic
 from fairmesh.storage.files import read_bytes
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS
 
 _MILLION = 10**6
-_SERVER = ("afl", "drfa")
-_IN_THE_FIRST_ROUND = "in the first round it shows the gradient of one batch at the model that all sites start from"
-_STEP = f"it is a step along a gradient of the site's data, plus gossip; {_IN_THE_FIRST_ROUND}"
-_TRACKER = f"a moving average of gradients of the site's data, plus gossip; {_IN_THE_FIRST_ROUND}"
+_LESS_GOSSIP = (
+    "in every round, a neighbour that subtracts the gossip sees the gradient of one batch at a model that it knows, up "
+    "to compression"
+)
+_STEP = f"it is a step along a gradient of the site's data, plus gossip; {_LESS_GOSSIP}"
+_TRACKER = f"a moving average of gradients of the site's data, plus gossip; {_LESS_GOSSIP}"
 _WEIGHTS = "its estimate of the weights of all sites, which follow their losses"
 _OF_WEIGHTING = {
     ShadowPrice: "the price of the weights and an estimate of the mean loss, which show its own loss in the first "
@@ -84,7 +86,7 @@ def sent(algorithm: Algorithm | None, name: str) -> tuple[str, ...]:
         algorithm: The algorithm, or None if only the experiment's own code knows it.
         name: Its name.
     """
-    if name in _SERVER:
+    if algorithm is not None and algorithm.needs_server:
         return ("nothing: this algorithm needs a server, and a node refuses it",)
     if isinstance(algorithm, Local):
         return ("nothing: this algorithm trains every site alone",)
@@ -134,8 +136,10 @@ def overview(site: SiteFile, mesh: Mesh, handout: Handout) -> dict[str, Any]:
         "weights": {"prior": table.get("prior"), "largest_prior": site.largest_prior},
         "leaves": {
             "to_neighbours_before_the_first_round": list(_BEFORE_THE_FIRST_ROUND),
-            "to_neighbours_in_every_round": list(sent(_built(table.get("algorithm")), algorithm)),
-            "bits_per_parameter": _bits(table.get("algorithm"), table),
+            "to_neighbours_in_every_round": list(sent(algorithm_of(table), algorithm)),
+            "bits_per_parameter": bits_per_parameter(table),
+            "revealing": revealing(table),
+            "allow_revealing": site.allow_revealing,
             "to_all_sites": [
                 part
                 for kind, part in ANNOUNCED.items()
@@ -160,30 +164,6 @@ def _named(value: Any, default: str) -> tuple[str, dict[str, Any]]:
         name = str(value.get("name", default))
         return (str(settings.get("path", name)) if name == IMPORT else name), settings
     return (value if isinstance(value, str) else default), {}
-
-
-def _bits(section: Any, table: Mapping[str, Any]) -> float | None:
-    """Returns the nominal bits per model parameter of a message in a round, or None if only the experiment's own code
-    knows."""
-    algorithm = _built(section)
-    if algorithm is None:
-        return None
-    compressor = getattr(algorithm, "compressor", None)
-    if isinstance(compressor, Compressor):
-        rows = 2 if getattr(algorithm, "tracking", False) else 1
-        return rows * compressor.nominal_bits(_MILLION) / _MILLION
-    dtype = table.get("options", {}).get("dtype", "float32") if isinstance(table.get("options"), Mapping) else "float32"
-    return (64.0 if dtype == "float64" else 32.0) if isinstance(algorithm, DSGD | DRDSGD) else None
-
-
-def _built(section: Any) -> Algorithm | None:
-    """Returns the algorithm of an experiment, or None if only the experiment's own code knows it."""
-    if import_paths(section):
-        return None
-    try:
-        return DEFAULT_ALGORITHM if section is None else from_table(Algorithm, section, "algorithm")
-    except BadInput:
-        return None
 
 
 def _data(site: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,6 +222,7 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         *(f"  to each neighbour, before the first round: {p}" for p in leaves["to_neighbours_before_the_first_round"]),
         *(f"  to each neighbour, in every round: {part}" for part in leaves["to_neighbours_in_every_round"]),
         f"  {_size(leaves['bits_per_parameter'], until['rounds'])}",
+        *_revealed(leaves),
         *(f"  to all sites: {part}" for part in leaves["to_all_sites"]),
         *(f"  at the end: {part}" for part in leaves["at_the_end"]),
         f"  if this site has voted to restore a neighbour, to that one: {leaves['to_restore_a_neighbour']}",
@@ -256,6 +237,11 @@ def in_words(seen: Mapping[str, Any]) -> list[str]:
         f"  {until['rounds']} rounds{ends}",
         "",
     ]
+
+
+def _revealed(leaves: Mapping[str, Any]) -> list[str]:
+    known = "this site accepts" if leaves["allow_revealing"] else f"REFUSED without {ALLOW} in this site's file"
+    return [f"  {known}: neighbours could read training rows: {reason}" for reason in leaves["revealing"]]
 
 
 def _weights(weights: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ from fairmesh.mesh.node.finished import is_finished
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts
 from fairmesh.mesh.node.store import FINISHED
 from fairmesh.mesh.probing import Check, neighbour_checks
+from fairmesh.mesh.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
 from fairmesh.storage.files import open_to_others, read_bytes
 
 T = TypeVar("T")
@@ -58,6 +59,12 @@ def checks(path: Path) -> Iterator[Check]:
             "signed by the mesh's authority, and every file is as it was signed",
         )
     if handout:
+        yield from _tried(
+            "messages",
+            lambda: refuse_revealing(site_file, handout),
+            "do what is named",
+            _sent(handout),
+        )
         approved = yield from _tried(
             "approval",
             lambda: _approved(site_file, handout),
@@ -137,6 +144,11 @@ def _mesh(site_file: SiteFile) -> Mesh:
     if site_file.name in mesh.removed:
         raise BadInput(f"site {site_file.name} has left the mesh {mesh.name}")
     return mesh
+
+
+def _sent(handout: Handout) -> str:
+    reasons = revealing(handout.table)
+    return f"{ALLOW}: {'; '.join(reasons)}" if reasons else "no training rows could be read from such messages so far"
 
 
 def _approved(site_file: SiteFile, handout: Handout) -> Handout:
@@ -270,6 +282,7 @@ def data_check(site_file: SiteFile, experiment: Experiment, mesh: Mesh) -> tuple
     labels = site.train.known_targets()
     one_class = isinstance(labels, Tensor) and not labels.is_floating_point() and len(labels.unique()) == 1
     judged += ", all of one class: is the label column right?" if one_class else ""
+    judged += ", so few that messages tell much about each" if len(site.train) < LEAST_ROWS else ""
     checked = " and the contract" if experiment.contract else "; there is no contract to check them by"
     return Check("data", True, f"{len(site.train):,} training samples{judged}; they fit the model{checked}"), site
 

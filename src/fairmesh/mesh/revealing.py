@@ -1,0 +1,118 @@
+"""Which settings of an experiment let neighbours read training rows from messages, and a site's consent to them.
+
+A message, less what gossip adds, is the gradient of one batch at a model that the neighbours know
+(docs/results/security.md has what was read from it). The rules look at the experiment's table alone, so that they are
+the same before and after anything is imported."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairmesh.algorithms import DRDSGD, DSGD, Algorithm
+from fairmesh.compression.compressors import FLOAT_BITS, Compressor
+from fairmesh.config.tables import from_table
+from fairmesh.errors import BadInput
+from fairmesh.mesh.manifest import Handout, import_paths
+from fairmesh.mesh.members import SiteFile
+from fairmesh.problems.objective import Objective
+from fairmesh.problems.sampling import Sampling
+from fairmesh.training.defaults import algorithm_for
+
+ALLOW = "allow_revealing = true"
+LEAST_ROWS = 32  # of a batch
+MOST_BITS = 2.0  # per parameter, of all that a message says about the gradient of one batch
+MOST_BITS_OF_UPDATES = 8.0  # of what a training function makes of a whole round
+_ENOUGH = 'compressor = { name = "sign", block = 64 }'
+_ENOUGH_FOR_UPDATES = 'compressor = { name = "quantize", bits = 4, block = 256 }'
+_SMALL, _LARGE = 10**3, 10**6  # parameters of a model; some compressors send more per parameter of small ones
+
+
+def revealing(table: Mapping[str, Any]) -> list[str]:
+    """Returns why messages of an experiment would show training rows to neighbours, with what to do; nothing if they
+    would not, as far as was measured."""
+    algorithm = algorithm_of(table)
+    if algorithm is not None and (algorithm.needs_server or not algorithm.sends):
+        return []  # refused by every node
+    return [reason for reason in (_by_bits(table), _by_batch(table)) if reason]
+
+
+def refuse_revealing(site: SiteFile, handout: Handout) -> None:
+    """Refuses messages that would show training rows to neighbours, unless the site's own file allows them."""
+    reasons = revealing(handout.table)
+    if reasons and not site.allow_revealing:
+        raise BadInput(
+            f"neighbours could read training rows of this site: {'; '.join(reasons)}. Agree on other settings with the "
+            f"mesh's founder; or, if this site accepts it, write {ALLOW} at the beginning of {site.path}. What was read: "
+            '"Security of a mesh", in the documentation'
+        )
+
+
+def commented(table: Mapping[str, Any]) -> str:
+    """Returns lines for the beginning of a new site file, with which its operator can allow an experiment."""
+    reasons = revealing(table)
+    return f"# Neighbours could read training rows: {'; '.join(reasons)}.\n# {ALLOW}\n\n" if reasons else ""
+
+
+def _by_bits(table: Mapping[str, Any]) -> str | None:
+    bits = bits_per_parameter(table, _SMALL)
+    updates = "trainer" in table
+    most, enough = (MOST_BITS_OF_UPDATES, _ENOUGH_FOR_UPDATES) if updates else (MOST_BITS, _ENOUGH)
+    shown = "what the training function makes of a round" if updates else "the gradient of one batch"
+    if bits is None:
+        return f"only the experiment's own code knows how exactly messages show {shown}"
+    if bits <= most:
+        return None
+    exact = "uncompressed" if bits >= FLOAT_BITS else f"with {bits:g} bits per parameter, more than {most:g}"
+    advice = (
+        f"set {enough} in [algorithm]" if _compresses(table) else "leave [algorithm] out, or name one that compresses"
+    )
+    return f"every message shows {shown}, {exact} ({advice})"
+
+
+def _by_batch(table: Mapping[str, Any]) -> str | None:
+    try:
+        sampling = from_table(Sampling, table.get("sampling", {}), "sampling")
+    except BadInput:
+        return None  # refused where the experiment is read
+    rows = sampling.batch * sampling.batches_per_step
+    if "trainer" in table or sampling.order == "full" or rows >= LEAST_ROWS:
+        return None
+    return f"a batch has {rows} rows, fewer than {LEAST_ROWS} (set batch = {LEAST_ROWS} or more in [sampling])"
+
+
+def _compresses(table: Mapping[str, Any]) -> bool:
+    return isinstance(getattr(_sender(table), "compressor", None), Compressor)
+
+
+def _sender(table: Mapping[str, Any]) -> Algorithm | None:
+    """Returns the algorithm, also if own code decides something that says nothing about gradients, as its weighting."""
+    section = table.get("algorithm")
+    if isinstance(section, Mapping):
+        sending = {key: value for key, value in section.items() if key == "compressor" or not import_paths(value)}
+        return algorithm_of({**table, "algorithm": sending})
+    return algorithm_of(table)
+
+
+def bits_per_parameter(table: Mapping[str, Any], parameters: int = _LARGE) -> float | None:
+    """Returns the nominal bits per model parameter of a message in a round, or None if only the experiment's own code
+    knows."""
+    algorithm = _sender(table)
+    compressor = getattr(algorithm, "compressor", None)
+    if isinstance(compressor, Compressor):
+        rows = 2 if getattr(algorithm, "tracking", False) else 1
+        return rows * compressor.nominal_bits(parameters) / parameters
+    options = table.get("options")
+    dtype = options.get("dtype", "float32") if isinstance(options, Mapping) else "float32"
+    return (64.0 if dtype == "float64" else 32.0) if isinstance(algorithm, DSGD | DRDSGD) else None
+
+
+def algorithm_of(table: Mapping[str, Any]) -> Algorithm | None:
+    """Returns the algorithm of an experiment, or None if only the experiment's own code knows it."""
+    section = table.get("algorithm")
+    if import_paths(section):
+        return None
+    try:
+        if section is not None:
+            return from_table(Algorithm, section, "algorithm")
+        return algorithm_for(from_table(Objective, table.get("objective", {}), "objective"), "trainer" in table)
+    except BadInput:
+        return None
