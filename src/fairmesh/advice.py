@@ -225,7 +225,8 @@ def _algorithm(given: Experiment, chosen: Experiment) -> Recommended:
         'the best worst site without tuning on the problems that fairmesh was tried on (in the documentation: "How to '
         'choose")'
     )
-    if given.algorithm != chosen.algorithm:
+    left_out = algorithm_for(given.objective, given.trainer is not None)  # what a file without [algorithm] has
+    if given.algorithm not in (chosen.algorithm, left_out):
         named = to_table(given.algorithm).get("name", type(given.algorithm).__name__)
         reason += f"; the experiment names {named}" + (" with other settings" if named == "tracked-ad-gda" else "")
     return Recommended("algorithm", f"tracked-ad-gda {own}", reason)

@@ -82,6 +82,13 @@ def test_slow_graphs_get_more_bits_and_more_rounds(sparse):
     assert any("mixes slowly" in hint for hint in sparse.hints)
 
 
+def test_file_without_an_algorithm_names_none(sparse, advice):
+    (said,) = (one.reason for one in sparse.recommended if one.setting == "algorithm")
+    assert "the experiment names" not in said
+    (said,) = (one["reason"] for one in advice["recommended"] if one["setting"] == "algorithm")
+    assert "the experiment names ad-gda" in said
+
+
 def test_few_rows_that_judge_a_site_are_named(sparse, advice):
     assert any("12 held-out rows" in hint for hint in sparse.hints)
     assert not any("held-out rows" in hint for hint in advice["hints"])

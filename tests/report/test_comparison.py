@@ -8,7 +8,8 @@ import pytest
 import fairmesh as fm
 from fairmesh.cli.report import compare
 from fairmesh.report.comparison import compared
-from fairmesh.report.runs import Run, best_few, caption_of, rows_of
+from fairmesh.report.html import page
+from fairmesh.report.runs import Run, best_few, caption_of, choices_in_words, chosen_of, rows_of
 from fairmesh.storage.run_folder import OUTCOMES
 from tests.refusals import refused
 
@@ -97,6 +98,61 @@ def test_sweep_with_many_variants_shows_the_best_few_and_says_how_many_others(ru
     found = compared(runs("base", "many"))
     assert len(found.shown) == 3
     assert len(found.as_json()["runs"]) == 8
+
+
+def test_sweep_is_drawn_as_the_variant_that_tables_show(runs):
+    many, base = runs("many", "base")
+    shown = chosen_of(many)
+    axis, *_ = fm.plot([many, base]).axes
+    drawn = axis.lines[0].get_ydata()
+    assert drawn[-1] == pytest.approx(100 * shown.over_sites("worst"))
+    assert shown.label in axis.lines[0].get_label()
+
+
+def test_choice_names_its_candidates_and_the_end_of_its_range(runs):
+    many, base = runs("many", "base")
+    tried = replace(many, summary=many.summary | {"chosen": 0})  # 0.01, the smallest
+    (said,) = choices_in_words([base, tried])
+    assert all(word in said for word in ("many", "0.01", "7 candidates", "validation", "smallest", "smaller ones"))
+    middle = replace(many, summary=many.summary | {"chosen": 3})
+    assert "est that was tried" not in choices_in_words([middle])[0]
+    found = compared([tried, base])
+    assert found.choices == [said]
+    assert "many 7, base 1" in found.warnings[0]
+    below = fm.plot([tried, base]).get_supxlabel().replace("\n    ", " ")
+    assert said in below
+    assert "many 7, base 1" in below
+    assert not compared(runs("base", "same")).choices
+
+
+@pytest.mark.parametrize("against", [["rounds"], ["rounds", "bytes_busiest_node"]])
+def test_legend_lies_outside_the_curves(runs, against):
+    figure = fm.plot(runs("many", "base", "longer"), against=against)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert not any(axis.get_legend() or axis.get_window_extent().overlaps(box) for axis in figure.axes)
+    assert (box.x0 >= whole.x0, box.x1 <= whole.x1, box.y1 <= whole.y1) == (True, True, True)
+
+
+def test_report_of_several_runs_draws_the_chosen_variant(runs, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("fairmesh.report.html._curves", lambda runs: drawn.extend(runs) or "")
+    many, base = runs("many", "base")
+    text = page([many, base], "both")
+    assert [run.label for run in drawn] == [chosen_of(many).label, "base"]
+    assert "many 7, base 1" in text
+    assert choices_in_words([many])[0] in text
+
+
+def test_compare_replaces_a_picture_only_if_asked_to(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "compare.png").write_bytes(b"mine")
+    with refused("compare.png", "--plot", "--overwrite"):
+        compare([folders / "base"])
+    assert (tmp_path / "compare.png").read_bytes() == b"mine"
+    compare([folders / "base"], overwrite=True)
+    assert (tmp_path / "compare.png").read_bytes() != b"mine"
 
 
 def test_variant_that_diverged_is_shown_as_diverged(runs):

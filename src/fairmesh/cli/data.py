@@ -12,6 +12,7 @@ import typer
 
 from fairmesh.cli.terminal import (
     Json,
+    Overwrite,
     draw,
     print_json,
     say,
@@ -213,6 +214,7 @@ def show(
     plot: Annotated[
         Path | None, typer.Option(help="Where to write the picture; NAME-PARTITION.png by default.")
     ] = None,
+    overwrite: Overwrite = False,
     json_: Json = False,
 ) -> None:
     """Show which classes each node would have.
@@ -227,7 +229,7 @@ def show(
     kind = getattr(chosen, "partition", None)
     names = [name, *([registered_name(kind)] if kind else [])]
     title = " · ".join([*names, f"{len(sites)} nodes"])
-    path = draw(lambda path: picture(sites, path, title), plot, Path("-".join(names) + ".png"))
+    path = draw(lambda path: picture(sites, path, title), plot, Path("-".join(names) + ".png"), overwrite)
     rows = site_summaries(sites)
     if json_:
         drawn = str(path) if path else None

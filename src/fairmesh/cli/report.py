@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairmesh.cli.terminal import Json, draw, existing, print_json, say, show_rows, show_table
+from fairmesh.cli.terminal import Json, Overwrite, draw, existing, print_json, say, show_rows, show_table
 
 if TYPE_CHECKING:
     from fairmesh.report.runs import Run
@@ -17,6 +17,7 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of finished runs.", callback=existing)],
     plot: Annotated[Path | None, typer.Option(help="Where to write the picture; compare.png by default.")] = None,
     sites: Annotated[bool, typer.Option("--sites", help="Also compare the runs site by site.")] = False,
+    overwrite: Overwrite = False,
     json_: Json = False,
 ) -> None:
     """Compare runs in one table and one plot, and say which differences are clear.
@@ -24,11 +25,14 @@ def compare(
     Each run is compared with the first one, row by row where both answered the same test rows. Of a sweep with many
     variants the best few are shown. The plot shows the worst site and the mean against rounds and traffic."""
     from fairmesh.report.comparison import compared
-    from fairmesh.report.plots import plot as plot_runs
-    from fairmesh.report.runs import caption_of, rows_of
+    from fairmesh.report.plots import curves
+    from fairmesh.report.runs import caption_of, rows_of, unequal_choices
+    from fairmesh.report.style import save_figure
 
-    found = compared(_loaded(folders))
-    path = draw(lambda path: plot_runs(found.shown, path), plot, Path("compare.png"))
+    runs = _loaded(folders)
+    found = compared(runs)
+    notes = [*found.choices, *unequal_choices(runs)]
+    path = draw(lambda path: save_figure(curves(found.shown, notes=notes), path), plot, Path("compare.png"), overwrite)
     if json_:
         print_json(found.as_json() | {"plot": str(path) if path else None})
         return
@@ -37,7 +41,12 @@ def compare(
         show_table(verdicts, "Differences")
     if sites:
         show_table(found.by_site(), "Site by site")
-    for line in [caption_of(found.shown), *found.left_out, *(f"warning: {text}" for text in found.warnings)]:
+    for line in [
+        caption_of(found.shown),
+        *found.choices,
+        *found.left_out,
+        *(f"warning: {text}" for text in found.warnings),
+    ]:
         if line:
             say(line)
     for run in found.shown:
@@ -106,6 +115,7 @@ def topology(
     set_: Annotated[list[str], typer.Option("--set", help="key=value of the topology, e.g. offsets=[1,2].")] = [],  # noqa: B006
     delta: Annotated[float, typer.Option(help="A compressor's delta, for the theorems' gamma.")] = 1.0,
     plot: Annotated[Path | None, typer.Option(help="Where to write the picture; NAME-N.png by default.")] = None,
+    overwrite: Overwrite = False,
     json_: Json = False,
 ) -> None:
     """Draw a graph and show its spectral gap.
@@ -129,7 +139,7 @@ def topology(
         "gamma": mixing.consensus_step_of_theorem(delta),
     }
     title = f"{name}, {nodes} nodes, ρ = {mixing.gap:.3g}"
-    path = draw(lambda path: draw_graph(mixing, title, path), plot, Path(f"{name}-{nodes}.png"))
+    path = draw(lambda path: draw_graph(mixing, title, path), plot, Path(f"{name}-{nodes}.png"), overwrite)
     if json_:
         print_json(facts | {"plot": str(path) if path else None})
         return

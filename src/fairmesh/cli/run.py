@@ -124,6 +124,7 @@ def run(
         Run,
         best_few,
         caption_of,
+        choices_in_words,
         metric_table,
         metrics_by_site,
         models_in_words,
@@ -185,7 +186,7 @@ def run(
         return
     shown, others = best_few(summary)
     show_rows(rows_of(shown))
-    for line in (caption_of(shown), others, *map(worst_in_words, shown)):
+    for line in (caption_of(shown), *choices_in_words([summary]), others, *map(worst_in_words, shown)):
         if line:
             say(line)
     for variant in shown:

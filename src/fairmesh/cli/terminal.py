@@ -21,6 +21,7 @@ Track = Annotated[
         "repeated.",
     ),
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the picture if there is one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -100,16 +101,25 @@ def show_table(
     console().print(table)
 
 
-def draw(picture: Callable[[Path], None], asked: Path | None, default: Path) -> Path | None:
+def draw(picture: Callable[[Path], None], asked: Path | None, default: Path, overwrite: bool = False) -> Path | None:
     """Draws the picture of a command that prints a table as well.
+
+    Args:
+        picture: Draws it to a path.
+        asked: The path that the user named; None for the default.
+        default: The path otherwise.
+        overwrite: Whether a file that is there may be replaced. Default: False.
 
     Returns:
         The picture's path, or None if matplotlib is missing; a line on stderr then says so.
 
     Raises:
         MissingPackage: If matplotlib is missing and the user asked for the picture by its path.
+        BadInput: If there is a file at the path.
     """
     path = asked or default
+    if path.exists() and not overwrite:
+        raise BadInput(f"{path} exists; name another picture with --plot FILE, or replace it with --overwrite")
     try:
         picture(path)
     except MissingPackage as missing:

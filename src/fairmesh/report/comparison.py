@@ -9,7 +9,7 @@ from fairmesh.errors import BadInput
 from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.evidence.verdicts import Comparison, versus
 from fairmesh.report.answers import answers_of
-from fairmesh.report.runs import SHOWN, Run, best_few, check_comparable
+from fairmesh.report.runs import SHOWN, Run, best_few, check_comparable, choices_in_words, unequal_choices
 from fairmesh.report.sentences import versus as in_words
 
 
@@ -21,6 +21,7 @@ class ComparedRuns:
         runs: All runs; of a sweep, each variant.
         shown: Those that tables and pictures show: of a sweep with many variants, the best few.
         left_out: What they do not show, in words.
+        choices: How the variant of each sweep was chosen, in words.
         warnings: How runs differ beyond their algorithms, so that a difference may have another reason.
         verdicts: By two labels, how the first run differs from the second.
     """
@@ -28,6 +29,7 @@ class ComparedRuns:
     runs: list[Run]
     shown: list[Run]
     left_out: list[str]
+    choices: list[str]
     warnings: list[str]
     verdicts: dict[tuple[str, str], Comparison] = field(repr=False)
 
@@ -75,6 +77,7 @@ class ComparedRuns:
             "runs": {run.label: run.summary for run in self.runs},
             "shown": [run.label for run in self.shown],
             "left_out": self.left_out,
+            "choices": self.choices,
             "warnings": self.warnings,
             "verdicts": [
                 {"run": run, "compared_with": other} | found.table() for (run, other), found in self.verdicts.items()
@@ -94,7 +97,7 @@ def compared(runs: Sequence[Run]) -> ComparedRuns:
     check_comparable(runs)
     few = [best_few(run, max(1, SHOWN // len(runs))) for run in runs]
     shown = [variant for variants, _ in few for variant in variants]
-    warnings = [text for other in runs[1:] for text in differences(runs[0], other)]
+    warnings = [*unequal_choices(runs), *(text for other in runs[1:] for text in differences(runs[0], other))]
     answers: dict[str, Outcomes] = {}
     for run in shown:
         found = answers_of(run)
@@ -122,7 +125,8 @@ def compared(runs: Sequence[Run]) -> ComparedRuns:
             "verdicts follow from two separate intervals and are less sharp"
         )
     every = [variant for run in runs for variant in run.variants()]
-    return ComparedRuns(every, shown, [text for _, text in few if text], warnings, verdicts)
+    left_out = [text for _, text in few if text]
+    return ComparedRuns(every, shown, left_out, choices_in_words(runs), warnings, verdicts)
 
 
 def differences(a: Run, b: Run) -> list[str]:

@@ -12,7 +12,7 @@ from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
 from fairmesh.errors import BadInput
 from fairmesh.report.answers import calibration, compared
-from fairmesh.report.runs import Run, mean_of, ranked
+from fairmesh.report.runs import Run, choices_in_words, mean_of, ranked
 from fairmesh.report.sentences import REFERENCES, hints, network_sentence, site_sentence
 from fairmesh.report.units import defined
 from fairmesh.storage.run_folder import PREPROCESSING
@@ -59,7 +59,7 @@ def card(run: Run) -> Json:
         "calibration": calibration(chosen),
         "intervals": _intervals(chosen),
         "sites": _sites(chosen),
-        "sweep": _sweep(variants, ranked_on) if len(variants) > 1 else None,
+        "sweep": _sweep(run, variants, ranked_on) if len(variants) > 1 else None,
         "graph": _graph(chosen),
         "parameters": summary["parameters"],
         "traffic": {name: summary[name] for name in ("bytes_busiest_node", "bytes_total", "nominal_bits_busiest")},
@@ -83,7 +83,7 @@ def _metric(run: Run, name: str) -> Json:
     return {"share": run.unit(name).share, "higher_is_better": run.higher_of(name)} | numbers
 
 
-def _sweep(variants: Sequence[Run], ranked_on: str) -> Json:
+def _sweep(run: Run, variants: Sequence[Run], ranked_on: str) -> Json:
     rows = [
         {
             "changes": one.summary["variants"][0]["changes"],
@@ -94,7 +94,7 @@ def _sweep(variants: Sequence[Run], ranked_on: str) -> Json:
         }
         for one in variants
     ]
-    return {"ranked_on": ranked_on, "variants": rows}
+    return {"ranked_on": ranked_on, "choice": choices_in_words([run])[0], "variants": rows}
 
 
 def _intervals(run: Run) -> Json:

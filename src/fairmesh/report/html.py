@@ -12,10 +12,12 @@ from fairmesh.report.runs import (
     Run,
     caption_of,
     check_comparable,
+    chosen_of,
     personal_table,
     ranked,
     rows_of,
     subgroup_table,
+    unequal_choices,
     worst_sites,
 )
 from fairmesh.report.sentences import REFERENCES, unit_of, verdicts
@@ -99,9 +101,11 @@ def page(
     cards, several = told["runs"], len(runs) > 1
     parts = [f"<h1>{_text(title)}</h1>", _lead(sentence) if sentence else ""]
     if several:
+        chosen = [chosen_of(run) for run in runs]
         parts += [_items((card["label"], card["sentence"]) for card in cards)]
-        parts += [_table(rows or _rows(runs)), _note(note if rows else caption_of(runs))]
-        parts += ["<h2>Curves</h2>", _curves(runs), "<h2>Site by site</h2>", *_side_by_side(runs, cards)]
+        parts += [_table(rows or _rows(runs)), _note(note if rows else caption_of(chosen))]
+        parts += [_note(text) for text in unequal_choices(runs)]
+        parts += ["<h2>Curves</h2>", _curves(chosen), "<h2>Site by site</h2>", *_side_by_side(runs, cards)]
     elif rows:
         parts += [_table(rows), _note(note)]
     for run, card in zip(runs, cards):
@@ -294,6 +298,7 @@ def _sweep(card: Json) -> Iterable[str]:
         rows.append([str(k + 1), *(f"{row['changes'].get(key)}" for key in varied), *cells])
     yield f"<h3>{len(rows)} variants, the best first</h3>"
     yield _table([header, *rows], {0}, fold=12)
+    yield _note(f"{sweep['choice']}.")
     if validated:
         yield _note(
             "The first one is what model.safetensors holds: the best on the sites' validation samples, smoothed over "
@@ -346,7 +351,7 @@ def _side_by_side(runs: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
     metric, order, unit = first["metric"], _in_order(first), unit_of(first)
     header = ["site", *(_text(card["label"]) for card in cards)]
     rows = [[_text(names[i]), *(_value(card["sites"][i], unit) for card in cards)] for i in order]
-    low = worst_sites([ranked(run)[0][0] for run in runs])
+    low = worst_sites([chosen_of(run) for run in runs])
     yield _table([header, *rows], {at for at, i in enumerate(order) if i in low}, escaped=True)
     pictured = cards[:SHOWN]
     series = {
@@ -552,7 +557,7 @@ def _table(
 
 
 def _rows(runs: Sequence[Run]) -> list[list[str]]:
-    shown_rows = rows_of([ranked(run)[0][0] for run in runs])
+    shown_rows = rows_of([chosen_of(run) for run in runs])
     return [list(shown_rows[0]), *(list(row.values()) for row in shown_rows)]
 
 

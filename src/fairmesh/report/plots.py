@@ -2,11 +2,12 @@
 
 import math
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.report.runs import Run
+from fairmesh.report.runs import Run, choices_in_words, chosen_of, unequal_choices
 from fairmesh.report.style import COLOURS, MARKERS, new_figure, plain, save_figure, saved_or_shown
 from fairmesh.topology.mixing import Mixing
 from fairmesh.training.result import Result
@@ -37,15 +38,30 @@ def _finish(axis: Any, run: Run, against: str) -> None:
     axis.grid(alpha=0.25)
 
 
-def curves(runs: Sequence[Run], against: Sequence[str] = tuple(_AXES)) -> Any:
-    """Draws worst site (solid) and mean (dashed) against rounds, bytes and nominal bits; a band spans the replicas."""
-    figure, axes = new_figure(4 * len(against), 3.4, columns=len(against))
+def curves(runs: Sequence[Run], against: Sequence[str] = tuple(_AXES), notes: Sequence[str] = ()) -> Any:
+    """Draws worst site (solid) and mean (dashed) against rounds, bytes and nominal bits; a band spans the replicas.
+
+    Args:
+        runs: The runs, none of which is a sweep.
+        against: What to plot against, one panel each.
+        notes: Sentences below the panels. Default: ().
+    """
+    label_width = 0.6 + 0.063 * max(len(f"{run.label}: mean of sites") for run in runs)  # inches, with its line
+    width = max(4.8, 4 * len(against), label_width)
+    columns = 2 if 2 * label_width < width else 1
+    lines = [line for note in notes for line in textwrap.wrap(note, int(16 * width), subsequent_indent="    ")]
+    height = 3.2 + 0.18 * (2 / columns * len(runs) + len(lines))
+    figure, axes = new_figure(width, height, columns=len(against))
     for axis, what in zip(axes, against):
         for k, run in enumerate(runs):
             _draw_curve(axis, run, k, "worst", what, f"{run.label}: worst site")
+        for k, run in enumerate(runs):
             _draw_curve(axis, run, k, "mean", what, f"{run.label}: mean of sites", ls="--", lw=1, marker="")
         _finish(axis, runs[0], what)
-    axes[0].legend(frameon=False, fontsize=8)
+    drawn = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels())}
+    figure.legend(drawn.values(), drawn.keys(), frameon=False, fontsize=8, loc="outside upper left", ncols=columns)
+    if lines:
+        figure.supxlabel(plain("\n".join(lines)), fontsize=8, x=0.01, ha="left")
     return figure
 
 
@@ -162,7 +178,7 @@ def reliability(bins: Sequence[Mapping[str, float]]) -> Any:
     axis.plot(x, y, color=COLOURS[0], marker="o", ms=5, label="the model")
     axis.set_ylabel("predictions that are right, %")
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=8)
+    figure.legend(frameon=False, fontsize=8, loc="outside upper left", ncols=2)
     below.bar(x, [one["n"] for one in bins], 4, color=COLOURS[0])
     below.set_ylabel("samples")
     below.set_xlabel("probability that the model gives its prediction, %")
@@ -225,6 +241,9 @@ def plot(
 ) -> Any:
     """Plots the worst site and the mean of sites against rounds and traffic, of one or several results.
 
+    Of a sweep it draws the variant that tables and `fairmesh compare` put first. Below the panels it says among how
+    many that one was chosen, and whether it is at an end of the values that were tried.
+
     Args:
         results: One result or several, from `fm.train` or `fm.run`; or results by the name that the picture gives them.
         path: The picture to write; its suffix gives the format, such as .png, .svg or .pdf. None to write nothing.
@@ -258,7 +277,8 @@ def plot(
     unknown = [one for one in against if one not in _AXES]
     if unknown or not against or isinstance(against, str):
         raise BadInput(f"against must be a list of some of {', '.join(_AXES)}, got {against!r}")
-    return saved_or_shown(curves(runs, against), path)
+    notes = [*choices_in_words(runs), *unequal_choices(runs)]
+    return saved_or_shown(curves([chosen_of(run) for run in runs], against, notes), path)
 
 
 def plot_sites(results: Mapping[str, Result], path: str | os.PathLike | None = None) -> Any:

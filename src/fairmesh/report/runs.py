@@ -293,6 +293,41 @@ def ranked(run: Run) -> tuple[list[Run], str]:
     return sorted(variants, key=key), "validation" if validated else run.summary["judged_on"]
 
 
+def chosen_of(run: Run) -> Run:
+    """Returns the variant of a sweep that tables and pictures show; the run itself if it is no sweep."""
+    return ranked(run)[0][0]
+
+
+def choices_in_words(runs: Sequence[Run]) -> list[str]:
+    """Returns how the shown variant of each sweep was chosen: among how many, on which data, and whether one of its
+    numbers is at an end of those that were tried."""
+    said = []
+    for run in runs:
+        variants, ranked_on = ranked(run)
+        if len(variants) == 1:
+            continue
+        tried = [variant.summary["variants"][0]["changes"] for variant in variants]
+        settings = ", ".join(f"{key} {value}" for key, value in tried[0].items())
+        text = f"{run.label}: {settings} is the best of {len(variants)} candidates on {ranked_on} data"
+        text += "" if ranked_on == "validation" else ", so its numbers are too good"
+        for key, value in tried[0].items():
+            values = {changes[key] for changes in tried if isinstance(changes[key], int | float)}
+            if len(values) > 1 and value in (end := {min(values): "smallest", max(values): "largest"}):
+                other = "larger" if end[value] == "largest" else "smaller"
+                text += f"; {key} {value} is the {end[value]} that was tried, and {other} ones may be better"
+        said.append(text)
+    return said
+
+
+def unequal_choices(runs: Sequence[Run]) -> list[str]:
+    """Returns that runs were chosen among unequal numbers of candidates, in at most one sentence."""
+    counts = {run.label: len(run.summary["variants"]) for run in runs}
+    if len(set(counts.values())) < 2:
+        return []
+    told = ", ".join(f"{label} {count}" for label, count in counts.items())
+    return [f"the runs had unequal numbers of candidates to choose from ({told}); a difference may come from that"]
+
+
 def best_few(run: Run, most: int = SHOWN) -> tuple[list[Run], str]:
     """Returns the variants of a run that tables and pictures show, the best first, and what they leave out, in words.
 
