@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import fairmesh as fm
 from fairmesh.problems.torch_draws import TorchDraws
 from tests import toys
+from tests.refusals import refused
 from tests.toys import CLASSES, FEATURES
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap runs attention in a loop
@@ -150,6 +151,7 @@ MODELS = {
     "AlphaDropout": lambda: Noisy(nn.AlphaDropout(0.3)),
     "own dropout": lambda: Noisy(OwnDropout(0.3)),
     "gumbel": lambda: Noisy(lambda inputs: inputs * F.gumbel_softmax(inputs)),
+    "RReLU": lambda: Noisy(nn.RReLU()),
 }
 
 
@@ -180,6 +182,78 @@ def test_model_that_draws_by_itself_draws_the_same_one_by_one_and_other_numbers_
         torch.testing.assert_close(gradients, their, rtol=1e-10, atol=1e-12)
     (first, _), (second, _) = found[0]
     assert len({*first.flatten().tolist(), *second.flatten().tolist()}) == 6
+
+
+RECURRENT = {
+    "LSTM": lambda **settings: nn.LSTM(3, 4, 3, **settings),
+    "LSTM with projections": lambda **settings: nn.LSTM(3, 4, 3, proj_size=2, **settings),
+    "GRU both ways": lambda **settings: nn.GRU(3, 4, 3, bidirectional=True, **settings),
+    "RNN without biases": lambda **settings: nn.RNN(3, 4, 3, bias=False, **settings),
+}
+
+
+def _numbers(answer: Any) -> torch.Tensor:
+    """All numbers of a recurrent layer's outputs and last states."""
+    outputs, states = answer
+    held = [outputs if isinstance(outputs, torch.Tensor) else outputs.data]
+    return torch.cat([part.flatten() for part in (*held, *(states if isinstance(states, tuple) else [states]))])
+
+
+@pytest.mark.parametrize("form", ["batch", "one sequence", "packed"])
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.quick_cases(4)
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_recurrent_layers_with_dropout_are_torchs_own_but_for_where_the_draws_come_from(name, form):
+    sequences = torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(1))
+    packed = nn.utils.rnn.pack_padded_sequence(sequences, torch.tensor([5, 4, 2, 1]))
+    inputs = {"batch": sequences, "one sequence": sequences[:, 0], "packed": packed}[form]
+    layer = RECURRENT[name](dropout=0.5)
+    before = torch.get_rng_state()
+    one, again, other = (_numbers(drawn(layer, inputs, key=key)) for key in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    layer.dropout = 1e-9  # keeps all that passes from one layer to the next
+    torch.testing.assert_close(_numbers(drawn(layer, inputs)), _numbers(layer.eval()(inputs)))
+
+
+class Sequences(nn.Module):
+    """Reads inputs as a sequence of numbers."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(3, CLASSES)
+
+    def forward(self, inputs):
+        return self.head(self.layer(inputs.unsqueeze(-1))[0][:, -1])
+
+
+def test_lstm_with_dropout_trains_and_repeats_bit_for_bit_as_it_is_called_and_as_it_is_replayed():
+    rows = []
+    for seed, trace in ((0, "no"), (1, "no"), (2, "auto")):
+        torch.manual_seed(seed)
+        problem = toys.problem(3, model=lambda: Sequences(nn.LSTM(1, 3, 2, dropout=0.3, batch_first=True)))
+        rows.append(fm.train(problem, fm.Ring(), fm.DSGD(0.1), 3, trace=trace).row())
+    assert torch.equal(rows[0], rows[1])
+    torch.testing.assert_close(rows[0], rows[2])
+
+
+def test_fractional_pooling_draws_from_the_nodes_stream():
+    image = torch.randn(4, 2, 9, 9, generator=torch.Generator().manual_seed(0))
+    for inputs in (image, image[0]):
+        pool = nn.FractionalMaxPool2d(2, output_size=4)
+        one, again, other = (drawn(pool, inputs, key=key) for key in (3, 3, 4))
+        assert torch.equal(one, again)
+        assert not torch.equal(one, other)
+
+
+def test_layer_that_draws_from_torchs_generator_is_named():
+    class Counts(nn.Module):
+        def forward(self, inputs):
+            return inputs + torch.poisson(torch.ones_like(inputs))
+
+    with refused("layer 1 (Counts)", "generator of torch", "torch.randn"):
+        toys.problem(2, model=lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), Counts()))
 
 
 def test_draws_in_evaluation_mode_are_the_same_every_time():

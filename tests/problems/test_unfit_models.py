@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import fairmesh as fm
 from tests.problems.test_problem_data import GOOD, INPUTS, LABELS
-from tests.refusals import refused
+from tests.refusals import missing_from, refused
 from tests.toys import CLASSES, FEATURES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of what it deprecates or falls back to
@@ -53,6 +53,83 @@ def test_other_parametrizations_train(changed):
 @pytest.mark.parametrize("made", [torch.jit.script, lambda module: torch.jit.trace(module, INPUTS[:2].float())])
 def test_compiled_modules_of_torch_jit_train(made):
     fm.train(problem(made(network(layer()))), fm.Ring(), fm.DSGD(0.1), 1, trace="no")
+
+
+def test_complex_parameters_are_refused_by_name_and_the_way_out_trains():
+    class Complex(nn.Module):
+        def __init__(self, as_real):
+            super().__init__()
+            weight = torch.randn(FEATURES, 4, dtype=torch.complex64)
+            parts = (weight.real, weight.imag) if as_real else (weight,)
+            self.weights = nn.ParameterList([part.clone() for part in parts])
+            self.head = nn.Linear(4, CLASSES)
+
+        def forward(self, inputs):
+            weight = self.weights[0] if len(self.weights) == 1 else torch.complex(*self.weights)
+            return self.head((inputs.to(weight.dtype) @ weight).abs())
+
+    with refused("parameter weights.0 (ParameterList)", "complex", "w.real", "w.imag", "torch.complex"):
+        problem(Complex(as_real=False))
+    fm.train(problem(Complex(as_real=True)), fm.Ring(), fm.DSGD(0.1), 1, trace="no")
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_embedding_is_refused_by_name(kind):
+    tokens = torch.arange(2 * len(LABELS)).reshape(-1, 2) % 5
+
+    def model(sparse):
+        layers = [nn.Flatten(), nn.Linear(8, CLASSES)] if kind is nn.Embedding else [nn.Linear(4, CLASSES)]
+        return nn.Sequential(kind(5, 4, sparse=sparse), *layers)
+
+    with refused("layer 0", kind.__name__, "sparse=True"):
+        problem(model(sparse=True), sites=[(tokens, LABELS)] * 2)
+    problem(model(sparse=False), sites=[(tokens, LABELS)] * 2)
+
+
+def test_sparse_gradients_of_a_function_are_refused_with_the_way_out():
+    class Words(nn.Embedding):
+        def forward(self, inputs):
+            return nn.functional.embedding(inputs, self.weight, sparse=True).flatten(1)
+
+    tokens = torch.arange(2 * len(LABELS)).reshape(-1, 2) % 5
+    with refused("leave out sparse=True"):
+        problem(nn.Sequential(Words(5, 4), nn.Linear(8, CLASSES)), sites=[(tokens, LABELS)] * 2)
+
+
+@pytest.mark.parametrize("inputs", [INPUTS, INPUTS.numpy(), (INPUTS,), INPUTS[:2]])
+def test_inputs_without_targets_are_refused_and_the_way_out_trains(inputs):
+    with refused("site 0", "no targets", "fm.Site((x, x))", "mse_loss"):
+        problem(nn.Linear(FEATURES, FEATURES), sites=[fm.Site(inputs)])
+    sites = [fm.Site((INPUTS, INPUTS))] * 2
+    coder = problem(nn.Linear(FEATURES, FEATURES), sites=sites, loss=nn.functional.mse_loss)
+    fm.train(coder, fm.Ring(), fm.DSGD(0.1), 1, trace="no")
+
+
+def test_floats_that_are_no_shares_of_classes_are_refused_by_cross_entropy():
+    model = nn.Linear(FEATURES, 3)
+    for targets in (INPUTS[:, :1].repeat(1, 3), torch.ones(len(INPUTS), 3)):
+        with refused("3 floats", "do not sum to 1", "mse_loss", "BinaryCrossEntropy"):
+            problem(model, targets.double())
+    problem(model, torch.softmax(torch.randn(len(INPUTS), 3).double(), dim=1))
+
+
+def test_labels_and_a_single_output_are_refused_with_the_loss_that_takes_them():
+    with refused("one output", "BinaryCrossEntropy"):
+        problem(nn.Linear(FEATURES, 1), LABELS % 2)
+    problem(nn.Linear(FEATURES, 1), LABELS % 2, loss=fm.losses.BinaryCrossEntropy())
+
+
+def test_targets_0_and_1_as_floats_are_predicted_by_squared_error_and_a_line_says_so():
+    said: list[str] = []
+    for targets, loss in (((LABELS % 2).float(), None), (INPUTS[:, 0], None), ((LABELS % 2).float(), "mse")):
+        given = {} if loss is None else {"loss": lambda outputs, y: nn.functional.mse_loss(outputs[:, 0], y)}
+        said.append("")
+        fm.train(
+            problem(nn.Linear(FEATURES, 1), targets, **given), fm.Ring(), fm.DSGD(0.1), 1, trace="no",
+            announce=lambda line: said.append(said.pop() + line),
+        )  # fmt: skip
+    assert not missing_from(said[0], "squared error", "fm.losses.BinaryCrossEntropy()", "targets.long()")
+    assert ["squared error" in lines for lines in said] == [True, False, False]
 
 
 def test_model_without_values_is_refused():

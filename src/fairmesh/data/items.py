@@ -59,7 +59,12 @@ def divided(source: Any, target: Targets, what: str) -> tuple[Any, Any, Any]:
         return inputs, targets, None
     if isinstance(target, str | Sequence):
         raise BadInput(f"{what} has samples without names, so targets = {target!r} is none; give its place, such as 1")
-    source = tuple(source)
+    source = (source,) if isinstance(source, Tensor | np.ndarray) else tuple(source)
+    if len(source) == 1:
+        raise BadInput(
+            f"{what} has inputs and no targets; give pairs (inputs, targets); to learn without labels, as autoencoders "
+            "do, the inputs are the targets too: fm.Site((x, x)) and Problem(loss=torch.nn.functional.mse_loss)"
+        )
     if target is not None:
         if not 0 <= target < len(source) or len(source) < 2:
             raise BadInput(f"{what} has {len(source)} parts, so that none is number {target}, which targets names")

@@ -11,7 +11,8 @@ class Site:
     A set of samples is a pair (inputs, targets) of tensors or arrays, or a torch Dataset of such pairs, which is
     `fm.data.Streamed` if it shall not be held in memory. A third item, (inputs, targets, subgroups), names the subgroup
     of each sample, such as its scanner. It never leaves the site. Sites that share a test set should be given the same
-    object, so that it is kept once.
+    object, so that it is kept once. Without labels, as for an autoencoder, inputs are the targets too: (x, x), with
+    `Problem(loss=torch.nn.functional.mse_loss)`.
 
     Args:
         train: Training samples.

@@ -16,7 +16,7 @@ from fairmesh.numerics.generators import GeneratorStates
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.augmentation import Augmenter
 from fairmesh.problems.flat_model import FlatModel
-from fairmesh.problems.losses import Loss, batch_loss, per_sample
+from fairmesh.problems.losses import Loss, batch_loss, per_sample, takes_shares
 from fairmesh.problems.outputs import PackedLoss
 from fairmesh.problems.stacking import refuse_moved
 
@@ -51,9 +51,36 @@ def check_gradient(
         raise
     except Exception as error:  # the user's code may raise anything
         raise _failed(error, batch[1], loss) from error
-    refuse_moved(before)
+    if before.moved():
+        refuse_moved(before, *_layers_that_draw(model, row, batch[0])[:1])
     if not bool(torch.isfinite(value)):
         raise BadInput(f"the loss of the first samples of site 0 is {float(value)} before training has begun")
+
+
+def _layers_that_draw(model: FlatModel, row: Tensor, inputs: Tree) -> list[str]:
+    """Returns the layers that draw from torch's generator in training mode, inner ones before those they are in."""
+    before: list[Tensor] = []
+    found, hooks = [], []
+    for name, layer in model.evaluated.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            continue  # which takes no hooks
+        what = f"layer {name} ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
+
+        def after(*_: Any, what: str = what) -> None:
+            if not torch.equal(before.pop(), torch.get_rng_state()):
+                found.append(what)
+
+        hooks.append(layer.register_forward_pre_hook(lambda *_: before.append(torch.get_rng_state())))
+        hooks.append(layer.register_forward_hook(after))
+    try:
+        with torch.no_grad():
+            model(row, inputs, torch.zeros((), dtype=torch.int64))
+    except Exception:  # a loss of the user's own may call the model in another way
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 def refuse_unwrapped(loss: Any) -> None:
@@ -73,6 +100,19 @@ def refuse_unwrapped(loss: Any) -> None:
         raise BadInput(
             "loss: the first parameter of this function is called model, but a loss is called with (outputs, targets); "
             "one that calls the model itself is given as fm.losses.ModelLoss(function)"
+        )
+
+
+def refuse_no_shares(loss: Loss, targets: Tree) -> None:
+    """Raises BadInput if torch's cross-entropy would take numbers for shares of classes."""
+    if not takes_shares(loss) or not isinstance(targets, Tensor) or not targets.is_floating_point() or targets.ndim < 2:
+        return
+    sums = targets.sum(dim=1)
+    if bool((targets < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
+        raise BadInput(
+            f"targets are {targets.shape[1]} floats per sample, which cross-entropy takes for shares of classes, but "
+            "they are negative or do not sum to 1; to predict numbers, use loss=torch.nn.functional.mse_loss (in a "
+            'file "squared-error"), and for several labels 0 and 1, loss=fm.losses.BinaryCrossEntropy()'
         )
 
 
@@ -167,6 +207,10 @@ def _failed(error: Exception, targets: Tree, loss: Loss) -> BadInput:
         remedy = "; targets are whole numbers: give floats, or loss=fm.losses.BinaryCrossEntropy() for labels 0 and 1"
     elif whole and targets.ndim > 1 and int(targets.min()) < 0:
         remedy = f"; to leave targets out: loss=fm.losses.CrossEntropy(ignore_index={int(targets.min())})"
+    elif whole and "with size 1" in said:
+        remedy = "; labels need one output per class, or one output and loss=fm.losses.BinaryCrossEntropy() for 0 and 1"
+    elif "dense and sparse" in said:
+        remedy = "; the model makes sparse gradients: leave out sparse=True, which gives the same numbers"
     elif not isinstance(loss, PackedLoss):
         remedy = ""
     return BadInput(f"model and loss cannot be run on a few samples of the first sites: {said}{remedy}")

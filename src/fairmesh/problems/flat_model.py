@@ -485,9 +485,20 @@ def _refuse_unsuitable(module: nn.Module) -> None:
                 f"layer {name or 'itself'} ({type(layer).__name__}) keeps running statistics, which nodes with "
                 "different data cannot share; use track_running_stats=False, or call .eval() on a pretrained layer"
             )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.requires_grad:
+            raise BadInput(
+                f"layer {name or 'itself'} ({type(layer).__name__}) has sparse=True, but gradients of all nodes are "
+                "rows of one dense tensor; leave out sparse=True, which gives the same numbers"
+            )
     for name, tensor in module.named_parameters():
         if is_lazy(tensor):
             raise BadInput(f"parameter {name} is not initialised yet; run the lazy model once on a sample first")
+        if tensor.is_complex() and tensor.requires_grad:
+            layer = module.get_submodule(name.rpartition(".")[0])
+            raise BadInput(
+                f"parameter {name} ({type(layer).__name__}) is complex, but models are rows of real numbers; make two "
+                "parameters of it, w.real and w.imag, and use torch.complex(real, imag) in forward()"
+            )
 
 
 def _drops(layer: nn.Module) -> bool:

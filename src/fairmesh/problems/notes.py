@@ -6,6 +6,7 @@ import torch
 
 from fairmesh.data.rows import stays_apart
 from fairmesh.data.streams import HELD_UP_TO
+from fairmesh.losses.members import squared_error
 from fairmesh.problems.batch_norm import layers_of
 from fairmesh.problems.lora import said_of_adapters
 from fairmesh.problems.weight_norms import ITERATIONS
@@ -81,6 +82,18 @@ def on_short_floats(problem: "Problem") -> str | None:
         "gradients in bfloat16"
         if short
         else None
+    )
+
+
+def on_binary_numbers(problem: "Problem") -> str | None:
+    """Returns that targets 0 and 1 are predicted as numbers, by squared error, or None."""
+    targets = [problem.sites[i].train.seen.targets for i in problem.here]
+    if problem.loss is not squared_error or not all(bool(((t == 0) | (t == 1)).all()) for t in targets):
+        return None
+    return (
+        "all targets are 0.0 or 1.0, which are floats, so they are predicted as numbers, by squared error; to tell two "
+        "classes apart, use loss=fm.losses.BinaryCrossEntropy(), or labels as whole numbers (targets.long()) and two "
+        "outputs"
     )
 
 

@@ -29,6 +29,7 @@ from fairmesh.problems.checks import (
     check_gradient,
     check_mean,
     refuse_autocast,
+    refuse_no_shares,
     refuse_unwrapped,
     why_not_stacked,
 )
@@ -278,6 +279,7 @@ class Problem:
             return
         if self.loss is nn.functional.cross_entropy and targets.is_floating_point() and targets[0].numel() == 1:
             object.__setattr__(self, "loss", squared_error)
+        refuse_no_shares(self.loss, self.sites[self.here[0]].train.seen.targets)
         self._pack_outputs()
         if isinstance(self.loss, NamedLoss) and self.loss.of_labels and targets.is_floating_point():
             raise BadInput(

@@ -223,11 +223,12 @@ def _in_tf32(function: Callable[..., Any]) -> Callable[..., Any]:
     return changed
 
 
-def refuse_moved(before: GeneratorStates) -> None:
+def refuse_moved(before: GeneratorStates, who: str = "the model, loss or augmentation") -> None:
     """Raises BadInput if a generator of the process was used since then."""
     if moved := before.moved():
         raise BadInput(
-            f"the model, loss or augmentation draws from the generator of {' and '.join(moved)}, so runs could not be "
-            "repeated; a model may use dropout layers, torch.rand, torch.randn, torch.bernoulli and the like, whose "
-            "numbers fairmesh replaces by its own, and augment(inputs, draw) takes uniforms from draw(*shape)"
+            f"{who} draws from the generator of {' and '.join(moved)}, so runs could not be repeated; a model may use "
+            "torch's dropout layers, torch.rand, torch.randn, torch.bernoulli and the like, whose numbers fairmesh "
+            "replaces by its own: make its random numbers of these; augment(inputs, draw) takes uniforms from "
+            "draw(*shape)"
         )

@@ -287,6 +287,48 @@ def _alpha_dropout(
     return _replaced(input, values, inplace)
 
 
+@_answers(F.rrelu, torch.rrelu, torch.rrelu_)
+def _rrelu(
+    draws: TorchDraws, function: Any, input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3,
+    training: bool = False, inplace: bool = False, generator: Any = None,
+) -> Tensor:  # fmt: skip
+    """Returns a leaky ReLU. In training mode the slope of each negative number is drawn between two bounds."""
+    if not training:
+        return function(input, lower, upper)
+    _refuse_own_source(function, generator)
+    slopes = lower + (upper - lower) * draws.uniforms(*_like(input, None, None))
+    return _replaced(input, torch.where(input <= 0, input * slopes, input), inplace or function is torch.rrelu_)
+
+
+@_answers(F.fractional_max_pool2d, F.fractional_max_pool3d)
+def _fractional_max_pool(draws: TorchDraws, function: Any, input: Tensor, *arguments: Any, **settings: Any) -> Any:
+    axes = 2 if function is F.fractional_max_pool2d else 3
+    if settings.get("_random_samples") is None:
+        batch = len(input) if input.ndim == axes + 2 else 1
+        shape = (batch, input.shape[-axes - 1], axes)
+        settings["_random_samples"] = draws.uniforms(shape, input.dtype, input.device)
+    return function(input, *arguments, **settings)
+
+
+@_answers(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+def _recurrent(draws: TorchDraws, function: Any, *arguments: Any) -> tuple[Tensor, ...]:
+    """Runs recurrent layers one by one, with dropout between them by the node's stream."""
+    first = 2 if isinstance(arguments[3], list | tuple) else 1  # of a packed sequence: (data, sizes of batches, ...)
+    states, weights, biases, layers, p, training, both_ways = arguments[first : first + 7]
+    if not training or p == 0 or layers == 1:
+        return function(*arguments)
+    lstm = function is torch.lstm  # which has two states, hidden and cell
+    starts = list(zip(*(part.chunk(layers) for part in states))) if lstm else states.chunk(layers)
+    outputs, ends, per_layer = arguments[0], [], len(weights) // layers
+    for layer in range(layers):
+        inputs = _dropped(draws, outputs, p, True, False) if layer else outputs
+        mine = weights[layer * per_layer : (layer + 1) * per_layer]
+        settings = (biases, 1, 0.0, True, both_ways, *arguments[first + 7 :])
+        outputs, *end = function(inputs, *arguments[1:first], starts[layer], mine, *settings)
+        ends.append(end)
+    return outputs, *(torch.cat(parts) for parts in zip(*ends))
+
+
 @_answers(F.scaled_dot_product_attention)
 def _attention(
     draws: TorchDraws, function: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,

@@ -208,7 +208,11 @@ def train(
     data = notes.on_data(problem, home_of_data(problem, kind["device"], chosen.data_on), kind["device"])
     parts, short, spectral = notes.on_parts(problem), notes.on_short_floats(problem), notes.on_spectral_norm(problem)
     special = (parts, spectral, short, notes.on_stacking(problem, kind["device"]), notes.on_augmentation(problem))
-    special = (*special, *dict.fromkeys(on_updates(one, problem) for one in _listed(algorithm)))
+    special = (
+        notes.on_binary_numbers(problem),
+        *special,
+        *dict.fromkeys(on_updates(one, problem) for one in _listed(algorithm)),
+    )
     if announce:
         for line in filter(None, (*special, switched_off, data, sentence)):
             announce(line)
