@@ -523,14 +523,14 @@ def test_secret_that_is_missing_or_damaged_in_a_run_is_refused(tmp_path):
     membership = Membership.read(tmp_path / "a" / "site.toml")
     path = tmp_path / "a" / "a.secret"
     path.write_bytes(b"short")
-    with refused(path, 5, 32):
+    with refused(path, 5, 32, "backup", "remove"):
         membership.with_secret()
     path.unlink()
     assert len(membership.with_secret().secret) == 32  # the run has not begun, so another is made
     path.unlink()
     (tmp_path / "a" / "state" / "generation-1").mkdir(parents=True)
     (tmp_path / "a" / "state" / "generation-1" / "journal").touch()
-    with refused(path, "vote"):
+    with refused(path, "backup", "fairmesh mesh restore"):
         membership.with_secret()
 
 

@@ -165,6 +165,22 @@ def a_backup_that_is_too_old(run: Run) -> None:
     run.end(*NAMES)
 
 
+def a_lost_secret(run: Run) -> None:
+    """Its state is intact, but it cannot draw what it drew. It is restored as the refusal says, with a new secret."""
+    _stopped_in_the_middle(run, "e", 20, "a", "b", "c", "d")
+    secret = run.folder / "e" / "e.secret"
+    before = secret.read_bytes()
+    secret.unlink()
+    run.start("e")
+    run.ended("e")
+    assert missing_from((run.folder / "e.log").read_text(), "e.secret is missing", "fairmesh mesh restore") == []
+    run.vote(*NAMES, restored=["e"])
+    run.start("e")
+    run.end(*NAMES)
+    assert secret.read_bytes() != before
+    assert not run.events("a", "stopped")
+
+
 def after_another_has_left(run: Run) -> None:
     """It takes over from the others that a site has left before."""
     _stopped_in_the_middle(run, "d", 12, "a", "b", "c", "e")
@@ -208,7 +224,8 @@ def _dies_at(point: str) -> Callable[[str, int], None]:
 
 
 SCENARIOS = {
-    one.__name__: one for one in (an_empty_folder, a_backup_that_is_too_old, after_another_has_left, crashes_meanwhile)
+    one.__name__: one
+    for one in (an_empty_folder, a_backup_that_is_too_old, a_lost_secret, after_another_has_left, crashes_meanwhile)
 }
 RUNS = [(name, "ad-gda") for name in SCENARIOS] + [("an_empty_folder", name) for name in list(ALGORITHMS)[1:]]
 

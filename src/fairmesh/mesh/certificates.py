@@ -110,7 +110,10 @@ def make_secret(path: Path) -> bytes:
         _write_secret(path, os.urandom(SECRET_BYTES))
     found = path.read_bytes()
     if len(found) != SECRET_BYTES:
-        raise BadInput(f"{path} has {len(found)} bytes instead of {SECRET_BYTES}: it is damaged; restore it")
+        raise BadInput(
+            f"{path} has {len(found)} bytes instead of {SECRET_BYTES}: it is damaged; put it back from a backup, or, "
+            "if there is none, remove it: the next start says what to do"
+        )
     return found
 
 

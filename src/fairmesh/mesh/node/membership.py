@@ -21,6 +21,7 @@ from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.founding import neighbours_of
 from fairmesh.mesh.manifest import Manifest
 from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.node.claims import HOW_TO_RESTORE
 from fairmesh.mesh.node.ledger import still_in
 from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.links import Credentials, Neighbour
@@ -75,8 +76,8 @@ class Membership:
         path = secret_of(self.site.key)
         if not path.exists() and any(self.site.state.glob("generation-*/*")):
             raise BadInput(
-                f"{path} is missing, and the run in {self.site.state} was begun with it; restore it from a backup. "
-                "Without it the site cannot continue: the others have to vote it out"
+                f"{path} is missing, and the run in {self.site.state} was begun with it; put it back from a backup. If "
+                f"it is lost, the site gets a new one when its state is restored. {HOW_TO_RESTORE}"
             )
         return replace(self, secret=make_secret(path))
 
