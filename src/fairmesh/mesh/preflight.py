@@ -30,7 +30,9 @@ from fairmesh.mesh.certificates import (
 from fairmesh.mesh.manifest import Handout
 from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import disk_of
+from fairmesh.mesh.node.finished import is_finished
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts
+from fairmesh.mesh.node.store import FINISHED
 from fairmesh.mesh.probing import Check, neighbour_checks
 from fairmesh.storage.files import open_to_others, read_bytes
 
@@ -71,6 +73,13 @@ def checks(path: Path) -> Iterator[Check]:
             )
     yield from certificate_checks(site_file)
     yield from privacy_checks(site_file)
+    if handout and (site_file.state / FINISHED).exists():
+        yield from _tried(
+            "state",
+            lambda: is_finished(site_file.state, handout.manifest),
+            "do what is named",
+            "the run has finished, and its result is there",
+        )
     if mesh:
         yield listen_check(site_file, mesh)
     if mesh and experiment:

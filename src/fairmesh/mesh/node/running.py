@@ -32,6 +32,7 @@ from fairmesh.mesh.node.ending import (
     write_result,
     write_site_model,
 )
+from fairmesh.mesh.node.finished import is_finished, mark_finished
 from fairmesh.mesh.node.machine import pinned
 from fairmesh.mesh.node.measurements import Schedule
 from fairmesh.mesh.node.membership import (
@@ -42,7 +43,6 @@ from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import COMPARING, Decide, Notices
 from fairmesh.mesh.node.rounds import Rounds, branch_of, restoring_step
 from fairmesh.mesh.node.store import (
-    FINISHED,
     LOCAL,
     PERSONAL,
     PROGRESS,
@@ -57,7 +57,7 @@ from fairmesh.mesh.wire.links import Links
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
-from fairmesh.storage.files import private_files, write_atomically
+from fairmesh.storage.files import private_files
 from fairmesh.storage.run_folder import Record, read_summary
 from fairmesh.trackers import TrackedReplica, Tracker
 
@@ -98,8 +98,8 @@ def run_node(
     state = membership.site.state
     with private_files(), locked(state, _LEFT_S):
         membership = membership if public_draws else membership.with_secret()
-        result, finished = state / RESULT, state / FINISHED
-        if finished.exists():
+        result = state / RESULT
+        if is_finished(state, membership.manifest):
             forget_run(state)  # a crash may have cut this short
             return result
         log = Log(state, stream)
@@ -118,7 +118,7 @@ def run_node(
             life, stop = _Life(node, trackers), node.oversight.request_stop
             with _tracked(trackers, result, log), _stop_requests(stop), node.oversight.watching():
                 life.run()
-        write_atomically(finished, b"")
+        mark_finished(state, membership.manifest)
         forget_run(state)
         return result
 
