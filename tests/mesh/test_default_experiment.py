@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fairmesh.mesh.node import reference_losses, rounds
 from fairmesh.mesh.node.membership import Membership, common_problem, facts, own_data
 from fairmesh.mesh.node.rounds import Rounds, identity_of
 from fairmesh.mesh.node.store import REFERENCES, Store, landmarks_in
+from tests.mesh import fleet
 from tests.mesh.scenarios import NAMES, ROOT, Run, played
 
 _PAGE = (ROOT / "docs" / "howto" / "deploy.md").read_text()
@@ -34,8 +36,24 @@ def _patients(folder: Path, number: int) -> None:
     (folder / "patients.csv").write_text("\n".join(lines) + "\n")
 
 
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.outer(self.inner(x).relu())
+"""
+
+
 def _mesh(folder: Path, names: list[str] = NAMES, experiment: str = RISK) -> Run:
     """A mesh whose sites name tables of their own, as deploy.md says."""
+    folder.mkdir(parents=True)
+    (folder / "net.py").write_text(NET)
     run = Run(folder, names, experiment)
     for number, name in enumerate(names):
         _patients(folder / name, number)
@@ -185,14 +203,18 @@ def three_votes(run: Run) -> None:
 
 def a_stop_while_it_trains_alone(run: Run) -> None:
     """The node shows how far it is, obeys at once, and says that it starts over."""
-    names = NAMES[:3]
-    run.start(*names)
+    (port,) = fleet.free_ports(1)
+    run.start("a", monitor_port=port)
+    run.start("b", "c")
     run.until(lambda: (run.status("a").get("phase") or {"done": 0})["done"] > 10)
     status = run.status("a")
     assert status["phase"]["what"] == "finding reference losses"
     assert status["phase"]["of"] == 500_000
     assert status["activity"].startswith("finding reference losses: round ")
     run.until(lambda: run.status("b")["sites"].get("a", {}).get("activity", "").startswith("finding reference losses"))
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    (share,) = re.findall(r'^fairmesh_phase\{phase="finding reference losses"\} (\S+)$', page, re.M)
+    assert 0 < float(share) < 1
     began = time.monotonic()
     os.kill(run.running["a"], signal.SIGTERM)
     run.stops("a", "start the node again")
@@ -203,7 +225,25 @@ def a_stop_while_it_trains_alone(run: Run) -> None:
     run.until(lambda: run.events("b", "continuing") and run.events("c", "continuing"), 20)
 
 
+def a_moved_folder(run: Run) -> None:
+    """All sites restore their folders somewhere else, as from a backup, and go on."""
+    names = NAMES[:3]
+    run.start(*names, observe=_paused_at(run.folder, 40))
+    run.until(lambda: all(run.round(name) >= 38 for name in names))
+    for name in names:
+        run.crash(name)
+    elsewhere = run.folder.with_name("another place")
+    shutil.move(run.folder, elsewhere)
+    run.folder = elsewhere
+    run.start(*names)
+    run.end(*names)
+    for name in names:
+        assert run.events(name, "reference losses are known")
+        assert not run.events(name, "stopped")
+
+
 SCENARIOS = {
+    a_moved_folder.__name__: (a_moved_folder, NAMES[:3], RISK + '[model]\nname = "import"\npath = "net.py:Net"\n'),
     three_votes.__name__: (three_votes, NAMES, RISK),
     a_stop_while_it_trains_alone.__name__: (
         a_stop_while_it_trains_alone,

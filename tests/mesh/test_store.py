@@ -32,16 +32,31 @@ def _ignore(level, what, **fields):
 def test_damaged_checkpoint_is_put_aside_and_an_older_one_is_used(store, tmp_path):
     path = store.path(6)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert Store(tmp_path, 1, report=_ignore).newest == 3
+    said = []
+    assert Store(tmp_path, 1, report=lambda level, what, **fields: said.append(fields["reason"])).newest == 3
+    assert "delete the folder" not in said[0]
     assert path.with_suffix(".damaged").exists()
 
 
 def test_checkpoint_of_another_version_is_refused_and_stays(store, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
-    with refused(store.path(3), checkpoint.FORMAT - 1, checkpoint.FORMAT, error=checkpoint.OtherFormat):
+    with refused(store.path(3), checkpoint.FORMAT - 1, checkpoint.FORMAT, error=checkpoint.OtherFormat) as caught:
         Store(tmp_path, 1, report=_ignore)
+    assert _keeps_the_state(caught.value)
     assert store.path(3).exists()
     assert store.path(6).exists()
+
+
+def test_checkpoint_of_another_experiment_is_refused_with_what_differs_and_advice_for_a_node(store):
+    with refused("seed", 0, 7, error=checkpoint.OtherExperiment) as caught:
+        store.load(3, State(torch.zeros(1, 2)), {"seed": 7})
+    assert _keeps_the_state(caught.value)
+
+
+def _keeps_the_state(error: Exception) -> bool:
+    """Whether a message tells a node to keep its state; a node with an empty one is refused by the others."""
+    said = str(error)
+    return "Keep the state folder" in said and "another folder" not in said and "delete" not in said
 
 
 def test_checkpoint_whose_format_is_damaged_is_put_aside(store, tmp_path):

@@ -1,6 +1,9 @@
 """The fingerprint of a problem knows every function of the user's own, so that no run goes on with another one."""
 
+import shutil
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +33,10 @@ class Other(Weighing):
         return F.nll_loss(outputs.log_softmax(dim=1), targets)
 
 
+def calling(function):
+    return lambda outputs, targets: function(outputs, targets)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -39,8 +46,21 @@ class Other(Weighing):
         (lambda o, t: (lambda x: x + 1)(o), lambda o, t: (lambda x: x + 2)(o)),
         (Weighing(1.0), Other(1.0)),
         (partial(F.huber_loss, delta=1.0), partial(F.huber_loss, delta=2.0)),
+        (lambda o, t, *, power=1: (o - t) ** power, lambda o, t, *, power=2: (o - t) ** power),
+        (calling(partial(F.huber_loss, delta=1.0)), calling(partial(F.huber_loss, delta=2.0))),
+        (calling(Weighing), calling(Other)),
     ],
-    ids=["names", "closure", "default", "inner function", "class", "partial"],
+    ids=[
+        "names",
+        "closure",
+        "default",
+        "inner function",
+        "class",
+        "partial",
+        "default by name",
+        "partial in a closure",
+        "class in a closure",
+    ],
 )
 def test_functions_that_compute_other_things_have_other_names(one, other):
     assert named(one) == named(one) != named(other)
@@ -53,6 +73,7 @@ def test_name_of_a_function_holds_no_address_and_no_order_of_a_set():
     around = [nn.Linear(2, 2), object()]
     text = named(lambda outputs, targets: (around, function(outputs, targets)))
     assert "0x" not in text
+    assert "0x" not in named(partial(F.cross_entropy, weight=function, other=[object()]))
     places = [named(function).index(word) for word in ("alpha", "beta", "gamma")]
     assert places == sorted(places)
 
@@ -98,3 +119,83 @@ def test_digest_of_a_problem_knows_all_functions_of_a_module_of_the_users_own():
     tanh.__qualname__ = relu.__qualname__
     assert toys.problem(2, model=network(relu)).digest() != toys.problem(2, model=network(tanh)).digest()
     assert toys.problem(2, model=network(relu)).digest() == toys.problem(2, model=network(relu)).digest()
+
+
+FILES = {
+    "x.toml": """
+rounds = 2
+data = { name = "digits", nodes = 3 }
+topology = { name = "import", path = "own.py:Graph" }
+algorithm = { name = "import", path = "own.py:Mine", primal_step = 0.1 }
+model = { name = "import", path = "own.py:Net" }
+loss = "own.py:loss"
+augment = "own.py:same"
+""",
+    "own.py": """
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from torch.nn import functional as F
+
+import fairmesh as fm
+from neighbour import Base
+
+
+class Net(Base):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+
+def loss(outputs, targets, table=Path(__file__).parent / "table.csv"):
+    return F.cross_entropy(outputs, targets)
+
+
+def same(inputs, kind=Net):
+    return inputs
+
+
+@dataclass(frozen=True)
+class Mine(fm.DSGD):
+    pass
+
+
+@dataclass(frozen=True)
+class Graph(fm.Ring):
+    pass
+""",
+    "neighbour.py": """
+from torch import nn
+
+
+class Base(nn.Module):
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+""",
+}
+
+
+def _in(folder: Path) -> fm.Experiment:
+    folder.mkdir()
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return fm.load_experiment(folder / "x.toml")
+
+
+def test_run_with_files_of_its_own_goes_on_in_a_moved_folder(tmp_path):
+    fm.run(_in(tmp_path / "here"), out=tmp_path / "here" / "run")
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    moved = fm.load_experiment(tmp_path / "there" / "x.toml", ["rounds=3"])
+    assert fm.run(moved, out=tmp_path / "there" / "run", resume=True).rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"), [("own.py", "F.cross", "2 * F.cross"), ("neighbour.py", "(1)", "(-2)")]
+)
+def test_digest_depends_on_what_is_in_the_files_and_not_on_where_they_are(tmp_path, monkeypatch, file, before, after):
+    here, there = _in(tmp_path / "here").problem().digest(), _in(tmp_path / "there").problem().digest()
+    assert here == there
+    monkeypatch.setitem(FILES, file, FILES[file].replace(before, after))
+    monkeypatch.delitem(sys.modules, "neighbour")  # of this name there is one in a process
+    assert _in(tmp_path / "changed").problem().digest() != here

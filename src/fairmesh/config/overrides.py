@@ -60,3 +60,14 @@ def resolved_files(value: Any, folder: Path) -> Any:
         file, name = value.split(":")
         return f"{folder / file}:{name}"
     return value
+
+
+def portable(value: Any) -> Any:
+    """Returns the settings with every '/somewhere/file.py:name' as 'file.py:name', which is the same on every machine
+    and in every folder."""
+    if isinstance(value, Mapping):
+        return {key: portable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [portable(item) for item in value]
+    found = re.fullmatch(r"([^:]+\.py):([\w.]+)", value) if isinstance(value, str) else None
+    return f"{Path(found[1]).name}:{found[2]}" if found else value

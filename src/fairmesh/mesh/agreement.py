@@ -1,7 +1,6 @@
 """An experiment between organisations: what all sites must agree on, what is refused, and a site's own data."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import fairmesh
 from fairmesh.compression import VERSION as CODEC
 from fairmesh.config.imports import imported
-from fairmesh.config.overrides import flat_table, resolved_files
+from fairmesh.config.overrides import flat_table, portable, resolved_files
 from fairmesh.config.registry import registered_name
 from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.datasets import Data
@@ -27,10 +26,8 @@ from fairmesh.training.observers import CsvWriter
 # Sites may run different versions of fairmesh, and upgrade during a run, as long as this number is the same. It changes
 # only with what a run in progress could not survive: other numbers from the same messages (also by another default
 # value), other messages or announcements, or other checkpoints. A new field whose default keeps the numbers does not.
-COMPATIBILITY = 4
+COMPATIBILITY = 5
 _COMPATIBILITY = "compatibility number of fairmesh"
-
-_IN_A_FILE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[\w.]+)")
 
 
 def agreed(experiment: Experiment) -> dict[str, Any]:
@@ -42,16 +39,6 @@ def agreed(experiment: Experiment) -> dict[str, Any]:
     table = {key: value for key, value in given.items() if key not in ("data", "contract", "sweep", "placements")}
     table["options"] = {key: value for key, value in given.get("options", {}).items() if key not in OF_ONE_SITE}
     return flat_table(portable(table))
-
-
-def portable(value: Any) -> Any:
-    """Returns '/somewhere/file.py:name' as 'file.py:name', which is the same on every machine."""
-    if isinstance(value, Mapping):
-        return {key: portable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [portable(item) for item in value]
-    found = _IN_A_FILE.fullmatch(value) if isinstance(value, str) else None
-    return f"{Path(found['file']).name}:{found['name']}" if found else value
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,9 @@
 
 import functools
 import hashlib
+import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import CellType, CodeType, FunctionType
@@ -21,6 +23,8 @@ from fairmesh.problems.parts import Parts
 if TYPE_CHECKING:
     from fairmesh.problems.problem import Problem
 
+_DEPTH = 3  # functions that hold functions, at most
+
 
 def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
     """Returns a fingerprint of a problem's model and settings, and of data with these fingerprints."""
@@ -32,7 +36,7 @@ def digest_of(problem: "Problem", of_sites: Mapping[int, str]) -> str:
     for tensor in problem.flat_model.fixed():
         hasher.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
     described = (module, problem.sampling, problem.weight_decay, problem.clip_norm)
-    hasher.update(f"{described} {named(problem.loss)} {named(problem.augment)}".encode())
+    hasher.update(f"{_anywhere(str(described))} {named(problem.loss)} {named(problem.augment)}".encode())
     own = {type(layer) for layer in module.modules() if not type(layer).__module__.startswith("torch.")}
     for name in sorted(map(class_in_words, own)):  # two modules may look alike and compute other things
         hasher.update(name.encode())
@@ -76,39 +80,63 @@ def fingerprint(samples: Samples) -> str:
 
 
 def named(function: Any) -> str:
-    """Returns a function's name, or the text of a module: the same in every process."""
+    """Returns a function's name, or the text of a module: the same in every process, and in whatever folder the file of
+    the function is."""
     if isinstance(function, functools.partial):
         args = tuple(named(one) if callable(one) else one for one in function.args)
-        return f"{named(function.func)} {args} {function.keywords}"
+        keywords = {key: named(one) if callable(one) else one for key, one in function.keywords.items()}
+        return _anywhere(f"{named(function.func)} {args} {keywords}")
     if isinstance(function, PackedLoss):
         return f"{named(function.function)} of all outputs"
     if isinstance(function, BoundModelLoss):
         return f"{named(function.function)} of the model"
     if isinstance(function, nn.Module | NamedLoss):
-        return repr(function)
-    if (getattr(function, "__module__", None) or "").split(".")[0] not in ("torch", "fairmesh", "builtins"):
+        return _anywhere(repr(function))
+    if _is_own(function):
         return _own(function)
     code = getattr(function, "__code__", None)
     body = (code.co_code.hex(), [str(c) for c in code.co_consts if not hasattr(c, "co_code")]) if code else ""
     return f"{getattr(function, '__qualname__', type(function))} {body}"
 
 
+def _is_own(function: Any) -> bool:
+    """Returns whether a function or class is the user's own."""
+    return (getattr(function, "__module__", None) or "").split(".")[0] not in ("torch", "fairmesh", "builtins")
+
+
 def _own(function: Any, depth: int = 0) -> str:
     """Returns a text of a function of the user's own: its code, the names it uses, its defaults, and what it has from
     the function around it. Functions that it calls by name are not in it."""
+    if isinstance(function, type):
+        return class_in_words(function, depth)
     code = getattr(function, "__code__", None)
     if code is None:  # an object that can be called
         state = repr(function) if is_dataclass(function) else sorted(map(str, getattr(function, "__dict__", {})))
-        return f"{type(function).__qualname__} {_own(type(function).__call__, depth + 1) if depth < 3 else ''} {state}"
-    held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    around = [_value(one, depth + 1) for one in (*(function.__defaults__ or ()), *held)]
+        call = _own(type(function).__call__, depth + 1) if depth < _DEPTH else ""
+        return _anywhere(f"{type(function).__qualname__} {call} {state}")
+    cells = zip(code.co_freevars, function.__closure__ or ())
+    held = [cell.cell_contents for name, cell in cells if name != "__class__" and cell != CellType()]
+    defaults = (
+        *(function.__defaults__ or ()),
+        *(value for _, value in sorted((function.__kwdefaults__ or {}).items())),
+    )
+    around = [_value(one, depth + 1, os.path.dirname(code.co_filename)) for one in (*defaults, *held)]
     return f"{function.__qualname__} {_text(code)} {around}"
 
 
-def _value(value: Any, depth: int) -> str:
-    if callable(value) and not isinstance(value, type | nn.Module):
-        return _own(value, depth) if depth < 3 else ""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+def _value(value: Any, depth: int, folder: str) -> str:
+    """Returns a text of a value that a function holds whose file is in this folder."""
+    if isinstance(value, functools.partial):
+        return named(value)
+    if callable(value) and not isinstance(value, nn.Module) and not (isinstance(value, type) and not _is_own(value)):
+        return _own(value, depth) if depth < _DEPTH else ""
+    text = _anywhere(repr(value))
+    return text.replace(folder + os.sep, "").replace(folder, ".") if os.path.isabs(folder) else text
+
+
+def _anywhere(text: str) -> str:
+    """Returns what `repr` says without the addresses of objects in memory and the folders of Python files."""
+    return re.sub(r"""(?<=['"<])/[^'"<>]*/(?=[^/'"<>]*\.py)| at 0x[0-9a-fA-F]+""", "", text)
 
 
 def _text(code: CodeType) -> str:
@@ -119,7 +147,17 @@ def _text(code: CodeType) -> str:
     return f"{code.co_code.hex()} {code.co_names} {consts}"
 
 
-def class_in_words(kind: type) -> str:
-    """Returns a text of all functions that a class of the user's own defines."""
-    functions = {name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)}
-    return f"{kind.__qualname__} {[_own(functions[name]) for name in sorted(functions)]}"
+def class_in_words(kind: type, depth: int = 0) -> str:
+    """Returns a text of all functions that a class of the user's own defines, or inherits from another such class, but
+    not from one of an installed package."""
+    texts = []
+    for one in kind.__mro__:
+        if one is kind or (_is_own(one) and not _is_installed(one.__module__)):
+            functions = {name: value for name, value in vars(one).items() if isinstance(value, FunctionType)}
+            texts.append(f"{one.__qualname__} {[_own(functions[name], depth) for name in sorted(functions)]}")
+    return " ".join(texts)
+
+
+def _is_installed(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module.split(".")[0] in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file

@@ -20,6 +20,10 @@ _SHORT_ROW = 4096  # bytes; shorter rows are not compared
 FORMAT = 3  # settings and tensors have the names that followed 0.1.0, which wrote format 2
 
 
+class OtherExperiment(CheckpointError):
+    """A checkpoint is intact, but was begun with other settings, data or code."""
+
+
 class OtherFormat(CheckpointError):
     """A checkpoint is intact, but was written by a version of fairmesh with another format."""
 
@@ -79,7 +83,7 @@ def read_stored(path: Path, identity: Mapping[str, Any]) -> Stored:
     wanted = json.loads(json.dumps(identity))
     differing = _differences(stored, wanted, "")
     if differing:
-        raise CheckpointError(f"{path} belongs to another experiment: {'; '.join(differing[:4])}; use another folder")
+        raise OtherExperiment(f"{path} belongs to another experiment: {'; '.join(differing[:4])}", "use another folder")
     known = ("format", "round", "identity", "fingerprint")
     more = {name: json.loads(text) for name, text in metadata.items() if name not in known}
     return Stored(tensors, int(metadata["round"]), more, metadata["fingerprint"])
@@ -152,18 +156,17 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             # Copied, since kernels round differently on memory that is not aligned as in the run that was saved.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint ({error}); delete the folder to start again"
-        ) from error
+        what = f"{path} is damaged or not a checkpoint ({error})"
+        raise CheckpointError(what, "delete the folder to start again") from error
     intact = metadata.get("fingerprint") == _fingerprint(tensors, metadata)
     if metadata.get("format") != str(FORMAT):
         raise (OtherFormat if intact else CheckpointError)(
-            f"{path} has checkpoint format {metadata.get('format')}, but this version of fairmesh reads format "
-            f"{FORMAT}; finish the run with the version that began it, or run the experiment again in another folder"
+            f"{path} has checkpoint format {metadata.get('format')}, but this version of fairmesh reads {FORMAT}",
+            "finish the run with the version that began it, or run the experiment again in another folder",
         )
     if not intact:
         raise CheckpointError(
-            f"{path} is damaged: its content does not match its fingerprint; delete the folder to start again"
+            f"{path} is damaged: its content does not match its fingerprint", "delete the folder to start again"
         )
     return metadata, tensors
 

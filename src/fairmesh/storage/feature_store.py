@@ -187,7 +187,7 @@ class StoredRows:
         except OSError as error:
             raise BadInput(
                 f"cannot write {self.folder}, which needs {in_bytes(self.nbytes)}: {error.strerror or error}; free "
-                "some space, or choose another folder"
+                "some space, or use another disk"
             ) from error
 
 
@@ -201,8 +201,8 @@ def refuse_full_disk(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise BadInput(
-            f"{what} take {in_bytes(needed)} in {folder}, where {in_bytes(free)} are free; free some space, or choose "
-            'another folder, or dtype = "bfloat16", which takes half of it'
+            f"{what} take {in_bytes(needed)} in {folder}, where {in_bytes(free)} are free; free some space, or use "
+            'another disk, or dtype = "bfloat16", which takes half of it'
         )
 
 

@@ -55,7 +55,7 @@ class FinishedWork:
             stored = read_stored(path, {})
         except CheckpointError as error:
             if self._damaged is not None:
-                self._damaged(path.name, str(error))
+                self._damaged(path.name, error.what)
             return None
         if not self._before_sending and stored.more.get("start") != _digest(start):
             return None

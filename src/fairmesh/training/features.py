@@ -296,7 +296,7 @@ def _of_inputs(samples: Samples) -> str:
 def _plain(settings: Any) -> Any:
     """Returns the settings of a layer that are plain values, as text can hold them."""
     if isinstance(settings, dict):
-        skipped = ("training", "transformers_version")
+        skipped = ("training", "transformers_version", "name_or_path")  # the folder may be moved
         kept = {str(k): _plain(v) for k, v in settings.items() if not str(k).startswith("_") and k not in skipped}
         return sorted((key, value) for key, value in kept.items() if value is not ...)
     if isinstance(settings, list | tuple):

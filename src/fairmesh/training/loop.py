@@ -13,6 +13,7 @@ from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.algorithms.schedules import as_schedule
 from fairmesh.algorithms.subgroups import SubgroupState
 from fairmesh.compression.compressors import with_layout
+from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
 from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import LEVEL
@@ -187,8 +188,8 @@ class Training:
         level = self.options.cvar_level
         by_tail = self.options.keep_best and self.options.best_by in ("cvar", "worst_share")
         return {
-            "topology": to_table(self.topology),
-            "algorithms": [to_table(replica.algorithm) for replica in self.replicas],
+            "topology": portable(to_table(self.topology)),
+            "algorithms": [portable(to_table(replica.algorithm)) for replica in self.replicas],
             "seeds": [replica.seed for replica in self.replicas],
             "placements": [list(replica.placement) for replica in self.replicas],
             **({"splits": [replica.split for replica in self.replicas]} if self.problem.splits else {}),

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fairmesh.algorithms.own_parts import OwnState
 from fairmesh.compression import DecodeError
+from fairmesh.config.overrides import portable
 from fairmesh.config.tables import to_table
-from fairmesh.mesh.agreement import portable
 from fairmesh.mesh.node.measurements import Measurements, judged_on, traffic
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.reduction import Sums

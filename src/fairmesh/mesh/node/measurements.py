@@ -367,7 +367,7 @@ class Measurements:
             try:
                 found.add(read_stored(path, {}).round)
             except CheckpointError as error:
-                self._report("warning", "a kept model is damaged; another round is chosen", reason=str(error))
+                self._report("warning", "a kept model is damaged; another round is chosen", reason=error.what)
                 path.unlink()
         return found
 

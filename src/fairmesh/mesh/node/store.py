@@ -13,6 +13,7 @@ from fairmesh.errors import BadInput, CheckpointError
 from fairmesh.mesh.wire.journal import is_complete, storing
 from fairmesh.mesh.wire.links import Report
 from fairmesh.storage.checkpoint import (
+    OtherExperiment,
     OtherFormat,
     load_checkpoint,
     round_of,
@@ -21,6 +22,7 @@ from fairmesh.storage.checkpoint import (
 from fairmesh.storage.files import private_folder
 from fairmesh.storage.finished_work import FinishedWork
 
+_KEEP_STATE = "Keep the state folder as it is: the other sites refuse a node with an empty one"
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
 _KEPT = "landmarks"  # their folder
 RESULT, PERSONAL, LOCAL = (
@@ -118,10 +120,10 @@ class Store:
         for path in sorted(folder.glob("checkpoint-*.safetensors")):
             try:
                 found.append(round_of(path))
-            except OtherFormat:
-                raise  # it is intact, so it must not be put aside
+            except OtherFormat as error:  # it is intact, so it must not be put aside
+                raise OtherFormat(error.what, f"install the version that began the run. {_KEEP_STATE}") from error
             except CheckpointError as error:
-                report("warning", "a checkpoint is damaged; an older one is used", file=path.name, reason=str(error))
+                report("warning", "a checkpoint is damaged; an older one is used", file=path.name, reason=error.what)
                 path.rename(path.with_suffix(".damaged"))
         return found
 
@@ -144,7 +146,13 @@ class Store:
     def load(self, done: int, like: Any, identity: Mapping[str, Any]) -> Any:
         path = self.path(done)
         path = path if path.exists() else self.folder / _KEPT / path.name
-        return load_checkpoint(path, like, identity)[0]
+        try:
+            return load_checkpoint(path, like, identity)[0]
+        except OtherExperiment as error:
+            advice = (
+                f"put back the files and versions with which the run began, and start the node again. {_KEEP_STATE}"
+            )
+            raise OtherExperiment(error.what, advice) from error
 
     def keep(self, state: Any, done: int, identity: Mapping[str, Any], thin: bool = True) -> None:
         """Writes a checkpoint for all sites to go back to. With `thin`, keeps only the first and the last two of
