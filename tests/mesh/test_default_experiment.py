@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fairmesh.mesh.node import reference_losses, rounds
 from fairmesh.mesh.node.membership import Membership, common_problem, facts, own_data
 from fairmesh.mesh.node.rounds import Rounds, identity_of
 from fairmesh.mesh.node.store import REFERENCES, Store, landmarks_in
+from tests.mesh import fleet
 from tests.mesh.scenarios import NAMES, ROOT, Run, played
 
 _PAGE = (ROOT / "docs" / "howto" / "deploy.md").read_text()
@@ -201,14 +203,18 @@ def three_votes(run: Run) -> None:
 
 def a_stop_while_it_trains_alone(run: Run) -> None:
     """The node shows how far it is, obeys at once, and says that it starts over."""
-    names = NAMES[:3]
-    run.start(*names)
+    (port,) = fleet.free_ports(1)
+    run.start("a", monitor_port=port)
+    run.start("b", "c")
     run.until(lambda: (run.status("a").get("phase") or {"done": 0})["done"] > 10)
     status = run.status("a")
     assert status["phase"]["what"] == "finding reference losses"
     assert status["phase"]["of"] == 500_000
     assert status["activity"].startswith("finding reference losses: round ")
     run.until(lambda: run.status("b")["sites"].get("a", {}).get("activity", "").startswith("finding reference losses"))
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    (share,) = re.findall(r'^fairmesh_phase\{phase="finding reference losses"\} (\S+)$', page, re.M)
+    assert 0 < float(share) < 1
     began = time.monotonic()
     os.kill(run.running["a"], signal.SIGTERM)
     run.stops("a", "start the node again")

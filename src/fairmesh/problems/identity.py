@@ -114,13 +114,16 @@ def _own(function: Any, depth: int = 0) -> str:
         state = repr(function) if is_dataclass(function) else sorted(map(str, getattr(function, "__dict__", {})))
         call = _own(type(function).__call__, depth + 1) if depth < _DEPTH else ""
         return _anywhere(f"{type(function).__qualname__} {call} {state}")
-    cells = zip(code.co_freevars, function.__closure__ or ())
-    held = [cell.cell_contents for name, cell in cells if name != "__class__" and cell != CellType()]
     defaults = (
         *(function.__defaults__ or ()),
         *(value for _, value in sorted((function.__kwdefaults__ or {}).items())),
     )
-    around = [_value(one, depth + 1, os.path.dirname(code.co_filename)) for one in (*defaults, *held)]
+    folder = os.path.dirname(code.co_filename)
+    around = [_value(one, depth + 1, folder) for one in defaults]
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        if cell != CellType():
+            held = cell.cell_contents
+            around.append(_anywhere(repr(held)) if name == "__class__" else _value(held, depth + 1, folder))
     return f"{function.__qualname__} {_text(code)} {around}"
 
 
