@@ -307,7 +307,7 @@ class Links:
             raise
         if first is None:
             return
-        stream = _Stream(loop)
+        stream, replaced = _Stream(loop), self._streams.get(neighbour.name)
         if first and first[0] in frames.REFUSALS:
             raise self._refused_there(neighbour, stream, frames.read_frame(first))
         try:
@@ -317,7 +317,6 @@ class Links:
                 self._limiter("info", "checked", neighbour.name)
                 return
             theirs = _progress(table)
-            replaced = self._streams.get(neighbour.name)
             stream.process = table.get("process")
             if replaced is not None and replaced.process != stream.process:
                 raise Refused(
