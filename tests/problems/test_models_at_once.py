@@ -177,10 +177,6 @@ def test_checkpointing_with_draws_that_cannot_be_repeated_is_refused():
         problem_refused("checkpointing", model=Checkpointed(drop), sites=toys.sites(2))
 
 
-def test_recurrent_dropout_which_torch_draws_inside_is_refused():
-    problem_refused("generator", model=Recurrent(num_layers=2, dropout=0.5), sites=toys.sites(2))
-
-
 @pytest.mark.parametrize("in_place", [True, False])
 def test_model_that_changes_a_buffer_is_refused_by_its_name(in_place):
     class Counting(nn.Module):

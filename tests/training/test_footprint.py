@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fairmesh as fm
+from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.loop import Training
 from fairmesh.training.memory_estimate import (
     Footprint,
@@ -87,6 +88,51 @@ def test_replicas_run_together_as_far_as_they_fit():
         assert replicas_that_fit(need, 7, room / GIB, torch.device("cpu"))[0] == fit
     free = free_bytes(torch.device("cpu"))
     assert free is None or 1 << 20 < free < 1 << 50
+
+
+def test_single_replica_that_does_not_fit_is_refused_for_itself_and_not_for_its_results():
+    need = Footprint(fixed=0, per_replica=50 << 30, description="many parameters", kept=40 << 30, copies=22.0)
+    with refused("50.00 GiB", "22 copies", "parts.frozen", "fm.models.LoRA", "fm.DSGD") as caught:
+        replicas_that_fit(need, 1, 20.0, torch.device("cpu"))
+    assert missing_from(caught.value, "results", "40.00") == ["results", "40.00"]
+    with refused("0.25 GiB", "0.10 GiB", "compare_weights = False"):
+        fm.train(_linear(2500), memory_gib=0.2)
+
+
+def test_run_with_fixed_weights_waits_without_what_only_further_rounds_need():
+    problem, weighted = toys.problem(4), fm.TrackedADGDA()
+    fixed = fm.train(problem, fm.Ring(), weighted, 3, compare_weights=True).fixed
+    alone = fm.train(problem, fm.Ring(), weighted.with_fixed_weights(), 3)
+    rows, held = (
+        {name: tensor.numel() for name, tensor in flatten_state(one.state.algorithm).items() if tensor.shape[-1] > 4}
+        for one in (fixed, alone)
+    )
+    assert list(rows) == ["state.models"]
+    assert len(held) == 8
+    for which in ("last", "time-average"):
+        assert torch.equal(fixed.row(which), alone.row(which))
+    assert torch.equal(fixed.weights(), alone.weights())
+    assert fixed.records == alone.records
+
+
+def _linear(width: int) -> fm.Problem:
+    sites = [fm.Site((torch.zeros(8, width), torch.arange(8))) for _ in range(4)]
+    return fm.Problem(torch.nn.Linear(width, 1200, bias=False), sites, sampling=fm.Sampling(batch=4))
+
+
+@pytest.mark.slow
+@pytest.mark.recorded
+@pytest.mark.parametrize("algorithm", [None, fm.DSGD(0.1)], ids=["default", "DSGD"])
+def test_whole_run_needs_no_more_than_announced(algorithm):
+    said: list[str] = []
+
+    def run():
+        fm.train(_linear(1200), fm.Ring(), algorithm, 2, announce=said.append, compare_weights=algorithm is None)
+
+    run()  # which measures a toy, by the profiler that measures the run below
+    peak, _ = peak_bytes(run)
+    announced = [float(line.split()[2]) for line in said if line.startswith("memory: about ")]
+    assert 0.6 * announced[-1] < peak / GIB <= announced[-1]
 
 
 @pytest.fixture

@@ -214,3 +214,14 @@ class StateView:
     def consensus_steps(self, state: Any) -> Tensor | None:
         """Returns gamma of each hosted node (..., nodes, 1), if the state holds it."""
         return self._of(state, "consensus_steps")
+
+    def only_shown(self, state: Any) -> Any:
+        """Returns a state with what observers read of it, and None for all other tensors."""
+        kept = [get(state) for get in self._get.values()]
+
+        def kept_of(value: Any) -> Any:
+            if value is None or isinstance(value, Tensor):
+                return value if any(value is one for one in kept) else None
+            return type(value)(*map(kept_of, value))
+
+        return kept_of(state)

@@ -29,7 +29,7 @@ from fairmesh.training.replicas import replicas_of
 _DUAL_COPIES = 8  # of all dual weights
 _ACTIVATIONS = 4  # times what one pass keeps for its gradient: that, its gradients, and a layer's workspace
 _AHEAD = 24 << 20  # bytes of what is computed for many rounds at once, and of temporary values
-_KEPT = 7  # twelfths of its models and duals: three copies and an average, twice while they are merged
+_KEPT = 3  # models that a finished run keeps besides those of its nodes: averages, the best one
 _WIDEST = 4  # times the largest activation: what an evaluation holds
 _FRAGMENTED = 1.6  # times what is alive: memory that a process keeps, where blocks of many sizes leave gaps (measured)
 _MARGIN = 1.2  # on copies that a toy's round holds
@@ -40,6 +40,11 @@ _PROFILER_LOG = "KINETO_LOG_LEVEL"
 _CPU = torch.device("cpu")
 _SHARE = 0.9  # of the free memory that a run may use
 _GIB = 2.0**30
+_WHAT_HELPS = (
+    "a round holds {:.0f} copies of the trained parameters of all nodes: train fewer parameters (parts.frozen, "
+    "fm.models.LoRA), or choose an algorithm that holds fewer copies (fm.ChocoSGD about 12, fm.DSGD 9); or use "
+    "smaller batches, fewer nodes, or several machines (fairmesh launch)"
+)
 
 
 class Footprint(NamedTuple):
@@ -48,7 +53,8 @@ class Footprint(NamedTuple):
     fixed: int  # data, tables over all pairs of nodes, what is computed ahead
     per_replica: int
     description: str
-    kept: int = 0  # in main memory, per replica of a finished portion, until all are merged
+    kept: int = 0  # in main memory, per replica of a finished portion, twice while all are merged
+    copies: float = 0.0  # of all models, at the peak of a round
 
     def of(self, replicas: int) -> int:
         return self.fixed + replicas * self.per_replica
@@ -81,8 +87,9 @@ def footprint(
     of_optimizer = 0 if optimizer is None else optimizer.copies_at_peak
     a_copy, copies = n * dim * dtype.itemsize, float(algorithm.copies_at_peak + of_optimizer)
     declared = "copies_at_peak" in vars(type(algorithm))  # by the class itself: fairmesh.testing checks it
-    if copies * a_copy > _MEASURED_FROM and not declared:
-        copies = _MARGIN * measured_copies(algorithm, every) or copies
+    if copies * a_copy > _MEASURED_FROM:
+        measured = _MARGIN * measured_copies(algorithm, every, problem.at_once(device) is None) or copies
+        copies = min(copies, measured) if declared else measured  # with other settings, a class may hold fewer
     models = int(copies * a_copy)
     at_once = problem.at_once(device)
     passes = 0 if at_once is not None else n * batch.pass_  # of all nodes at once, so for every replica
@@ -106,7 +113,8 @@ def footprint(
         int(data + frozen + n * every * dtype.itemsize + gaps * (fixed_passes + _ROWS * 4 * dim) + _AHEAD),
         int(gaps * (models + passes + n * batch.inputs + duals)) + read_ahead,
         description,
-        _KEPT * (models + duals) // 12,
+        2 * ((n + _KEPT) * dim + (n * every if duals else 0)) * dtype.itemsize,
+        copies,
     )
 
 
@@ -166,24 +174,26 @@ def _batch_bytes(problem: Problem, dtype: torch.dtype) -> _Batch:
     return _Batch(samples, int(2 * trees.nbytes(inputs) * unit), int(_ACTIVATIONS * activations * unit), evaluation)
 
 
-def measured_copies(algorithm: Algorithm, nodes: int) -> float:
+def measured_copies(algorithm: Algorithm, nodes: int, stacked: bool = False) -> float:
     """Returns how many copies of all models a round holds at its peak, by one round of a toy; 0 if the algorithm cannot
-    train the toy."""
+    train the toy. Models that are evaluated all at once (`stacked`) are traced, which compares gradients of all."""
     try:
-        return _measured_copies(algorithm, min(nodes, _TOY_NODES))
+        return _measured_copies(algorithm, min(nodes, _TOY_NODES), stacked)
     except Exception:  # settings may fit only the real problem; its class says how many copies it holds then
         return 0.0
 
 
 @functools.lru_cache(maxsize=32)
-def _measured_copies(algorithm: Algorithm, nodes: int) -> float:
+def _measured_copies(algorithm: Algorithm, nodes: int, stacked: bool) -> float:
     sites = [Site((torch.zeros(2, 100), torch.arange(2))) for _ in range(nodes)]
     outputs = max(200, _TOY_NUMBERS // (101 * nodes))
-    problem = Problem(nn.Linear(100, outputs), sites, sampling=Sampling(batch=1), models_at_once=1)
+    problem = Problem(
+        nn.Linear(100, outputs), sites, sampling=Sampling(batch=1), models_at_once="all" if stacked else 1
+    )
     replicas = replicas_of([algorithm], [0], None, nodes)
 
     def two_rounds() -> Any:
-        training = Training(problem, Ring(), replicas, Options(trace="no"))
+        training = Training(problem, Ring(), replicas, Options(trace="auto" if stacked else "no"))
         state = training.advance(training.initial(), 0)
         return training.advance(state, 1)
 
@@ -241,7 +251,7 @@ def replicas_that_fit(
     if usable is None:
         return replicas, f"memory: about {whole / _GIB:.2f} GiB"
     fit, waiting = min(replicas, int((usable - need.fixed) // need.per_replica)), 0
-    if fit < replicas and device.type == "cpu":  # finished portions wait in the same memory
+    if 1 <= fit < replicas and device.type == "cpu":  # finished portions wait in the same memory
         waiting = replicas * need.kept
         fit = int((usable - need.fixed - waiting) // need.per_replica)
     if fit < 1:
@@ -249,7 +259,7 @@ def replicas_that_fit(
         raise BadInput(
             f"one replica needs about {need.of(1) / _GIB:.2f} GiB on {device} ({need.description})"
             + (f" and the results of {replicas} replicas take {waiting / _GIB:.2f} GiB" if waiting else "")
-            + f", but {there}; use fewer nodes or replicas, a smaller model or batch, or a machine with more memory"
+            + f", but {there}; {_WHAT_HELPS.format(need.copies)}"
         )
     text = f"memory: about {need.of(fit) / _GIB:.2f} GiB of {usable / _GIB:.2f} GiB"
     return fit, text if fit == replicas else f"{text}; {replicas} replicas run {fit} at a time"

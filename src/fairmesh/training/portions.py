@@ -1,13 +1,15 @@
 """Runs replicas in portions, one after another, if they do not fit into memory together; merges their results."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.networks.roles import StateView
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.occupied import portion_name
 from fairmesh.storage.run_folder import Record
@@ -39,6 +41,12 @@ def that_fit(
 ) -> tuple[int, str]:
     """Returns how many replicas can run at once, and a sentence about the memory they need in this process."""
     need = footprint_of(problem, replicas, options, process_group)
+    if options.compare_weights and device_of(options.device).type == "cpu":  # the run with fixed weights waits
+        waits = need.kept // 2
+        text = (
+            f"{need.description}, models with fixed weights ({waits / 2.0**30:.2f} GiB; not if compare_weights = False)"
+        )
+        need = need._replace(per_replica=need.per_replica + waits, description=text)
     shared_by = process_group.local_world_size
     return replicas_that_fit(need, len(replicas), options.memory_gib, device_of(options.device), shared_by)
 
@@ -64,8 +72,15 @@ def _numbered(records: Sequence[Record], first: int) -> list[Record]:
     return [record | {"replica": first + record["replica"]} for record in records]
 
 
-def on_host(state: Any) -> Any:
-    return unflatten_state(state, {name: t.cpu() for name, t in flatten_state(state).items()})
+def put_aside(result: Result) -> Result:
+    """Returns a result that waits in main memory while another run trains: with its models and weights, without what
+    only further rounds would need."""
+    state = result.state
+    slim = state._replace(
+        algorithm=StateView(state.algorithm).only_shown(state.algorithm), optimizer=None, trainer=None
+    )
+    on_host = unflatten_state(slim, {name: tensor.cpu() for name, tensor in flatten_state(slim).items()})
+    return replace(result, state=on_host)
 
 
 def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:

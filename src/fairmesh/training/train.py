@@ -54,8 +54,8 @@ from fairmesh.training.observers import (
 from fairmesh.training.options import DTYPES, Options, device_of, home_of_data, with_threads
 from fairmesh.training.portions import (
     merged,
-    on_host,
     portions,
+    put_aside,
     that_fit,
 )
 from fairmesh.training.provenance import provenance_of
@@ -197,9 +197,11 @@ def train(
             announce("the run is trained once more with fixed weights, first, to see whether the weights help")
         again: dict[str, Any] = options | {"compare_weights": False}
         unweighted = [fixed_one for one in _listed(algorithm) if (fixed_one := one.with_fixed_weights())]
-        fixed = train(
-            problem, topology, unweighted, rounds,
-            seeds=seeds, placements=placements, process_group=process_group, announce=lambda text: None, **again,
+        fixed = put_aside(
+            train(
+                problem, topology, unweighted, rounds,
+                seeds=seeds, placements=placements, process_group=process_group, announce=lambda text: None, **again,
+            )
         )  # fmt: skip
     if folder and folder.resuming:
         at_once, sentence = folder.replicas_at_once(len(replicas)), f"{sentence}; resumed as it was begun"
@@ -243,7 +245,7 @@ def train(
             training = Training(problem, topology, portion.replicas, chosen, portion.first)
             whole = (portion.first, replicas, folder)
             one = _run(training, rounds, inside, settings, watching, stop, personalization, announce, *whole)
-            results.append(replace(one, state=on_host(one.state)))
+            results.append(put_aside(one))
             del training, one  # frees the device for the next portion
     result = _chosen(merged(results, replicas), chosen)
     result = replace(result, seconds=time.perf_counter() - started, fixed=fixed)
