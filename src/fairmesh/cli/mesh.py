@@ -84,7 +84,7 @@ def _say_revealing(reasons: Sequence[str]) -> None:
     for reason in reasons:
         say(f"neighbours could read training rows: {reason}")
     if reasons:
-        say(f"every site that accepts this adds {ALLOW} to its {SITE}; without it, its node does not start")
+        say(f"every site that accepts this writes {ALLOW} at the beginning of its {SITE}; else its node does not start")
 
 
 def _addresses(options: Sequence[str]) -> dict[str, str | None]:
