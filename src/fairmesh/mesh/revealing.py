@@ -41,8 +41,8 @@ def refuse_revealing(site: SiteFile, handout: Handout) -> None:
     if reasons and not site.allow_revealing:
         raise BadInput(
             f"neighbours could read training rows of this site: {'; '.join(reasons)}. Agree on other settings with the "
-            f"mesh's founder; or, if this site accepts it, write {ALLOW} at the beginning of {site.path}. What was read: "
-            '"Security of a mesh", in the documentation'
+            f"mesh's founder; or, if this site accepts it, write {ALLOW} at the beginning of {site.path}. What was "
+            'read: "Security of a mesh", in the documentation'
         )
 
 
