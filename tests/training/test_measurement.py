@@ -362,7 +362,7 @@ def test_best_round_by_the_mean_of_sites():
     assert best("mean") != best("worst")  # else the rule would not matter
 
 
-@pytest.mark.filterwarnings("ignore:worse than predicting")  # targets are noise
+@pytest.mark.filterwarnings("ignore:clearly worse than")  # targets are noise
 def test_best_round_has_the_least_worst_loss_if_only_loss_is_measured():
     inputs = torch.linspace(-1, 1, 40).reshape(20, 2)
     targets = inputs.sum(dim=1, keepdim=True)

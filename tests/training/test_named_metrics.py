@@ -65,7 +65,7 @@ def squared(outputs, targets):
     return F.mse_loss(outputs.squeeze(-1), targets)
 
 
-@pytest.mark.filterwarnings("ignore:worse than predicting")  # targets are noise
+@pytest.mark.filterwarnings("ignore:clearly worse than")  # targets are noise
 def test_worst_site_of_an_error_has_the_largest_value():
     numbers = [fm.Site((torch.randn(8, 2), k + torch.randn(8))) for k in range(3)]
     made = fm.Problem(torch.nn.Linear(2, 1), numbers, loss=squared, metrics=["mae", "r2"])
@@ -180,7 +180,7 @@ def void(outputs, targets):
     return each.mean()
 
 
-@pytest.mark.filterwarnings("ignore:worse than predicting")  # targets are noise
+@pytest.mark.filterwarnings("ignore:clearly worse than")  # targets are noise
 def test_sample_without_a_loss_is_named_once_and_other_sites_keep_theirs():
     given = []
     for k in range(3):

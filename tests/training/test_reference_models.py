@@ -240,3 +240,38 @@ def test_constant_answer_is_the_share_of_the_most_frequent_class_of_a_sites_trai
     first, unmeasured, last = constant_values(fm.Problem(torch.nn.Linear(3, 2), sites), "test")
     assert (first, last) == pytest.approx((3 / 8, 4 / 10))
     assert unmeasured != unmeasured
+
+
+def _of_numbers(rows: int, noise: float, odd: int = 0, sites: int = 30) -> fm.Problem:
+    """Sites with rows of which a fifth is for testing; at the first `odd` ones the targets fall where others rise."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for i in range(sites):
+        inputs = torch.randn(rows, 3, generator=generator)
+        targets = inputs.sum(dim=1) * (-1 if i < odd else 1) + noise * torch.randn(rows, generator=generator)
+        cut = rows // 5
+        made.append(fm.Site((inputs[cut:], targets[cut:]), test=(inputs[:cut], targets[:cut]), name=f"s{i}"))
+    model = torch.nn.Linear(3, 1)
+    torch.nn.init.constant_(model.bias, 3.0)
+    return fm.Problem(model, made, metrics=["r2"])
+
+
+def test_run_that_has_converged_is_not_called_worse_where_sites_have_few_test_rows():
+    result = fm.train(_of_numbers(30, noise=4.0), fm.topologies.Complete(), fm.DSGD(0.1), rounds=60, measure_every=60)
+    assert sum(value < 0 for value in result.final[0]["r2"]["sites"]) > 5  # by the mean of six test rows
+    assert not result.notes
+
+
+def test_sites_that_the_common_model_does_not_fit_are_named():
+    problem = _of_numbers(200, noise=0.3, odd=4)
+    with pytest.warns(UserWarning, match="clearly worse"):
+        result = fm.train(problem, fm.topologies.Complete(), fm.DSGD(0.1), rounds=60, measure_every=60)
+    (said,) = result.notes
+    assert [word for word in ("s0, s1, s2 and 1 more", "[personalization]") if word not in said] == []
+    assert "train longer" not in said
+
+
+def test_model_that_is_worse_than_one_constant_is_to_be_trained_longer():
+    with pytest.warns(UserWarning, match="one constant answer for all sites"):
+        result = fm.train(_of_numbers(200, noise=0.3), fm.topologies.Complete(), fm.DSGD(1e-4), rounds=1)
+    assert "train longer" in result.notes[0]

@@ -392,8 +392,9 @@ class RMSE(NamedMetric):
 class R2(NamedMetric):
     """The share of the targets' variance that predictions explain.
 
-    1 is perfect, 0 is as good as predicting the site's mean, and below 0 is worse than that. Of several numbers per
-    sample it is their mean. It is not defined if the targets do not vary.
+    1 is perfect, 0 is as good as the mean of the site's test targets for every row, and below 0 is worse than that. No
+    model knows this mean, so with few test rows a good one may be below 0. Of several numbers per sample it is their
+    mean. It is not defined if the targets do not vary.
 
     Example:
         >>> import torch

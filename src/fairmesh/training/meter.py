@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -13,7 +12,6 @@ from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.roles import StateView
-from fairmesh.problems.losses import takes_shares
 from fairmesh.problems.metrics import SplitEvaluator, Trouble, support
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.base import Regularizer
@@ -114,24 +112,6 @@ class Meter:
             self._announce(text)
         elif self._network.process_group.is_leader:
             warnings.warn(text, UserWarning, stacklevel=2)
-
-    def explain_numbers(self, rows: Tensor, own: Tensor | None = None) -> None:
-        """Says at which sites the models (replicas, dim), with the sites' own parts, predict numbers worse than the
-        site's mean would."""
-        if self._problem.task != "numbers" or takes_shares(self._problem.loss):
-            return
-        with_r2 = self._problem.each(lambda split: replace(split, metrics=["r2"]))
-        judge = SplitEvaluator(with_r2, self._splits, self.judged_on, *self._placed)
-        found = self._judged_by(judge, rows, own)
-        found = found if self._network.process_group.world_size == 1 else self._from_holders(found)
-        values = found["r2"].nanmean(dim=0).tolist()
-        worse = [str(site.name) for site, value in zip(self._problem.sites, values) if value < 0]
-        if worse:
-            others = f" and {len(worse) - 3} other sites" if len(worse) > 3 else ""
-            self.note(
-                f"worse than predicting the site's mean (R2 < 0) at {', '.join(worse[:3])}{others}: train longer, with "
-                "other steps, or on scaled targets"
-            )
 
     def support(self) -> list[dict[str, Any] | None]:
         """Returns how many samples judge each site, and of which classes; None for a site that is not measured. Of

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,9 +15,12 @@ from fairmesh.algorithms.schedules import with_run_length
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
+from fairmesh.evidence.intervals import paired, quantile
+from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.networks.base import Network
+from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
-from fairmesh.problems.losses import as_floats
+from fairmesh.problems.losses import as_floats, per_sample, takes_shares
 from fairmesh.problems.metrics import SplitEvaluator, measured
 from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.objective import Objective, held_out_last
@@ -230,6 +234,75 @@ def constant_values(problem: Problem, judged_on: str) -> list[float]:
             outputs = constant.expand(trees.length(targets), *constant.shape[1:])
             found.append(measured(problem, outputs, targets)[problem.primary])
     return found
+
+
+_SURE = 0.025  # chance of a false warning
+
+
+def worse_than_constant(outcomes: Outcomes, problem: Problem, group: ProcessGroup) -> str | None:
+    """Returns that models of numbers are clearly worse than a constant answer: over all sites than one constant, or at
+    some sites than the best one for the site's training rows; None if the test rows do not show that.
+
+    Args:
+        outcomes: What the models answered at all sites.
+        problem: The problem, with the data of the sites that this process has.
+        group: The processes of the run, each of which has the data of some sites.
+    """
+    splits = problem.every_split
+    if problem.task != "numbers" or takes_shares(problem.loss) or isinstance(problem.loss, BoundModelLoss):
+        return None
+    if len(outcomes.of_sites) != len(splits):  # all replicas of a split diverged
+        return None
+    sets = {i: [getattr(split.sites[i], outcomes.judged_on) for split in splits] for i in problem.here}
+    here = [
+        i
+        for i, of_splits in sets.items()
+        if (at := outcomes.at(i))
+        and all(answers.predicted for answers in at)
+        and all(samples.stream is None and _vary(samples.targets) for samples in of_splits)
+    ]
+    constants = {i: [best_constant(split, i) for split in splits] for i in here}
+    told = {i: [len(problem.sites[i].train), constants[i][0].flatten().tolist()] for i in here}
+    every = {int(i): one for part in group.all_gather_json(told) for i, one in part.items()}
+    if not every:
+        return None
+    rows, columns = zip(*every.values())
+    common = torch.from_numpy(np.average(columns, axis=0, weights=rows)).float()
+    told = {}
+    for i in here:
+        answered = [answers.losses.double().numpy() for answers in outcomes.at(i)]
+        own = [_losses_of(constant, *of_split) for constant, *of_split in zip(constants[i], splits, sets[i])]
+        worse = paired(answered, own, outcomes.overlaps[i], shares=False).bound(_SURE / len(every), upper=False) > 0
+        more = answered[0].mean(axis=0) - _losses_of(common.reshape(constants[i][0].shape), splits[0], sets[i][0])[0]
+        told[i] = [bool(worse), len(more), float(more.sum()), float(np.square(more).sum())]
+    every = {int(i): one for part in group.all_gather_json(told) for i, one in part.items()}
+    names = [outcomes.sites[i] for i in sorted(every) if every[i][0]]
+    where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    count, total, squares = (sum(one[k] for one in every.values()) for k in (1, 2, 3))
+    error = math.sqrt(max(0.0, squares - total * total / count) * count / max(1, count - 1))
+    if count > 1 and total > quantile(1 - _SURE, count - 1) * error:
+        at = f", and at {where} than a constant of their own" if names else ""
+        remedy = "train longer, with other steps, or on scaled targets"
+        return f"clearly worse than one constant answer for all sites{at}: {remedy}"
+    if not names:
+        return None
+    return (
+        f"clearly worse than a constant answer, the best for the site's training rows, at {where}; over all sites the "
+        "model is no worse than one constant, so these sites may need models of their own: [personalization]"
+    )
+
+
+def _vary(targets: Any) -> bool:
+    """Returns whether targets are not all the same, so that a model has something to learn."""
+    return isinstance(targets, Tensor) and bool((targets != targets[:1]).any())
+
+
+def _losses_of(constant: Tensor, problem: Problem, samples: Samples) -> np.ndarray:
+    """Returns the loss of a constant output at every sample: (1, rows)."""
+    targets = as_floats(samples.known_targets(), torch.float32)
+    outputs = constant.expand(trees.length(targets), *constant.shape[1:])
+    with torch.no_grad():
+        return per_sample(problem.output_loss, outputs, targets).double().unsqueeze(0).numpy()
 
 
 def _untrained_loss(problem: Problem, i: int, seed: int) -> float:

@@ -59,7 +59,7 @@ from fairmesh.training.portions import (
     that_fit,
 )
 from fairmesh.training.provenance import provenance_of
-from fairmesh.training.references import with_references
+from fairmesh.training.references import with_references, worse_than_constant
 from fairmesh.training.replicas import (
     Placements,
     Replica,
@@ -381,9 +381,6 @@ def _run(
         if folder and not isinstance(error, LostProcess):  # its launcher restarts the run, which must find its mark
             folder.close()
         raise
-    if run.diverged != list(range(len(training.replicas))):
-        average = meter.mean(training.view.models(run.state.algorithm))
-        meter.explain_numbers(average, meter.own_of_sites(run.state.own))
     result = replace(_result(run, meter, time.perf_counter() - started), fixed=fixed)
     if personalization is not None:
         if announce:
@@ -392,6 +389,12 @@ def _run(
         result = replace(result, personal=personal, seconds=time.perf_counter() - started)
     if process_group.world_size > 1:
         result = replace(result, answered=_answered(training, result))
+    sound = not set(variants_of(result.replicas)[result.chosen_variant]["replicas"]) <= set(run.diverged)
+    if sound and training.problem.task == "numbers":
+        worse = worse_than_constant(result.outcomes(), training.problem, process_group)
+        if worse is not None:
+            meter.note(worse)
+            result = replace(result, notes=list(meter.notes))
     if folder:
         provenance = provenance_of(training.problem, process_group)
         with process_group.fail_together():
