@@ -4,6 +4,7 @@ Every number is a mean over seeds first and over splits then; its interval is a 
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,11 @@ MEASURES = {
 Accuracies = dict[int, np.ndarray]  # split -> (seeds, sites)
 
 
+@cache
+def _quantile(freedom: int) -> float:
+    return stats.t.ppf((1 + CONFIDENCE) / 2, freedom)
+
+
 class Estimate(NamedTuple):
     """A mean over splits, and half of the width of its 95 % interval; None with one split."""
 
@@ -39,7 +45,7 @@ class Estimate(NamedTuple):
         if len(values) < 2:
             return Estimate(float(values.mean()), None)
         error = values.std(ddof=1) / math.sqrt(len(values))
-        return Estimate(float(values.mean()), float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * error))
+        return Estimate(float(values.mean()), float(_quantile(len(values) - 1) * error))
 
     def shown(self, signed: bool = False) -> str:
         """Returns percentage points: "86.2 ±1.3"."""

@@ -14,7 +14,8 @@ import pytest
 from reproduction.page import _IN, counts, page
 from reproduction.paper import CELLS
 from reproduction.plots import drawable, figures
-from reproduction.verdicts import RECORDED, Lines, factors, orderings, verdicts
+from reproduction.verdicts import RECORDED, Lines, factors, orderings
+from reproduction.verdicts import verdicts as verdicts_on
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "reproduction"
@@ -39,6 +40,11 @@ def line_of(recipe, row, protocol):
 def values_of(cell, protocol="published"):
     final = line_of(cell.recipe, cell.row, protocol)["final"]
     return numpy.array(final[cell.number] if cell.number in final else final["groups"][cell.number])
+
+
+@cache
+def verdicts():
+    return verdicts_on(RECORDED)
 
 
 @cache
@@ -108,20 +114,20 @@ def test_recorded_cells_have_as_many_placements_as_the_paper(cell):
 
 
 def test_verdicts_count_60_within_7_above_and_none_below():
-    found = Counter(cell["verdict"] for cell in verdicts(RECORDED))
+    found = Counter(cell["verdict"] for cell in verdicts())
     assert found == {"within 3 points": 60, "above": 7, "not run": 12}
 
 
 @pytest.mark.parametrize("path", [PAGE, ROOT / "README.md"], ids=["page", "readme"])
 def test_counts_of_verdicts_are_shown_as_recorded(path):
     """The front page may show the table between marks; where it does, it is the recorded one."""
-    text, expected = path.read_text(encoding="utf-8"), counts(verdicts(RECORDED))
+    text, expected = path.read_text(encoding="utf-8"), counts(verdicts())
     marked = re.search(r"<!-- verdicts -->\n(.*?)\n<!-- /verdicts -->", text, re.DOTALL)
     assert expected in text if path == PAGE else marked is None or marked.group(1) == expected
 
 
 def test_differences_explain_every_published_cell_below_the_paper():
-    below = [cell["cell"] for cell in verdicts(RECORDED) if cell["verdict"] == "below"]
+    below = [cell["cell"] for cell in verdicts() if cell["verdict"] == "below"]
     reasons = re.findall(r"`(table[^`]*)`", DIFFERENCES.read_text())
     unexplained = [cell for cell in below if not any(fnmatchcase(cell, reason) for reason in reasons)]
     assert not unexplained, "name each in backticks (with * as a wildcard) in differences.md, with the reason"

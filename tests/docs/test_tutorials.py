@@ -5,6 +5,8 @@ import pytest
 
 from docs.tutorials.execute import code_of, digest_of, executed, kernel, kinds_of, tutorials
 
+# Two take the road of the README, whose journey is a quick test; the clinics' commands and nodes are twenty processes.
+IN_TEST_ALL = {"1-first-run", "4-what-each-site-gains", "6-three-clinics"}
 TUTORIALS = [pytest.param(path, id=path.stem) for path in tutorials()]
 
 
@@ -28,9 +30,7 @@ def check(path, made):
 
 @pytest.mark.parametrize(
     "path",
-    [  # of the mesh, whose commands and nodes are twenty processes, `make test-all` runs the short form
-        pytest.param(one, id=one.stem, marks=pytest.mark.slow if "clinics" in one.stem else ()) for one in tutorials()
-    ],
+    [pytest.param(one, id=one.stem, marks=pytest.mark.slow if one.stem in IN_TEST_ALL else ()) for one in tutorials()],
 )
 @pytest.mark.quick_cases(6)
 @pytest.mark.filterwarnings("ignore")  # of the libraries that talk to the kernel
