@@ -183,6 +183,7 @@ class _Life:
         deciding = ledger.pending
         if deciding and ledger.begun:
             node.membership = node.in_generation(ledger.begun[-1].generation)
+        deciding = deciding or self._decisions.votes_are_in()
         while True:
             try:
                 if not ledger.begun and not deciding:
@@ -197,6 +198,9 @@ class _Life:
                 deciding = True
             except divergence.SiteDiverged as error:
                 self._decisions.after_divergence(error)
+                deciding = True
+            except Exception as error:
+                self._decisions.after_failure(error)
                 deciding = True
 
     def _generation(self) -> None:
