@@ -17,7 +17,7 @@ from fairmesh.compression.codes import Dense
 from fairmesh.errors import Diverged
 from fairmesh.mesh.node import divergence, membership
 from fairmesh.mesh.node.divergence import SiteDiverged
-from fairmesh.mesh.wire.bulletin import KINDS
+from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.networks.base import Part
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork

@@ -26,7 +26,7 @@ from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.overview import ANNOUNCED
 from fairmesh.mesh.preflight import checks
-from fairmesh.mesh.wire.bulletin import KINDS
+from fairmesh.mesh.wire.kinds import KINDS
 from tests.mesh import fleet
 from tests.refusals import missing_from, refused
 

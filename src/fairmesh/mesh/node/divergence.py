@@ -9,7 +9,8 @@ from typing import Any
 
 from fairmesh.errors import Diverged
 from fairmesh.mesh.members import Mesh
-from fairmesh.mesh.wire.bulletin import Bulletin, shortened
+from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.kinds import shortened
 
 KIND = "diverged"  # of announcement
 
