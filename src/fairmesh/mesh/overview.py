@@ -12,10 +12,11 @@ from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.config.overrides import resolved_files
 from fairmesh.config.registry import IMPORT, registered_name
 from fairmesh.config.tables import from_table
+from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.mesh.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.certificates import fingerprint, valid_until
-from fairmesh.mesh.manifest import Handout, import_paths, python_files
+from fairmesh.mesh.manifest import Handout, python_files
 from fairmesh.mesh.members import OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.problems.models import Logistic
 from fairmesh.storage.files import read_bytes
