@@ -70,8 +70,18 @@ _OF_MODEL = {  # what is known of model and loss, for samples of one form
 }  # fmt: skip
 
 
+_FOR_USERS = ("n", "classes", "task", "primary", "flat_model", "prior_of_sites", "shares_of_samples", "preprocessing")
+
+
+class _ShortHelp(type):
+    """The type of `Problem`, whose help shows what users need. Its other names are for fairmesh's own modules."""
+
+    def __dir__(cls) -> list[str]:
+        return [*_FOR_USERS, "__init__", "__doc__"]
+
+
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(metaclass=_ShortHelp):
     """A model to train on the data of several sites, one site per node.
 
     Site i contributes the loss f_i(theta), the mean over its samples. Data, model and loss are checked together when
@@ -145,7 +155,7 @@ class Problem:
 
     model: nn.Module | Callable[[], nn.Module]
     sites: Sequence[Site]
-    loss: Loss = nn.functional.cross_entropy
+    loss: Loss = field(default_factory=lambda: nn.functional.cross_entropy)  # whose docstring is not part of this class
     sampling: Sampling = field(default_factory=Sampling)
     prior: Sequence[float] | None = None
     test: Any = None

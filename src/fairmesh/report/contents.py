@@ -10,6 +10,7 @@ import fairmesh
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
+from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.report.answers import calibration, compared
 from fairmesh.report.runs import Run, choices_in_words, mean_of, ranked
@@ -201,7 +202,7 @@ def _graph(run: Run) -> Json | None:
     kind = FAMILIES[Algorithm].get(run.summary["algorithm"])
     if kind is not None and getattr(kind, "needs_server", False):
         return {"name": "server", "edges": [], "placed": False}
-    if table.get("name", "import") == "import":
+    if "name" not in table or import_paths(table):
         return None
     try:
         mixing = union_of(from_table(Topology, table, "topology").build(n))
