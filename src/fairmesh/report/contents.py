@@ -111,7 +111,7 @@ def _sites(run: Run) -> list[Json]:
     names = [str(name) for name in summary["sites"]]
     evidence = {one["name"]: one for one in run.evidence.get("sites", [])}
     data = _counted(run)
-    weights, compared = run.weights(), references(run)
+    weights, prior, compared = run.weights(), summary.get("prior"), references(run)
     values = {metric: run.by_site(metric) for metric in run.metrics}
     versus = _versus(run, evidence)
     found = []
@@ -130,6 +130,7 @@ def _sites(run: Run) -> list[Json]:
                 "metrics": {metric: column[i] for metric, column in values.items()},
                 "interval": _known(known.get("interval")),
                 "weight": weights[i] if weights else None,
+                "prior": prior[i] if prior else None,
                 "references": {kind: column[i] for kind, column in compared.items()},
                 "why_not_compared": known.get("why_not"),
                 "versus": {kind: by_site[name] for kind, by_site in versus.items() if name in by_site},

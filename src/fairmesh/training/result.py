@@ -654,6 +654,7 @@ def _summary_of(result: Result) -> dict[str, Any]:
         **({"site_models": [one._asdict() for one in of_sites]} if (of_sites := site_files(result)) else {}),
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
+        "prior": result.problem.prior_of_sites.tolist(),
         **({"support": result.support} if result.support else {}),
         "metrics": metric_tables(result, final),
         "cvar_level": result.cvar_level,
