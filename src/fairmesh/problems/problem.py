@@ -378,7 +378,7 @@ class Problem(metaclass=_ShortHelp):
         if not others:
             return self
         made = copy.copy(self)  # all else has been checked
-        made.__dict__.pop("_without_splits", None)
+        vars(made).pop("_without_splits", None)
         object.__setattr__(made, "splits", tuple(others))
         made._check_splits()
         return made
@@ -394,7 +394,7 @@ class Problem(metaclass=_ShortHelp):
         kept |= {"slower_stacked"} if self.sampling.order != "full" else set()
         made = copy.copy(self)
         for name in vars(made).keys() - kept:
-            del made.__dict__[name]  # what depends on the samples is found again
+            del vars(made)[name]  # what depends on the samples is found again
         for name, value in changes.items():
             object.__setattr__(made, name, value)
         if sites is not None:
@@ -414,7 +414,7 @@ class Problem(metaclass=_ShortHelp):
         kept = {"_prepared", "_first_made"} | {one.name for one in dataclasses.fields(self)}
         made = copy.copy(self)
         for name in vars(made).keys() - kept:
-            del made.__dict__[name]
+            del vars(made)[name]
         changes = {"backbone": backbone, "sites": sites, "splits": ()}
         for name, value in (changes | dict.fromkeys(("test", "validation", "targets"))).items():
             object.__setattr__(made, name, value)
