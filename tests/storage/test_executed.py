@@ -8,6 +8,8 @@ import torch
 
 import fairmesh as fm
 from fairmesh.cli.main import app
+from fairmesh.report.contents import _graph
+from fairmesh.report.runs import Run
 from fairmesh.storage.executed import refuse_foreign
 from tests.refusals import refused
 
@@ -102,3 +104,14 @@ def test_models_of_torch_need_no_permission(home):
     refuse_foreign({"name": "import", "path": "torch.nn:Linear"}, home, ())
     with refused("torch.hub:load", "--allow torch.hub"):
         refuse_foreign({"name": "import", "path": "torch.hub:load"}, home, ())
+
+
+def test_report_does_not_import_a_graph_inside_another(run):
+    text = (run / "experiment.toml").read_text()
+    assert 'name = "ring"' in text
+    (run.parent / "graphs.py").write_text(MODEL)
+    graph = f'{{ name = "import", path = "{run.parent}/graphs.py:Net" }}'
+    nested = f'name = "changing"\ntopologies = [{graph}, {{ name = "ring" }}]'
+    (run / "experiment.toml").write_text(text.replace('name = "ring"', nested))
+    assert _graph(Run.from_folder(run)) is None
+    assert not (run.parent / "executed").exists()
