@@ -1,5 +1,6 @@
 """Run folders of other people: what their experiment.toml names is imported only if it is harmless or allowed."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,17 @@ def test_run_of_ones_own_is_used_without_asking(run):
     assert len(fm.predict(run, run.parent / "new.npz").rows) == 40
 
 
+def test_run_of_ones_own_is_used_without_asking_where_the_folder_has_moved(run, tmp_path_factory):
+    moved = tmp_path_factory.mktemp("moved") / "here"
+    run.parent.rename(moved)
+    run.parent.mkdir()  # with the notes of this machine
+    (moved / "state").rename(run.parent / "state")
+    assert isinstance(fm.inference.load_model(moved / "run").module, torch.nn.Linear)
+    (moved / "helper.py").write_text("# what another file might import")
+    with refused("mine.py:Net", "--allow"):
+        fm.inference.load_model(moved / "run")
+
+
 def test_run_of_somebody_else_executes_nothing_that_is_not_allowed(run, monkeypatch):
     _from_somebody_else(run, monkeypatch)
     for use in (fm.inference.load_model, lambda folder: fm.predict(folder, run.parent / "new.npz")):
@@ -108,10 +120,11 @@ def test_models_of_torch_need_no_permission(home):
 
 def test_report_does_not_import_a_graph_inside_another(run):
     text = (run / "experiment.toml").read_text()
-    assert 'name = "ring"' in text
     (run.parent / "graphs.py").write_text(MODEL)
     graph = f'{{ name = "import", path = "{run.parent}/graphs.py:Net" }}'
-    nested = f'name = "changing"\ntopologies = [{graph}, {{ name = "ring" }}]'
-    (run / "experiment.toml").write_text(text.replace('name = "ring"', nested))
+    nested = f'[topology]\nname = "changing"\ntopologies = [{graph}, {{ name = "ring" }}]\n'
+    changed = re.sub(r"\[topology\]\n(\w.*\n)+", nested, text)
+    assert changed != text
+    (run / "experiment.toml").write_text(changed)
     assert _graph(Run.from_folder(run)) is None
     assert not (run.parent / "executed").exists()

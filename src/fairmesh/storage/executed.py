@@ -2,7 +2,8 @@
 
 A run's folder may come from somebody else, and its experiment.toml can name any function of any module. What it names
 is imported only if it is known to be harmless, if the caller allows it, or if a run of this user has executed it here
-with the same settings."""
+with the same settings: the file at the same place, or with the same contents next to the same Python files, since a
+folder may move."""
 
 import hashlib
 import json
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairmesh.config.overrides import resolved_files
+from fairmesh.config.overrides import portable, resolved_files
 from fairmesh.config.trusted import import_paths, is_harmless, under
 from fairmesh.errors import BadInput
 
@@ -22,7 +23,8 @@ def remember_executed(settings: Mapping[str, Any], folder: Path) -> None:
         return
     try:
         _notes().mkdir(parents=True, exist_ok=True)
-        (_notes() / _digest(located(settings["model"], folder))).touch()
+        for note in _digests(settings["model"], folder):
+            (_notes() / note).touch()
     except OSError:  # then it must be allowed by name
         return
 
@@ -37,7 +39,7 @@ def refuse_foreign(table: Any, folder: Path, allow: Sequence[str]) -> None:
         allow: Modules and Python files that may be imported.
     """
     foreign = _foreign(table, allow)
-    if not foreign or (_notes() / _digest(located(table, folder))).exists():
+    if not foreign or any((_notes() / note).exists() for note in _digests(table, folder)):
         return
     modules = sorted({path.partition(":")[0] for path in foreign.values()})
     named = "; ".join(f"{key} = {path!r}" for key, path in foreign.items())
@@ -49,13 +51,15 @@ def refuse_foreign(table: Any, folder: Path, allow: Sequence[str]) -> None:
 
 
 def located(table: Any, folder: Path) -> Any:
-    """Returns the settings of a model with its Python file resolved. Between organisations it lies with the site's
-    files, next to or above the result."""
+    """Returns the settings of a model with its Python file resolved: where they say or, between organisations and where
+    a simulation's folder has moved, next to or above the result."""
     bases, inner = [folder.resolve(), *folder.resolve().parents[:3]], table
     while isinstance(inner, Mapping) and "path" not in inner and "base" in inner:  # of a model that adapts another
         inner = inner["base"]
-    name = str(inner.get("path", "")).partition(":")[0] if isinstance(inner, Mapping) else ""
-    return resolved_files(table, next((base for base in bases if name and (base / name).is_file()), folder.resolve()))
+    file = Path(str(inner.get("path", "")).partition(":")[0] if isinstance(inner, Mapping) else "")
+    if file.is_absolute() and not file.is_file():
+        table, file = portable(table), Path(file.name)
+    return resolved_files(table, next((base for base in bases if file.name and (base / file).is_file()), bases[0]))
 
 
 def _foreign(table: Any, allow: Sequence[str]) -> dict[str, str]:
@@ -67,8 +71,17 @@ def _foreign(table: Any, allow: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _digest(table: Any) -> str:
-    return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
+def _digests(table: Any, folder: Path) -> list[str]:
+    """Returns what is noted of executed settings: their digest with the files' places, and with the files' contents."""
+    found = located(table, folder)
+    files = {Path(path.partition(":")[0]) for path in import_paths(found).values()}
+    beside = {neighbour for file in files if file.is_file() for neighbour in file.parent.glob("*.py")}
+    contents = sorted((file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in beside if file.is_file())
+    return [_digest(found), _digest([portable(found), contents])]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _notes() -> Path:
