@@ -62,16 +62,16 @@ def sound(facts: dict[str, Any], columns: list[str], pem: str) -> dict[str, dict
 
 
 def bodies(bases: dict[str, dict[str, Any]], count: int, seed: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields every kind with bodies: the sound one; for every entry those in which it is next to nothing or of 400
-    digits if it is a number, else lacking or null; `count` with other changes; and `count // 4` of random JSON."""
+    """Yields every kind with bodies: the sound one; for every entry those in which it is lacking, null or, if it is a
+    number, next to nothing or of 400 digits; `count` with other changes; and `count // 4` of random JSON."""
     draws = random.Random(seed)
     missing = KINDS.keys() - bases.keys()
     assert not missing, f"add a sound body of {missing} to tests/mesh/fuzz.py, so that it is tried too"
     for kind in KINDS:
         yield kind, copy.deepcopy(bases[kind])
         for path, entry in _entries(bases[kind]):
-            others = (5e-324, 10**400) if type(entry) in (int, float) else (draws.choice((None, _LACKING)),)
-            for value in others:
+            values = (None, 5e-324, 10**400) if type(entry) in (int, float) else (None,)
+            for value in (_LACKING, *values) if isinstance(path[-1], str) else values:
                 yield kind, _replaced(copy.deepcopy(bases[kind]), path, value)
         for _ in range(count):
             body = copy.deepcopy(bases[kind])

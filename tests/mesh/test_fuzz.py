@@ -4,6 +4,7 @@ written, or they are read by everything that reads announcements without an erro
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,8 @@ class Reader:
         self.folder.mkdir()
         membership = Membership.read(folder / "b" / "site.toml")
         ledger.wish(self.folder, membership.mesh, "b", ["c"])
-        self.node = node = Node(membership, own_data(membership), self.said, None, None, lambda point, step: None)
+        log: Any = self.said
+        self.node = node = Node(membership, own_data(membership), log, None, None, lambda point, step: None)
         node.ledger.begin(0)
         node.ledger.vote()
         node.oversight.prior = dict.fromkeys(NAMES, 1 / 3)
@@ -68,6 +70,7 @@ class Reader:
         self.number = 1 << 50
         for name in "ac":
             self.hear(name, "certificate", {"pem": self.certificates[name]})
+        node.bulletin.announce("statistics", self.sound("b")["statistics"])
         for kind, body in self.sound("c").items():
             if kind not in ("certificate", "diverged", "vote", "commit", "follow"):
                 self.hear("c", kind, body)
