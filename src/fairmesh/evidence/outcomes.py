@@ -22,14 +22,15 @@ from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
-from fairmesh.evidence.intervals import Combined, Estimate, Number, Share, Worst, mean, resampled, share, total
+from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, mean, moments_of, resampled, share
+from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share, strata_of
 from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics
 from fairmesh.metrics.base import resampled as metric_resampled
 from fairmesh.metrics.members import Accuracy
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.identity import fingerprint
-from fairmesh.problems.losses import answering, as_floats
+from fairmesh.problems.losses import answering, as_floats, lowest_loss
 from fairmesh.problems.problem import Problem
 
 _FORMAT = 1
@@ -100,6 +101,7 @@ class Outcomes:
             `fm.metrics` with their settings, but no function of your own. Default: {}.
         trained_in_common: For each site, the share of its training rows that a split has in common with another, if
             every site trains alone; None for models of all sites. Default: None.
+        lowest_loss: The lowest possible loss of a row. Default: minus infinity.
 
     Example:
         >>> import fairmesh as fm
@@ -118,6 +120,7 @@ class Outcomes:
     judged_on: str = "test"
     functions: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict, repr=False)
     trained_in_common: tuple[float, ...] | None = None
+    lowest_loss: float = -math.inf
 
     @property
     def covers(self) -> str:
@@ -207,26 +210,41 @@ class Outcomes:
         metric = metric or self.metric
         return metric == "accuracy" and (self._is_built_in(metric) or isinstance(self.function(metric), Accuracy))
 
+    def limits(self, metric: str | None = None) -> tuple[float, float]:
+        """Returns the lowest and the highest possible value of a metric.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        metric = metric or self.metric
+        if self._is_built_in(metric):
+            return (0.0, 1.0) if metric == "accuracy" else (self.lowest_loss, math.inf)
+        return getattr(self.function(metric), "limits", (-math.inf, math.inf))
+
     def estimates(self, metric: str | None = None) -> list[Estimate]:
         """Returns the estimate of the metric at every site; its value is NaN where it is not measured or not defined.
 
         Args:
             metric: The metric; None for the primary one. Default: None.
         """
-        found: dict[tuple[int, ...], Estimate] = {}
-        chosen = []
-        for i in range(len(self.sites)):
-            key = tuple(of_split[i] for of_split in self.of_sites)
-            if key not in found:
-                found[key] = self._estimate(i, metric or self.metric)
-            chosen.append(found[key])
-        return chosen
+        metric = metric or self.metric
+        keys = [tuple(of_split[i] for of_split in self.of_sites) for i in range(len(self.sites))]
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
+        scores = {key: self.scores(i, metric) if self._is_answered(i) else None for key, i in first.items()}
+        skewness = None if self.counts_right(metric) else _skewness([one for one in scores.values() if one])
+        found = {key: self._estimate(i, metric, scores[key], skewness) for key, i in first.items()}
+        return [found[key] for key in keys]
 
-    def _estimate(self, site: int, metric: str) -> Estimate:
+    def _is_answered(self, site: int) -> bool:
         here = self.at(site)
-        if not here or not all(one.predicted for one in here):
+        return bool(here) and all(one.predicted for one in here)
+
+    def _estimate(
+        self, site: int, metric: str, scores: Sequence[np.ndarray] | None, skewness: float | None
+    ) -> Estimate:
+        here = self.at(site)
+        if not self._is_answered(site):
             return Share(math.nan, self.rows(site))
-        scores = self.scores(site, metric)
         if scores is None:
             function = self.function(metric)
             sizes, seeds = [len(one) for one in here], [len(one.losses) for one in here]
@@ -234,11 +252,12 @@ class Outcomes:
             def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
                 return resamples_of(function, here[split], seed, counts)
 
-            training = self.training_overlap(site)
-            share_like = self.is_share(metric)
-            return resampled(resample, sizes, seeds, self.overlaps[site], bounded=share_like, training=training)
-        estimate = share if self.counts_right(metric) else mean
-        return estimate(scores, self.overlaps[site], self.training_overlap(site))
+            training, limits = self.training_overlap(site), self.limits(metric)
+            overlap, bounded = self.overlaps[site], limits == (0.0, 1.0)
+            return resampled(resample, sizes, seeds, overlap, bounded, training=training, limits=limits)
+        if self.counts_right(metric):
+            return share(scores, self.overlaps[site], self.training_overlap(site))
+        return mean(scores, self.overlaps[site], self.training_overlap(site), skewness, self.limits(metric))
 
     def function(self, metric: str) -> Callable[[Tensor, Tensor], Any]:
         """Returns the function of a metric that is no mean over rows.
@@ -299,11 +318,28 @@ class Outcomes:
         known = [i for i in range(len(self.sites)) if self.at(i)]
         scores = {i: self.scores(i, metric) for i in known}
         if any(one is None for one in scores.values()):
-            return independent_mean(self.estimates(metric))
-        bounds = (0.0, 1.0) if self.counts_right(metric) else None
-        keys = {i: self.rows_key(i) for i in known}
+            return mean_of(self.estimates(metric))
+        strata = self.strata({i: one for i, one in scores.items() if one is not None})
+        training = self.mean_training_overlap
+        if self.counts_right(metric):
+            return mean_share(strata, training)
+        return mean_number(strata, training, self.limits(metric))
+
+    def strata(self, scores: Mapping[int, Scores]) -> list[Stratum]:
+        """Returns the strata of the sites that have a score at each of their rows. Sites with the same rows are one.
+
+        Args:
+            scores: The scores at sites: one array (seeds, rows) per split.
+        """
         defined = {i: one for i, one in scores.items() if one and not any(np.isnan(of).any() for of in one)}
-        return mean_over_sites(defined, keys, self.overlaps, bounds, weight=2.0)
+        rows = {i: [one.rows for one in self.at(i)] for i in defined}
+        numbers = {i: None if any(one is None for one in of) else [one.numpy() for one in of] for i, of in rows.items()}
+        return strata_of(defined, {i: self.rows_key(i) for i in defined}, numbers)
+
+    @property
+    def mean_training_overlap(self) -> float | None:
+        """The mean over sites of `training_overlap`; None for a model of all sites."""
+        return None if not self.trained_in_common else float(np.mean(self.trained_in_common))
 
     def without_outputs(self) -> "Outcomes":
         """Returns the same without the outputs, which only some metrics need."""
@@ -316,6 +352,18 @@ class Outcomes:
             site: The number of the site.
         """
         return tuple(one.digest for one in self.at(site))
+
+
+def _skewness(sites: Sequence[Scores]) -> float | None:
+    """Returns the skewness of a row, in units of its site, from the rows of all sites: one site has too few for it.
+    None if rows do not vary."""
+    found, rows = 0.0, 0
+    for scores in sites:
+        moments = moments_of([np.asarray(one).mean(axis=0) for one in scores])
+        if moments.variance > 0 and math.isfinite(moments.variance):
+            found += moments.freedom * moments.skewness
+            rows += moments.freedom
+    return found / rows if rows else None
 
 
 def resamples_of(
@@ -352,46 +400,6 @@ def values_of(function: MeanMetric, answers: Answers) -> np.ndarray:
         return np.full(answers.losses.shape, math.nan)
     targets = answers.targets
     return torch.stack([function.each(outputs, targets) for outputs in answers.outputs]).double().numpy()
-
-
-def independent_mean(parts: Sequence[Estimate]) -> Estimate:
-    """Returns the mean of the estimates that have a value.
-
-    Args:
-        parts: The estimates, as if independent.
-    """
-    known = tuple(part for part in parts if not math.isnan(part.value))
-    return Combined(known, (1.0 / len(known),) * len(known)) if known else Share(math.nan, 0)
-
-
-def mean_over_sites(
-    scores: Mapping[int, Sequence[np.ndarray]],
-    keys: Mapping[int, tuple[str, ...]],
-    overlaps: Sequence[float],
-    bounds: tuple[float, float] | None,
-    weight: float,
-) -> Number:
-    """Returns the mean over sites of the means over their rows. Rows that sites share are counted as one draw.
-
-    Args:
-        scores: The scores at each site: one array (seeds, rows) per split.
-        keys: Which sites have the same rows.
-        overlaps: The share of its test rows that a split has in common with another, for each site.
-        bounds: The lowest and highest score of a row, as in `total`; None for none.
-        weight: The weight of a row that is added at each bound.
-    """
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for i in scores:
-        groups.setdefault(keys[i], []).append(i)
-    summed = [
-        [np.sum([scores[i][k] for i in members], axis=0) / len(scores) for k in range(len(key))]
-        for key, members in groups.items()
-    ]
-    if not summed:
-        return Number(math.nan, 0, math.nan)
-    parts = [len(members) / len(scores) for members in groups.values()]
-    added = [] if bounds is None else [(bounds[0] * part, bounds[1] * part) for part in parts]
-    return total(summed, float(np.mean([overlaps[i] for i in scores])), added, weight)
 
 
 def judged(
@@ -437,6 +445,7 @@ def judged(
         on,
         dict(problem.metrics_by_name) if functions is None else functions,
         _trained_in_common(problem, list(rows)) if trained_alone else None,
+        lowest_loss(problem.loss),
     )
 
 
@@ -566,6 +575,7 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             "of_sites": one.of_sites,
             "judged_on": one.judged_on,
             "trained_in_common": one.trained_in_common,
+            "lowest_loss": one.lowest_loss if math.isfinite(one.lowest_loss) else None,
             "metrics": {key: to_table(f) for key, f in one.functions.items() if isinstance(f, NamedMetric)},
         }
     # one key, since safetensors writes several in no fixed order, and equal outcomes must be equal files
@@ -609,6 +619,8 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
         table["sites"] = tuple(table["sites"])
         known = table.pop("trained_in_common", None)
         table["trained_in_common"] = None if known is None else tuple(known)
+        lowest = table.pop("lowest_loss", None)
+        table["lowest_loss"] = -math.inf if lowest is None else lowest
         metrics = {key: from_table(NamedMetric, one, key) for key, one in table.pop("metrics", {}).items()}
         found[name] = Outcomes(answers=tuple(answers), functions=metrics, **table)
     return found
