@@ -8,7 +8,7 @@ docs/concepts/evidence.md has the measured coverage.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from scipy.special import betainc, betaincinv, ndtr, ndtri, stdtrit
 LEVEL = 0.95
 _RESAMPLES = 400  # of a metric that is no mean over rows; only its variance is used
 _MOST_SKEWED = 0.8  # times 1 / quantile: beyond 1, Hall's polynomial is flat and its inverse leaps
-_HEAVY = 0.8  # skewness of a mean beyond which its interval covers less than 93 % (docs/concepts/evidence.md)
+_HEAVY = 0.5  # skewness of a mean beyond which its interval may be too narrow (docs/concepts/evidence.md)
 _LARGEST_RATIO = 20.0  # of the logarithm of a bound to its value
 _SCORES = np.linspace(-5.0, 5.0, 40)  # normal scores at which a confidence distribution is tabulated; none is 0
 _UNSURE = 0.3  # standard errors by which a site may be nearer to the worst than it seems (docs/concepts/evidence.md)

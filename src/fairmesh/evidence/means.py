@@ -30,16 +30,22 @@ class Stratum:
     Args:
         scores: The mean over these sites of their scores: one array (seeds, rows) per split.
         weight: The share of these sites among all.
-        rows: A number for each row, equal for equal rows: one array per split; None if that is not known.
+        rows: A number for each row, equal for equal rows: one array per split; None if that is not known. Default:
+            None.
+        overlap: The share of its rows that a split has in common with another, if `rows` are not known. Default: 0.0.
     """
 
     scores: Scores
     weight: float
     rows: Sequence[np.ndarray] | None = None
+    overlap: float = 0.0
 
 
 def strata_of(
-    scores: Mapping[int, Scores], keys: Mapping[int, Hashable], rows: Mapping[int, Sequence[np.ndarray] | None]
+    scores: Mapping[int, Scores],
+    keys: Mapping[int, Hashable],
+    rows: Mapping[int, Sequence[np.ndarray] | None],
+    overlaps: Sequence[float],
 ) -> list[Stratum]:
     """Returns the strata of sites. Sites that are judged by the same rows are one.
 
@@ -47,6 +53,7 @@ def strata_of(
         scores: The scores at each site: one array (seeds, rows) per split.
         keys: By site, what is equal for sites with the same rows.
         rows: The numbers of each site's rows.
+        overlaps: For each site, the share of its rows that a split has in common with another.
     """
     groups: dict[Hashable, list[int]] = {}
     for i in scores:
@@ -56,6 +63,7 @@ def strata_of(
             [np.mean([scores[i][k] for i in sites], axis=0) for k in range(len(scores[sites[0]]))],
             len(sites) / len(scores),
             rows[sites[0]],
+            overlaps[sites[0]],
         )
         for sites in groups.values()
     ]
@@ -298,7 +306,9 @@ class _Common:
     def of(stratum: Stratum, by_row: Sequence[np.ndarray]) -> "_Common":
         every = float(sum(map(len, by_row)))
         if len(by_row) < 2 or stratum.rows is None:
-            return _Common(0.0, 0.0, 0.0, 0.0, every)
+            share = stratum.overlap if len(by_row) > 1 else 0.0
+            rows = every / len(by_row)
+            return _Common(share, share / rows, 0.0, 0.0, max(rows, every * (1.0 - share)))
         names, places = np.unique(np.concatenate(list(stratum.rows)), return_inverse=True)
         sizes = np.array([len(one) for one in by_row])
         at = np.repeat(np.arange(len(by_row)) * len(names), sizes) + places.reshape(-1)

@@ -329,13 +329,15 @@ def evidence_table(
         >>> from fairmesh.evidence import evidence_table
         >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.DSGD(), rounds=5))
         >>> found = evidence_table(result.outcomes())
-        >>> sorted(found), sorted(found["sites"][0])
-        (['covers', 'level', 'mean', 'metric', 'sites', 'worst'], ['interval', 'n', 'name', 'value', 'versus'])
+        >>> sorted(found)
+        ['covers', 'level', 'mean', 'metric', 'notes', 'sites', 'worst']
+        >>> sorted(found["sites"][0])
+        ['few_rows', 'interval', 'n', 'name', 'value', 'versus']
     """
     metric, others = metric or outcomes.metric, against or {}
     compared = {name: versus(outcomes, other, metric, level) for name, other in others.items()}
     estimates, worst = outcomes.estimates(metric), outcomes.worst(metric)
-    which = outcomes.worst_site(metric)
+    which, few = outcomes.worst_site(metric), set(outcomes.few_rows)
 
     def row(estimate: Estimate, differences: Mapping[str, Difference]) -> dict[str, Any]:
         return {
@@ -348,11 +350,12 @@ def evidence_table(
         "level": level,
         "metric": metric,
         "covers": outcomes.covers,
+        "notes": outcomes.notes(metric),
         "worst": {"site": None if which is None else outcomes.sites[which]}
         | row(worst, {name: one.worst for name, one in compared.items()}),
         "mean": row(outcomes.mean(metric), {name: one.mean for name, one in compared.items()}),
         "sites": [
-            {"name": name, "n": outcomes.rows(i)}
+            {"name": name, "n": outcomes.rows(i), "few_rows": name in few}
             | row(estimates[i], {other: one.at_sites[i] for other, one in compared.items()})
             for i, name in enumerate(outcomes.sites)
         ],
