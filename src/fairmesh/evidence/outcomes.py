@@ -390,9 +390,10 @@ class Outcomes:
             scores: The scores at sites: one array (seeds, rows) per split.
         """
         defined = {i: one for i, one in scores.items() if one and not any(np.isnan(of).any() for of in one)}
-        guessed = self.guessed_overlaps or (None,) * len(self.sites)
-        rows = {i: [one.rows if guessed[i] is None else None for one in self.at(i)] for i in defined}
-        numbers = {i: None if any(one is None for one in of) else [one.numpy() for one in of] for i, of in rows.items()}
+        guessed, numbers = self.guessed_overlaps or (None,) * len(self.sites), {}
+        for i in defined:
+            known = [one.rows.numpy() for one in self.at(i) if one.rows is not None and guessed[i] is None]
+            numbers[i] = known if len(known) == len(self.of_sites) else None
         return strata_of(defined, {i: self.rows_key(i) for i in defined}, numbers, self.overlaps)
 
     @property
