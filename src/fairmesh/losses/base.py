@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
@@ -31,6 +32,7 @@ class NamedLoss(ABC):
     reads_logits: ClassVar[bool] = False  # whether each output is the logit of a yes-or-no label
     of_numbers: ClassVar[bool] = False  # whether it compares each output with a number
     of_labels: ClassVar[bool] = False  # whether each target is the number of a class
+    lowest: ClassVar[float] = -math.inf  # the lowest possible loss of a sample
 
     @abstractmethod
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:

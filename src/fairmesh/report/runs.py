@@ -173,7 +173,7 @@ class Run:
 
     def notes(self) -> list[str]:
         """Returns what a reader must know about the numbers."""
-        s, found = self.summary, list(self.summary.get("notes", []))
+        s, found = self.summary, [*self.summary.get("notes", []), *self.evidence.get("notes", [])]
         if s["judged_on"] == "train":
             found.append(
                 "No site has test data, so every site is judged on its training data: these numbers are too good."

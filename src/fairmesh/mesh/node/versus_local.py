@@ -23,7 +23,8 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, Diverged, in_a_line
 from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
 from fairmesh.evidence.intervals import Estimate
-from fairmesh.evidence.outcomes import independent_mean, judged
+from fairmesh.evidence.means import mean_of
+from fairmesh.evidence.outcomes import judged
 from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ending import metrics_by_site
 from fairmesh.mesh.node.membership import Membership
@@ -205,7 +206,7 @@ def evidence_of(
         parts.append(part)
     worst = Worst(tuple(parts), higher_is_better=metric == _ACCURACY)
     which = None if worst.which is None else names[worst.which]
-    mean = independent_mean(parts)
+    mean = mean_of(parts)
     return {
         "level": LEVEL,
         "metric": metric,
