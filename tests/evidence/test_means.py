@@ -7,7 +7,7 @@ import pytest
 
 from fairmesh.evidence import Number, Share
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_paired_share, mean_share
-from tests.evidence.means_coverage import CASES, HELD_OUT, SIZES, SPLITS, measured, outcomes
+from tests.evidence.means_coverage import CASES, HELD_OUT, SIZES, SPLITS, measured, outcomes, repetitions
 
 
 @pytest.mark.parametrize(
@@ -30,9 +30,9 @@ def test_mean_over_sites_covers_the_truth(case, sites, rows, splits):
 @pytest.mark.parametrize(("sites", "rows"), SIZES)
 @pytest.mark.parametrize("case", [*CASES, *HELD_OUT])
 def test_mean_over_sites_covers_the_truth_in_every_cell(case, sites, rows, splits):
-    repetitions = 1000 if sites * splits <= 300 else 400
-    found = measured(case, sites, rows, splits, repetitions)
-    error = 2.6 * math.sqrt(0.95 * 0.05 / repetitions)  # of so many cells, a few are off by that
+    times = repetitions(sites, splits)
+    found = measured(case, sites, rows, splits, times)
+    error = 2.6 * math.sqrt(0.95 * 0.05 / times)  # of so many cells, a few are off by that
     assert 0.93 - error / 2 <= found.covered <= 0.97 + error
     assert found.width <= WIDER.get((case, rows), 1.3)
 
