@@ -187,6 +187,11 @@ def repetitions(sites: int, splits: int) -> int:
     return (800 if splits == 1 else 400) // (4 if sites > 100 else 1)
 
 
+def repetitions(sites: int, splits: int) -> int:
+    """Returns how often the tables of the documentation repeat a cell."""
+    return (800 if splits == 1 else 400) // (4 if sites > 100 else 1)
+
+
 def table(cases: Sequence[str]) -> Iterator[str]:
     yield "| sites x rows; splits | " + " | ".join(f"{s} x {n}" for s, n in SHOWN) + " |"
     yield "|---|" + "---|" * len(SHOWN)
