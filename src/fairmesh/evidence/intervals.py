@@ -19,7 +19,7 @@ from scipy.special import betainc, betaincinv, ndtr, ndtri, stdtrit
 LEVEL = 0.95
 _RESAMPLES = 400  # of a metric that is no mean over rows; only its variance is used
 _MOST_SKEWED = 0.8  # times 1 / quantile: beyond 1, Hall's polynomial is flat and its inverse leaps
-_HEAVY = 0.5  # skewness of a mean beyond which its interval may be too narrow (docs/concepts/evidence.md)
+_HEAVY = 0.6  # skewness of a mean beyond which its interval may be too narrow (docs/concepts/evidence.md)
 _LARGEST_RATIO = 20.0  # of the logarithm of a bound to its value
 _SCORES = np.linspace(-5.0, 5.0, 40)  # normal scores at which a confidence distribution is tabulated; none is 0
 _UNSURE = 0.3  # standard errors by which a site may be nearer to the worst than it seems (docs/concepts/evidence.md)
@@ -185,7 +185,7 @@ class Number(Estimate):
         error: Its standard error; NaN if that is not known, as for one row.
         freedom: The degrees of freedom of the error; None for infinitely many. Default: None.
         skew: The skewness of the number's distribution: that of a row over the root of the rows. Default: 0.0.
-        limits: The lowest and the highest possible value. Default: none.
+        limits: The lowest and the highest possible value; None for any. Default: None.
         relative: Whether the interval is that of the logarithm, for a positive number. Default: False.
 
     Example:
@@ -200,7 +200,7 @@ class Number(Estimate):
     error: float
     freedom: float | None = None
     skew: float = 0.0
-    limits: tuple[float, float] = (-math.inf, math.inf)
+    limits: tuple[float, float] | None = None
     relative: bool = False
 
     @property
@@ -214,7 +214,8 @@ class Number(Estimate):
         away = _without_skewness(quantile(tail if upper else 1.0 - tail, self.freedom), self.skew) * self.error
         if self.relative and self.value > 0:
             return self.value * math.exp(min(-away / self.value, _LARGEST_RATIO))
-        moved = min(max(self.value - away, self.limits[0]), self.limits[1])
+        least, most = self.limits or (-math.inf, math.inf)
+        moved = min(max(self.value - away, least), most)
         return max(moved, self.value) if upper else min(moved, self.value)
 
 
@@ -488,7 +489,7 @@ def mean(
     overlap: float = 0.0,
     training: float | None = None,
     skewness: float | None = None,
-    limits: tuple[float, float] = (-math.inf, math.inf),
+    limits: tuple[float, float] | None = None,
 ) -> Number:
     """Returns the estimate of a mean over rows, such as a loss.
 
@@ -499,7 +500,7 @@ def mean(
             `overlap`. Default: None.
         skewness: The skewness of a row, where more rows than these tell it, such as those of all sites; None for that
             of these. Default: None.
-        limits: The lowest and the highest possible value. Default: none.
+        limits: The lowest and the highest possible value; None for any. Default: None.
 
     Example:
         >>> import numpy as np
@@ -638,7 +639,7 @@ def resampled(
     difference: bool = False,
     resamples: int = _RESAMPLES,
     training: float | None = None,
-    limits: tuple[float, float] = (-math.inf, math.inf),
+    limits: tuple[float, float] | None = None,
 ) -> Estimate:
     """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error.
 
@@ -654,8 +655,8 @@ def resampled(
         resamples: How often rows are drawn again. Default: 400.
         training: The share of its training rows that a split has in common with another, where that is less; None for
             `overlap`. Default: None.
-        limits: The lowest and the highest possible value of a metric that is not `bounded`. If it cannot be negative,
-            its interval is that of its logarithm. Default: none.
+        limits: The lowest and the highest possible value of a metric that is not `bounded`; None for any. If it cannot
+            be negative, its interval is that of its logarithm. Default: None.
 
     Example:
         >>> import numpy as np
@@ -686,7 +687,14 @@ def resampled(
     error = math.sqrt(variance) if variance >= 0 else math.nan
     if bounded:
         limits = -1.0, 1.0
-    return Number(value, _rows(empty), error, freedom, limits=limits, relative=limits[0] == 0.0 and not difference)
+    return Number(
+        value,
+        _rows(empty),
+        error,
+        freedom,
+        limits=limits,
+        relative=limits is not None and limits[0] == 0.0 and not difference,
+    )
 
 
 def spread(

@@ -103,14 +103,14 @@ def mean_paired_share(strata: Sequence[Stratum], training: float | None = None) 
 
 
 def mean_number(
-    strata: Sequence[Stratum], training: float | None = None, limits: tuple[float, float] = (-math.inf, math.inf)
+    strata: Sequence[Stratum], training: float | None = None, limits: tuple[float, float] | None = None
 ) -> Number:
     """Returns the mean over sites of a number per row, such as a loss.
 
     Args:
         strata: The number at each row.
         training: As of `share`. Default: None.
-        limits: The lowest and the highest possible value. Default: none.
+        limits: The lowest and the highest possible value; None for any. Default: None.
     """
     if not strata:
         return Number(math.nan, 0, math.nan)
@@ -149,7 +149,7 @@ def mean_of(parts: Sequence[Estimate]) -> Estimate:
     errors = [float(np.mean(measured)) if math.isnan(error) else error for error in errors]
     variances = [(error / len(known)) ** 2 for error in errors]
     freedom = _freedom(sum(variances), list(zip(variances, [getattr(part, "freedom", None) for part in known])))
-    limits = [getattr(part, "limits", (-math.inf, math.inf)) for part in known]
+    limits = [getattr(part, "limits", None) or (-math.inf, math.inf) for part in known]
     ends = min(low for low, _ in limits), max(high for _, high in limits)
     return Number(value, count, math.sqrt(sum(variances)), freedom, limits=ends)
 

@@ -103,7 +103,7 @@ class Outcomes:
             `fm.metrics` with their settings, but no function of your own. Default: {}.
         trained_in_common: For each site, the share of its training rows that a split has in common with another, if
             every site trains alone; None for models of all sites. Default: None.
-        lowest_loss: The lowest possible loss of a row. Default: minus infinity.
+        lowest_loss: The lowest possible loss of a row; None if that is not known. Default: None.
         guessed_overlaps: For each site whose splits have no row in common although they must, the share of its test
             rows that random splits of so many rows have in common; None for other sites, and if there is no such site.
             Default: None.
@@ -127,7 +127,7 @@ class Outcomes:
     judged_on: str = "test"
     functions: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict, repr=False)
     trained_in_common: tuple[float, ...] | None = None
-    lowest_loss: float = -math.inf
+    lowest_loss: float | None = None
     guessed_overlaps: tuple[float | None, ...] | None = None
     worst_needs_rows: int = WORST_NEEDS_ROWS
 
@@ -230,7 +230,8 @@ class Outcomes:
         """
         metric = metric or self.metric
         if self._is_built_in(metric):
-            return (0.0, 1.0) if metric == "accuracy" else (self.lowest_loss, math.inf)
+            lowest = -math.inf if self.lowest_loss is None else self.lowest_loss
+            return (0.0, 1.0) if metric == "accuracy" else (lowest, math.inf)
         return getattr(self.function(metric), "limits", (-math.inf, math.inf))
 
     def estimates(self, metric: str | None = None) -> list[Estimate]:
@@ -671,7 +672,7 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             "trained_in_common": one.trained_in_common,
             "worst_needs_rows": one.worst_needs_rows,
             "guessed_overlaps": one.guessed_overlaps,
-            "lowest_loss": one.lowest_loss if math.isfinite(one.lowest_loss) else None,
+            "lowest_loss": one.lowest_loss,
             "metrics": {key: to_table(f) for key, f in one.functions.items() if isinstance(f, NamedMetric)},
         }
     # one key, since safetensors writes several in no fixed order, and equal outcomes must be equal files
@@ -717,8 +718,6 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
         table["trained_in_common"] = None if known is None else tuple(known)
         guessed = table.pop("guessed_overlaps", None)
         table["guessed_overlaps"] = None if guessed is None else tuple(guessed)
-        lowest = table.pop("lowest_loss", None)
-        table["lowest_loss"] = -math.inf if lowest is None else lowest
         metrics = {key: from_table(NamedMetric, one, key) for key, one in table.pop("metrics", {}).items()}
         found[name] = Outcomes(answers=tuple(answers), functions=metrics, **table)
     return found

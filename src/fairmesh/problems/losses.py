@@ -1,7 +1,6 @@
 """The loss of one row on one batch, in training and in evaluation mode."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -75,13 +74,13 @@ def takes_shares(loss: Loss) -> bool:
     return loss is nn.functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
-def lowest_loss(loss: Loss) -> float:
-    """Returns the lowest possible loss of a sample; minus infinity if that is not known."""
+def lowest_loss(loss: Loss) -> float | None:
+    """Returns the lowest possible loss of a sample; None if that is not known."""
     if isinstance(loss, functools.partial) and loss.func is loss_in_spreads:
         return lowest_loss(loss.args[0])
     if isinstance(loss, NamedLoss):
         return loss.lowest
-    return 0.0 if loss in _NEVER_NEGATIVE or isinstance(loss, _NEVER_NEGATIVE_MODULES) else -math.inf
+    return 0.0 if loss in _NEVER_NEGATIVE or isinstance(loss, _NEVER_NEGATIVE_MODULES) else None
 
 
 def loss_in_spreads(loss: Loss, spread: float, outputs: Tensor, targets: Tensor) -> Tensor:
