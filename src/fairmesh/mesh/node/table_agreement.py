@@ -23,7 +23,9 @@ from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import PREPROCESSING
 
 _KIND = "table"
-_TIMES = 1000.0  # a site that makes the spread of a column so many times larger makes it constant for the others
+_TIMES = (
+    1e6  # a site that makes the spread of a column so many times larger makes it constant for the others in float32
+)
 
 
 class TableAgreement:
