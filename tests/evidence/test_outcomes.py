@@ -232,7 +232,7 @@ def test_intervals_stay_within_the_range_of_the_metric():
         assert all(0.0 <= one.interval()[0] <= one.value <= one.interval()[1] for one in every)
 
 
-@pytest.mark.filterwarnings("ignore:worse than predicting")
+@pytest.mark.filterwarnings("ignore:clearly worse than")
 def test_evidence_says_where_tails_are_heavy():
     rng = torch.Generator().manual_seed(0)
     noise = torch.exp(3.0 * torch.randn(4, 60, generator=rng))
