@@ -31,8 +31,8 @@ def diverged(claim: Mapping[str, Any]) -> str:
         f"{by} says that its numbers diverged between rounds {claim['since']} and {claim['round']}: it has "
         f'"{claim["what"]}". This is what {by} says, and ends no other node. If it is so, {by} sends nothing until '
         f"somebody acts there, and the run waits. Let {by} compare the units of its data with those of the others. To "
-        "go on without it, vote it out at all other sites (`fairmesh mesh remove`), and then soon go back to an earlier "
-        f"round (`fairmesh mesh rewind`; kept here: {kept}). Nodes that wait need not be started again for that"
+        "go on without it, vote it out at all other sites (`fairmesh mesh remove`), and soon after that go back to an "
+        f"earlier round (`fairmesh mesh rewind`; kept here: {kept}). Nodes that wait need not be started again for that"
     )
 
 
