@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import fairmesh as fm
-from fairmesh.algorithms.base import plain, prior_rows
+from fairmesh.algorithms import plain, prior_rows
 
 
 class InnerState(NamedTuple):

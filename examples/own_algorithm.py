@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fairmesh as fm
-from fairmesh.algorithms.base import plain, prior_weights
+from fairmesh.algorithms import plain, prior_weights
 
 
 class DiffusionState(NamedTuple):

@@ -63,5 +63,6 @@ def few_recordings(request):
 def features(tmp_path_factory):
     """Outputs of frozen prefixes are kept in a folder of the tests."""
     os.environ["FAIRMESH_FEATURES"] = str(tmp_path_factory.mktemp("features"))
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     yield
-    del os.environ["FAIRMESH_FEATURES"]
+    del os.environ["FAIRMESH_FEATURES"], os.environ["XDG_STATE_HOME"]

@@ -12,8 +12,15 @@ from typing import ClassVar, NamedTuple
 import torch
 
 import fairmesh as fm
-from fairmesh.algorithms.base import GossipSettings, prior_weights
-from fairmesh.algorithms.gossip import PublicCopies, compressed_difference, gossip_step, updated_copies, zero_copies
+from fairmesh.algorithms import (
+    GossipSettings,
+    PublicCopies,
+    compressed_difference,
+    gossip_step,
+    prior_weights,
+    updated_copies,
+    zero_copies,
+)
 
 
 class BeerState(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fairmesh as fm
-from fairmesh.algorithms.base import plain, prior_rows
+from fairmesh.algorithms import plain, prior_rows
 
 WEIGHTS = fm.roles.Role(over_nodes=True, on_simplex=True)
 

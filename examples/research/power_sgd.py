@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import fairmesh as fm
-from fairmesh.algorithms.base import prior_weights
-from fairmesh.algorithms.gossip import PublicCopies, gossip_step, updated_copies, zero_copies
-from fairmesh.compression.codes import Composite, Dense
-from fairmesh.networks.base import Part
+from fairmesh.algorithms import Part, PublicCopies, gossip_step, prior_weights, updated_copies, zero_copies
+from fairmesh.compression.compressors import Composite, Dense
 
 
 class PowerState(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 import fairmesh as fm
-from fairmesh.algorithms.base import plain, prior_weights
+from fairmesh.algorithms import plain, prior_weights
 
 
 class GraphState(NamedTuple):

@@ -35,8 +35,9 @@ class Diverged(FairmeshError, ArithmeticError):
 
 
 class CheckpointError(FairmeshError):
-    """A checkpoint is damaged, or belongs to another experiment. `what` is the message without the advice, since a node
-    of a mesh needs another one."""
+    """A checkpoint is damaged, or belongs to another experiment.
+
+    `what` is the message without the advice, since a node of a mesh needs another one."""
 
     def __init__(self, what: str, advice: str = ""):
         super().__init__(f"{what}; {advice}" if advice else what)

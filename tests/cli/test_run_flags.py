@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fairmesh.report.runs import some_sentences
 from tests.refusals import missing_from
 
 FILE = """
@@ -94,3 +95,26 @@ def test_track_writes_next_to_the_run_and_an_unknown_tracker_is_refused_at_once(
     assert called(*run, "--track", "tensorboard")[0] == 0
     assert list((tmp_path / "runs/a/trackers/tensorboard").glob("events.*"))
     assert called(*run, "--resume")[0] == 0  # trackers are no part of the experiment
+
+
+@pytest.mark.slow
+def test_terminal_shows_few_of_many_sites_and_where_the_others_are(called, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"s{i % 40},{i * 7 % 13},{(i * 7 % 13 > 6) ^ (i % 11 == 0):d}\n" for i in range(800))
+    (tmp_path / "t.csv").write_text(f"site,x,y\n{rows}")
+    (tmp_path / "b.toml").write_text(
+        'rounds = 2\nmetrics = ["brier"]\nalgorithm = "dsgd"\n[data]\nname = "table"\nfile = "t.csv"\ntarget = "y"\n'
+        'site = "site"\n'
+    )
+    code, out, err = called("run", tmp_path / "b.toml")
+    assert code == 0
+    assert sum(line.startswith("s") and line[1].isdigit() for line in out.splitlines()) == 10
+    assert len((out + err).splitlines()) < 40
+    assert missing_from(err, "10 worst of 40", "summary.json") == []
+
+
+def test_sentences_on_many_sites_are_cut_with_the_bad_ones_first():
+    said = [f"s{i}: {'worse' if i == 30 else 'better'}" for i in range(40)]
+    shown = some_sentences(said, "worse")
+    assert (len(shown), shown[0], "30 more" in shown[-1]) == (11, "s30: worse", True)
+    assert some_sentences(said[:12], "worse") == said[:12]

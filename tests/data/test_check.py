@@ -13,6 +13,7 @@ from fairmesh.cli.main import app
 from fairmesh.data.check import check_sites, check_table, table_of_file
 from tests.data.test_own_data import write_images
 from tests.data.test_preprocessing import write
+from tests.refusals import missing_from
 
 
 def rows(count: int = 300) -> dict:
@@ -114,6 +115,38 @@ def test_check_of_an_experiment_looks_at_the_rest_without_an_unusable_column(tmp
     done = CliRunner().invoke(app, ["data", "check", str(tmp_path / "t.toml"), "--json"])
     said = [one["what"] for one in json.loads(done.output)["findings"]]
     assert (done.exit_code, said.count("identifier"), "rare class" in said) == (1, 1, True)
+
+
+def test_check_takes_equal_rows_of_coarse_columns_for_chance_and_copies_for_errors(tmp_path):
+    draw = np.random.default_rng(0)
+    coarse = {
+        "decade": draw.integers(3, 9, 600),
+        "ward": draw.choice(list("abcd"), 600),
+        "site": np.array(["north", "south"])[np.arange(600) % 2],
+        "ill": draw.choice(["y", "n"], 600),
+    }
+    said = found(tmp_path, coarse)
+    for kind in ("test rows in training", "same rows at sites"):
+        assert said[kind].startswith("warning")
+        assert "chance" in said[kind]
+    assert not any(text.startswith("error") for text in said.values())
+    mass = draw.normal(70, 10, 300).round(3)
+    again = {name: np.tile(values[:300], 2) for name, values in coarse.items()} | {"mass": np.tile(mass, 2)}
+    assert found(tmp_path, again)["test rows in training"].startswith("error")
+
+
+def test_two_spellings_of_a_number_are_named_where_they_are_two_categories(tmp_path):
+    grade = np.where(np.arange(300) % 2, "4", np.where(np.arange(300) % 3, "4.0", "5"))
+    file = write(tmp_path / "t.csv", rows() | {"ward": grade})
+    data = fm.data.Table(file, "ill", "site", types={"ward": "category"})
+    said = {one.what: one.sentence for one in check_table(data)}
+    assert missing_from(said["two spellings"], "'ward'", "'4'", "'4.0'") == []
+    with pytest.warns(UserWarning, match=r"'ward'.*'4"):
+        data.sites()
+    labelled = table_of_file(write(tmp_path / "l.csv", rows() | {"ill": grade}), "ill", "site")
+    assert "two spellings" in {one.what for one in check_table(labelled)}
+    with pytest.warns(UserWarning, match="'ill'"):
+        labelled.sites()
 
 
 def test_check_finds_rows_of_one_site_at_another():

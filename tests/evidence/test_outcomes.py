@@ -150,3 +150,100 @@ def test_comparison_does_not_count_a_site_that_is_not_measured_as_unclear(result
     found = versus(run.outcomes(), run.outcomes())
     assert "3 without a clear difference, 1 not compared" in found.sentence("itself")
     assert "not compared" in found.sentences("itself")[0]
+
+
+def patients(seed: int, scaled: bool, named: bool) -> list[fm.Site]:
+    """Two sites of 60 patients, of which 20 are for testing; each split may scale them by its own training rows."""
+    sites = []
+    for i in range(2):
+        inputs = torch.randn(60, 3, generator=torch.Generator().manual_seed(i))
+        labels = (inputs[:, 0] > 0).long()
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(100 * seed + i))
+        test, train = order[:20], order[20:]
+        if scaled:
+            inputs = (inputs - inputs[train].mean(dim=0)) / inputs[train].std(dim=0)
+        ids = [f"patient {k}" for k in test.tolist()] if named else None
+        sites.append(fm.Site((inputs[train], labels[train]), test=(inputs[test], labels[test]), rows=ids))
+    return sites
+
+
+def outcomes_of_splits(scaled: bool, named: bool):
+    problems = [fm.Problem(torch.nn.Linear(3, 2), patients(k, scaled, named)) for k in range(4)]
+    return fm.train(problems, fm.Ring(), fm.DSGD(0.1), 2).outcomes()
+
+
+def test_splits_that_scale_their_inputs_share_the_rows_that_are_named():
+    plain, named = outcomes_of_splits(False, False), outcomes_of_splits(True, True)
+    assert named.overlaps == plain.overlaps
+    assert min(named.overlaps) > 0.2
+    assert named.covers == plain.covers == "samples and splits"
+    assert not named.notes()
+
+
+def test_splits_that_scale_their_inputs_are_not_said_to_be_covered():
+    found = outcomes_of_splits(True, False)
+    assert found.covers == "samples"
+    assert found.overlaps == [pytest.approx(1 / 3)] * 2  # as random splits with a third of the rows for testing
+    (note,) = found.notes()
+    assert "rows=ids" in note
+    read = unpacked(packed({"a": found}))["a"]
+    assert evidence_table(read) == evidence_table(found)
+
+
+def test_site_refuses_rows_that_do_not_name_each_test_row():
+    inputs, labels = torch.randn(12, 2), torch.arange(12) % 2
+    sites = [fm.Site((inputs, labels), test=(inputs, labels), rows=range(11), name="Lyon")] * 2
+    with refused("'Lyon'", "12 test rows"):
+        fm.Problem(torch.nn.Linear(2, 2), sites)
+
+
+def test_run_has_the_same_identity_with_and_without_named_rows():
+    model = torch.nn.Linear(3, 2)
+    digests = {fm.Problem(model, patients(0, False, named)).digest() for named in (False, True)}
+    assert len(digests) == 1
+
+
+def test_worst_site_needs_some_test_rows():
+    inputs = torch.randn(40, 2)
+    labels = (inputs[:, 0] > 0).long()
+    wrong = fm.Site((inputs, labels), test=(inputs[:1], 1 - labels[:1]), name="one row")
+    sites = [fm.Site((inputs, labels), test=(inputs[:20], labels[:20]), name=name) for name in ("a", "b")]
+    problem = fm.Problem(torch.nn.Linear(2, 2), [*sites, wrong])
+    result = fm.train(problem, fm.Ring(), fm.DSGD(1.0), 40)
+    found = result.evidence()
+    assert found["worst"]["site"] != "one row"
+    assert [site["few_rows"] for site in found["sites"]] == [False, False, True]
+    assert "one row" in str(result).split("fewer than 5 rows:")[1]
+    any_rows = fm.train(problem, fm.Ring(), fm.DSGD(1.0), 40, worst_needs_rows=0).evidence()
+    assert any_rows["worst"]["site"] == "one row"
+    none = fm.train(problem, fm.Ring(), fm.DSGD(1.0), 40, worst_needs_rows=100).evidence()
+    assert none["worst"]["site"] == "one row"
+    assert "No site has 100" in none["notes"][0]
+
+
+@pytest.mark.filterwarnings("ignore:worse than predicting")
+def test_intervals_stay_within_the_range_of_the_metric():
+    inputs = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    sites = [fm.Site((inputs, inputs[:, 0]), test=(inputs[:n], inputs[:n, 1])) for n in (2, 3, 5)]
+    problem = fm.Problem(torch.nn.Linear(2, 1), sites, loss=fm.losses.SquaredError(), metrics=["rmse"])
+    outcomes = fm.train(problem, fm.Ring(), fm.DSGD(0.1), 5).outcomes()
+    for metric in ("loss", "rmse"):
+        every = [*outcomes.estimates(metric), outcomes.mean(metric), outcomes.worst(metric)]
+        assert all(0.0 <= one.interval()[0] <= one.value <= one.interval()[1] for one in every)
+
+
+@pytest.mark.filterwarnings("ignore:clearly worse than")
+def test_evidence_says_where_tails_are_heavy():
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.exp(3.0 * torch.randn(4, 60, generator=rng))
+    inputs = torch.randn(4, 60, 2, generator=rng)
+    sites = [fm.Site((x[30:], y[30:]), test=(x[:30], y[:30])) for x, y in zip(inputs, noise)]
+    calm = [fm.Site((x[30:], x[30:, 0]), test=(x[:30], x[:30, 0])) for x in inputs]
+
+    def notes(data):
+        torch.manual_seed(0)
+        problem = fm.Problem(torch.nn.Linear(2, 1), data, loss=fm.losses.AbsoluteError())
+        return fm.train(problem, fm.Ring(), fm.DSGD(0.001), 2).evidence()["notes"]
+
+    assert "heavy a tail" in notes(sites)[0]
+    assert not notes(calm)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fairmesh as fm
-from fairmesh.algorithms import Round
-from fairmesh.algorithms.base import plain, prior_weights
+from fairmesh.algorithms import Round, plain, prior_weights
 from tests import toys
 
 

@@ -1,13 +1,19 @@
 """The checks that fairmesh offers to others hold for its own members, and for a user's."""
 
+import importlib
+import re
+from pathlib import Path
+
 import pytest
 
 import fairmesh as fm
+from fairmesh.algorithms import plain
 from fairmesh.testing import check_algorithm, check_compressor, check_regularizer, check_schedule, check_topology
 from tests import toys
 from tests.extension import mine
 from tests.pairwise import some_quick
 from tests.properties.test_config import FAMILIES
+from tests.refusals import refused
 
 ALGORITHMS = {
     **toys.ALGORITHMS,
@@ -53,3 +59,31 @@ def test_check_regularizer_passes(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_check_schedule_passes(name):
     check_schedule(SCHEDULES[name])
+
+
+class Twice(fm.DSGD):
+    """Sends two messages in a round."""
+
+    def step(self, state, ctx):
+        first = super().step(state, ctx)
+        return first._replace(models=ctx.exchange(model=plain(first.models)).mix("model"))
+
+
+def test_algorithm_that_exchanges_twice_in_a_round_is_refused_in_a_simulation_too():
+    with refused("ctx.exchange", "twice", "one call"):
+        fm.train(toys.problem(3), fm.Ring(), Twice(0.1), 2)
+
+
+@pytest.mark.parametrize("path", sorted(Path("examples").glob("**/*.py")), ids=str)
+def test_examples_import_nothing_but_what_is_reachable_under_fm(path):
+    for module in re.findall(r"^from (fairmesh\S*) import", path.read_text(), re.MULTILINE):
+        reached = importlib.import_module(module)
+        assert any(reached is getattr(fm, name) for name in fm.__all__), f"{path} imports from {module}"
+
+
+def test_what_authors_of_algorithms_need_is_reachable_under_fm():
+    for name in (
+        "Delivery", "GossipSettings", "Part", "PublicCopies", "compressed_difference", "gossip_step", "plain",
+        "prior_rows", "prior_weights", "updated_copies", "zero_copies",
+    ):  # fmt: skip
+        assert getattr(fm.algorithms, name).__doc__

@@ -69,6 +69,8 @@ def test_own_model_in_every_command_of_a_simulation_and_in_a_moved_folder(tmp_pa
     moved.runs("fairmesh export runs/risk --onnx")
     write_ill(moved.folder / "new.csv", 20, seed=7)
     moved.runs("fairmesh predict runs/risk new.csv --out predicted.csv")
+    moved = User(moved.folder.rename(tmp_path / "third"))
+    moved.runs("fairmesh predict runs/risk new.csv")  # finished, and moved with its model file
     moved.runs("fairmesh launch risk.toml --processes 2 --out runs/processes --set rounds=40")
     moved.runs("fairmesh run risk.toml --with-references --out runs/references --set rounds=40")
     moved.runs("fairmesh compare runs/references runs/processes")

@@ -12,7 +12,7 @@ from fairmesh.mesh.members import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.token_bucket import TokenBucket
-from tests.refusals import refused
+from tests.refusals import missing_from, refused
 
 NAMES = ("a", "b", "c")
 COMMIT = {
@@ -34,6 +34,9 @@ MEASURED = {
 RESULT = {"generation": 1, "digest": "0" * 64, "metrics": {"accuracy": 0.5, "loss": None}, "measured": {"a": "12ab"}}
 FACTS = {"samples": 10, "inputs": ["torch.float32", [8, 8]], "targets": ["torch.int64", []], "outputs": 10}
 FACTS |= {"test": True, "validation": False, "group": "north"}
+STATISTICS = {"mean": [1.0, 60.0], "spread": [1.0, 9.0], "shares": [0.5, 0.5], "relation": [0.5, -0.1]}
+COUNTS = {"generation": 1, "cells": {"both": 60, "only_common": 10, "only_local": "<5", "neither": 25}}
+COUNTS |= {"verdict": "", "why_not": ""}
 
 
 def status(done: int) -> dict:
@@ -173,6 +176,22 @@ WRONG = {
     "no shape": ("facts", FACTS | {"targets": []}, "targets"),
     "a metric in words": ("result", RESULT | {"metrics": {"accuracy": "good"}}, "metrics"),
     "digests that are numbers": ("result", RESULT | {"measured": {"a": 7}}, "measured"),
+    "traffic that is null": ("measured", MEASURED | {"rows": [[10, 0.5, 0.3, 0.0, None]]}, "rows"),
+    "traffic of 400 digits": ("measured", MEASURED | {"rows": [[10, 0.5, 0.3, 0.0, 10**400]]}, "rows"),
+    "a metric of 400 digits": ("measured", MEASURED | {"rows": [[10, 10**400, 0.3, 0.0, 0]]}, "rows"),
+    "traffic below nothing": ("measured", MEASURED | {"rows": [[10, 0.5, 0.3, -8.0, 0]]}, "rows"),
+    "a row of fewer columns": ("measured", MEASURED | {"rows": [[10, 0.0, 0]]}, "rows"),
+    "rows that go back": ("measured", MEASURED | {"rows": MEASURED["rows"][::-1]}, "rows"),
+    "rows without traffic": ("measured", MEASURED | {"columns": ["accuracy"], "rows": [[10, 0.5]]}, "columns"),
+    "a mean next to nothing": ("statistics", STATISTICS | {"mean": [5e-324, 2.0]}, "mean"),
+    "a negative spread": ("statistics", STATISTICS | {"spread": [-1.0, 2.0]}, "spread"),
+    "more than all of a class": ("statistics", STATISTICS | {"shares": [1.5]}, "shares"),
+    "fewer spreads than means": ("statistics", STATISTICS | {"spread": [1.0]}, "spread"),
+    "a count alone": ("versus_local", COUNTS | {"cells": {"both": 50}}, "cells"),
+    "counts without end": ("versus_local", COUNTS | {"cells": COUNTS["cells"] | {"both": 1 << 53}}, "cells"),
+    "counts of few rows": ("versus_local", COUNTS | {"cells": dict.fromkeys(COUNTS["cells"], "<5")}, "cells"),
+    "counts and a verdict": ("versus_local", COUNTS | {"verdict": "better"}, "verdict"),
+    "tables without end": ("refusing", {"sites": json.loads('{"b":' * 500 + "1" + "}" * 500)}, ""),
     "a row without a round": ("measured", MEASURED | {"rows": [[]]}, "rows"),
     "a row of words": ("measured", MEASURED | {"rows": [[10, "good"]]}, "rows"),
     "a round that is no integer": ("measured", MEASURED | {"rows": [[1.5, 0.1]]}, "rows"),
@@ -183,6 +202,7 @@ WRONG = {
 }
 
 
+@pytest.mark.quick_cases(len(WRONG))
 @pytest.mark.parametrize("case", WRONG)
 def test_signed_facts_must_have_the_form_that_others_rely_on(boards, case):
     kind, body, field = WRONG[case]
@@ -198,6 +218,8 @@ def test_sound_announcements_are_accepted(boards):
         "facts": FACTS,
         "result": RESULT,
         "measured": MEASURED,
+        "statistics": STATISTICS,
+        "versus_local": COUNTS,
         "refusing": refusing,
         "commit": COMMIT,
     }.items():
@@ -293,8 +315,21 @@ def test_site_with_a_new_key_says_again_what_it_had_said_and_knows_what_others_d
 
 def test_damaged_memory_is_passed_over(boards, tmp_path):
     (tmp_path / "bulletin.json").write_bytes(b'[{"site": "a"')
-    boards["a"].restored(tmp_path / "bulletin.json")
+    assert len(boards["a"].restored(tmp_path / "bulletin.json")) == 1
     assert boards["a"].of("b", "certificate") is None
+
+
+def test_what_an_older_version_took_over_is_passed_over_and_named_and_votes_are_kept(boards, keys, tmp_path):
+    boards["a"].announce("statistics", STATISTICS | {"mean": [5e-324, 60.0]}, 1)
+    boards["a"].announce("vote", {key: COMMIT[key] for key in ("generation", "sites", "round", "restored")}, 1)
+    entries = json.loads(boards["a"].news(0)[1])
+    (tmp_path / "bulletin.json").write_text(json.dumps([entries[0], {"site": "a"}, *entries[1:]]))
+    made, authority = keys
+    again = Bulletin("b", *made["b"], authority, NAMES)
+    passed_over = again.restored(tmp_path / "bulletin.json")
+    assert len(passed_over) == 2
+    assert missing_from(passed_over, "cannot be read", "from a", "mean") == []
+    assert (again.of("a", "statistics"), again.of("a", "vote")["sites"]) == (None, ["c"])
 
 
 def test_much_news_is_told_in_pieces_and_all_of_it(boards, monkeypatch):

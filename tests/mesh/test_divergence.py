@@ -16,7 +16,7 @@ from fairmesh.compression.codes import Dense
 from fairmesh.errors import Diverged
 from fairmesh.mesh.node import divergence, membership
 from fairmesh.mesh.node.divergence import SiteDiverged
-from fairmesh.mesh.wire.bulletin import KINDS
+from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.networks.base import Part
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork
@@ -118,7 +118,10 @@ class Board:
         return dict.fromkeys(self._of[kind], 2.0 if kind == self.first else 1.0)
 
 
-MESH = SimpleNamespace(generation=2, present=[SimpleNamespace(name=name) for name in NAMES])
+MEMBERSHIP = SimpleNamespace(
+    mesh=SimpleNamespace(generation=2, present=[SimpleNamespace(name=name) for name in NAMES]),
+    experiment=SimpleNamespace(rounds=ROUNDS),
+)
 
 
 def _body(round: int, generation: int = 2) -> dict:
@@ -127,19 +130,19 @@ def _body(round: int, generation: int = 2) -> dict:
 
 def test_sites_that_say_that_they_have_diverged_are_named_in_the_order_of_their_rounds():
     board = Board({"a": _body(7), "b": _body(7), "c": _body(6)}, {"a": 7, "b": 6})
-    assert list(divergence.told(board, MESH, ROUNDS)) == ["c", "a", "b"]
+    assert list(divergence.told(board, MEMBERSHIP)) == ["c", "a", "b"]
 
 
 def test_site_says_it_only_of_itself_in_this_generation_while_it_is_present_and_of_rounds_that_the_run_has():
     said = {"a": _body(ROUNDS + 1), "b": _body(7) | {"since": 8}, "c": _body(7, generation=1), "d": _body(7)}
-    assert divergence.told(Board(said), MESH, ROUNDS) == {}
+    assert divergence.told(Board(said), MEMBERSHIP) == {}
 
 
 def test_site_that_is_in_a_later_round_than_it_said_to_have_diverged_in_is_no_longer_shown():
     board = Board({"b": _body(7)}, {"b": 8})
-    assert divergence.told(board, MESH, ROUNDS) == {}
+    assert divergence.told(board, MEMBERSHIP) == {}
     board.first = "status"  # of before it went back to an earlier round, and diverged
-    assert list(divergence.told(board, MESH, ROUNDS)) == ["b"]
+    assert list(divergence.told(board, MEMBERSHIP)) == ["b"]
 
 
 def test_announcement_has_the_form_that_others_accept():

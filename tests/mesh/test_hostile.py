@@ -1,7 +1,9 @@
 """Members that attack from within, with real nodes over real TLS and with the attacker's real key: the honest nodes
 refuse what would break the run, name who sent it to all sites, survive a restart, and go on without it."""
 
+import itertools
 import json
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -14,10 +16,13 @@ from fairmesh.compression.codes import Dense, Levels
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import data_agreement, ledger, reduction
+from fairmesh.mesh.node.oversight import Oversight
+from fairmesh.mesh.wire.bulletin import Announcement
+from fairmesh.mesh.wire.kinds import wrong
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.networks import remote
-from tests.mesh import fleet
+from tests.mesh import fleet, fuzz
 from tests.mesh.lives import Lives
 from tests.refusals import missing_from
 
@@ -149,6 +154,55 @@ def test_member_that_declares_a_billion_classes_is_refused_before_anything_is_al
     assert missing_from(siege.refusals("beta")["alpha"], "facts", "delta", 10**9, "outputs", 10_000) == []
     assert not siege.lives.exits.keys() & siege.honest
     siege.vote_out_and_finish()
+
+
+def babbling(flag: Path) -> Callable[[], None]:
+    """Returns an attack: every second some announcements of every kind, signed, as no honest site makes them. Without
+    the flag these are such that pass the wall, so that the others take them over; with it, all others as well."""
+
+    def attack() -> None:
+        honest, draws = Oversight._show, random.Random(7)
+        facts = {"samples": 100, "inputs": ["torch.float32", [8, 8]], "targets": ["torch.int64", []], "outputs": 10}
+        facts |= {"test": True, "validation": False, "group": ""}
+        columns = ["accuracy", "loss", "weight", "bits", "bytes"]
+        every = [one for one in fuzz.bodies(fuzz.sound(facts, columns, ""), 150) if one[0] != "certificate"]
+        draws.shuffle(every)
+        passing = itertools.cycle([(kind, body) for kind, body in every if not wrong(kind, body, 10_000)])
+        others = itertools.cycle([(kind, body) for kind, body in every if "nan" not in str(body)])
+
+        def babble(self) -> None:
+            honest(self)
+            board = self._bulletin
+            for kind, body in itertools.islice(others if flag.exists() else passing, 3):
+                entry = Announcement("delta", kind, board.next_number(kind), body, b"")
+                with board._lock:
+                    board._put(board._signed_here(entry))
+                board._changed()
+
+        encoded = remote.encode
+        remote.encode = lambda codes, now: time.sleep(0.7) or encoded(codes, now)  # so that the run lasts
+        Oversight._show = babble
+
+    return attack
+
+
+@pytest.mark.slow
+def test_member_that_announces_anything_neither_stops_the_others_nor_their_restarts(siege, tmp_path):
+    siege.begin("delta", babbling(tmp_path / "flag"))
+    siege.wait(lambda: all(siege.status(name).get("round", 0) >= 4 for name in siege.honest))
+    siege.wait(lambda: "delta" in siege.status("alpha")["ignored"])
+    for name in ("alpha", "beta"):
+        siege.lives.kill(name)
+    before = {name: siege.lives.step(name) for name in siege.honest}
+    siege.wait(lambda: all(siege.lives.step(name) > before[name] for name in siege.honest))
+    (tmp_path / "flag").touch()
+    siege.wait(lambda: all(set(siege.refusals(name)) >= {"alpha"} for name in siege.honest))
+    siege.lives.kill("gamma")
+    siege.wait(lambda: siege.logged("gamma", "refused", "delta"))
+    assert not siege.lives.exits.keys() & siege.honest
+    siege.vote_out_and_finish()
+    for name in siege.honest:
+        assert not [event for event in siege.lives.log_of(name) if "failed; the node goes on" in event["what"]]
 
 
 def forging(step: int, receiver: int, change: Callable[[torch.Tensor], None]) -> Callable[[], None]:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load
 
 from fairmesh.mesh.node import data_agreement, deciding, ledger
 from fairmesh.mesh.node.decisions import Claim
+from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import START
 from fairmesh.networks import remote
@@ -84,8 +86,8 @@ def a_lied_round(run: Run) -> None:
     def liar() -> None:
         claim = deciding.Deciding._claim
 
-        def lied(self) -> Claim:
-            true = claim(self)
+        def lied(self, mailroom) -> Claim:
+            true = claim(self, mailroom)
             return true._replace(begun=(true.begun[-1]._replace(done=0, oldest=0),))
 
         deciding.Deciding._claim = lied  # type: ignore[method-assign]
@@ -110,7 +112,7 @@ def lied_outputs(run: Run) -> None:
 
     def liar() -> None:
         claim = deciding.Deciding._claim
-        deciding.Deciding._claim = lambda self: claim(self)._replace(outputs=10_000)  # type: ignore[method-assign]
+        deciding.Deciding._claim = lambda *given: claim(*given)._replace(outputs=10_000)  # type: ignore[method-assign]
 
     run.start("a", "b", "c")
     run.start("d", before=liar)
@@ -126,7 +128,7 @@ def lied_outputs_after_one_has_left(run: Run) -> None:
 
     def liar() -> None:
         claim = deciding.Deciding._claim
-        deciding.Deciding._claim = lambda self: claim(self)._replace(outputs=5)  # type: ignore[method-assign]
+        deciding.Deciding._claim = lambda *given: claim(*given)._replace(outputs=5)  # type: ignore[method-assign]
 
     def silent() -> None:
         data_agreement.DataAgreement._announce_ready = lambda *_: time.sleep(600)  # type: ignore[method-assign]
@@ -314,6 +316,60 @@ def numbers_that_grow(run: Run) -> None:
     assert [one["round"] for one in run.events("a", "continuing")][1:] == [0]
 
 
+def _failing_with_e(how: Callable[[], None]) -> Callable[[], None]:
+    """Nodes that fail at every start as long as e is in the mesh, as if by what it has announced."""
+
+    def before() -> None:
+        enter = Measurements.enter
+
+        def fails(self, generation, start, schedule, problem, names, landmarks=tuple) -> None:
+            if "e" in names:
+                how()
+            enter(self, generation, start, schedule, problem, names, landmarks)
+
+        Measurements.enter = fails  # type: ignore[method-assign]
+
+    return before
+
+
+def failures_at_every_start(run: Run) -> None:
+    """What one has announced makes the others fail. They vote it out and start again, one of them later: the others
+    fail again, and hear its vote all the same."""
+    failing = _failing_with_e(lambda: 1 / 0)
+    run.start("a", "b", "c", "d", before=failing)
+    run.start("e")
+    for name in "abcd":
+        assert run._ended(name, 60) == 1, run.logs()
+    run.vote("a", "b", "c", out=["e"])
+    run.start("a", "b", "c", before=failing)
+    waits = "failed; this site has voted, so its node waits for the others"
+    run.until(lambda: all(run.events(name, waits) for name in "abc"))
+    assert "ZeroDivisionError" in run.events("a", waits)[0]["reason"]
+    run.vote("d", out=["e"])
+    run.start("d", before=failing)
+    run.end("a", "b", "c", "d")
+    assert [event["without"] for event in run.events("a", "continuing")] == ["e"]
+
+
+def deaths_at_every_start(run: Run) -> None:
+    """The same in the middle of a run, and nothing can be caught: the others hear and count the votes before anything
+    else, and know from their journals how far they had come since the checkpoint of round 20."""
+    dying, pause = _failing_with_e(lambda: os.kill(os.getpid(), 9)), waits_at(24, run.folder / "never")
+    run.start(*NAMES, observe=pause)
+    run.until(lambda: all(run.round(name) >= 22 for name in NAMES))
+    for name in "abcd":
+        run.crash(name)
+    run.start("a", "b", "c", "d", before=dying)
+    for name in "abcd":
+        run.dies(name)
+    run.vote("a", "b", "c", "d", out=["e"])
+    run.start("a", "b", "c", "d", before=dying)
+    run.end("a", "b", "c", "d")
+    (went_on,) = run.events("a", "continuing")
+    assert went_on["without"] == "e"
+    assert went_on["round"] >= 22
+
+
 SCENARIOS = {
     one.__name__: one
     for one in (
@@ -328,6 +384,8 @@ SCENARIOS = {
         silent_before_the_first_round,
         started_again_meanwhile,
         numbers_that_grow,
+        failures_at_every_start,
+        deaths_at_every_start,
     )
 }
 

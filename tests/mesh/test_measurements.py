@@ -16,7 +16,8 @@ from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.ledger import wish
 from fairmesh.mesh.node.measurements import BEST, PROGRESS, TABLE, Measurements, Schedule
 from fairmesh.mesh.node.watching import read_status
-from fairmesh.mesh.wire.bulletin import _AT_MOST_OF, KINDS
+from fairmesh.mesh.wire.bulletin import _AT_MOST_OF
+from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.storage.run_folder import read_records
 from tests.mesh import fleet
 from tests.mesh.lives import Lives, Point
@@ -133,6 +134,14 @@ def test_every_site_writes_a_line_per_measured_round_with_all_sites_values(sites
     assert line["mean"] == pytest.approx(0.8)
     assert lines[2]["lambda"] == pytest.approx([1 / 3] * 3)  # shares, although each site says 0.5
     assert (lines[2]["bytes_busiest_node"], lines[2]["bytes_total"]) == (20, 60)
+
+
+def test_weights_that_have_no_shares_are_left_out(sites):
+    for name, site in sites.items():
+        site.table.add(0, [0.5, 1.0], -5.0 if name == "b" else 0.5, (0.0, 0))
+    exchange(sites)
+    assert ["lambda" in line for line in sites["a"].lines()] == [False]
+    assert sites["a"].table.weights() is None
 
 
 def test_round_that_a_site_has_not_measured_yet_has_no_line(sites):
@@ -380,6 +389,35 @@ def test_rows_of_other_rounds_or_of_another_length_are_ignored(sites, board, row
     sites["a"].table.exchange()
     assert sites["a"].warnings[0]["site"] == "b"
     assert list(sites["a"].table._rows["b"]) == [0]
+
+
+@pytest.mark.parametrize("line", [
+    '{"site": "b", "row": [10, 0.5, 1.0, 0.5, 0, null]}', f'{{"site": "b", "row": [10, 0.5, 1.0, 0.5, 0, {10**400}]}}',
+    '{"site": "b", "row": [10, 0.5, 1.0, 0.5, 0, NaN]}', '{"site": "b", "row": 7}', '{"site": "b"}', "[]", "%&/",
+])  # fmt: skip
+def test_lines_on_disk_that_cannot_be_true_are_passed_over_and_named_at_every_start(sites, line):
+    measured(sites, until=10)
+    path = sites["a"].folder / TABLE
+    kept = [one for one in path.read_text().splitlines() if '"b", "row": [10' not in one]
+    path.write_text("\n".join([*kept[:2], line, *kept[2:]]) + "\n")
+    sites["a"].enter()
+    assert sites["a"].warnings[-1]["site"] in ("a", "b")
+    assert missing_from(sites["a"].warnings[-1]["reason"], "line") == []
+    assert [record["round"] for record in sites["a"].lines()] == [0]
+    measured(sites)  # b tells the row again
+    assert sites["a"].lines() == sites["b"].lines()
+    assert len(sites["a"].lines()) == 6
+
+
+def test_view_of_the_run_that_fails_does_not_end_the_node(sites):
+    def fails(records):
+        raise ZeroDivisionError("of a consumer that only shows")
+
+    for site in sites.values():
+        site.table.after_record = fails
+    measured(sites)
+    assert [missing_from(fields["reason"], "ZeroDivisionError") for fields in sites["a"].warnings] == [[]]
+    assert ended(sites) == {20}
 
 
 def test_other_columns_are_ignored_and_named(sites, board):

@@ -427,7 +427,8 @@ def test_logs_name_no_data(lived):
     known = {"time", "level", "what", "site", "sites", "reason", "since", "seconds", "round", "rounds", "folder",
              "accuracy", "loss", "file", "options", "more_times", "days", "address", "processor",
              "mesh", "generation", "fairmesh", "compatibility", "torch", "python", "threads", "device",
-             "manifest", "files", "certificate", "signed", "facts", "data_and_model"}  # fmt: skip
+             "manifest", "files", "certificate", "signed", "facts", "data_and_model",
+             "done", "of"}  # fmt: skip
     for name in NAMES:
         for event in _events(folder, name):
             assert event.keys() <= known, event

@@ -11,7 +11,7 @@ import fairmesh as fm
 from examples.hospitals import sites as hospitals
 from fairmesh.data.samples import Samples
 from fairmesh.mesh.node.site_statistics import WITHHELD, statistics, unusual
-from fairmesh.mesh.wire.bulletin import KINDS
+from fairmesh.mesh.wire.kinds import KINDS
 from tests.refusals import missing_from
 
 COLUMNS = [fm.data.Column(name) for name in ("age", "weight", "creatinine", "smokes")]

@@ -2,18 +2,20 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import fairmesh as fm
-from fairmesh.data.preprocessing import Preprocessing, TableSums
+from fairmesh.data.preprocessing import Preprocessing, SiteTable, TableSums, in_order
 from fairmesh.mesh.node.table_agreement import TableAgreement
-from fairmesh.mesh.wire.bulletin import KINDS
+from fairmesh.mesh.wire.kinds import KINDS
 from fairmesh.storage.run_folder import PREPROCESSING
 from tests.data.test_preprocessing import clinic, write
 from tests.mesh.scenarios import Run, waits_at
-from tests.refusals import refused
+from tests.refusals import missing_from, refused
 
 NAMES = ["a", "b", "c"]
 TRAINING = """
@@ -111,7 +113,12 @@ def test_site_with_a_table_that_has_lost_its_state_gets_the_same_preprocessing_a
     run.crash("c")
     shutil.rmtree(tmp_path / "c" / "state")
     run.start("c")
-    run.stops("c", "fairmesh mesh restore")
+    if left:  # then others have its signature on what was decided, which it has forgotten
+        run.stops("c", "fairmesh mesh restore")
+    else:
+        run.until(lambda: run.events("c", "a claim about this site"))
+        assert "fairmesh mesh restore" in run.events("c", "a claim about this site")[0]["reason"]
+        run.crash("c")
     run.vote(*there, restored=["c"])
     run.start("c")
     run.end(*there)
@@ -158,6 +165,94 @@ def test_sums_of_another_form_are_refused_before_anything_is_computed(tmp_path):
         spoil(bad)
         assert not accepts(bad)
     assert TableSums.from_table(good) == site.table.sums()
+
+
+def announced_sums(tmp_path, spoil, fewer=0):
+    """What site a says about the sums of b, which has changed them; with a contract on the age."""
+    (site,) = fm.data.Table(write(tmp_path / "t.csv", clinic()), "ill", partition=fm.data.Even(1)).sites()
+    ages = [column.name for column in site.table.plan.columns].index("age")
+    said = {name: site.table.sums().to_table() for name in NAMES}
+    spoil(said["b"]["columns"][ages])
+    bodies = {name: {"sums": sums, "fitted_by": []} for name, sums in said.items()}
+    board = SimpleNamespace(of=lambda name, kind: bodies[name], of_all=lambda kind: bodies)
+    contract = fm.data.Contract((fm.data.Column("age", min=0, max=120),))
+    rows = len(site.table.rows["train"])
+    facts = {name: {"samples": rows} for name in NAMES} | {"b": {"samples": rows - fewer}}
+    return [TableAgreement("a", site, board, tmp_path, one).misfit(NAMES, facts) for one in (None, contract)]
+
+
+def set_to(**fields):
+    places = {"known": 0, "missing": 1, "mean": 2, "squares": 3}
+
+    def spoil(sums: list) -> None:
+        for name, value in fields.items():
+            sums[places[name]] = value
+
+    return spoil
+
+
+LIES = {
+    "more values than samples": (set_to(known=10**12), ["counts", "1000000000000"]),
+    "more missing than samples": (set_to(known=0, missing=10**12, mean=0, squares=0), ["missing"]),
+    "a mean of nothing": (set_to(known=0, missing=0), ["no values"]),
+    "a mean that makes the column constant": (set_to(mean=1e12), ["times"]),
+    "a spread that makes the column constant": (set_to(squares=1e40), ["times"]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_sums_that_cannot_be_true_are_named_before_anything_is_fitted(tmp_path, lie):
+    spoil, words = LIES[lie]
+    for sites, reason in announced_sums(tmp_path, spoil):
+        assert sites == ["b"]
+        assert missing_from(reason, "b", "'age'") == []
+    assert missing_from(announced_sums(tmp_path, spoil)[0][1], *words) == []
+
+
+def test_sums_must_be_those_of_as_many_rows_as_the_site_declares(tmp_path):
+    (sites, reason), _ = announced_sums(tmp_path, lambda sums: None, fewer=1)
+    assert (sites, missing_from(reason, "training rows")) == (["b"], [])
+
+
+def test_sums_lie_in_the_range_of_the_contract(tmp_path):
+    for spoil in (set_to(mean=130.0, squares=1.0), set_to(mean=60.0, squares=1e9)):
+        without, (sites, reason) = announced_sums(tmp_path, spoil)
+        assert without is None
+        assert (sites, missing_from(reason, "120")) == (["b"], [])
+
+
+def test_sums_of_honest_tables_fit(tmp_path):
+    assert announced_sums(tmp_path, lambda sums: None) == [None, None]
+    assert announced_sums(tmp_path, set_to(known=0, missing=0, mean=0, squares=0)) == [None, None]  # it tells nothing
+
+
+@pytest.mark.parametrize("labels", [["1", "²"], ["1", "--5"], ["1", ""], ["1", "-"]])
+def test_labels_that_only_look_like_numbers_are_put_in_an_order(labels):
+    assert sorted(in_order(labels)) == sorted(labels)
+    assert in_order(["10", "-2", "9"]) == ("-2", "9", "10")
+
+
+@pytest.mark.slow
+def test_site_that_would_make_a_column_constant_is_named_and_the_others_wait_for_it(tmp_path, founded):
+    def weighs_all() -> None:
+        honest = SiteTable.sums
+
+        def many(self) -> TableSums:
+            told = honest(self)
+            return replace(told, columns=tuple(one._replace(known=10**9 * bool(one.known)) for one in told.columns))
+
+        SiteTable.sums = many
+
+    run = founded(SHARED + TRAINING)
+    own_tables(run)
+    run.start("a", "b")
+    run.start("c", before=weighs_all)
+    what = "the data of the sites does not fit together"
+    run.until(lambda: all(run.events(name, what) for name in "ab"))
+    assert [run.events(name, what)[0]["site"] for name in "ab"] == ["c", "c"]
+    run.ended("c")
+    run.start("c")
+    run.end(*NAMES)
 
 
 def test_table_inside_other_data_is_refused_between_organisations(tmp_path):

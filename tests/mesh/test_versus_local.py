@@ -11,8 +11,9 @@ import fairmesh as fm
 from fairmesh.errors import Diverged
 from fairmesh.evidence import versus_counts
 from fairmesh.mesh.node import versus_local
+from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.versus_local import difference, evidence_of, sentences
-from fairmesh.mesh.wire.bulletin import CELLS, FEW, FEWEST, KINDS
+from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS
 from fairmesh.report.sentences import versus
 from fairmesh.report.units import Unit
 from fairmesh.storage.strict_json import as_json
@@ -72,6 +73,33 @@ def test_evidence_has_all_sites_and_says_why_one_was_not_compared():
     assert (c["n"], c["versus"], c["why_not"]) == (None, {}, "withheld by the site")
     assert found["worst"]["site"] == "a"
     assert len(sentences({"evidence": found})) == 2
+
+
+@pytest.mark.parametrize(("counts", "accuracy"), [
+    ((100, 30, 6, 64), 0.2), ((100, 30, 6, 64), 7.0), ((100, 30, 6, 64), -1.0), ((100, FEW, FEW, FEW), 0.5),
+    ((FEW, FEW, FEW, 64), 0.5), ((10**12, 5, 5, 5), 0.5),
+])  # fmt: skip
+def test_counts_that_contradict_the_accuracy_are_ignored_and_their_site_is_named(tmp_path, counts, accuracy):
+    honest = {"cells": _cells(100, 30, 6, 64), "verdict": "", "why_not": ""}
+    told = {"a": honest, "b": honest | {"cells": _cells(*counts)}, "c": honest}
+    record = {"round": 60, "accuracy": {"sites": [0.65, accuracy, 0.65]}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    events = []
+    aside = Aside(lambda level, what, **fields: events.append(fields))
+    found = versus_local.evidence(tmp_path, told, NAMES, True, aside)
+    a, b, _ = json.loads(as_json(found))["sites"]
+    assert (a["n"], a["versus"]["local"]["verdict"]) == (200, "better")
+    assert (b["value"], b["versus"]) == (None, {})
+    assert [fields["site"] for fields in events] == ["b"]
+    assert "accuracy" in aside.view()["b"][0]
+
+
+@pytest.mark.parametrize(("counts", "accuracy"), [
+    ((100, 30, 6, 64), 0.65), ((100, 30, 6, 64), 0.655), ((100, FEW, FEW, FEW), 0.95), ((FEW, FEW, FEW, 64), 0.05),
+    ((15, FEW, FEW, FEW), 0.7), ((100, 30, 6, 64), None),
+])  # fmt: skip
+def test_counts_of_an_honest_site_do_not_contradict_its_accuracy(counts, accuracy):
+    assert versus_local.contradiction(_cells(*counts), accuracy) == ""
 
 
 def test_evidence_of_numbers_has_verdicts_and_no_number_of_the_comparison():

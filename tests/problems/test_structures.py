@@ -16,7 +16,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.summary import site_summaries
 from fairmesh.mesh.node.membership import facts
 from fairmesh.mesh.node.site_statistics import WITHHELD, statistics
-from fairmesh.mesh.wire.bulletin import KINDS
+from fairmesh.mesh.wire.kinds import KINDS
 from tests.late import late
 from tests.refusals import refused
 

@@ -12,6 +12,7 @@ from fairmesh.cli.report import report
 from fairmesh.report.contents import card
 from fairmesh.report.html import page
 from fairmesh.report.model_card import model_card
+from fairmesh.report.plots import dots
 from fairmesh.report.runs import Run, ranked, rows_of
 from fairmesh.report.units import Unit
 from tests.refusals import refused
@@ -210,6 +211,30 @@ def test_several_runs_stand_side_by_side(tmp_path, monkeypatch, capsys, undrawn)
     read = Page((tmp_path / written["report"]).read_text())
     assert ["site", "a", "b"] in [table[0] for table in read.tables]
     assert len(read.of("section")) == 2
+
+
+def test_weights_are_drawn_from_each_sites_share_of_the_rows(monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("fairmesh.report.html.dots", lambda names, series, label: drawn.update({label: series}))
+    monkeypatch.setattr("fairmesh.report.html._figure", lambda figure, description, caption: caption)
+    monkeypatch.setattr("fairmesh.report.html._curves", lambda runs: "")
+    data = fm.data.Digits(nodes=4, odd=1, sizes=(30, 60, 90, 20))
+    result = fm.run(fm.Experiment(data, fm.Ring(), fm.TrackedADGDA(), rounds=2))
+    shares = [len(site.train) / sum(len(one.train) for one in result.problem.sites) for site in result.problem.sites]
+    text = page([Run.from_result(result, "a"), Run.from_result(result, "b")], "both")
+    (series,) = (found for label, found in drawn.items() if "weight" in label)
+    assert series["a"]["origins"] == pytest.approx(shares)
+    assert "share of all training rows" in text
+    old = Run.from_result(result, "old")
+    del old.summary["prior"]
+    assert "share of all training rows" not in page([old, replace(old, label="older")], "both")
+
+
+def test_arrows_lead_from_their_origins_to_the_points():
+    series = {"a": {"values": [0.5, 0.2, 0.3], "intervals": [None] * 3, "origins": [0.2, 0.5, 0.3]}}
+    (axis,) = dots(["x", "y", "z"], series, "weight").axes
+    arrows = [(text.xyann[0], text.xy[0]) for text in axis.texts]
+    assert arrows == [(0.2, 0.5), (0.5, 0.2)]
 
 
 def test_runs_with_other_metrics_are_refused():

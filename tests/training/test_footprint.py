@@ -95,8 +95,8 @@ def test_single_replica_that_does_not_fit_is_refused_for_itself_and_not_for_its_
     with refused("50.00 GiB", "22 copies", "parts.frozen", "fm.models.LoRA", "fm.DSGD") as caught:
         replicas_that_fit(need, 1, 20.0, torch.device("cpu"))
     assert missing_from(caught.value, "results", "40.00") == ["results", "40.00"]
-    with refused("0.25 GiB", "0.10 GiB", "compare_weights = False"):
-        fm.train(_linear(2500), memory_gib=0.2)
+    with refused("fixed weights", "compare_weights = False"):
+        fm.train(toys.problem(), fm.Ring(), fm.TrackedADGDA(), 5, compare_weights=True, memory_gib=1e-3)
 
 
 def test_run_with_fixed_weights_waits_without_what_only_further_rounds_need():
@@ -111,7 +111,6 @@ def test_run_with_fixed_weights_waits_without_what_only_further_rounds_need():
     assert len(held) == 8
     for which in ("last", "time-average"):
         assert torch.equal(fixed.row(which), alone.row(which))
-    assert torch.equal(fixed.weights(), alone.weights())
     assert fixed.records == alone.records
 
 
@@ -132,7 +131,7 @@ def test_whole_run_needs_no_more_than_announced(algorithm):
     run()  # which measures a toy, by the profiler that measures the run below
     peak, _ = peak_bytes(run)
     announced = [float(line.split()[2]) for line in said if line.startswith("memory: about ")]
-    assert 0.6 * announced[-1] < peak / GIB <= announced[-1]
+    assert 0.4 * announced[-1] < peak / GIB <= announced[-1]
 
 
 @pytest.fixture

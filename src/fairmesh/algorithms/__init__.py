@@ -1,23 +1,36 @@
 """[algorithm] Training algorithms, each written once over a stack of nodes. Public as `fm.algorithms`.
 
-The ways to weigh nodes are in `fm.weighting`, the step size schedules in `fm.schedules`.
+The ways to weigh nodes are in `fm.weighting`, the step size schedules in `fm.schedules`. What authors of algorithms
+need is here too (docs/howto/extending.md): `plain`, `Part`, `prior_weights`, `prior_rows`, the steps of CHOCO gossip.
 """
 
 from fairmesh.algorithms.ad_gda import ADGDA
 from fairmesh.algorithms.afl import AFL
 from fairmesh.algorithms.base import Algorithm, Round
+from fairmesh.algorithms.base import GossipSettings as GossipSettings
+from fairmesh.algorithms.base import plain as plain
+from fairmesh.algorithms.base import prior_rows as prior_rows
+from fairmesh.algorithms.base import prior_weights as prior_weights
 from fairmesh.algorithms.choco_sgd import ChocoSGD
 from fairmesh.algorithms.dr_dsgd import DRDSGD
 from fairmesh.algorithms.drfa import DRFA
 from fairmesh.algorithms.dsgd import DSGD
 from fairmesh.algorithms.fed_avg import FedAvg
 from fairmesh.algorithms.fed_prox import FedProx
+from fairmesh.algorithms.gossip import PublicCopies as PublicCopies
+from fairmesh.algorithms.gossip import compressed_difference as compressed_difference
+from fairmesh.algorithms.gossip import gossip_step as gossip_step
+from fairmesh.algorithms.gossip import updated_copies as updated_copies
+from fairmesh.algorithms.gossip import warm_copies as warm_copies
+from fairmesh.algorithms.gossip import zero_copies as zero_copies
 from fairmesh.algorithms.local import Local
 from fairmesh.algorithms.pooled import Pooled
 from fairmesh.algorithms.q_ffl import QFFL
 from fairmesh.algorithms.term import TERM
 from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.config.tables import register
+from fairmesh.networks.base import Delivery as Delivery
+from fairmesh.networks.base import Part as Part
 
 register(
     Algorithm,

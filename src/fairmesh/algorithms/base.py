@@ -175,6 +175,7 @@ class Round:
         self.n = network.n
         self.by_identity = network.by_identity  # (n,) so that a server's draws depend on identities, not on positions
         self.sent: list[Traffic] = []
+        self._exchanged = False
         subgroups, own, memory, self._trainer_memory = carried or Carried()
         self._subgroups = None if subgroups is None else SubgroupRound(subgroups, oracle, prior_weights(self))
         self._delivery: Delivery | None = None
@@ -310,7 +311,18 @@ class Round:
         return Draw(self._round_cache.at((whose, purpose), keys, self.index), self.own.dtype, ahead)
 
     def exchange(self, **parts: Part) -> Delivery:
-        """Sends one message, made of these parts, from each node to each of its neighbours; returns the delivery."""
+        """Sends one message, made of these parts, from each node to each of its neighbours; returns the delivery.
+
+        Raises:
+            BadInput: The round has sent its message already.
+        """
+        if self._exchanged:
+            raise BadInput(
+                "the algorithm calls ctx.exchange twice in a round, but a node sends one message per round, by whose "
+                "number it is journalled and expected; send all parts in one call, or let the second part wait in the "
+                "state for the next round"
+            )
+        self._exchanged = True
         table = None if self._subgroups is None else self._subgroups.to_send()
         if table is not None:
             parts["subgroups"] = plain(table, "losses")

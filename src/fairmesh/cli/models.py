@@ -16,6 +16,9 @@ RunArgument = Annotated[
 WhichOption = Annotated[str, typer.Option(help="final, best, time-average or iterate.")]
 SiteOption = Annotated[str | None, typer.Option(help="The site whose own model is wanted, by its name.")]
 ReplicaOption = Annotated[int | None, typer.Option(help="The replica, from 0; that of model.safetensors by default.")]
+AllowOption = Annotated[
+    list[str], typer.Option("--allow", help="A module or Python file that somebody else's run may have imported.")
+]
 _SHOWN = 10  # rows of predictions on a terminal
 
 
@@ -31,6 +34,7 @@ def export(
     which: WhichOption = "final",
     site: SiteOption = None,
     replica: ReplicaOption = None,
+    allow: AllowOption = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="The file or folder; next to the run's models by default.")] = None,
     json_: Json = False,
 ) -> None:
@@ -45,7 +49,7 @@ def export(
     chosen = [name for name, asked in zip(ENDINGS, (onnx, torch_export, safetensors, peft, merged)) if asked]
     if len(chosen) != 1:
         raise BadInput("say one format: --onnx, --torch-export, --safetensors, --peft or --merged")
-    model = load_model(run, _which(which), site=site, replica=replica)
+    model = load_model(run, _which(which), site=site, replica=replica, allow=allow)
     stem = "-".join(["exported", *([] if which == "final" else [which]), *([] if site is None else [site])])
     stem += "" if replica is None else f"-{replica}"
     path = out or finished_run(run) / f"{stem.replace('/', '_')}{ENDINGS[chosen[0]]}"
@@ -68,6 +72,7 @@ def predict(
     which: WhichOption = "final",
     site: SiteOption = None,
     replica: ReplicaOption = None,
+    allow: AllowOption = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Where to write the predictions as .csv.")] = None,
     json_: Json = False,
 ) -> None:
@@ -78,7 +83,7 @@ def predict(
     from fairmesh.inference.predict import predict as predict_rows
     from fairmesh.inference.trained import load_model
 
-    found = predict_rows(load_model(run, _which(which), site=site, replica=replica), data)
+    found = predict_rows(load_model(run, _which(which), site=site, replica=replica, allow=allow), data)
     table = found.table()
     if out is not None:
         try:

@@ -131,6 +131,8 @@ def status(
                 f"{name} has a new key, {key['unconfirmed']}, instead of {key['fingerprint']}: let {name} read it out, "
                 f'then run: fairmesh mesh trust {site} {name} "{key["unconfirmed"]}"'
             )
+    for name, reasons in seen.get("ignored", {}).items():
+        say(f"{name}: {'; '.join(reasons)}")
     for name, reasons in seen.get("unusual", {}).items():
         said = "this site's data looks" if name == seen["site"] else f"the data of {name} looks"
         say(f"{said} different from that of the other sites: {'; '.join(reasons)}")

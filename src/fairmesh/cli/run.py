@@ -121,6 +121,7 @@ def run(
     from fairmesh.experiment import run as run_experiment
     from fairmesh.numerics import malloc
     from fairmesh.report.runs import (
+        SITES_SHOWN,
         Run,
         best_few,
         caption_of,
@@ -128,8 +129,10 @@ def run(
         metric_table,
         metrics_by_site,
         models_in_words,
+        of_worst_sites,
         personal_table,
         rows_of,
+        some_sentences,
         subgroup_table,
         worst_in_words,
     )
@@ -193,19 +196,22 @@ def run(
         of_variant = "" if variant is summary else f": {variant.label}"
         if metrics := metric_table(variant):
             show_table(metrics, f"All metrics over the sites{of_variant}")
-            show_table(metrics_by_site(variant), f"All metrics by site{of_variant}")
+            show_table(of_worst_sites(metrics_by_site(variant), variant), f"All metrics by site{of_variant}")
         if own := personal_table(variant):
-            show_table(own, f"The sites' own models{of_variant}")
+            show_table(of_worst_sites(own, variant), f"The sites' own models{of_variant}")
     if subgroups := subgroup_table(summary):
-        show_table(subgroups, "Subgroups inside the sites")
+        show_table(of_worst_sites(subgroups, shown[0]), "Subgroups inside the sites")
     for note in summary.notes():
         if note not in result.notes:  # those were said when they were found
             say(note)
     if references:
         sites, values = map(str, summary.summary["sites"]), references.values()
-        show_table(reference_table(references.as_json(), list(sites), values, summary.metric), "Next to references")
-        for sentence in references.sentences():
-            say(sentence)
+        table = reference_table(references.as_json(), list(sites), values, summary.metric)
+        show_table(of_worst_sites(table, summary), "Next to references")
+        *of_sites, of_all = references.sentences() or [""]
+        for sentence in (*some_sentences(of_sites, "worse"), of_all):
+            if sentence:
+                say(sentence)
         if constant := references.constant_sentence():
             say(constant)
         for name, reason in references.failed.items():
@@ -213,14 +219,19 @@ def run(
     elif process_group is None and (line := constant_sentence(result)):
         say(line)
     if left_out:
-        show_table(left_out_table(left_out), "Each site by a model that was trained without it")
+        show_table(
+            of_worst_sites(left_out_table(left_out), summary), "Each site by a model that was trained without it"
+        )
     if result.diverged:
         say(f"diverged replicas: {result.diverged}")
     if result.fixed is not None:
-        for sentence in result.weights_verdict().sentences():
+        in_all, *of_sites = result.weights_verdict().sentences()
+        for sentence in (in_all, *some_sentences(of_sites, "hurt;")):
             say(sentence)
     if note := models_in_words(summary.summary):
         say(note)
+    if result.problem.n > SITES_SHOWN + 2:
+        say(f"tables by site show the {SITES_SHOWN} worst of {result.problem.n}; the report and summary.json have all")
     say(f"written to {folder}; for a page with plots: fairmesh report {folder}")
 
 

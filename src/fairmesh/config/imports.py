@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from fairmesh.errors import BadInput, nearest
 def imported(path: str, where: str) -> Any:
     """Returns the object at 'package.module:name' or 'file.py:name'."""
     module_name, separator, name = path.partition(":")
-    if not separator or not name or not module_name.strip("."):
+    if not separator or not re.fullmatch(r"[\w.]+", name) or not module_name.strip("."):
         raise BadInput(f"{where}: {path!r} is not an import path; write 'package.module:name' or 'file.py:name'")
     try:
         module = _module_from_file(module_name) if module_name.endswith(".py") else _module(module_name)

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from torch import Tensor
 
 from fairmesh.data.datasets.table import Table
 from fairmesh.data.partitions import Even
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
-from fairmesh.data.tables import column_of, is_missing, kind_of, parsed, refuse_many_categories, whole_number_text
+from fairmesh.data.tables import (
+    column_of,
+    is_missing,
+    kind_of,
+    parsed,
+    refuse_many_categories,
+    two_spellings,
+    whole_number_text,
+)
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 
@@ -21,6 +30,7 @@ _RARE = 0.05  # share of a class
 _MISSING_APART = 0.3  # difference between the shares of missing values at two sites
 _FEW_VALUES = 20  # different values of a column that may be compared with the target one by one
 _BY_CHANCE = 0.1  # share of test rows that may be equal to training rows without misleading
+_CHANCE = "chance gives about so many where columns have few values, but look for copies"
 _SHOWN = 4  # names in a sentence
 _WORTH_COMPARING = 10  # rows of a site with which its columns are compared
 
@@ -61,6 +71,9 @@ def check_table(table: Table) -> Iterator[Finding]:
         return
     target = column_of(columns, table.target, table.file)
     sites = column_of(columns, table.site, table.file) if table.site else np.array([""] * len(target))
+    labels = map(whole_number_text, target.tolist()) if table.predict == "labels" else ()
+    if said := two_spellings(labels):
+        yield Finding("warning", "two spellings", f"the target {table.target!r}: {said}")
     for name in names:
         found = list(_column(table, name, columns[name], target))
         yield from found
@@ -90,6 +103,8 @@ def _column(table: Table, name: str, values: np.ndarray, target: np.ndarray) -> 
     except BadInput as error:
         yield Finding("error", "unusable column", str(error), name)
         return
+    if (table.types.get(name) == "category" or name in table.categories) and (said := two_spellings(known)):
+        yield Finding("warning", "two spellings", f"categories of column {name!r}: {said}")
     if _tells_target(values, texts, target, table.predict):
         yield Finding(
             "error",
@@ -177,7 +192,8 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
     named = {site.name or f"node {i}": site for i, site in enumerate(sites)}
     train = {name: Samples.of(site.train, name) for name, site in named.items()}
     test = {name: Samples.of(site.test, name) for name, site in named.items() if site.test is not None}
-    yield from _duplicates(train, test)
+    columns = {name: _columns_of(site) for name, site in named.items()}
+    yield from _duplicates(train, test, columns)
     for name, samples in train.items():
         yield from _classes(name, samples, test.get(name))
     for name in named:
@@ -185,7 +201,7 @@ def check_sites(sites: Sequence[Site]) -> Iterator[Finding]:
             yield Finding("warning", "no test rows", f"{name} has no test rows, so that it will not be measured")
     few = {name: len(samples) for name, samples in test.items() if len(samples) < FEW_TEST_ROWS}
     if few:
-        said = ", ".join(f"{name} ({count})" for name, count in few.items())
+        said = _listed([f"{name} ({count})" for name, count in few.items()])
         least, numbers = min(few.values()), any(one.labels is None for one in train.values())
         sure = f"an accuracy from {least} rows is known to about {100 / math.sqrt(least):.0f} points"
         yield Finding(
@@ -227,8 +243,16 @@ def _classes(name: str, train: Samples, test: Samples | None) -> Iterator[Findin
             )
 
 
-def _duplicates(train: Mapping[str, Samples], test: Mapping[str, Samples]) -> Iterator[Finding]:
-    """Yields rows that are there twice: within a site's training rows, in training and test rows, and at two sites."""
+def _duplicates(
+    train: Mapping[str, Samples], test: Mapping[str, Samples], columns: Mapping[str, Sequence[int]]
+) -> Iterator[Finding]:
+    """Yields rows that are there twice: within a site's training rows, in training and test rows, and at two sites.
+
+    Args:
+        train: The training rows of the sites, by name.
+        test: Their test rows.
+        columns: How many inputs each column of a table became, by site.
+    """
     where: dict[bytes, set[str]] = defaultdict(set)
     keys = {name: _keys(samples) for name, samples in train.items()}
     for name, mine in keys.items():
@@ -240,8 +264,11 @@ def _duplicates(train: Mapping[str, Samples], test: Mapping[str, Samples]) -> It
             where[key].add(name)
     shared = Counter(tuple(sorted(names)) for names in where.values() if len(names) > 1)
     for names, count in shared.most_common(_SHOWN):
+        first, second, *_ = names
+        chance = _by_chance(train[first], train[second], columns[first])
+        why = _CHANCE if _is_chance(count, chance) else "did they copy?"
         yield Finding(
-            "warning", "same rows at sites", f"{count:,} training rows are the same at {_listed(names)}; did they copy?"
+            "warning", "same rows at sites", f"{count:,} training rows are the same at {_listed(names)}; {why}"
         )
     done: dict[int, list[bytes]] = {}
     for name, samples in test.items():
@@ -251,25 +278,74 @@ def _duplicates(train: Mapping[str, Samples], test: Mapping[str, Samples]) -> It
             here += name in where.get(key, ())
             elsewhere.update(where.get(key, set()) - {name})
         if here:
+            severity = _severity(here, samples, train[name], columns[name])
+            why = "so that its metrics are too good; remove duplicates before the split"
             yield Finding(
-                _severity(here, len(judge)),
+                severity,
                 "test rows in training",
-                f"{here:,} of {len(judge):,} test rows of {name} are also among its training rows, so that its metrics "
-                "are too good; remove duplicates before the split",
+                f"{here:,} of {len(judge):,} test rows of {name} are also among its training rows"
+                + (f", {why}" if severity == "error" else f"; {_CHANCE}"),
             )
         if elsewhere:
             other, count = elsewhere.most_common(1)[0]
+            severity = _severity(count, samples, train[other], columns[name])
+            why = "remove them at one of the two" if severity == "error" else _CHANCE
             yield Finding(
-                _severity(count, len(judge)),
+                severity,
                 "test rows in training",
-                f"{count:,} of {len(judge):,} test rows of {name} are among the training rows of {other}; remove them "
-                "at one of the two",
+                f"{count:,} of {len(judge):,} test rows of {name} are among the training rows of {other}; {why}",
             )
 
 
-def _severity(count: int, rows: int) -> Literal["error", "warning"]:
-    """Returns how bad a number of test rows in training is: a few may be equal by chance if columns have few values."""
-    return "error" if count > _BY_CHANCE * rows else "warning"
+def _severity(count: int, test: Samples, train: Samples, columns: Sequence[int]) -> Literal["error", "warning"]:
+    """Returns how bad a number of test rows in training is: a few, or as many as chance gives, do not mislead."""
+    if count <= _BY_CHANCE * len(test):
+        return "warning"
+    return "warning" if _is_chance(count, _by_chance(test, train, columns)) else "error"
+
+
+def _is_chance(count: int, expected: float) -> bool:
+    """Returns whether chance may give so many equal rows. Columns that depend on each other give more than expected
+    of independent ones, hence the factor."""
+    return count <= 2 * expected + 3 * math.sqrt(expected)
+
+
+def _by_chance(test: Samples, train: Samples, columns: Sequence[int]) -> float:
+    """Returns how many test rows would equal a training row if every column were drawn by itself, with the values that
+    the training rows have.
+
+    Args:
+        test: The test rows, or the rows of another site.
+        train: The training rows.
+        columns: How many inputs each column of a table became; with none, every input is a column.
+    """
+    inputs, others = ([_flat(tensor) for tensor in trees.leaves(one.some().inputs)] for one in (train, test))
+    if len(inputs) == 1 and sum(columns) == inputs[0].shape[1]:
+        ends = np.cumsum(columns)[:-1]
+        inputs, others = (np.split(one[0], ends, axis=1) for one in (inputs, others))
+    else:
+        inputs, others = (
+            [part for one in some for part in np.split(one, one.shape[1], axis=1)] for some in (inputs, others)
+        )
+    inputs += [_flat(tensor) for tensor in trees.leaves(train.some().targets)]
+    others += [_flat(tensor) for tensor in trees.leaves(test.some().targets)]
+    logs = np.zeros(len(others[0]))
+    for mine, theirs in zip(inputs, others):
+        counts = Counter(map(bytes, np.ascontiguousarray(mine)))
+        found = np.array([counts[bytes(row)] for row in np.ascontiguousarray(theirs)])
+        logs += np.log(np.maximum(found - 1, 1e-300) / len(mine))  # without the row that may be a copy
+    return float(-np.expm1(len(inputs[0]) * np.log1p(-np.minimum(np.exp(logs), 1 - 1e-12))).sum())
+
+
+def _flat(tensor: Tensor) -> np.ndarray:
+    return tensor.reshape(len(tensor), -1).numpy()
+
+
+def _columns_of(site: Site) -> list[int]:
+    """Returns how many inputs each column of a site's table became; nothing for other data."""
+    table = site.table
+    known = None if table is None else table.preprocessing
+    return [] if known is None else [len(column.inputs) for column in known.columns]
 
 
 def _keys(samples: Samples) -> list[bytes]:

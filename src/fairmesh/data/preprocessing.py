@@ -6,6 +6,7 @@ compute it from the same sums in exact arithmetic, so that it is the same to the
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -115,6 +116,20 @@ class Sums(NamedTuple):
     squares: float = 0.0  # the sum of squared deviations from this mean
     names: tuple[str, ...] = ()  # categories or labels that it has
 
+    def contradiction(self, rows: int, low: float = -math.inf, high: float = math.inf) -> str:
+        """Returns why these cannot be sums over so many rows, of values between `low` and `high`; "" if they can."""
+        if self.missing > rows or (self.known and self.known + self.missing != rows):
+            return f"it counts {self.known} values and {self.missing} missing ones in {rows} training rows"
+        if not self.known:
+            return "it has a mean or a spread of no values" if self.mean or self.squares else ""
+        rounding = 1e-9 * max([1.0, *(abs(end) for end in (low, high) if math.isfinite(end))])
+        below, above = self.mean - low + rounding, high - self.mean + rounding
+        if min(below, above) < 0:
+            return f"the mean is {self.mean:.6g}, but values are {low:.6g} to {high:.6g}"
+        if self.squares > self.known * above * below:  # if all values are at the ends of the range
+            return f"values between {low:.6g} and {high:.6g} with this mean cannot be so far apart"
+        return ""
+
 
 @dataclass(frozen=True)
 class TableSums:
@@ -136,6 +151,24 @@ class TableSums:
         """Returns it as a JSON table."""
         table = {"plan": asdict(self.plan), "columns": self.columns, "target": self.target}
         return json.loads(json.dumps(table))
+
+    def contradiction(self, rows: int, ranges: Mapping[str, tuple[float, float]]) -> str:
+        """Returns why these cannot be sums over the training rows that a site declares, "" if they can.
+
+        Args:
+            rows: How many it declares.
+            ranges: The smallest and the largest value that a contract allows, by column.
+        """
+        every = [(self.plan.target, "number", self.target)]
+        every += [(column.name, column.kind, sums) for column, sums in zip(self.plan.columns, self.columns)]
+        for name, kind, sums in every:
+            ends = (0.0, 1.0) if kind == "yes-no" else ranges.get(name, (-math.inf, math.inf))
+            reason = sums.contradiction(rows, *ends)
+            if not reason and kind == "category" and FEWEST * len(sums.names) > rows:
+                reason = f"it tells {len(sums.names)} categories, each in {FEWEST} rows or more, of {rows} rows"
+            if reason:
+                return f"column {name!r}: {reason}"
+        return ""
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> "TableSums":
@@ -188,7 +221,8 @@ def _sums(row: Sequence[Any]) -> Sums:
     known, missing, mean, squares, names = row
     if not all(type(count) is int and 0 <= count <= LARGEST for count in (known, missing)):
         raise ValueError("a count that is none")
-    if not (abs(mean) <= LARGEST and 0 <= squares <= LARGEST**3):
+    numbers = {type(mean), type(squares)} <= {int, float}
+    if not (numbers and abs(mean) <= LARGEST and 0 <= squares <= LARGEST**3):
         raise ValueError("a number that is negative, too large or not finite")
     return Sums(known, missing, float(mean), float(squares), _texts(names))
 
@@ -568,7 +602,7 @@ def _fitted_target(plan: Plan, sums: Sequence[Sums]) -> FittedTarget:
 def in_order(labels: Sequence[str] | set[str]) -> tuple[str, ...]:
     """Returns labels in the order of their numbers: by size if all are whole numbers, else by name."""
     texts = {whole_number_text(label) for label in labels}
-    whole = all(text.lstrip("-").isdigit() for text in texts)
+    whole = all(re.fullmatch(r"-?\d+", text) for text in texts)  # what `int` reads
     return tuple(sorted(texts, key=int) if whole else sorted(texts))
 
 

@@ -25,6 +25,10 @@ class Site:
             takes them from the training samples. None for none. Default: None.
         table: Of samples from a table, its rows and the preprocessing that made the samples. `fm.data.Table` sets it.
             Default: None.
+        rows: What identifies each test row in all splits of the data, such as patient numbers or positions in a file:
+            whole numbers or names, one per test row. Intervals over several splits need to know which test rows splits
+            share, and inputs do not tell it where each split scales them by its own training rows. `fm.data.Table` sets
+            it. None to compare inputs. Default: None.
 
     Example:
         >>> import torch
@@ -42,3 +46,4 @@ class Site:
     name: str | None = None
     reserved: Any = None
     table: Any = None
+    rows: Any = None

@@ -153,6 +153,16 @@ def category_text(value: Any) -> str:
     return str(value).strip()
 
 
+def two_spellings(texts: Iterable[str]) -> str:
+    """Returns that two different texts are the same number, as 4 and 4.0 are; nothing if there are none."""
+    by_number: dict[float, str] = {}
+    for text in dict.fromkeys(texts):
+        number = number_in(text)
+        if not math.isnan(number) and (other := by_number.setdefault(number, text)) != text:
+            return f"{other!r} and {text!r} count as two; write them in the same way"
+    return ""
+
+
 def whole_number_text(value: Any) -> str:
     """Returns a label as a table's `classes` names it: whole numbers without leading zeros and blanks."""
     text = str(value)

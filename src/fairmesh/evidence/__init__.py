@@ -11,7 +11,6 @@ from fairmesh.evidence.intervals import (
     paired_counts,
     resampled,
     share,
-    total,
 )
 from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.evidence.verdicts import Comparison, Difference, evidence_table, versus, versus_counts
@@ -31,7 +30,6 @@ __all__ = [
     "paired_counts",
     "resampled",
     "share",
-    "total",
     "versus",
     "versus_counts",
 ]

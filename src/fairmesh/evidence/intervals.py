@@ -8,7 +8,7 @@ docs/concepts/evidence.md has the measured coverage.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +17,10 @@ from scipy.optimize import brentq
 from scipy.special import betainc, betaincinv, ndtr, ndtri, stdtrit
 
 LEVEL = 0.95
-RESAMPLES = 2000
-_RESAMPLES_OF_FUNCTIONS = 400  # of a metric that is no mean over rows; only its variance is used
-_ROWS_TO_RESAMPLE = 2000  # beyond that, Student's t covers a mean as well as the bootstrap does
+_RESAMPLES = 400  # of a metric that is no mean over rows; only its variance is used
+_MOST_SKEWED = 0.8  # times 1 / quantile: beyond 1, Hall's polynomial is flat and its inverse leaps
+_HEAVY = 0.6  # skewness of a mean beyond which its interval may be too narrow (docs/concepts/evidence.md)
+_LARGEST_RATIO = 20.0  # of the logarithm of a bound to its value
 _SCORES = np.linspace(-5.0, 5.0, 40)  # normal scores at which a confidence distribution is tabulated; none is 0
 _UNSURE = 0.3  # standard errors by which a site may be nearer to the worst than it seems (docs/concepts/evidence.md)
 _LEAN = 0.1  # by so much of a row the prior of a paired difference leans towards a bound: counts are whole numbers
@@ -171,18 +172,21 @@ def _sure_rows(estimate: Share | PairedShare, tail: float) -> float:
     return rows * (float(ndtri(tail)) / quantile(tail, estimate.freedom)) ** 2
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Number(Estimate):
-    """A number without bounds, such as a mean loss.
+    """A number, such as a mean loss.
+
+    Its interval is Student's t with Hall's (1992) correction for skewness. The correction is limited, so that no end
+    moves away by more than about a half; `is_heavy` says where the tails need more.
 
     Args:
         value: The number.
         rows: How many test rows there are.
         error: Its standard error; NaN if that is not known, as for one row.
         freedom: The degrees of freedom of the error; None for infinitely many. Default: None.
-        pivots: Sorted bootstrap values of (resampled - value) / error; None for Student's t. Default: None.
-        centre: What the interval is around; None for the value. Default: None.
-        limits: The lowest and the highest possible value; None for no limits. Default: None.
+        skew: The skewness of the number's distribution: that of a row over the root of the rows. Default: 0.0.
+        limits: The lowest and the highest possible value; None for any. Default: None.
+        relative: Whether the interval is that of the logarithm, for a positive number. Default: False.
 
     Example:
         >>> from fairmesh.evidence import Number
@@ -195,22 +199,33 @@ class Number(Estimate):
     rows: int
     error: float
     freedom: float | None = None
-    pivots: np.ndarray | None = field(default=None, repr=False)
-    centre: float | None = None
+    skew: float = 0.0
     limits: tuple[float, float] | None = None
+    relative: bool = False
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether the rows have so heavy a tail that intervals are too narrow."""
+        return abs(self.skew) > _HEAVY
 
     def bound(self, tail: float, upper: bool) -> float:
-        centre = self.value if self.centre is None else self.centre
-        if math.isnan(centre) or math.isnan(self.error):
+        if math.isnan(self.value) or math.isnan(self.error):
             return math.nan
-        away = quantile(1.0 - tail, self.freedom)
-        if self.pivots is not None:  # the error varies with the resampled rows, hence the opposite tail
-            found = float(np.quantile(self.pivots, tail if upper else 1.0 - tail))
-            wider = away / float(ndtri(1.0 - tail)) if self.freedom is not None else 1.0
-            away = max(0.0, (-found if upper else found)) * wider
-        moved = centre + away * self.error if upper else centre - away * self.error
-        moved = moved if self.limits is None else min(max(moved, self.limits[0]), self.limits[1])
-        return max(moved, self.value) if upper else min(moved, self.value)  # the centre may be far from it: few rows
+        away = _without_skewness(quantile(tail if upper else 1.0 - tail, self.freedom), self.skew) * self.error
+        if self.relative and self.value > 0:
+            return self.value * math.exp(min(-away / self.value, _LARGEST_RATIO))
+        least, most = self.limits or (-math.inf, math.inf)
+        moved = min(max(self.value - away, least), most)
+        return max(moved, self.value) if upper else min(moved, self.value)
+
+
+def _without_skewness(score: float, skew: float) -> float:
+    """Returns the quantile of a studentised mean whose transform by Hall's cubic polynomial is `score`."""
+    limit = _MOST_SKEWED / max(abs(score), 1e-9)
+    skew = min(max(skew, -limit), limit)
+    if abs(skew) < 1e-6:
+        return score
+    return 3.0 * (float(np.cbrt(1.0 + skew * (score - skew / 6.0))) - 1.0) / skew
 
 
 @dataclass(frozen=True)
@@ -447,7 +462,7 @@ def share(scores: Scores, overlap: float = 0.0, training: float | None = None) -
         return Share(math.nan, 0)
     of_rows = [float(a.mean(axis=0).var()) / a.shape[1] for a in arrays]
     value, variance, freedom = spread(
-        [a.mean(axis=1) for a in arrays], of_rows, _interactions(arrays), overlap, training
+        [a.mean(axis=1) for a in arrays], of_rows, interactions_of(arrays), overlap, training
     )
     return _as_share(value, variance, freedom, arrays)
 
@@ -469,14 +484,23 @@ def _effective(
     return min(most, of_one / variance if variance > 0 else most), freedom
 
 
-def mean(scores: Scores, overlap: float = 0.0, training: float | None = None) -> Number:
-    """Returns the estimate of a mean over rows, such as a loss, by a studentised bootstrap.
+def mean(
+    scores: Scores,
+    overlap: float = 0.0,
+    training: float | None = None,
+    skewness: float | None = None,
+    limits: tuple[float, float] | None = None,
+) -> Number:
+    """Returns the estimate of a mean over rows, such as a loss.
 
     Args:
         scores: The number at each row: one array (seeds, rows) per split.
         overlap: The share of its test rows that a split has in common with another. Default: 0.0.
         training: The share of its training rows that a split has in common with another, where that is less; None for
             `overlap`. Default: None.
+        skewness: The skewness of a row, where more rows than these tell it, such as those of all sites; None for that
+            of these. Default: None.
+        limits: The lowest and the highest possible value; None for any. Default: None.
 
     Example:
         >>> import numpy as np
@@ -490,15 +514,59 @@ def mean(scores: Scores, overlap: float = 0.0, training: float | None = None) ->
     if not arrays:
         return Number(math.nan, 0, math.nan)
     by_row = [a.mean(axis=0) for a in arrays]
-    variances = [float(a.var(ddof=1)) / len(a) if len(a) > 1 else math.nan for a in by_row]
+    moments = moments_of(by_row)
     value, variance, freedom = spread(
-        [a.mean(axis=1) for a in arrays], variances, _interactions(arrays), overlap, training
+        [a.mean(axis=1) for a in arrays],
+        [moments.variance / len(a) for a in by_row],
+        interactions_of(arrays),
+        overlap,
+        training,
     )
-    rows = _rows(arrays)
-    pivots = _pivots(by_row)
-    if freedom is None:  # also for the bootstrap, which is a little too narrow for few rows
-        freedom = max(1.0, sum(len(a) - 1 for a in by_row))
-    return Number(value, rows, math.sqrt(variance) if variance >= 0 else math.nan, freedom, pivots)
+    if freedom is None:
+        freedom = max(1.0, float(moments.freedom))
+    if not variance > 0:
+        return Number(value, _rows(arrays), 0.0 if variance == 0 else math.nan, freedom, limits=limits)
+    of_rows = moments.variance * float(np.mean([1.0 / len(a) for a in by_row])) if moments.variance > 0 else 0.0
+    of_rows *= 1.0 / len(by_row) + (1.0 - 1.0 / len(by_row)) * overlap
+    found = moments.skewness if skewness is None else skewness
+    skew = found * of_rows**2 / math.sqrt(moments.variance) / variance**1.5 if of_rows > 0 else 0.0
+    return Number(value, _rows(arrays), math.sqrt(variance), freedom, skew, limits)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The variance and the third cumulant of a row, without bias, from all splits; NaN and 0 of a single row.
+
+    Args:
+        variance: The variance.
+        third: The third cumulant.
+        freedom: How many rows beyond the first of each split there are.
+    """
+
+    variance: float
+    third: float
+    freedom: int
+
+    @property
+    def skewness(self) -> float:
+        """The skewness of a row."""
+        return self.third / self.variance**1.5 if self.variance > 0 else 0.0
+
+
+def moments_of(by_row: Sequence[np.ndarray]) -> Moments:
+    """Returns the moments of rows around the mean of each split.
+
+    Args:
+        by_row: A number for each row (rows,), one array per split.
+    """
+    freedom = sum(len(one) - 1 for one in by_row)
+    if not freedom:
+        return Moments(math.nan, 0.0, 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rest = [one - one.mean() for one in by_row]
+        squares, cubes = (sum(float((one**power).sum()) for one in rest) for power in (2, 3))
+    weight = sum((n - 1) * (n - 2) / n for n in map(len, by_row))
+    return Moments(squares / freedom, cubes / weight if weight > 0 and math.isfinite(cubes) else 0.0, freedom)
 
 
 def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, training: float | None = None) -> Estimate:
@@ -530,67 +598,11 @@ def paired(a: Scores, b: Scores, overlap: float = 0.0, shares: bool = True, trai
         return PairedShare(math.nan, math.nan, 0)
     of_rows = [float(d.mean(axis=0).var()) / d.shape[1] for d in differences]
     _, variance, freedom = spread(
-        [d.mean(axis=1) for d in differences], of_rows, _interactions(differences), overlap, training
+        [d.mean(axis=1) for d in differences], of_rows, interactions_of(differences), overlap, training
     )
     only_a, only_b = (float(np.mean([np.maximum(sign * d, 0.0).mean() for d in differences])) for sign in (1.0, -1.0))
     of_one = only_a + only_b - (only_a - only_b) ** 2
     return PairedShare(only_a, only_b, _rows(differences), *_effective(of_one, variance, freedom, differences))
-
-
-def total(
-    groups: Sequence[Scores],
-    overlap: float = 0.0,
-    added: Sequence[tuple[float, float] | None] = (),
-    weight: float = 0.5,
-    training: float | None = None,
-) -> Number:
-    """Returns the estimate of a sum of means over groups of rows, such as the mean over sites of their differences.
-
-    Args:
-        groups: The scores at the rows of each group: one array (seeds, rows) per split. Groups have no row in common.
-        overlap: The share of its test rows that a split has in common with another. Default: 0.0.
-        added: The lowest and highest score of a row in each group. A row of each is added, so that rows that happen to
-            be equal have a variance. Empty to add none. Default: ().
-        weight: The weight of such a row. Default: 0.5.
-        training: The share of its training rows that a split has in common with another, where that is less; None for
-            `overlap`. Default: None.
-
-    Example:
-        >>> import numpy as np
-        >>> from fairmesh.evidence import total
-        >>> sites = [np.array([[1.0, 0.0, 1.0, 1.0]]), np.array([[1.0, 1.0, 1.0, 1.0]])]
-        >>> total([[site / 2] for site in sites], added=[(0.0, 0.5)] * 2).value  # the mean of two sites
-        0.875
-    """
-    every = [_arrays(group) for group in groups]
-    if not every or not all(every):
-        return Number(math.nan, 0, math.nan)
-    ends = list(added) or [None] * len(every)
-    splits = len(every[0])
-    points, of_rows, interactions = [], [], []
-    centre = 0.0
-    for k in range(splits):
-        here = [group[k] for group in every]
-        points.append(np.sum([one.mean(axis=1) for one in here], axis=0))
-        interactions.append(sum(_interactions(here)))
-        moments = [_moments(one.mean(axis=0), end, weight) for one, end in zip(here, ends)]
-        centre += sum(mean for mean, _ in moments) / splits
-        of_rows.append(sum(variance for _, variance in moments))
-    value, variance, freedom = spread(points, of_rows, interactions, overlap, training)
-    known = [end for end in ends if end is not None]
-    limits = (sum(low for low, _ in known), sum(high for _, high in known)) if known else None
-    error = math.sqrt(variance) if variance >= 0 else math.nan
-    return Number(value, sum(map(_rows, every)), error, freedom, centre=centre, limits=limits)
-
-
-def _moments(by_row: np.ndarray, added: tuple[float, float] | None, weight: float) -> tuple[float, float]:
-    """Returns the mean of the rows and its variance, with the added rows."""
-    if added is None:
-        return float(by_row.mean()), float(by_row.var(ddof=1)) / len(by_row) if len(by_row) > 1 else math.nan
-    count = len(by_row) + 2 * weight
-    centre = (float(by_row.sum()) + weight * sum(added)) / count
-    squares = float(np.square(by_row).sum()) + weight * (added[0] ** 2 + added[1] ** 2)
-    return centre, max(0.0, squares / count - centre**2) / count
 
 
 def paired_counts(rows: int, only_a: int, only_b: int) -> PairedShare:
@@ -625,8 +637,9 @@ def resampled(
     overlap: float = 0.0,
     bounded: bool = False,
     difference: bool = False,
-    resamples: int = _RESAMPLES_OF_FUNCTIONS,
+    resamples: int = _RESAMPLES,
     training: float | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> Estimate:
     """Returns the estimate of a metric of all rows together, such as an AUROC. A bootstrap finds its error.
 
@@ -642,6 +655,8 @@ def resampled(
         resamples: How often rows are drawn again. Default: 400.
         training: The share of its training rows that a split has in common with another, where that is less; None for
             `overlap`. Default: None.
+        limits: The lowest and the highest possible value of a metric that is not `bounded`; None for any. If it cannot
+            be negative, its interval is that of its logarithm. Default: None.
 
     Example:
         >>> import numpy as np
@@ -660,7 +675,7 @@ def resampled(
         points.append(np.array([float(metric(k, s, once)[0]) for s in range(repeats)]))
         drawn = np.mean([metric(k, s, counts) for s in range(repeats)], axis=0)
         drawn = drawn[np.isfinite(drawn)]  # a resample may hold one class only
-        enough = len(drawn) >= max(2, resamples // 10)
+        enough = count > 1 and len(drawn) >= max(2, resamples // 10)
         variance = float(drawn.var(ddof=1)) if enough else math.nan
         variances.append(max(variance, (count + 1.0) ** -2) if bounded and difference and enough else variance)
     value, variance, freedom = spread(points, variances, [0.0] * len(points), overlap, training)
@@ -670,7 +685,16 @@ def resampled(
     if freedom is None:
         freedom = max(1.0, float(sum(rows) - len(rows)))
     error = math.sqrt(variance) if variance >= 0 else math.nan
-    return Number(value, _rows(empty), error, freedom, limits=(-1.0, 1.0) if bounded else None)
+    if bounded:
+        limits = -1.0, 1.0
+    return Number(
+        value,
+        _rows(empty),
+        error,
+        freedom,
+        limits=limits,
+        relative=limits is not None and limits[0] == 0.0 and not difference,
+    )
 
 
 def spread(
@@ -679,6 +703,7 @@ def spread(
     interactions: Sequence[float],
     overlap: float = 0.0,
     training: float | None = None,
+    correlation: float | None = None,
 ) -> tuple[float, float, float | None]:
     """Returns a mean over splits and seeds, its variance and the degrees of freedom of that, None for many.
 
@@ -694,10 +719,13 @@ def spread(
         overlap: The share of its test rows that a split has in common with another. Default: 0.0.
         training: The share of its training rows that a split has in common with another, where that is less; None for
             `overlap`. Default: None.
+        correlation: The correlation of two splits' means that is due to common rows; None for `overlap`, which is right
+            where models answer a row alike in both. Default: None.
     """
+    correlation = overlap if correlation is None else correlation
     splits, means = len(points), np.array([one.mean() for one in points])
     value, rows = float(means.mean()), float(np.mean(of_rows))
-    variance, uncertain = rows * (1.0 / splits + (1.0 - 1.0 / splits) * overlap), 0.0
+    variance, uncertain = rows * (1.0 / splits + (1.0 - 1.0 / splits) * correlation), 0.0
     between, freedom = 0.0, sum(len(one) - 1 for one in points)
     if freedom:
         of_seeds = [
@@ -708,12 +736,13 @@ def spread(
         uncertain += of_mean**2 / freedom
     if splits > 1:
         found = float(means.var(ddof=1))
-        explained = (1.0 - overlap) * rows + between * float(np.mean([1.0 / len(one) for one in points]))
+        explained = (1.0 - correlation) * rows + between * float(np.mean([1.0 / len(one) for one in points]))
         common = overlap if training is None else min(overlap, training)
         trained_apart = common / (1.0 - common) if common < 1.0 else 0.0
         if found > explained:
-            variance += (found - explained) * (1.0 / splits + trained_apart)
-            uncertain += min(variance, found * (1.0 / splits + trained_apart)) ** 2 / (splits - 1)
+            factor = 1.0 / splits + trained_apart
+            variance += (found - explained) * factor
+            uncertain += min(variance**2, (found - explained) * found * factor**2) / (splits - 1)
     return value, variance, variance * variance / uncertain if uncertain > 0 else None
 
 
@@ -727,8 +756,12 @@ def _rows(arrays: Sequence[np.ndarray]) -> int:
     return round(sum(one.shape[1] for one in arrays) / len(arrays))
 
 
-def _interactions(arrays: Sequence[np.ndarray]) -> list[float]:
-    """Returns, for each split, the variance between seeds that is due to the choice of rows."""
+def interactions_of(arrays: Scores) -> list[float]:
+    """Returns, for each split, the variance between seeds that is due to the choice of rows.
+
+    Args:
+        arrays: The scores: one array (seeds, rows) per split.
+    """
     found = []
     for one in arrays:
         seeds, rows = one.shape
@@ -749,26 +782,4 @@ def _width(rows: int) -> int:
 def _table(rows: int) -> np.ndarray:
     """Returns how often each row is drawn, in every resample: (resamples, rows). Each is drawn a Poisson number of
     times, independently of the others, so that one table serves all sites."""
-    return np.random.default_rng(rows).poisson(1.0, size=(RESAMPLES, rows)).astype(np.float32)
-
-
-def _pivots(by_row: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Returns the sorted bootstrap distribution of (mean - value) / error; None if there are too few or many rows."""
-    if min(map(len, by_row)) < 5 or max(map(len, by_row)) > _ROWS_TO_RESAMPLE:
-        return None
-    above, below = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
-    for k, one in enumerate(by_row):
-        centred = one - one.mean()
-        scale = float(np.abs(centred).max())
-        if not 0 < scale < math.inf:
-            continue
-        centred = (centred / scale).astype(np.float32)
-        table = _table(_width(len(one)))[:, : len(one)]
-        sums = table @ np.stack([np.ones_like(centred), centred, np.square(centred)], axis=1)
-        drawn, total, squares = np.roll(sums.astype(np.float64), k * RESAMPLES // len(by_row), axis=0).T
-        drawn = np.maximum(drawn, 2.0)
-        means = total / drawn
-        above += means * scale
-        below += np.maximum(squares / drawn - means * means, 0.0) / (drawn - 1.0) * scale**2
-    usable = below > 0
-    return np.sort(above[usable] / np.sqrt(below[usable])) if int(usable.sum()) > RESAMPLES // 2 else None
+    return np.random.default_rng(rows).poisson(1.0, size=(_RESAMPLES, rows)).astype(np.float32)

@@ -22,16 +22,19 @@ from fairmesh.config.tables import from_table, to_table
 from fairmesh.data.rows import SampleRows
 from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
-from fairmesh.evidence.intervals import Combined, Estimate, Number, Share, Worst, mean, resampled, share, total
+from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, mean, resampled, share
+from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share, strata_of
 from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics
 from fairmesh.metrics.base import resampled as metric_resampled
 from fairmesh.metrics.members import Accuracy
+from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree
 from fairmesh.problems.identity import fingerprint
-from fairmesh.problems.losses import answering, as_floats
+from fairmesh.problems.losses import answering, as_floats, lowest_loss
 from fairmesh.problems.problem import Problem
 
+_NAMES_SHOWN = 5
 _FORMAT = 1
 _TENSORS = ("losses", "right", "outputs", "targets", "rows")  # of Answers
 _UNPREDICTED = 2  # in `right`, of a row for which the model predicts NaN
@@ -100,6 +103,12 @@ class Outcomes:
             `fm.metrics` with their settings, but no function of your own. Default: {}.
         trained_in_common: For each site, the share of its training rows that a split has in common with another, if
             every site trains alone; None for models of all sites. Default: None.
+        lowest_loss: The lowest possible loss of a row; None if that is not known. Default: None.
+        guessed_overlaps: For each site whose splits have no row in common although they must, the share of its test
+            rows that random splits of so many rows have in common; None for other sites, and if there is no such site.
+            Default: None.
+        worst_needs_rows: How many test rows a site needs to be the worst one. If no site has as many, all count.
+            Default: 5.
 
     Example:
         >>> import fairmesh as fm
@@ -118,12 +127,17 @@ class Outcomes:
     judged_on: str = "test"
     functions: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict, repr=False)
     trained_in_common: tuple[float, ...] | None = None
+    lowest_loss: float | None = None
+    guessed_overlaps: tuple[float | None, ...] | None = None
+    worst_needs_rows: int = WORST_NEEDS_ROWS
 
     @property
     def covers(self) -> str:
-        """What the intervals cover: "samples", "samples and seeds", "samples and splits", or all three."""
+        """What the intervals cover: "samples", "samples and seeds", "samples and splits", or all three. They are not
+        said to cover splits whose common rows are not known."""
         seeds = any(answer.losses.shape[0] > 1 for answer in self.answers)
-        parts = ["samples", *(["seeds"] if seeds else []), *(["splits"] if len(self.of_sites) > 1 else [])]
+        splits = len(self.of_sites) > 1 and self.guessed_overlaps is None
+        parts = ["samples", *(["seeds"] if seeds else []), *(["splits"] if splits else [])]
         return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
     @cached_property
@@ -134,7 +148,8 @@ class Outcomes:
         for key in set(keys):
             sets = [self.answers[k].rows for k in key if k >= 0]
             found[key] = _in_common([rows for rows in sets if rows is not None])
-        return [found[key] for key in keys]
+        guessed = self.guessed_overlaps or (None,) * len(keys)
+        return [found[key] if guess is None else guess for key, guess in zip(keys, guessed)]
 
     def training_overlap(self, site: int) -> float | None:
         """Returns the share of its training rows that a split has in common with another; None for a model of all
@@ -207,26 +222,42 @@ class Outcomes:
         metric = metric or self.metric
         return metric == "accuracy" and (self._is_built_in(metric) or isinstance(self.function(metric), Accuracy))
 
+    def limits(self, metric: str | None = None) -> tuple[float, float]:
+        """Returns the lowest and the highest possible value of a metric.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        metric = metric or self.metric
+        if self._is_built_in(metric):
+            lowest = -math.inf if self.lowest_loss is None else self.lowest_loss
+            return (0.0, 1.0) if metric == "accuracy" else (lowest, math.inf)
+        return getattr(self.function(metric), "limits", (-math.inf, math.inf))
+
     def estimates(self, metric: str | None = None) -> list[Estimate]:
         """Returns the estimate of the metric at every site; its value is NaN where it is not measured or not defined.
 
         Args:
             metric: The metric; None for the primary one. Default: None.
         """
-        found: dict[tuple[int, ...], Estimate] = {}
-        chosen = []
-        for i in range(len(self.sites)):
-            key = tuple(of_split[i] for of_split in self.of_sites)
-            if key not in found:
-                found[key] = self._estimate(i, metric or self.metric)
-            chosen.append(found[key])
-        return chosen
+        metric = metric or self.metric
+        keys = [tuple(of_split[i] for of_split in self.of_sites) for i in range(len(self.sites))]
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
+        scores = {key: self.scores(i, metric) if self._is_answered(i) else None for key, i in first.items()}
+        skewness = None if self.counts_right(metric) else _skewness([one for one in scores.values() if one])
+        found = {key: self._estimate(i, metric, scores[key], skewness) for key, i in first.items()}
+        return [found[key] for key in keys]
 
-    def _estimate(self, site: int, metric: str) -> Estimate:
+    def _is_answered(self, site: int) -> bool:
         here = self.at(site)
-        if not here or not all(one.predicted for one in here):
+        return bool(here) and all(one.predicted for one in here)
+
+    def _estimate(
+        self, site: int, metric: str, scores: Sequence[np.ndarray] | None, skewness: float | None
+    ) -> Estimate:
+        here = self.at(site)
+        if not self._is_answered(site):
             return Share(math.nan, self.rows(site))
-        scores = self.scores(site, metric)
         if scores is None:
             function = self.function(metric)
             sizes, seeds = [len(one) for one in here], [len(one.losses) for one in here]
@@ -234,11 +265,12 @@ class Outcomes:
             def resample(split: int, seed: int, counts: np.ndarray) -> np.ndarray:
                 return resamples_of(function, here[split], seed, counts)
 
-            training = self.training_overlap(site)
-            share_like = self.is_share(metric)
-            return resampled(resample, sizes, seeds, self.overlaps[site], bounded=share_like, training=training)
-        estimate = share if self.counts_right(metric) else mean
-        return estimate(scores, self.overlaps[site], self.training_overlap(site))
+            training, limits = self.training_overlap(site), self.limits(metric)
+            overlap, bounded = self.overlaps[site], limits == (0.0, 1.0)
+            return resampled(resample, sizes, seeds, overlap, bounded, training=training, limits=limits)
+        if self.counts_right(metric):
+            return share(scores, self.overlaps[site], self.training_overlap(site))
+        return mean(scores, self.overlaps[site], self.training_overlap(site), skewness, self.limits(metric))
 
     def function(self, metric: str) -> Callable[[Tensor, Tensor], Any]:
         """Returns the function of a metric that is no mean over rows.
@@ -265,8 +297,52 @@ class Outcomes:
             higher_is_better: Whether a larger value is better; None for what is known. Default: None.
         """
         higher = self.higher(metric) if higher_is_better is None else higher_is_better
-        distinct = {id(one): one for one in self.estimates(metric)}  # sites that share rows and model are one
+        every = self.estimates(metric)
+        counted = self.counted()
+        distinct = {id(every[i]): every[i] for i in counted}  # sites that share rows and model are one
         return Worst(tuple(distinct.values()), higher)
+
+    def counted(self) -> list[int]:
+        """Returns the sites that may be the worst: those with enough test rows, or all if none has enough."""
+        enough = [i for i in range(len(self.sites)) if self.rows(i) >= self.worst_needs_rows]
+        return enough or list(range(len(self.sites)))
+
+    @property
+    def few_rows(self) -> list[str]:
+        """The names of the sites that were measured on too few test rows to be the worst."""
+        counted = set(self.counted())
+        return [name for i, name in enumerate(self.sites) if i not in counted and self.rows(i)]
+
+    def notes(self, metric: str | None = None) -> list[str]:
+        """Returns what a reader of the intervals must know.
+
+        Args:
+            metric: The metric; None for the primary one. Default: None.
+        """
+        found, least = [], self.worst_needs_rows
+        measured = [self.rows(i) for i in range(len(self.sites)) if self.rows(i)]
+        if few := self.few_rows:
+            found.append(
+                f"With fewer than {least} {self.judged_on} rows, {_listed(few)} cannot be the worst site "
+                "(worst_needs_rows sets another number); the mean over sites includes them."
+            )
+        elif measured and max(measured) < least:
+            found.append(f"No site has {least} {self.judged_on} rows, so any of them may be the worst by chance.")
+        heavy = [name for name, one in zip(self.sites, self.estimates(metric)) if getattr(one, "is_heavy", False)]
+        if heavy:
+            found.append(
+                f"The {metric or self.metric} has so heavy a tail that intervals are too narrow at {_listed(heavy)}: a "
+                "few rows decide it, and rarer ones may be missing. More test rows, or a metric that limits the "
+                "influence of single rows, such as mean-absolute-error, say more."
+            )
+        if self.guessed_overlaps is not None:
+            sites = [name for name, one in zip(self.sites, self.guessed_overlaps) if one is not None]
+            found.append(
+                f"Intervals do not cover splits: at {_listed(sites)} all splits have the same targets but no input in "
+                "common, so inputs were changed in each split, and it is not known which rows splits share. Name the "
+                "test rows: fm.Site(..., rows=ids)."
+            )
+        return found
 
     def worst_site(self, metric: str | None = None) -> int | None:
         """Returns the number of the worst site; None if no site has a value.
@@ -274,7 +350,9 @@ class Outcomes:
         Args:
             metric: The metric; None for the primary one. Default: None.
         """
-        return Worst(tuple(self.estimates(metric)), self.higher(metric)).which
+        every, counted = self.estimates(metric), self.counted()
+        which = Worst(tuple(every[i] for i in counted), self.higher(metric)).which
+        return None if which is None else counted[which]
 
     def higher(self, metric: str | None = None) -> bool:
         """Returns whether a larger value of the metric is better.
@@ -299,11 +377,30 @@ class Outcomes:
         known = [i for i in range(len(self.sites)) if self.at(i)]
         scores = {i: self.scores(i, metric) for i in known}
         if any(one is None for one in scores.values()):
-            return independent_mean(self.estimates(metric))
-        bounds = (0.0, 1.0) if self.counts_right(metric) else None
-        keys = {i: self.rows_key(i) for i in known}
+            return mean_of(self.estimates(metric))
+        strata = self.strata({i: one for i, one in scores.items() if one is not None})
+        training = self.mean_training_overlap
+        if self.counts_right(metric):
+            return mean_share(strata, training)
+        return mean_number(strata, training, self.limits(metric))
+
+    def strata(self, scores: Mapping[int, Scores]) -> list[Stratum]:
+        """Returns the strata of the sites that have a score at each of their rows. Sites with the same rows are one.
+
+        Args:
+            scores: The scores at sites: one array (seeds, rows) per split.
+        """
         defined = {i: one for i, one in scores.items() if one and not any(np.isnan(of).any() for of in one)}
-        return mean_over_sites(defined, keys, self.overlaps, bounds, weight=2.0)
+        guessed, numbers = self.guessed_overlaps or (None,) * len(self.sites), {}
+        for i in defined:
+            known = [one.rows.numpy() for one in self.at(i) if one.rows is not None and guessed[i] is None]
+            numbers[i] = known if len(known) == len(self.of_sites) else None
+        return strata_of(defined, {i: self.rows_key(i) for i in defined}, numbers, self.overlaps)
+
+    @property
+    def mean_training_overlap(self) -> float | None:
+        """The mean over sites of `training_overlap`; None for a model of all sites."""
+        return None if not self.trained_in_common else float(np.mean(self.trained_in_common))
 
     def without_outputs(self) -> "Outcomes":
         """Returns the same without the outputs, which only some metrics need."""
@@ -316,6 +413,27 @@ class Outcomes:
             site: The number of the site.
         """
         return tuple(one.digest for one in self.at(site))
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} other sites"
+
+
+def _skewness(sites: Sequence[Scores]) -> float | None:
+    """Returns the skewness of a row, in units of its site, from the rows of all sites: one site has too few for it.
+    None if rows do not vary. The unit is the mean distance from the site's mean, which single rows move little."""
+    rest = []
+    for scores in sites:
+        apart = np.concatenate([of - of.mean() for of in (np.asarray(one).mean(axis=0) for one in scores)])
+        unit = float(np.abs(apart).mean())
+        if 0 < unit < math.inf:
+            rest.append(apart / unit)
+    if not rest:
+        return None
+    every = np.concatenate(rest)
+    found = float((every**3).mean() / np.square(every).mean() ** 1.5)
+    return found if math.isfinite(found) else None
 
 
 def resamples_of(
@@ -354,46 +472,6 @@ def values_of(function: MeanMetric, answers: Answers) -> np.ndarray:
     return torch.stack([function.each(outputs, targets) for outputs in answers.outputs]).double().numpy()
 
 
-def independent_mean(parts: Sequence[Estimate]) -> Estimate:
-    """Returns the mean of the estimates that have a value.
-
-    Args:
-        parts: The estimates, as if independent.
-    """
-    known = tuple(part for part in parts if not math.isnan(part.value))
-    return Combined(known, (1.0 / len(known),) * len(known)) if known else Share(math.nan, 0)
-
-
-def mean_over_sites(
-    scores: Mapping[int, Sequence[np.ndarray]],
-    keys: Mapping[int, tuple[str, ...]],
-    overlaps: Sequence[float],
-    bounds: tuple[float, float] | None,
-    weight: float,
-) -> Number:
-    """Returns the mean over sites of the means over their rows. Rows that sites share are counted as one draw.
-
-    Args:
-        scores: The scores at each site: one array (seeds, rows) per split.
-        keys: Which sites have the same rows.
-        overlaps: The share of its test rows that a split has in common with another, for each site.
-        bounds: The lowest and highest score of a row, as in `total`; None for none.
-        weight: The weight of a row that is added at each bound.
-    """
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for i in scores:
-        groups.setdefault(keys[i], []).append(i)
-    summed = [
-        [np.sum([scores[i][k] for i in members], axis=0) / len(scores) for k in range(len(key))]
-        for key, members in groups.items()
-    ]
-    if not summed:
-        return Number(math.nan, 0, math.nan)
-    parts = [len(members) / len(scores) for members in groups.values()]
-    added = [] if bounds is None else [(bounds[0] * part, bounds[1] * part) for part in parts]
-    return total(summed, float(np.mean([overlaps[i] for i in scores])), added, weight)
-
-
 def judged(
     problem: Problem,
     rows: Mapping[int, Tensor],
@@ -423,6 +501,8 @@ def judged(
         for k, samples in enumerate(sets):
             judges = [i for i, one in enumerate(which) if one == k]
             found = _answers(of_split, samples, models[:, judges].flatten(0, 1) if own_models else models, known, room)
+            if on == "test" and (identities := of_split.sites[judges[0]].rows) is not None:
+                found = replace(found, rows=identities)
             room -= 0 if found.outputs is None else found.outputs.numel()
             own |= zip(judges, found.apart(len(judges))) if own_models else {k: found}
         answers += [own[i] for i in sorted(own)]
@@ -437,7 +517,29 @@ def judged(
         on,
         dict(problem.metrics_by_name) if functions is None else functions,
         _trained_in_common(problem, list(rows)) if trained_alone else None,
+        lowest_loss(problem.loss),
+        _guessed_overlaps(problem, list(rows)) if on == "test" else None,
     )
+
+
+def _guessed_overlaps(problem: Problem, splits: Sequence[int]) -> tuple[float | None, ...] | None:
+    """Returns, for each site whose splits have the same number of rows and the same targets but not one row, the share
+    of test rows that random splits have in common; None if there is no such site. Such inputs were changed in each
+    split, as by scaling with its training rows."""
+    if len(splits) < 2:
+        return None
+    found: list[float | None] = []
+    for of_site in zip(*(problem.of_split(split).sites for split in splits)):
+        sets = [[one for one in (s.train, s.test, s.validation) if one is not None] for s in of_site]
+        here = all(one.here and one.stream is None and isinstance(one.targets, Tensor) for of in sets for one in of)
+        if not here or any(s.rows is not None or s.test is None for s in of_site):
+            found.append(None)
+            continue
+        targets = [torch.cat([one.targets for one in of]).sort(dim=0).values for of in sets]
+        same = all(torch.equal(one, targets[0]) for one in targets[1:])
+        apart = same and _in_common([torch.cat([_numbered(one) for one in of]) for of in sets]) == 0.0
+        found.append(len(of_site[0].test) / len(targets[0]) if apart else None)
+    return tuple(found) if any(one is not None for one in found) else None
 
 
 def _trained_in_common(problem: Problem, splits: Sequence[int]) -> tuple[float, ...] | None:
@@ -446,7 +548,9 @@ def _trained_in_common(problem: Problem, splits: Sequence[int]) -> tuple[float, 
     of_splits = [[site.train for site in problem.of_split(split).sites] for split in splits]
     if len(splits) < 2 or not all(samples.here for of_split in of_splits for samples in of_split):
         return None
-    return tuple(_in_common([_numbered(samples) for samples in of_site]) for of_site in zip(*of_splits))
+    known = [site.rows is None for site in problem.sites]  # else inputs need not be equal where rows are
+    shares = [_in_common([_numbered(samples) for samples in of_site]) for of_site in zip(*of_splits)]
+    return tuple(share if told and share > 0 else 1.0 for share, told in zip(shares, known))
 
 
 def _in_common(sets: Sequence[Tensor]) -> float:
@@ -566,6 +670,9 @@ def packed(outcomes: Mapping[str, Outcomes]) -> bytes:
             "of_sites": one.of_sites,
             "judged_on": one.judged_on,
             "trained_in_common": one.trained_in_common,
+            "worst_needs_rows": one.worst_needs_rows,
+            "guessed_overlaps": one.guessed_overlaps,
+            "lowest_loss": one.lowest_loss,
             "metrics": {key: to_table(f) for key, f in one.functions.items() if isinstance(f, NamedMetric)},
         }
     # one key, since safetensors writes several in no fixed order, and equal outcomes must be equal files
@@ -609,6 +716,8 @@ def unpacked(content: bytes) -> dict[str, Outcomes]:
         table["sites"] = tuple(table["sites"])
         known = table.pop("trained_in_common", None)
         table["trained_in_common"] = None if known is None else tuple(known)
+        guessed = table.pop("guessed_overlaps", None)
+        table["guessed_overlaps"] = None if guessed is None else tuple(guessed)
         metrics = {key: from_table(NamedMetric, one, key) for key, one in table.pop("metrics", {}).items()}
         found[name] = Outcomes(answers=tuple(answers), functions=metrics, **table)
     return found

@@ -18,7 +18,8 @@ from fairmesh.evidence.intervals import (
     paired_counts,
     resampled,
 )
-from fairmesh.evidence.outcomes import Answers, Outcomes, independent_mean, mean_over_sites, resamples_of
+from fairmesh.evidence.means import mean_number, mean_of, mean_paired_share
+from fairmesh.evidence.outcomes import Answers, Outcomes, resamples_of
 from fairmesh.metrics import NamedMetric
 
 Verdict = Literal["better", "worse", "unclear"]
@@ -230,7 +231,7 @@ def versus(a: Outcomes, b: Outcomes, metric: str | None = None, level: float = L
         a.sites,
         tuple(at_sites),
         difference_of(_of_worst(a, b, metric), higher, level, all(same)),
-        difference_of(_of_means(a, b, metric, same), higher, level, all(same)),
+        difference_of(mean_difference(a, b, metric), higher, level, all(same)),
         level,
     )
 
@@ -268,18 +269,23 @@ def _mean_of(function: Any, answers: Answers, counts: np.ndarray) -> np.ndarray:
     return np.mean([resamples_of(function, answers, seed, counts) for seed in range(len(answers.losses))], axis=0)
 
 
-def _of_means(a: Outcomes, b: Outcomes, metric: str, same: Sequence[bool]) -> Estimate:
-    known = [i for i in range(len(a.sites)) if same[i]]
+def mean_difference(a: Outcomes, b: Outcomes, metric: str | None = None) -> Estimate:
+    """Returns the estimate of the difference of two models' means over sites.
+
+    Args:
+        a: What the one answered.
+        b: What the other answered.
+        metric: The metric; None for the primary one of `a`. Default: None.
+    """
+    metric = metric or a.metric
+    known = [i for i in range(len(a.sites)) if a.at(i) and a.rows_key(i) == b.rows_key(i)]
+    if known != [i for i in range(len(a.sites)) if a.at(i) or b.at(i)]:
+        return Combined((a.mean(metric), b.mean(metric)), (1.0, -1.0))
     scores = {i: (a.scores(i, metric), b.scores(i, metric)) for i in known}
-    measured = [i for i in range(len(a.sites)) if a.at(i) or b.at(i)]
-    if known == measured and all(x is not None and y is not None for x, y in scores.values()):
-        differences = {i: [_by_seed(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()}
-        differences = {i: one for i, one in differences.items() if not any(np.isnan(of).any() for of in one)}
-        bounds = (-1.0, 1.0) if a.counts_right(metric) else None
-        return mean_over_sites(differences, {i: a.rows_key(i) for i in known}, a.overlaps, bounds, weight=0.5)
-    if known == measured:
-        return independent_mean([_paired(a, b, i, metric) for i in known])
-    return Combined((a.mean(metric), b.mean(metric)), (1.0, -1.0))
+    if any(x is None or y is None for x, y in scores.values()):
+        return mean_of([_paired(a, b, i, metric) for i in known])
+    strata = a.strata({i: [_by_seed(p, q) for p, q in zip(x or [], y or [])] for i, (x, y) in scores.items()})
+    return mean_paired_share(strata) if a.counts_right(metric) else mean_number(strata)
 
 
 def _by_seed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -323,13 +329,15 @@ def evidence_table(
         >>> from fairmesh.evidence import evidence_table
         >>> result = fm.run(fm.Experiment(fm.data.Digits(nodes=4), algorithm=fm.DSGD(), rounds=5))
         >>> found = evidence_table(result.outcomes())
-        >>> sorted(found), sorted(found["sites"][0])
-        (['covers', 'level', 'mean', 'metric', 'sites', 'worst'], ['interval', 'n', 'name', 'value', 'versus'])
+        >>> sorted(found)
+        ['covers', 'level', 'mean', 'metric', 'notes', 'sites', 'worst']
+        >>> sorted(found["sites"][0])
+        ['few_rows', 'interval', 'n', 'name', 'value', 'versus']
     """
     metric, others = metric or outcomes.metric, against or {}
     compared = {name: versus(outcomes, other, metric, level) for name, other in others.items()}
     estimates, worst = outcomes.estimates(metric), outcomes.worst(metric)
-    which = outcomes.worst_site(metric)
+    which, few = outcomes.worst_site(metric), set(outcomes.few_rows)
 
     def row(estimate: Estimate, differences: Mapping[str, Difference]) -> dict[str, Any]:
         return {
@@ -342,11 +350,12 @@ def evidence_table(
         "level": level,
         "metric": metric,
         "covers": outcomes.covers,
+        "notes": outcomes.notes(metric),
         "worst": {"site": None if which is None else outcomes.sites[which]}
         | row(worst, {name: one.worst for name, one in compared.items()}),
         "mean": row(outcomes.mean(metric), {name: one.mean for name, one in compared.items()}),
         "sites": [
-            {"name": name, "n": outcomes.rows(i)}
+            {"name": name, "n": outcomes.rows(i), "few_rows": name in few}
             | row(estimates[i], {other: one.at_sites[i] for other, one in compared.items()})
             for i, name in enumerate(outcomes.sites)
         ],

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fairmesh.config.overrides import read_toml, resolved_files
+from fairmesh.config.overrides import read_toml
 from fairmesh.config.tables import from_table
 from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.errors import BadInput, nearest
@@ -20,6 +20,7 @@ from fairmesh.problems.batch_norm import under_policy
 from fairmesh.problems.flat_model import architecture_of
 from fairmesh.problems.models import Model, build_in_units
 from fairmesh.problems.weight_norms import copied
+from fairmesh.storage.executed import located, refuse_foreign
 from fairmesh.storage.run_folder import (
     EXPERIMENT,
     METRICS,
@@ -148,7 +149,12 @@ def as_trained(
 
 
 def load_model(
-    folder: str | os.PathLike, which: Which = "final", *, site: str | None = None, replica: int | None = None
+    folder: str | os.PathLike,
+    which: Which = "final",
+    *,
+    site: str | None = None,
+    replica: int | None = None,
+    allow: Sequence[str] = (),
 ) -> TrainedModel:
     """Reads a trained model from a run's folder, with all that is needed to use it.
 
@@ -159,9 +165,13 @@ def load_model(
             model. Default: None.
         replica: The number of the replica, if the run has several; None for that of `model.safetensors`. Default:
             None.
+        allow: Modules and Python files, such as "mine.py", that the run's experiment.toml may have imported. Models of
+            torch.nn and fairmesh, and code that a run of yours has executed on this machine with the same settings,
+            need no entry. Default: ().
 
     Raises:
-        BadInput: The run has not finished or has no such model, or its module cannot be built again.
+        BadInput: The run has not finished or has no such model, its module cannot be built again, or it names code that
+            is not allowed.
 
     Example:
         >>> import tempfile
@@ -184,7 +194,7 @@ def load_model(
     _refuse_diverged(summary["diverged"], entry["replica"])
     stored = path / preprocessing_file(entry.get("split", 0))
     preprocessing = Preprocessing.from_json(stored.read_text(encoding="utf-8")) if stored.exists() else None
-    module = _module(path, summary["model"], preprocessing)
+    module = _module(path, summary["model"], preprocessing, allow)
     if site is None:
         file = path / entry["file"]
         about = load_weights(file, module)
@@ -243,7 +253,9 @@ def _entry(summary: Mapping[str, Any], which: str, replica: int | None, folder: 
     return next(entry for entry in of_kind if entry["replica"] == summary["chosen"])
 
 
-def _module(folder: Path, facts: Mapping[str, Any], preprocessing: Preprocessing | None) -> nn.Module:
+def _module(
+    folder: Path, facts: Mapping[str, Any], preprocessing: Preprocessing | None, allow: Sequence[str]
+) -> nn.Module:
     """Returns a module of the trained architecture, from the run's settings."""
     table = read_toml(folder / EXPERIMENT)
     if "model" not in table:
@@ -251,7 +263,8 @@ def _module(folder: Path, facts: Mapping[str, Any], preprocessing: Preprocessing
             f"the model of the run in {folder} was given in Python, so its folder does not say how to build it; use "
             "fm.export(result, ...) after training, or name the model in an experiment file"
         )
-    model = from_table(Model, _with_files(table["model"], folder), "model")
+    refuse_foreign(table["model"], folder, allow)
+    model = from_table(Model, located(table["model"], folder), "model")
     given = facts["input_shape"]
     shape = torch.Size(given) if isinstance(facts["input_dtype"], str) else given
     target = None if preprocessing is None or preprocessing.target.kind != "number" else preprocessing.target
@@ -259,16 +272,6 @@ def _module(folder: Path, facts: Mapping[str, Any], preprocessing: Preprocessing
         return build_in_units(model, shape, target.center, target.scale)
     built = model.build(shape, facts["outputs"])
     return under_policy(built, "convert") if table.get("batch_norm") == "convert" else built
-
-
-def _with_files(table: Any, folder: Path) -> Any:
-    """Returns the settings of a model with its Python file resolved. Between organisations it lies with the site's
-    files, next to or above the result."""
-    bases, inner = [folder, *folder.resolve().parents[:3]], table
-    while isinstance(inner, Mapping) and "path" not in inner and "base" in inner:  # of a model that adapts another
-        inner = inner["base"]
-    name = str(inner.get("path", "")).partition(":")[0] if isinstance(inner, Mapping) else ""
-    return resolved_files(table, next((base for base in bases if name and (base / name).is_file()), folder))
 
 
 def _checked_about(path: Path, module: nn.Module) -> dict[str, Any]:

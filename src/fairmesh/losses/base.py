@@ -31,6 +31,7 @@ class NamedLoss(ABC):
     reads_logits: ClassVar[bool] = False  # whether each output is the logit of a yes-or-no label
     of_numbers: ClassVar[bool] = False  # whether it compares each output with a number
     of_labels: ClassVar[bool] = False  # whether each target is the number of a class
+    lowest: ClassVar[float | None] = None  # the lowest possible loss of a sample, if that is known
 
     @abstractmethod
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:

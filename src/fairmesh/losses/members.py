@@ -78,6 +78,7 @@ class CrossEntropy(NamedLoss):
     """
 
     of_labels: ClassVar[bool] = True
+    lowest: ClassVar[float | None] = 0.0
     class_weights: ClassWeights = None
     label_smoothing: float = 0.0
     ignore_index: int | None = None
@@ -117,6 +118,7 @@ class Focal(NamedLoss):
     """
 
     of_labels: ClassVar[bool] = True
+    lowest: ClassVar[float | None] = 0.0
     gamma: float = 2.0
     class_weights: ClassWeights = None
     ignore_index: int | None = None
@@ -157,6 +159,7 @@ class BinaryCrossEntropy(NamedLoss):
     """
 
     reads_logits: ClassVar[bool] = True
+    lowest: ClassVar[float | None] = 0.0
     class_weights: ClassWeights = None
     ignore_index: int | None = None
 
@@ -196,6 +199,7 @@ class SquaredError(NamedLoss):
     """
 
     of_numbers: ClassVar[bool] = True
+    lowest: ClassVar[float | None] = 0.0
 
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         return _differences(outputs, targets).square().mean(dim=1)
@@ -213,6 +217,7 @@ class AbsoluteError(NamedLoss):
     """
 
     of_numbers: ClassVar[bool] = True
+    lowest: ClassVar[float | None] = 0.0
 
     def each(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         return _differences(outputs, targets).abs().mean(dim=1)
@@ -233,6 +238,7 @@ class Huber(NamedLoss):
     """
 
     of_numbers: ClassVar[bool] = True
+    lowest: ClassVar[float | None] = 0.0
     delta: float = 1.0
 
     def __post_init__(self):
@@ -265,6 +271,7 @@ class Dice(NamedLoss):
     """
 
     of_labels: ClassVar[bool] = True
+    lowest: ClassVar[float | None] = 0.0
     smooth: float = 1.0
     background: bool = False
     ignore_index: int | None = None

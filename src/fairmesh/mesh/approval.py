@@ -8,19 +8,16 @@ is.
 import ast
 import importlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from fairmesh.config.registry import role_of
 from fairmesh.config.sealed import parsed
+from fairmesh.config.trusted import import_paths, is_harmless, under
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.manifest import EXPERIMENT, Handout, import_paths, python_files, table_of
+from fairmesh.mesh.manifest import EXPERIMENT, Handout, python_files, table_of
 from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.revealing import refuse_revealing
 from fairmesh.storage.files import private_files, read_bytes, write_atomically
@@ -138,13 +135,13 @@ def not_allowed(contents: Mapping[str, bytes], allow: Sequence[str]) -> Iterator
                 yield "", f"{EXPERIMENT}: {key} = {path!r} reaches through a name that is no class of {module}"
         elif "." in name:
             yield "", f"{EXPERIMENT}: {key} = {path!r} reaches through a name of {module}; write module:name"
-        elif not _under(module, allow) and not _is_harmless(module, name):
+        elif not under(module, allow) and not is_harmless(module, name):
             known = "a model of torch.nn, a function of torch.nn.functional or a class of fairmesh"
             yield module.partition(".")[0], f"{EXPERIMENT}: {key} = {path!r} is neither in the manifest nor {known}"
     for file in python_files(contents):
         for module in outside(contents, file):
             top = module.partition(".")[0]
-            if top not in _CALCULATE and not _under(module, ("torch", "fairmesh", *allow)):
+            if top not in _CALCULATE and not under(module, ("torch", "fairmesh", *allow)):
                 yield top, f"{file} imports {module}"
 
 
@@ -163,22 +160,5 @@ def _imported_modules(content: bytes, file: str) -> Iterator[str]:
             yield node.module
 
 
-def _under(module: str, packages: Sequence[str]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
-
-
 def _classes(content: bytes, file: str) -> set[str]:
     return {node.name for node in parsed(content, file).body if isinstance(node, ast.ClassDef)}
-
-
-def _is_harmless(module: str, name: str) -> bool:
-    """Returns whether something that is already imported is known to do no more than calculate: a model of torch.nn, a
-    function of torch.nn.functional, or a class that experiments can name. The rest of torch can run programs
-    (torch.hub.load), unpickle files (torch.load) and compile code."""
-    found = getattr(sys.modules.get(module), name, None)
-    if module == "torch.nn":
-        return isinstance(found, type) and issubclass(found, nn.Module)
-    if module == "torch.nn.functional":
-        home = getattr(found, "__module__", None)
-        return callable(found) and home in ("torch.nn.functional", "torch._C._nn", "torch")
-    return _under(module, ("fairmesh",)) and isinstance(found, type) and role_of(found) is not None

@@ -17,6 +17,7 @@ from typing import Any
 from fairmesh.config.overrides import put, read_toml
 from fairmesh.config.sealed import SealedFiles, helpers, imported_files, wanted
 from fairmesh.config.tables import checked, from_table
+from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, experiment_from
 from fairmesh.mesh.certificates import AUTHORITY, is_founders, public_digest, signed_by_founder
@@ -27,7 +28,6 @@ MANIFEST, EXPERIMENT = "manifest.json", "experiment.toml"
 _PURPOSE = b"fairmesh manifest 1\n"  # what the authority signs as a manifest can be nothing else, such as a certificate
 _LARGEST_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_IMPORT_PATH = re.compile(r"(?P<module>[^:]+):(?P<name>[\w.]+)")
 _QUOTED = re.compile(r"""(?P<quote>["'])(?P<file>[^"'\n:]+\.py):(?P<name>[\w.]+)(?P=quote)""")
 
 
@@ -125,20 +125,6 @@ def _bytes_of(digits: str) -> bytes:
         return bytes.fromhex(digits)
     except ValueError:
         return b""
-
-
-def import_paths(value: Any, key: str = "") -> dict[str, str]:
-    """Returns every string of an experiment's table that can name something to import, by its place in the table."""
-    found: dict[str, str] = {}
-    if isinstance(value, Mapping):
-        for inner, item in value.items():
-            found |= import_paths(item, f"{key}.{inner}" if key else str(inner))
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            found |= import_paths(item, f"{key}[{number}]")
-    elif isinstance(value, str) and _IMPORT_PATH.fullmatch(value):
-        found[key] = value
-    return found
 
 
 @dataclass(frozen=True)

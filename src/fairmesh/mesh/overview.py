@@ -11,10 +11,11 @@ from fairmesh.algorithms.weighting import ExactMaximum, PriorWeights, ProjectedA
 from fairmesh.compression.compressors import Compressor, Identity
 from fairmesh.config.overrides import resolved_files
 from fairmesh.config.registry import IMPORT, registered_name
+from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.mesh.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.certificates import fingerprint, valid_until
-from fairmesh.mesh.manifest import Handout, import_paths, python_files
+from fairmesh.mesh.manifest import Handout, python_files
 from fairmesh.mesh.members import OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.mesh.revealing import ALLOW, algorithm_of, bits_per_parameter, revealing
 from fairmesh.problems.models import Logistic

@@ -10,8 +10,9 @@ from typing import Any
 from fairmesh.algorithms import DRDSGD, DSGD, Algorithm
 from fairmesh.compression.compressors import FLOAT_BITS, Compressor
 from fairmesh.config.tables import from_table
+from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
-from fairmesh.mesh.manifest import Handout, import_paths
+from fairmesh.mesh.manifest import Handout
 from fairmesh.mesh.members import SiteFile
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.sampling import Sampling

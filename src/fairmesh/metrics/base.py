@@ -1,5 +1,6 @@
 """What a metric is: a number from the outputs of a model and the targets of one site, and which direction is better."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,6 +68,7 @@ class NamedMetric(ABC):
     tasks: ClassVar[tuple[Task, ...]]  # the problems that it fits
     higher_is_better: ClassVar[bool] = True
     is_share: ClassVar[bool] = False  # whether tables show it in per cent
+    limits: ClassVar[tuple[float, float]] = (-math.inf, math.inf)  # its lowest and highest possible value
 
     @abstractmethod
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Outputs of classifiers are logits: the probabilities are their softmax, or the s
 of log-probabilities is the probabilities, so these work as well.)
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -78,6 +79,7 @@ class Accuracy(MeanMetric):
     needs: ClassVar = "labels"
     tasks: ClassVar = ("classes", "binary", "multi-label", "masks")
     is_share: ClassVar = True
+    limits: ClassVar = (0.0, 1.0)
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.ndim > 1 and targets[0].numel() > 1:
@@ -102,6 +104,7 @@ class BalancedAccuracy(NamedMetric):
     needs: ClassVar = "labels"
     tasks: ClassVar = _ONE_CLASS
     is_share: ClassVar = True
+    limits: ClassVar = (0.0, 1.0)
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         read = _read(outputs, targets)
@@ -126,6 +129,7 @@ class AUROC(NamedMetric):
 
     needs: ClassVar = "scores"
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
+    limits: ClassVar = (0.0, 1.0)
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         read, columns = _read(outputs, targets), []
@@ -151,6 +155,7 @@ class AveragePrecision(NamedMetric):
 
     needs: ClassVar = "scores"
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
+    limits: ClassVar = (0.0, 1.0)
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         read, columns = _read(outputs, targets), []
@@ -170,6 +175,7 @@ class _AtThreshold(NamedMetric):
     needs: ClassVar = "scores"
     tasks: ClassVar = _ONE_CLASS
     is_share: ClassVar = True
+    limits: ClassVar = (0.0, 1.0)
     of_positives: ClassVar[bool]  # whether it is about positive samples
     threshold: float
     positive: int | str
@@ -247,6 +253,7 @@ class F1(NamedMetric):
 
     needs: ClassVar = "labels"
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
+    limits: ClassVar = (0.0, 1.0)
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         read = _read(outputs, targets)
@@ -275,6 +282,7 @@ class Brier(MeanMetric):
 
     needs: ClassVar = "scores"
     tasks: ClassVar = (*_ONE_CLASS, "multi-label")
+    limits: ClassVar = (0.0, 2.0)
     higher_is_better: ClassVar = False
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -326,6 +334,7 @@ class CalibrationError(NamedMetric):
 
     needs: ClassVar = "scores"
     tasks: ClassVar = _ONE_CLASS
+    limits: ClassVar = (0.0, 1.0)
     higher_is_better: ClassVar = False
     bins: int = 15
 
@@ -360,6 +369,7 @@ class MeanAbsoluteError(MeanMetric):
 
     needs: ClassVar = "numbers"
     tasks: ClassVar = ("numbers",)
+    limits: ClassVar = (0.0, math.inf)
     higher_is_better: ClassVar = False
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -380,6 +390,7 @@ class RMSE(NamedMetric):
 
     needs: ClassVar = "numbers"
     tasks: ClassVar = ("numbers",)
+    limits: ClassVar = (0.0, math.inf)
     higher_is_better: ClassVar = False
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
@@ -405,6 +416,7 @@ class R2(NamedMetric):
 
     needs: ClassVar = "numbers"
     tasks: ClassVar = ("numbers",)
+    limits: ClassVar = (-math.inf, 1.0)
 
     def resampled(self, outputs: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
         (predicted, truths), counts = _numbers(outputs, targets), counts.double()
@@ -447,6 +459,7 @@ class Dice(MeanMetric):
 
     needs: ClassVar = "labels"
     tasks: ClassVar = ("masks",)
+    limits: ClassVar = (0.0, 1.0)
     background: bool = False
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:

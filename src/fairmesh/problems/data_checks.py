@@ -1,9 +1,11 @@
 """Each site's data: read, and checked against that of the others and against the model's classes."""
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +40,28 @@ def read_site(
             read = found[1] if found else Samples.of(source, f"{split} set of site {i} ({name})", targets)
             sets[split] = read
             known[id(source)] = source, read  # keeps the source alive, so that its id is not reused
-    return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, **sets)
+    rows = _row_numbers(site, sets.get("test"), name)
+    return dataclasses.replace(site, name=name, group=name if site.group is None else site.group, rows=rows, **sets)
+
+
+def _row_numbers(site: Site, test: Samples | None, name: str) -> Tensor | None:
+    """Returns what identifies each test row of a site as numbers (rows,) int64; None if it is not known."""
+    given = site.rows
+    if given is None and site.table is not None and site.table.rows is not None:
+        given = site.table.rows.get("test")
+        given = None if test is None or given is None or len(given) != len(test) else given
+    if given is None or test is None:
+        return None
+    values = np.asarray(given.tolist() if isinstance(given, Tensor) else given)
+    if values.shape != (len(test),) or values.dtype.kind not in "iuUSO":
+        raise BadInput(
+            f"rows of site {name!r} have the shape {values.shape} and are {values.dtype}; give one whole number or "
+            f"name for each of its {len(test)} test rows"
+        )
+    if values.dtype.kind in "iu":
+        return torch.from_numpy(values.astype(np.int64))
+    hashed = [hashlib.blake2b(str(one).encode(), digest_size=8).digest() for one in values.tolist()]
+    return torch.tensor([int.from_bytes(one, "little", signed=True) for one in hashed])
 
 
 def is_empty(source: Any) -> bool:

@@ -1,5 +1,6 @@
 """The loss of one row on one batch, in training and in evaluation mode."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,25 @@ from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.stacking import AtOnce, over_models
 
 Loss = Callable[[Any, Any], Tensor]  # (outputs, targets) -> the mean over the samples
+
+_NEVER_NEGATIVE = [
+    nn.functional.cross_entropy,
+    nn.functional.mse_loss,
+    nn.functional.l1_loss,
+    nn.functional.smooth_l1_loss,
+    nn.functional.huber_loss,
+    nn.functional.binary_cross_entropy,
+    nn.functional.binary_cross_entropy_with_logits,
+]
+_NEVER_NEGATIVE_MODULES = (
+    nn.CrossEntropyLoss,
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+)
 
 
 def as_floats(values: Tree, dtype: torch.dtype) -> Tree:
@@ -52,6 +72,15 @@ def reads_logits(loss: Loss) -> bool:
 def takes_shares(loss: Loss) -> bool:
     """Returns whether a loss reads floats as shares of classes, not as numbers to predict."""
     return loss is nn.functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def lowest_loss(loss: Loss) -> float | None:
+    """Returns the lowest possible loss of a sample; None if that is not known."""
+    if isinstance(loss, functools.partial) and loss.func is loss_in_spreads:
+        return lowest_loss(loss.args[0])
+    if isinstance(loss, NamedLoss):
+        return loss.lowest
+    return 0.0 if loss in _NEVER_NEGATIVE or isinstance(loss, _NEVER_NEGATIVE_MODULES) else None
 
 
 def loss_in_spreads(loss: Loss, spread: float, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -70,8 +70,18 @@ _OF_MODEL = {  # what is known of model and loss, for samples of one form
 }  # fmt: skip
 
 
+_FOR_USERS = ("n", "classes", "task", "primary", "flat_model", "prior_of_sites", "shares_of_samples", "preprocessing")
+
+
+class _ShortHelp(type):
+    """The type of `Problem`, whose help shows what users need. Its other names are for fairmesh's own modules."""
+
+    def __dir__(cls) -> list[str]:
+        return [*_FOR_USERS, "__init__", "__doc__"]
+
+
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(metaclass=_ShortHelp):
     """A model to train on the data of several sites, one site per node.
 
     Site i contributes the loss f_i(theta), the mean over its samples. Data, model and loss are checked together when
@@ -145,7 +155,7 @@ class Problem:
 
     model: nn.Module | Callable[[], nn.Module]
     sites: Sequence[Site]
-    loss: Loss = nn.functional.cross_entropy
+    loss: Loss = field(default_factory=lambda: nn.functional.cross_entropy)  # whose docstring is not part of this class
     sampling: Sampling = field(default_factory=Sampling)
     prior: Sequence[float] | None = None
     test: Any = None
@@ -368,7 +378,7 @@ class Problem:
         if not others:
             return self
         made = copy.copy(self)  # all else has been checked
-        made.__dict__.pop("_without_splits", None)
+        vars(made).pop("_without_splits", None)
         object.__setattr__(made, "splits", tuple(others))
         made._check_splits()
         return made
@@ -384,7 +394,7 @@ class Problem:
         kept |= {"slower_stacked"} if self.sampling.order != "full" else set()
         made = copy.copy(self)
         for name in vars(made).keys() - kept:
-            del made.__dict__[name]  # what depends on the samples is found again
+            del vars(made)[name]  # what depends on the samples is found again
         for name, value in changes.items():
             object.__setattr__(made, name, value)
         if sites is not None:
@@ -404,7 +414,7 @@ class Problem:
         kept = {"_prepared", "_first_made"} | {one.name for one in dataclasses.fields(self)}
         made = copy.copy(self)
         for name in vars(made).keys() - kept:
-            del made.__dict__[name]
+            del vars(made)[name]
         changes = {"backbone": backbone, "sites": sites, "splits": ()}
         for name, value in (changes | dict.fromkeys(("test", "validation", "targets"))).items():
             object.__setattr__(made, name, value)

@@ -10,6 +10,7 @@ import fairmesh
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.config.registry import FAMILIES
 from fairmesh.config.tables import from_table
+from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.report.answers import calibration, compared
 from fairmesh.report.runs import Run, choices_in_words, mean_of, ranked
@@ -110,7 +111,7 @@ def _sites(run: Run) -> list[Json]:
     names = [str(name) for name in summary["sites"]]
     evidence = {one["name"]: one for one in run.evidence.get("sites", [])}
     data = _counted(run)
-    weights, compared = run.weights(), references(run)
+    weights, prior, compared = run.weights(), summary.get("prior"), references(run)
     values = {metric: run.by_site(metric) for metric in run.metrics}
     versus = _versus(run, evidence)
     found = []
@@ -129,6 +130,7 @@ def _sites(run: Run) -> list[Json]:
                 "metrics": {metric: column[i] for metric, column in values.items()},
                 "interval": _known(known.get("interval")),
                 "weight": weights[i] if weights else None,
+                "prior": prior[i] if prior else None,
                 "references": {kind: column[i] for kind, column in compared.items()},
                 "why_not_compared": known.get("why_not"),
                 "versus": {kind: by_site[name] for kind, by_site in versus.items() if name in by_site},
@@ -201,7 +203,7 @@ def _graph(run: Run) -> Json | None:
     kind = FAMILIES[Algorithm].get(run.summary["algorithm"])
     if kind is not None and getattr(kind, "needs_server", False):
         return {"name": "server", "edges": [], "placed": False}
-    if table.get("name", "import") == "import":
+    if "name" not in table or import_paths(table):
         return None
     try:
         mixing = union_of(from_table(Topology, table, "topology").build(n))

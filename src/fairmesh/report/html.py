@@ -372,14 +372,23 @@ def _side_by_side(runs: Sequence[Run], cards: Sequence[Json]) -> Iterable[str]:
                 "values": [card["sites"][i]["weight"] for i in order[:_DOTS]],
                 "intervals": [None] * len(order[:_DOTS]),
                 "style": pictured.index(card),
+                "origins": [card["sites"][i]["prior"] for i in order[:_DOTS]] if _has_prior(card) else None,
             }
             for card in weighed
         }
-        drawn = dots(shown_names, series, "weight λ of the site", 1 / len(names))
+        drawn = dots(shown_names, series, "weight λ of the site")
         only = f" in {weighed[0]['label']}" if len(weighed) == 1 else ""
-        said = f"How much each site counts{only}; the dotted line is an equal share."
+        said = f"How much each site counts{only}."
+        if any(map(_has_prior, weighed)):
+            said += (
+                " Arrows begin at the site's prior, its share of all training rows unless the experiment names another."
+            )
         pictures.append(_figure(drawn, "weight of every site", said))
     yield _pictures(pictures)
+
+
+def _has_prior(card: Json) -> bool:
+    return all(site["prior"] is not None for site in card["sites"])
 
 
 def _curves(runs: Sequence[Run]) -> str:

@@ -76,17 +76,14 @@ def curve(runs: Sequence[Run], what: str, against: str) -> Any:
     return figure
 
 
-def dots(
-    names: Sequence[str], series: Mapping[str, Mapping[str, Any]], axis_label: str, line: float | None = None
-) -> Any:
+def dots(names: Sequence[str], series: Mapping[str, Mapping[str, Any]], axis_label: str) -> Any:
     """Draws a row per site with a point for each series, and its interval where it is known.
 
     Args:
         names: The sites, from top to bottom.
         series: By their label, {"values": one number per site, "intervals": [low, high] or None per site, "style": the
-            number of its colour and marker}.
+            number of its colour and marker}. With "origins", one number per site, an arrow leads from it to the point.
         axis_label: What is measured.
-        line: Where to draw a dotted line. Default: None.
     """
     figure, (axis,) = new_figure(
         4.8,
@@ -104,10 +101,18 @@ def dots(
             if interval and math.isfinite(value):
                 axis.plot(interval, [at, at], color=colour, lw=1.6, alpha=0.7, solid_capstyle="butt")
         x, y = [value for value, _, _ in rows], [at for _, at, _ in rows]
+        if origins := one.get("origins"):
+            axis.scatter(origins, y, 40, marker="|", color="#808080", zorder=2)
+            reach = max([*origins, *x]) - min([*origins, *x])
+            for start, end, at in zip(origins, x, y):
+                if abs(end - start) < 0.02 * reach:  # shorter than an arrow's head
+                    continue
+                axis.annotate(
+                    "", (end, at), (start, at), annotation_clip=False,
+                    arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.1, "shrinkA": 0, "shrinkB": 2.5},
+                )  # fmt: skip
         filled = {"color": colour} if style == 0 else {"facecolors": "none", "edgecolors": colour}
         axis.scatter(x, y, 26, marker=marker, label=plain(label), zorder=3, linewidths=1.4, **filled)
-    if line is not None:
-        axis.axvline(line, color="0.5", lw=1, ls=":")
     axis.set_yticks(range(len(names)), [plain(name if len(name) < 28 else name[:26] + "…") for name in names])
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.set_xlabel(plain(axis_label))

@@ -14,6 +14,7 @@ from fairmesh.report.units import Unit, defined
 from fairmesh.storage.run_folder import EXPERIMENT, read_records, read_summary
 from fairmesh.training.result import Result, by_own_models, summary_of
 
+SITES_SHOWN = 10  # on a terminal, if there are more than twelve
 SHOWN = 5  # runs or variants in one picture; more cannot be told apart
 
 
@@ -172,14 +173,16 @@ class Run:
 
     def notes(self) -> list[str]:
         """Returns what a reader must know about the numbers."""
-        s, found = self.summary, list(self.summary.get("notes", []))
+        s, found = self.summary, [*self.summary.get("notes", []), *self.evidence.get("notes", [])]
         if s["judged_on"] == "train":
             found.append(
                 "No site has test data, so every site is judged on its training data: these numbers are too good."
             )
         idle = [str(name) for i, name in enumerate(s["sites"]) if not self.is_measured(i)]
         if idle:
-            found.append(f"Trained but not measured, for lack of {s['judged_on']} data: {', '.join(idle)}.")
+            more = f" and {len(idle) - SITES_SHOWN} more" if len(idle) > SITES_SHOWN else ""
+            names = ", ".join(idle[:SITES_SHOWN])
+            found.append(f"Trained but not measured, for lack of {s['judged_on']} data: {names}{more}.")
         if "planned_rounds" in s:
             found.append(f"The run has {s['planned_rounds']} rounds; this is what all sites had measured so far.")
         if any(record.get("models") == "own" for record in self.records):
@@ -352,6 +355,25 @@ def worst_sites(runs: Sequence[Run]) -> set[int]:
         worst = pick((value for value in values if not math.isnan(value)), default=math.nan)
         found |= {i for i, value in enumerate(values) if value == worst}
     return found
+
+
+def of_worst_sites(table: list[list[str]], run: Run) -> list[list[str]]:
+    """Returns a table of sites with the rows of the worst ones, the worst first, if there are many sites."""
+    names, sign = [str(name) for name in run.summary["sites"]], 1 if run.higher_is_better else -1
+    if len(names) <= SITES_SHOWN + 2 or not table:
+        return table
+    value = dict(zip(names, (math.inf if math.isnan(v) else sign * v for v in run.by_site())))
+    first = sorted(names, key=value.__getitem__)[:SITES_SHOWN]
+    return [table[0], *sorted((row for row in table[1:] if row[0] in first), key=lambda row: first.index(row[0]))]
+
+
+def some_sentences(sentences: Sequence[str], word: str) -> list[str]:
+    """Returns sentences about sites; of many, the first ten, before all those with a word, and how many others there
+    are."""
+    if len(sentences) <= SITES_SHOWN + 2:
+        return list(sentences)
+    shown = sorted(sentences, key=lambda text: word not in text)[:SITES_SHOWN]
+    return [*shown, f"and {len(sentences) - SITES_SHOWN} more sites, which are in the report and in summary.json"]
 
 
 def worst_in_words(run: Run, most: int = 3) -> str:

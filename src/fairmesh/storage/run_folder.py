@@ -14,6 +14,7 @@ from fairmesh.data.preprocessing import Preprocessing
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.networks.memory import SingleProcess
 from fairmesh.networks.process_group import ProcessGroup
+from fairmesh.storage.executed import remember_executed
 from fairmesh.storage.files import write_atomically
 from fairmesh.storage.occupied import (
     CHECKPOINT,
@@ -111,6 +112,7 @@ class RunFolder:
 
     def write_settings(self, table: Mapping[str, Any]) -> None:
         self._write(EXPERIMENT, toml_of(table))
+        remember_executed(table, self.path)
 
     def records(self) -> list[Record]:
         """Returns what was recorded so far. Skips a last line that was cut short."""

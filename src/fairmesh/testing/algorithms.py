@@ -44,6 +44,7 @@ _REPLICAS = 2  # over which memory is measured
 _SEEDS = (0, 3)
 _FADING = 150  # rounds in which a memory fades that is not kept for ever
 _PERSISTS = 0.25  # of its largest effect: what is left of one that is
+_SLOWLY = 1e-3  # the least share of a fading memory that is gone after half of these rounds
 
 
 def check_algorithm(
@@ -73,10 +74,10 @@ def check_algorithm(
     11. A round holds at most `copies_at_peak` copies of all models at once, with those of its optimizer.
     12. Parts of a model that stay at their site (`fm.Parts`) and, if the class has a field `optimizer`, the memory of
         one are carried along: on several hosts and with other names for the nodes too.
-    13. A site may leave. What one node has in a field of the state fades, or the field has a role that says what
-        becomes of it. A tracker is the usual violation: its average is that of the gradients of *all* nodes, so without
-        one of them it is biased for ever. Keep what gossip adds to a node's own gradient instead, with the role
-        `fm.roles.SumsToZero` (examples/research/beer.py).
+    13. A site may leave. What one node has in a field of the state stays at that node, or fades at the others, however
+        slowly, or the field has a role that says what becomes of it. A tracker is the usual violation: its average is
+        that of the gradients of *all* nodes, so without one of them it is biased for ever. Keep what gossip adds to a
+        node's own gradient instead, with the role `fm.roles.SumsToZero` (examples/research/beer.py).
 
     Args:
         algorithm: The object to check, with settings under which it does not diverge on a small problem.
@@ -366,17 +367,42 @@ def _check_leaving(algorithm: Algorithm, n: int) -> None:
         begin = unflatten_state(start, tensors | {path: changed})
         drift = _steps([models(s) - models(u) for s, u in zip(run(begin), undisturbed)])
         pinned = run(begin, [models(u) for u in undisturbed])
-        left = flatten_state(pinned[-1])[path] - flatten_state(undisturbed[-1])[path]
-        spreads = float(left[:, 1:].abs().max()) > 1e-3
-        stays = spreads and float(left.sum(dim=1).abs().max()) > _PERSISTS
-        moves = drift[-1] > 1e-6 and drift[-1] > _PERSISTS * max(drift)
+        at_others = _lasting(roles, pinned, undisturbed, models)  # what stays private leaves with its node
+        stays = at_others.get(path, 0.0) > _PERSISTS
+        moves = bool(at_others) and drift[-1] > 1e-6 and drift[-1] > _PERSISTS * max(drift)
         require(
             not (stays or moves),
-            f"what one node has in {path} reaches the others and does not fade in {_FADING} rounds, so after a site "
-            "has left the others would be biased for ever; keep what sums to zero over the nodes, as "
+            f"what one node has in {path} reaches the others ({', '.join(at_others)}) and does not fade, so after a "
+            "site has left the others would be biased for ever; keep what sums to zero over the nodes, as "
             "fm.roles.SumsToZero, and add a node's own share to it in each round (as research/beer.py of the "
             "documentation's examples does), or declare another role of fm.roles; may_leave=False if sites never leave",
         )
+
+
+def _lasting(
+    roles: Mapping[str, Role], changed: Sequence[Any], undisturbed: Sequence[Any], models: Any
+) -> dict[str, float]:
+    """The fields in which other nodes than the first have come to differ, and whose sum over the nodes does not fade,
+    with that sum. A memory that fades slowly is not among them."""
+
+    def sums(k: int) -> dict[str, tuple[float, float]]:
+        there, here = flatten_state(changed[k]), flatten_state(undisturbed[k])
+        differences = {
+            path: there[path] - here[path]
+            for path, role in roles.items()
+            if role.held_by == "node" and there[path].is_floating_point() and there[path] is not models(changed[k])
+        }
+        return {
+            path: (float(one[:, 1:].abs().max()) if one.numel() else 0.0, float(one.sum(dim=1).abs().max()))
+            for path, one in differences.items()
+        }
+
+    half, end = sums(len(changed) // 2), sums(-1)
+    return {
+        path: left
+        for path, (spread, left) in end.items()
+        if spread > 1e-3 and left >= (1 - _SLOWLY) * half[path][1] > 1e-6
+    }
 
 
 def _steps(changes: Sequence[Tensor]) -> list[float]:

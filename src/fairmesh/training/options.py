@@ -9,7 +9,7 @@ import torch
 
 from fairmesh.config.tables import Instead, checked
 from fairmesh.errors import BadInput
-from fairmesh.metrics.over_sites import LEVEL
+from fairmesh.metrics.over_sites import LEVEL, WORST_NEEDS_ROWS
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.stacking import Precision
 
@@ -45,6 +45,8 @@ class Options:
             and nothing else is kept. Default: "worst".
         cvar_level: The share of the sites that "cvar" and "worst_share" are means over, in summaries, in the report and
             for `best_by`, in (0, 1]. Default: 0.2.
+        worst_needs_rows: How many test rows a site needs to be the worst one in tables, reports and comparisons, >= 0.
+            If no site has as many, all count. Default: 5.
         best_smoothing: How much earlier measurements count when rounds are compared, in [0, 1): the one before by this
             factor, the one before that by its square, ... So the best round is not merely the luckiest one. 0 compares
             each measurement by itself. Default: 0.5.
@@ -84,6 +86,7 @@ class Options:
     keep_best: bool = False
     best_by: Literal["worst", "mean", "cvar", "worst_share", "last"] = "worst"
     cvar_level: float = LEVEL
+    worst_needs_rows: int = WORST_NEEDS_ROWS
     best_smoothing: float = 0.5
     keep_iterate: bool = False
     on_divergence: Literal["stop", "mark"] = "stop"
@@ -104,6 +107,8 @@ class Options:
             raise BadInput('keep_best keeps another round than the last, but best_by = "last"; remove one of them')
         if not 0 < self.cvar_level <= 1:
             raise BadInput(f"cvar_level must lie in (0, 1], got {self.cvar_level}; 0.2 is the worst fifth of the sites")
+        if self.worst_needs_rows < 0:
+            raise BadInput(f"worst_needs_rows must be >= 0, got {self.worst_needs_rows}")
         if not 0 <= self.best_smoothing < 1:
             raise BadInput(f"best_smoothing must lie in [0, 1), got {self.best_smoothing}; 0 does not smooth")
         if self.precision != "float32" and self.dtype != "float32":

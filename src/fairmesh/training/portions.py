@@ -106,4 +106,5 @@ def merged(results: Sequence[Result], replicas: Sequence[Replica]) -> Result:
         support=one.support,
         notes=list(dict.fromkeys(note for result in results for note in result.notes)),
         cvar_level=one.cvar_level,
+        worst_needs_rows=one.worst_needs_rows,
     )

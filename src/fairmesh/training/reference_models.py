@@ -530,6 +530,7 @@ class _Work:
             on,
             seconds=seconds,
             cvar_level=self._result.cvar_level,
+            worst_needs_rows=self._result.worst_needs_rows,
         )
 
     # Their files ------------------------------------------------------------------------------------------------------

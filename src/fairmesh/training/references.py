@@ -271,7 +271,7 @@ def worse_than_constant(outcomes: Outcomes, problem: Problem, group: ProcessGrou
     told = {}
     for i in here:
         answered = [answers.losses.double().numpy() for answers in outcomes.at(i)]
-        own = [_losses_of(constant, *of_split) for constant, *of_split in zip(constants[i], splits, sets[i])]
+        own = [_losses_of(constant, split, of) for constant, split, of in zip(constants[i], splits, sets[i])]
         worse = paired(answered, own, outcomes.overlaps[i], shares=False).bound(_SURE / len(every), upper=False) > 0
         more = answered[0].mean(axis=0) - _losses_of(common.reshape(constants[i][0].shape), splits[0], sets[i][0])[0]
         told[i] = [bool(worse), len(more), float(more.sum()), float(np.square(more).sum())]

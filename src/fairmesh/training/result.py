@@ -19,7 +19,7 @@ from fairmesh.evidence.intervals import LEVEL
 from fairmesh.evidence.outcomes import Outcomes, judged
 from fairmesh.evidence.verdicts import evidence_table
 from fairmesh.metrics.over_sites import LEVEL as SITES_IN_TAIL
-from fairmesh.metrics.over_sites import over_sites
+from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS, over_sites
 from fairmesh.networks.roles import StateView
 from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import Personalized
@@ -84,6 +84,7 @@ class Result:
         notes: What a reader of the numbers must know, such as where a metric is not defined. Default: [].
         answered: What the models answered on the test rows, if several processes trained and gathered it. Default: {}.
         cvar_level: The share of the sites that "cvar" and "worst_share" are means over. Default: 0.2.
+        worst_needs_rows: How many test rows a site needs to be the worst one. Default: 5.
 
     Example:
         >>> import fairmesh as fm
@@ -112,6 +113,7 @@ class Result:
     notes: list[str] = field(default_factory=list, repr=False)
     answered: dict[str, Outcomes] = field(default_factory=dict, repr=False)
     cvar_level: float = SITES_IN_TAIL
+    worst_needs_rows: int = WORST_NEEDS_ROWS
 
     def __repr__(self) -> str:
         name, replicas = type(self.replicas[0].algorithm).__name__, len(self.replicas)
@@ -131,6 +133,10 @@ class Result:
 
         header = [f"{found['metric']}{', %' if share else ''}", "", f"{100 * found['level']:.0f} % interval"]
         rows = [row("worst site", found["worst"]), row("mean over sites", found["mean"])]
+        apart = [row(one["name"], one) for one in found["sites"] if one["few_rows"]]
+        if apart:
+            apart = [[f"fewer than {self.worst_needs_rows} rows:", "", "", ""], *apart[:_SITES_SHOWN]]
+        found["sites"] = [one for one in found["sites"] if not one["few_rows"]]
         sites = [row(one["name"], one) for one in found["sites"]]
         more = len(sites) - _SITES_SHOWN
         if more > 0:  # the worst ones
@@ -138,7 +144,7 @@ class Result:
             known = [one["value"] if math.isfinite(one["value"]) else best for one in found["sites"]]
             order = sorted(range(len(known)), key=known.__getitem__, reverse=best < 0)
             sites = [*(sites[i] for i in order[:_SITES_SHOWN]), [f"and {more} more", "", "", ""]]
-        return aligned([[*header, f"{self.judged_on} samples"], *rows, *sites])
+        return "\n".join([aligned([[*header, f"{self.judged_on} samples"], *rows, *sites, *apart]), *found["notes"]])
 
     @cached_property
     def _outcomes(self) -> dict[str, Outcomes]:
@@ -211,7 +217,8 @@ class Result:
             rows = self.row(which)[chosen]
         by_split = {k: rows[[one == k for one in splits]] for k in sorted(set(splits))}
         alone = models is not None and self.judged_alone
-        return judged(self.problem, by_split, on=self.judged_on, own_models=rows.ndim == 3, trained_alone=alone)
+        found = judged(self.problem, by_split, on=self.judged_on, own_models=rows.ndim == 3, trained_alone=alone)
+        return replace(found, worst_needs_rows=self.worst_needs_rows)
 
     def with_data_of(self, problem: Problem) -> "Result":
         """Returns the same result with the data of all sites, of which a process of several has some.
@@ -654,6 +661,7 @@ def _summary_of(result: Result) -> dict[str, Any]:
         **({"site_models": [one._asdict() for one in of_sites]} if (of_sites := site_files(result)) else {}),
         "sites": [site.name for site in result.problem.sites],
         "groups": [site.group for site in result.problem.sites],
+        "prior": result.problem.prior_of_sites.tolist(),
         **({"support": result.support} if result.support else {}),
         "metrics": metric_tables(result, final),
         "cvar_level": result.cvar_level,

@@ -471,6 +471,7 @@ def _result(run: ObservedRun, meter: Meter, seconds: float) -> Result:
             support=meter.support(),
             notes=list(meter.notes),
             cvar_level=training.options.cvar_level,
+            worst_needs_rows=training.options.worst_needs_rows,
         ),
         training.options,
     )

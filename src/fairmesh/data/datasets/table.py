@@ -1,7 +1,8 @@
 """A table of a user's own: rows of a .csv or .parquet file."""
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -19,12 +20,14 @@ from fairmesh.data.tables import (
     category_text,
     column_of,
     encoded,
+    is_missing,
     kind_of,
     missing_in,
     parsed,
     read_table,
     refuse_many_categories,
     rows_in_words,
+    two_spellings,
     whole_number_text,
 )
 from fairmesh.errors import BadInput
@@ -157,12 +160,17 @@ class Table(Data):
         if kind == "category":
             if listed is None:
                 refuse_many_categories(values, name, self.file)
+            self._warn_of_spellings([category_text(v) for v in values.tolist() if not is_missing(v)], name)
             fill = None if fill is None else category_text(fill)
             return ColumnPlan(name, kind, fill, required, categories=listed and tuple(map(category_text, listed)))
         if fill is not None and not isinstance(fill, int | float):
             fill = float(encoded(np.array([fill]), kind, name, f"fill of {self.file}")[0])
         center, scale = (None, None) if self.standardize else (0.0, 1.0)
         return ColumnPlan(name, kind, None if fill is None else float(fill), required, center, scale)
+
+    def _warn_of_spellings(self, texts: Iterable[str], name: str) -> None:
+        if said := two_spellings(texts):
+            warnings.warn(f"{self.file}, column {name!r}: {said}", UserWarning, stacklevel=2)
 
     def sites_of(self, columns: Mapping[str, np.ndarray], plan: Plan | None = None) -> list[Site]:
         """Returns the sites if these are the columns of the file.
@@ -178,6 +186,7 @@ class Table(Data):
             pooled = torch.from_numpy(target.astype(np.float32))
         else:
             target = _texts(_known(columns, plan.target, self.file))
+            self._warn_of_spellings(target.tolist(), plan.target)
             if not plan.classes:
                 _refuse_numbers(target, plan.target, self.file)
             pooled = torch.from_numpy(_numbered(target, plan.classes, f"{self.file}, column {plan.target!r}"))

@@ -35,7 +35,8 @@ class DataAgreement:
         self._node = node
         said = facts(node.own)
         refuse_many_outputs(said, node.membership.experiment)
-        self._tables = TableAgreement(node.membership.name, node.own, node.bulletin, node.folder)
+        contract = node.membership.experiment.contract
+        self._tables = TableAgreement(node.membership.name, node.own, node.bulletin, node.folder, contract)
         node.facts = self._frozen_facts(said)
         if node.facts is not None:
             node.own = self._tables.prepared(self._present, node.membership.experiment)
@@ -90,7 +91,7 @@ class DataAgreement:
         def missing() -> list[str]:
             announced = bulletin.of_all("facts")
             known = {name: announced[name] for name in present if name in announced}
-            unlike = misfit(known) or self._tables.misfit(present)
+            unlike = misfit(known) or self._tables.misfit(present, known)
             self._stop_if_alone(unlike, len(known), noticed)
             if unlike is not None:
                 return told("the data of the sites does not fit together", *unlike)
@@ -186,6 +187,6 @@ class DataAgreement:
         """Returns the present sites whose inputs look different, and how."""
         node = self._node
         contract, announced = node.membership.experiment.contract, node.bulletin.of_all("statistics")
-        present = [member.name for member in node.membership.mesh.present if member.name in announced]
+        said = {name: announced[name] for name in self._present if name in announced}
         columns = columns_of(node.own, contract.columns if contract else ())
-        return unusual({name: announced[name] for name in present}, columns)
+        return node.aside.tried("the comparison of the sites' statistics", lambda: unusual(said, columns), {})

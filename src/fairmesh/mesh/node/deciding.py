@@ -1,11 +1,12 @@
 """A node's part in the decisions of the sites: to continue without some, to go back to a round, to restore a site, and
 to end because this site's own numbers have diverged."""
 
+import math
 import time
 from dataclasses import replace
 
 from fairmesh.algorithms.schedules import with_run_length
-from fairmesh.errors import Diverged
+from fairmesh.errors import Diverged, Interrupted, in_a_line
 from fairmesh.mesh.node import divergence, leaving
 from fairmesh.mesh.node.data_agreement import DataAgreement
 from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
@@ -15,9 +16,12 @@ from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import ACTIVITY, Decide, Notices
 from fairmesh.mesh.node.rounds import Rounds, identity_of, restoring_step
 from fairmesh.mesh.node.store import PERSONAL, RESULT, Store, landmarks_in, put_aside
+from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.training.loop import TrainingState, what_to_lower
 
 _TELLING_S = 15.0  # wait at most until all neighbours are there to hear that this site has diverged
+_LISTENING_S = 5.0  # wait for the votes of the others at a start, if this site has voted
 
 
 class Deciding:
@@ -38,7 +42,7 @@ class Deciding:
                 node.oversight.raise_if_stopped()
                 ledger.vote()
                 self._stop_if_removed()
-                moved = self._promise()
+                moved = self._promise(mailroom)
                 if ledger.pending:
                     whom, why = self._unready()
                     if not whom:
@@ -81,9 +85,32 @@ class Deciding:
         algorithm = with_run_length(membership.experiment.algorithm, membership.experiment.rounds)
         advice = what_to_lower(algorithm, node.problem(membership).flat_model.dim)
         kept = landmarks_in(node.folder, mesh.generation)
-        others = divergence.told(bulletin, mesh, membership.experiment.rounds)
+        others = divergence.told(bulletin, membership)
         others.pop(membership.name, None)
         raise Diverged(divergence.in_words(error, list(others.values()), advice, kept)) from error
+
+    def votes_are_in(self) -> bool:
+        """Is called at every start, before anything that may fail: if this site has voted, it listens for a moment
+        whether the others have voted the same. Returns whether a decision is due. What it has heard is kept, so that
+        votes are counted even if a node never lives long."""
+        node = self._node
+        if not node.ledger.begun or node.membership.name in divergence.told(node.bulletin, node.membership):
+            return False  # it has no state, or had diverged, and then votes are heard after that
+        due = self._decision_is_due(_LISTENING_S)
+        if node.ledger.without_vote() is not None:
+            node.remember()
+        return due
+
+    def after_failure(self, error: Exception) -> None:
+        """Raises an error that ends this node. Returns instead if a decision is due, because this site has voted: if
+        what a member sends makes the others fail at every start, they can still continue without it."""
+        node = self._node
+        if node.oversight.stopping or isinstance(error, Removed | Diverged | Interrupted):
+            raise error
+        if node.ledger.without_vote() is not None:
+            node.log("error", "failed; this site has voted, so its node waits for the others", reason=in_a_line(error))
+        if not self._decision_is_due():
+            raise error
 
     def await_restoring(self) -> None:
         """Waits, without a state, until all have voted to give this site one. Raises Decide then. Takes over what the
@@ -123,17 +150,22 @@ class Deciding:
         told = {"local_parts": "start again from the initial values, since nothing of them ever left this site"}
         node.log("warning", "this site's state was restored from its neighbours", round=done, **(told if own else {}))
 
-    def _decision_is_due(self) -> bool:
-        """Waits until all have voted as this site has. Returns False if it has not voted, or takes its vote back."""
+    def _decision_is_due(self, seconds: float = math.inf) -> bool:
+        """Waits until all have voted as this site has, for some time at most. Returns False if it has not voted, or
+        takes its vote back."""
         node = self._node
-        ledger = node.ledger
+        ledger, until = node.ledger, time.monotonic() + seconds
         ledger.vote()
         if ledger.without_vote() is None:
             return False
         with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
             node.oversight.activity = "waiting for votes"
+
+            def over() -> bool:
+                return ledger.without_vote() is None or time.monotonic() > until
+
             try:
-                node.wait(lambda: ledger.without_vote() is None, lambda: ledger.without_vote() or [])
+                node.wait(over, lambda: ledger.without_vote() or [])
             except Decide:
                 return True
         return False
@@ -148,7 +180,7 @@ class Deciding:
                 "changed here. Ask them why, and for a new mesh to join"
             )
 
-    def _promise(self) -> bool:
+    def _promise(self, mailroom: Mailroom) -> bool:
         """Commits to a ballot or follows a certificate if it is time to. Returns whether it did."""
         node = self._node
         ledger = node.ledger
@@ -163,7 +195,7 @@ class Deciding:
             late = {"voted_otherwise_too_late": otherwise} if otherwise else {}
             node.log("warning", "decided", decision=in_words(due.proposal), **late)
             return True
-        claim = self._claim()
+        claim = self._claim(mailroom)
         ledger.commit(Commit(due, claim))
         node.remember()
         done = claim.begun[-1].done if claim.begun else None
@@ -171,15 +203,18 @@ class Deciding:
         node.log("warning", "all have voted", decision=in_words(due.proposal), round=done)
         return True
 
-    def _claim(self) -> Claim:
-        """Returns how far this node has come, in every generation whose state it keeps."""
+    def _claim(self, mailroom: Mailroom) -> Claim:
+        """Returns how far this node has come, in every generation whose state it keeps. A node that has not computed
+        again what it had done before a restart takes it from its journal."""
         node = self._node
         begun, rounds = node.ledger.begun, node.rounds
         if node.ledger.pending or not begun:  # it has not trained since it said so, or has lost its state
             return Claim(tuple(begun), node.outputs())
         last = begun[-1]
         store = Store(node.folder, last.generation, node.log)
-        done = rounds.done if rounds else store.newest or last.start
+        kept = store.newest or last.start
+        done = max(rounds.done if rounds else 0, kept, mailroom.first_unfinished(kept + FIRST_ROUND) - FIRST_ROUND)
+        done = min(done, node.membership.experiment.rounds)
         here = Begun(last.generation, last.start, store.oldest(last.start), done)
         return Claim((*begun[:-1], here), node.outputs())
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairmesh.errors import Diverged
-from fairmesh.mesh.members import Mesh
-from fairmesh.mesh.wire.bulletin import Bulletin, shortened
+from fairmesh.mesh.node.membership import Membership
+from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.kinds import shortened
 
 KIND = "diverged"  # of announcement
 
@@ -31,9 +32,10 @@ class SiteDiverged(Diverged):
         return {"generation": generation, "since": self.since, "round": self.round, "what": self.what}
 
 
-def told(bulletin: Bulletin, mesh: Mesh, rounds: int) -> dict[str, SiteDiverged]:
-    """Returns which present sites say that they have diverged in this generation of a run of so many rounds, the first
-    one first. Leaves out those that have said since then that they are in a later round."""
+def told(bulletin: Bulletin, membership: Membership) -> dict[str, SiteDiverged]:
+    """Returns which present sites say that they have diverged in this generation, the first one first. Leaves out those
+    that have said since then that they are in a later round, and rounds that the run does not have."""
+    mesh, rounds = membership.mesh, membership.experiment.rounds
     present, found = {member.name for member in mesh.present}, list[SiteDiverged]()
     said, heard, status = bulletin.ages(KIND), bulletin.ages("status"), bulletin.of_all("status")
     for site, body in bulletin.of_all(KIND).items():

@@ -27,9 +27,12 @@ import torch
 from torch import Tensor
 
 from fairmesh.errors import CheckpointError
+from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.store import BEST, PROGRESS, TABLE
 from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.frames import read_json
 from fairmesh.mesh.wire.journal import storing
+from fairmesh.mesh.wire.kinds import FURTHER, wrong_row
 from fairmesh.mesh.wire.links import Report
 from fairmesh.metrics.over_sites import LEVEL
 from fairmesh.problems.metrics import measured_names
@@ -44,7 +47,6 @@ from fairmesh.training.meter import with_spread
 
 _ROWS_AT_MOST = 24_000  # bytes of the rows in one announcement
 _VALIDATION = "validation "
-_FURTHER = ("weight", "bits", "bytes")  # what a row has after its metrics
 
 Row = list[float | None]  # a round, then the numbers of one site after it
 
@@ -74,16 +76,17 @@ class Measurements:
         own: The name of this site.
         bulletin: Carries the announcements.
         report: Logs an event.
+        aside: Takes what cannot be used. Default: one of its own.
     """
 
-    def __init__(self, state: Path, own: str, bulletin: Bulletin, report: Report):
+    def __init__(self, state: Path, own: str, bulletin: Bulletin, report: Report, aside: Aside | None = None):
         self._state, self._own, self._bulletin, self._report = state, own, bulletin, report
+        self._aside = aside or Aside(report)
         self._lock = threading.RLock()
         self._problem: Problem | None = None
         self._rows: dict[str, dict[int, Row]] = {}
         self._models: dict[int, Tensor] = {}  # of measured rounds, not on disk yet
         self._final: list[int] | None = None  # of which rounds this node has its model, once that is settled
-        self._reported: set[tuple[str, int]] = set()
         self.records: list[Record] = []  # of the rounds that all sites have measured
         self.after_record: Callable[[Sequence[Record]], None] = lambda records: None  # with all records so far
 
@@ -126,24 +129,28 @@ class Measurements:
             self._refresh(all_again=True)
 
     def _read_table(self) -> int:
-        """Reads the table. Returns its generation, 0 if there is none."""
-        path, generation, end = self._state / TABLE, 0, 0
+        """Reads the table. Returns its generation, 0 if there is none. Passes over and names what this node would not
+        have written: the disk has damaged it, or an older version has taken it over from a site."""
+        path, generation = self._state / TABLE, 0
         self._rows, self._final = {name: {} for name in self._names}, None
         content = path.read_bytes() if path.exists() else b""
-        for line in content.splitlines(keepends=True):
+        whole, _, cut = content.rpartition(b"\n")
+        for line in whole.splitlines():
             try:
-                entry = json.loads(line)
-            except ValueError:
-                break  # a crash cut this line short
-            if not line.endswith(b"\n"):
-                break
-            end += len(line)
-            generation = entry.get("generation", generation)
-            self._final = entry.get("final", self._final)
-            if entry.get("site") in self._rows:
-                self._rows[entry["site"]][entry["row"][0]] = entry["row"]
-        if end < len(content):
-            os.truncate(path, end)
+                entry = read_json(line)
+                generation = int(entry.get("generation", generation))
+                final, site = entry.get("final", self._final), entry.get("site")
+                self._final = None if final is None else [int(one) for one in final]
+                wrong = wrong_row(self._columns, entry["row"]) if site in self._rows else ""
+            except (ValueError, TypeError, KeyError, AttributeError):
+                entry, site, wrong = {}, "", "another form"
+            if wrong:
+                whose = site if site in self._rows else self._own
+                self._aside.ignore(whose, f"metrics in {TABLE}", f"a line has {wrong}")
+            elif site in self._rows:
+                self._rows[site][entry["row"][0]] = entry["row"]
+        if cut:  # by a crash
+            os.truncate(path, len(content) - len(cut))
         return generation
 
     def _drop_after(self, start: int, before: int) -> None:
@@ -215,22 +222,19 @@ class Measurements:
     def _new_rows(self, site: str, body: Mapping[str, Any]) -> list[Row]:
         """Returns the rows that this node does not have yet. The first row of a site for a round counts."""
         if body["columns"] != self._columns:
-            self._complain(site, -1, "it measures something else than this site", ", ".join(body["columns"]))
+            columns = ", ".join(body["columns"])
+            self._aside.ignore(site, "metrics", f"it measures something else than this site: {columns}")
             return []
         known, due, found = self._rows[site], set(self._due), []
         for row in body["rows"]:
-            if row[0] not in due or len(row) != 1 + len(self._columns):
-                self._complain(site, row[0], "it announces metrics of a round that is not to be measured", str(row[0]))
+            metrics, wrong = f"metrics after round {row[0]}", wrong_row(self._columns, row)
+            if wrong or row[0] not in due:
+                self._aside.ignore(site, metrics, wrong or f"round {row[0]} is not to be measured")
             elif row[0] not in known:
                 found.append(row)
             elif known[row[0]] != row:
-                self._complain(site, row[0], "it has announced other metrics of this round before", str(row[0]))
+                self._aside.ignore(site, metrics, f"it has announced others of round {row[0]} before")
         return found
-
-    def _complain(self, site: str, done: int, reason: str, what: str) -> None:
-        if (site, done) not in self._reported and len(self._reported) < 1000:
-            self._reported.add((site, done))
-            self._report("warning", "metrics of a site are ignored", site=site, reason=f"{reason}: {what[:200]}")
 
     def _to_tell(self) -> list[Row]:
         """Returns the oldest of this site's rows that not every site has acknowledged, as many as fit."""
@@ -270,7 +274,7 @@ class Measurements:
             with open(folder / METRICS, "a", encoding="utf-8") as file:
                 file.write(text)
         if self.records:
-            self.after_record(self.records)
+            self._aside.tried("the view of the run in progress", lambda: self.after_record(self.records), None)
 
     def _made(self, due: Sequence[int]) -> list[Record]:
         """Returns the records of some rounds, in the form of a simulation's. Their metrics are those of each site's own
@@ -280,7 +284,7 @@ class Measurements:
         rows = [[[_number(v) for v in self._rows[name][one][1:]] for name in self._names] for one in due]
         numbers = torch.tensor(rows, dtype=torch.float64)  # (rounds, sites, columns)
         by_name = dict(zip(self._columns, numbers.unbind(-1)))
-        weights, bits, sent = (by_name.pop(name) for name in _FURTHER)
+        weights, bits, sent = (by_name.pop(name) for name in FURTHER)
         made: list[Record] = [{"round": one, "replica": 0, "seed": self._schedule.seed, "models": "own"} for one in due]
         for under in (None, "validation"):
             of_split = {
@@ -291,8 +295,9 @@ class Measurements:
             with_spread(made, of_split, self._known_problem, under)
         for k, record in enumerate(made):
             record |= traffic(bits[k], sent[k])
-            if not bool(weights[k].isnan().any()):
-                record["lambda"] = normalized(weights[k]).tolist()
+            shares = normalized(weights[k])
+            if bool(shares.isfinite().all()):
+                record["lambda"] = shares.tolist()
         return made
 
     @property
@@ -322,9 +327,7 @@ class Measurements:
     def chosen_on(self) -> str:
         """Returns the split on which the best round is chosen: validation if there is one."""
         return (
-            "validation"
-            if self._columns[-len(_FURTHER) - 1].startswith(_VALIDATION)
-            else judged_on(self._known_problem)
+            "validation" if self._columns[-len(FURTHER) - 1].startswith(_VALIDATION) else judged_on(self._known_problem)
         )
 
     def _best(self, among: Callable[[int], bool]) -> int | None:
@@ -418,7 +421,7 @@ def columns_of(problem: Problem) -> list[str]:
     """Returns the names of what a row has after its round."""
     names = measured_names(problem)
     validated = [_VALIDATION + name for name in names] if problem.held_out("validation")[1] else []
-    return [*names, *validated, *_FURTHER]
+    return [*names, *validated, *FURTHER]
 
 
 def judged_on(problem: Problem) -> Literal["test", "train"]:

@@ -14,6 +14,7 @@ from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import machine
+from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.membership import (
@@ -52,7 +53,7 @@ class Node:
     ):
         (self.own,) = alone.sites
         self.membership, self.log, self.observe = membership, log, observe
-        self.folder, self.limiter = membership.site.state, LogLimiter(log)
+        self.folder, self.limiter, self.aside = membership.site.state, LogLimiter(log), Aside(log)
         self.digest = alone.digests_here()[0]  # of this site's data
         self.facts: dict[str, Any] | None = None  # about the data of all sites, once they have agreed on it
         self.rounds: Rounds | None = None  # of this generation, once they begin
@@ -62,15 +63,25 @@ class Node:
         self.bulletin = Bulletin(
             membership.name, given.key, given.certificate, given.authority, names, trusted, outputs
         )
-        self.bulletin.restored(self.folder / "bulletin.json")
+        for reason in self.bulletin.restored(self.folder / "bulletin.json"):
+            log("warning", "an announcement in bulletin.json is passed over", reason=reason)
         self.machine = machine.machine(membership.experiment.options)
         self.machines = machine.Machines(self.folder, self.machine)
         log("info", "machine", **self.machine)
         self._process = os.urandom(8).hex()  # tells this start of the node from others
         self.ledger = Ledger(self.folder, Mesh.read(membership.site.mesh), membership.name, self.bulletin)
-        self.measurements = Measurements(self.folder, membership.name, self.bulletin, log)
+        self.measurements = Measurements(self.folder, membership.name, self.bulletin, log, self.aside)
         self.oversight = Oversight(
-            membership, self.bulletin, self.ledger, self.keys, self.measurements, log, patience_s, monitor, observe
+            membership,
+            self.bulletin,
+            self.ledger,
+            self.keys,
+            self.measurements,
+            self.aside,
+            log,
+            patience_s,
+            monitor,
+            observe,
         )
         self.oversight.expect(alone)
 

@@ -3,16 +3,17 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import fairmesh
-from fairmesh.errors import BadInput, FairmeshError, Interrupted, in_a_line
+from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.node import claims, divergence
+from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.membership import Membership
@@ -20,7 +21,8 @@ from fairmesh.mesh.node.rounds import Watcher
 from fairmesh.mesh.node.store import landmarks_in
 from fairmesh.mesh.node.watching import Log, Monitor, Pace, waiting_chain, write_status
 from fairmesh.mesh.node.weight_watch import WeightWatch
-from fairmesh.mesh.wire.bulletin import Bulletin, shortened
+from fairmesh.mesh.wire.bulletin import Bulletin
+from fairmesh.mesh.wire.kinds import shortened
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.problems.local_work import LOCAL_TRAINING, Activity
 from fairmesh.problems.problem import Problem
@@ -84,13 +86,14 @@ class Oversight(Watcher):
         ledger: Ledger,
         keys: KnownKeys,
         measurements: Measurements,
+        aside: Aside,
         log: Log,
         patience_s: float | None,
         monitor: Monitor | None,
         observe: Observe,
     ):
         self._membership, self._bulletin, self._ledger, self._log = membership, bulletin, ledger, log
-        self._keys, self._measurements = keys, measurements
+        self._keys, self._measurements, self._aside = keys, measurements, aside
         self._patience_s, self._monitor, self._observe = patience_s, monitor, observe
         self._folder, self._ends = membership.site.state, valid_until(membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
@@ -236,7 +239,8 @@ class Oversight(Watcher):
 
         def watch() -> None:
             while not over.wait(_TICK_S):
-                for part in (
+                for part in (  # votes first, whatever the others come to
+                    self._count_votes,
                     self._show,
                     self._notice_waiting,
                     self._notice_certificate,
@@ -244,9 +248,8 @@ class Oversight(Watcher):
                     self._notice_weights,
                     self._notice_claims,
                     self._notice_divergence,
-                    self._count_votes,
                 ):
-                    self._tried(part)
+                    self._aside.tried(f"the watch ({part.__name__})", part, None)
 
         thread = threading.Thread(target=watch, name="watch", daemon=True)
         thread.start()
@@ -260,14 +263,7 @@ class Oversight(Watcher):
         finally:
             over.set()
             thread.join()
-            self._tried(lambda: write_status(self._folder, self.status()))
-
-    def _tried(self, part: Callable[[], None]) -> None:
-        """Runs one part of the watch. An error is logged and does not stop the training."""
-        try:
-            part()
-        except Exception as error:
-            self._log("error", "the watch failed", reason=in_a_line(error))
+            self._aside.tried("the status", lambda: write_status(self._folder, self.status()), None)
 
     def _show(self) -> None:
         status = self.status()
@@ -313,7 +309,7 @@ class Oversight(Watcher):
     def _diverged(self) -> list[dict[str, Any]]:
         """Returns which other sites say that they have diverged, and the rounds kept here from before."""
         membership, generation = self._membership, self._membership.mesh.generation
-        said = divergence.told(self._bulletin, membership.mesh, membership.experiment.rounds)
+        said = divergence.told(self._bulletin, membership)
         said.pop(membership.name, None)
         kept = landmarks_in(self._folder, generation) if said else []
         return [
@@ -463,12 +459,13 @@ class Oversight(Watcher):
             "network_ms": mailroom.median_ms() if mailroom else None,
             "edges": edges,
             "refusing": self._refusing(),
+            "ignored": self._aside.view(),
             "state_lost": self._state_lost(),
             "diverged": self._diverged(),
             "votes": self._ledger.votes(),
             "keys": self._keys.view(),
             "certificate_days": self.certificate_days(),
             "worst": worst,  # over the sites that have announced a value, each of a recent round
-            "mean": sum(values) / len(values) if values else None,
+            "mean": sum(value / len(values) for value in values) if values else None,  # does not overflow
             "sites": known,
         }

@@ -183,6 +183,7 @@ class _Life:
         deciding = ledger.pending
         if deciding and ledger.begun:
             node.membership = node.in_generation(ledger.begun[-1].generation)
+        deciding = deciding or self._decisions.votes_are_in()
         while True:
             try:
                 if not ledger.begun and not deciding:
@@ -198,12 +199,15 @@ class _Life:
             except divergence.SiteDiverged as error:
                 self._decisions.after_divergence(error)
                 deciding = True
+            except Exception as error:
+                self._decisions.after_failure(error)
+                deciding = True
 
     def _generation(self) -> None:
         """Continues the run to its end, within one generation of the mesh."""
         node = self._node
         membership, oversight = node.membership, node.oversight
-        diverged = divergence.told(node.bulletin, membership.mesh, membership.experiment.rounds).get(membership.name)
+        diverged = divergence.told(node.bulletin, membership).get(membership.name)
         node.ledger.vote()
         if diverged and node.ledger.without_vote() is None:  # else it must compute again how far it had come
             raise diverged
@@ -261,7 +265,7 @@ class _Life:
             oversight.reached("result confirmed", membership.experiment.rounds)
             write_site_model(membership, rounds, unconfirmed, node.folder / PERSONAL)
             put_in_place(unconfirmed, result)
-            self._log_undefined(result)
+            node.aside.tried("the look at undefined metrics", lambda: self._log_undefined(result), None)
         compare_with_neighbours(membership, rounds, mailroom, result)
         if membership.experiment.personalization is not None:
             oversight.activity = "choosing the site's own model"
@@ -347,7 +351,13 @@ class _Life:
             return [name for name in names if told.get(name, {}).get("generation") != mesh.generation]
 
         node.wait(lambda: not silent(), silent)
-        versus_local.with_evidence(unconfirmed, bulletin.of_all(versus_local.KIND), names)
+        told, same = bulletin.of_all(versus_local.KIND), rounds.state.own is None
+        same = same and "accuracy" not in rounds.problem.metrics_by_name  # which may be another one
+
+        def evidence() -> dict[str, Any] | None:
+            return versus_local.evidence(unconfirmed, told, names, same, node.aside)
+
+        versus_local.with_evidence(unconfirmed, node.aside.tried("the comparison of all sites", evidence, None))
 
     def _log_undefined(self, result: Path) -> None:
         node = self._node

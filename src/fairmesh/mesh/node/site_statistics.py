@@ -17,12 +17,11 @@ from fairmesh.data.contract import Column
 from fairmesh.data.preprocessing import is_fitted
 from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
+from fairmesh.mesh.wire.kinds import CLASSES_AT_MOST, INPUTS_AT_MOST, STATISTICS
 
-INPUTS_AT_MOST = 64  # with more inputs, or arrays such as images, one mean and one spread of all together
-CLASSES_AT_MOST = 100
 SAMPLES_AT_LEAST = 20  # with fewer, statistics would say much about single samples
 WITHHELD: dict[str, list[float]] = {"mean": [], "spread": [], "shares": [], "relation": []}
-_LARGEST, _SMALLEST = 1e15, 1e-30
+_SMALLEST, _LARGEST = STATISTICS
 _ALMOST_ALL = 0.97  # a share of a class, which is announced to 0.05
 # Thresholds, set by a simulation of honest sites that differ (tests/mesh/test_site_statistics.py states its rates).
 _FAR = 8.0  # spreads between a mean and the usual one
@@ -36,7 +35,8 @@ _SHOWN = 3  # columns per site
 def statistics(samples: Samples) -> dict[str, list[float]]:
     """Returns what a site announces about its training inputs as the model sees them: mean and spread (standard
     deviation) of each input to 2 digits, the share of each class to 0.05, and the correlation of each input with the
-    number of the class to 0.1."""
+    number of the class to 0.1. With more inputs than 64, or arrays such as images, it is one mean and one spread of all
+    together."""
     if len(samples) < SAMPLES_AT_LEAST:
         return WITHHELD
     samples = samples.some()
@@ -59,7 +59,7 @@ def statistics(samples: Samples) -> dict[str, list[float]]:
     if each:
         numbers = targets.double() - targets.double().mean()
         both = (((rows - mean) * numbers[:, None]).mean(0) / (spread * numbers.square().mean().sqrt())).nan_to_num()
-        found["relation"] = [round(x, 1) for x in both.tolist()]
+        found["relation"] = [round(x, 1) for x in both.clamp(-1, 1).tolist()]
     return found
 
 
@@ -86,11 +86,12 @@ def unusual_sites(sites: Sequence[Site]) -> dict[str, list[str]]:
 
 
 def _rounded(value: float, size: float) -> float:
-    """Returns a value to 2 digits of something of this size."""
-    if size == 0:
+    """Returns a value to 2 digits of something of this size; 0 for what is next to nothing."""
+    if size < _SMALLEST:
         return 0.0
     step = 10.0 ** (math.floor(math.log10(size)) - 1)
-    return min(max(float(f"{round(value / step) * step:.6g}"), -_LARGEST), _LARGEST)
+    rounded = min(max(float(f"{round(value / step) * step:.6g}"), -_LARGEST), _LARGEST)
+    return rounded if abs(rounded) >= _SMALLEST else 0.0
 
 
 def unusual(said: Mapping[str, Mapping[str, Sequence[float]]], columns: Sequence[Column] = ()) -> dict[str, list[str]]:
@@ -184,7 +185,7 @@ class _Input(NamedTuple):
         None if they do not differ by the same factor, or the mean says nothing."""
         if not self.usual.mean_tells_size or self.mean * self.usual.mean <= 0:
             return None
-        of_means = math.log(self.mean / self.usual.mean)
+        of_means = math.log(abs(self.mean)) - math.log(abs(self.usual.mean))
         apart = abs(of_means - self.log_times)
         return (of_means + self.log_times) / 2 if apart < math.log(_TOGETHER) else None
 

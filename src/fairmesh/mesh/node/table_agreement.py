@@ -5,12 +5,15 @@ It is frozen with the run. A site that is restored later computes it again from 
 """
 
 import json
+import math
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairmesh.data.preprocessing import Misfit, Preprocessing, TableSums, is_fitted, refitted
+from fairmesh.data.contract import Contract
+from fairmesh.data.preprocessing import Misfit, Preprocessing, Sums, TableSums, is_fitted, refitted
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
@@ -20,14 +23,18 @@ from fairmesh.storage.files import read_bytes, write_atomically
 from fairmesh.storage.run_folder import PREPROCESSING
 
 _KIND = "table"
+_TIMES = (
+    1e6  # a site that makes the spread of a column so many times larger makes it constant for the others in float32
+)
 
 
 class TableAgreement:
     """What a node says and hears about the tables of the sites. Nothing, if this site's inputs do not depend on others'
     rows."""
 
-    def __init__(self, name: str, own: Site, bulletin: Bulletin, folder: Path):
+    def __init__(self, name: str, own: Site, bulletin: Bulletin, folder: Path, contract: Contract | None = None):
         self._name, self._own, self._bulletin, self._path = name, own, bulletin, folder / PREPROCESSING
+        self._ranges = {} if contract is None else _ranges(contract)
         self.needed = is_fitted(own)
         if self.needed and own.table.rows is None:
             raise BadInput(
@@ -55,15 +62,22 @@ class TableAgreement:
         announced = self._bulletin.of_all(_KIND)
         return [name for name in self._sites(present) if name not in announced] if self.needed else []
 
-    def misfit(self, present: Sequence[str]) -> tuple[list[str], str] | None:
-        """Returns the sites whose tables do not fit those of most, and what differs; or None."""
+    def misfit(self, present: Sequence[str], facts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], str] | None:
+        """Returns the sites whose tables do not fit those of most, or whose sums cannot be true, and what is wrong; or
+        None. `facts` has what sites declare about their data."""
         if not self.needed:
             return None
+        told = self._told(self._sites(present))
+        for name, sums in told.items():
+            rows = facts.get(name, {}).get("samples")
+            reason = "" if rows is None else sums.contradiction(rows, self._ranges)
+            if reason:
+                return [name], f"{name} has announced sums of its table that cannot be true; {reason}"
         try:
-            self._fitted([name for name in self._sites(present) if self._bulletin.of(name, _KIND)])
+            self._fitted(list(told))
         except Misfit as error:
             return error.sites, error.reason
-        return None
+        return _outweighing(told)
 
     def agreed(self, present: Sequence[str]) -> Preprocessing | None:
         """Returns the frozen preprocessing, or the one that follows from all sums. None if none is needed."""
@@ -97,6 +111,50 @@ class TableAgreement:
         return sites if 2 * votes >= len(present) else present
 
     def _fitted(self, sites: Sequence[str]) -> Preprocessing | None:
-        bodies: dict[str, Any] = {name: self._bulletin.of(name, _KIND) for name in sites}
-        told = {name: TableSums.from_table(body["sums"]) for name, body in bodies.items() if body}
+        told = self._told(sites)
         return Preprocessing.fitted(told) if told else None
+
+    def _told(self, sites: Sequence[str]) -> dict[str, TableSums]:
+        bodies: dict[str, Any] = {name: self._bulletin.of(name, _KIND) for name in sites}
+        return {name: TableSums.from_table(body["sums"]) for name, body in bodies.items() if body}
+
+
+def _ranges(contract: Contract) -> dict[str, tuple[float, float]]:
+    """Returns the smallest and the largest value that a contract allows, by column."""
+    columns = [column for column in (*contract.columns, contract.target) if column is not None]
+    ends = {column.name: (column.min, column.max) for column in columns if column.type not in ("yes-no", "date")}
+    return {
+        name: (-math.inf if low is None else low, math.inf if high is None else high)
+        for name, (low, high) in ends.items()
+    }
+
+
+def _outweighing(told: Mapping[str, TableSums]) -> tuple[list[str], str] | None:
+    """Returns a site whose values alone make the spread of a column so large that the rows of all others look equal in
+    it, and what to do; or None."""
+    by_site = {
+        site: {column.name: sums for column, sums in zip(one.plan.columns, one.columns)} | {one.plan.target: one.target}
+        for site, one in told.items()
+    }
+    for name in next(iter(by_site.values()), {}):
+        sums = {site: of_site[name] for site, of_site in by_site.items() if of_site[name].known}
+        if len(sums) < 2:
+            continue
+        middle = statistics.median(one.mean for one in sums.values())
+        farthest = max(sums, key=lambda site: sums[site].squares + sums[site].known * (sums[site].mean - middle) ** 2)
+        spread, others = _spread(sums.values()), _spread(one for site, one in sums.items() if site != farthest)
+        if spread > _TIMES * others > 0:
+            return [farthest], (
+                f"column {name!r} of {farthest} makes the spread over all sites {spread / others:.2g} times that of "
+                f"the others, whose rows would look equal in it; ask {farthest} for its unit and for outliers, or give "
+                "the column center and scale in a contract"
+            )
+    return None
+
+
+def _spread(sums: Iterable[Sums]) -> float:
+    """Returns the standard deviation of the values behind some sums."""
+    every = list(sums)
+    count = sum(one.known for one in every)
+    mean = math.fsum(one.known / count * one.mean for one in every)
+    return math.sqrt(math.fsum(one.squares / count + one.known / count * (one.mean - mean) ** 2 for one in every))

@@ -23,13 +23,15 @@ from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, Diverged, in_a_line
 from fairmesh.evidence import LEVEL, Difference, Number, Share, Worst, versus, versus_counts
 from fairmesh.evidence.intervals import Estimate
-from fairmesh.evidence.outcomes import independent_mean, judged
+from fairmesh.evidence.means import mean_of
+from fairmesh.evidence.outcomes import judged
+from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ending import metrics_by_site
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.store import put_in_place
-from fairmesh.mesh.wire.bulletin import CELLS, FEW, FEWEST, KINDS
 from fairmesh.mesh.wire.journal import storing
+from fairmesh.mesh.wire.kinds import CELLS, FEW, FEWEST, KINDS, ROWS_AT_LEAST, most_rows
 from fairmesh.mesh.wire.links import Report
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Problem
@@ -39,10 +41,11 @@ from fairmesh.storage.strict_json import as_json
 from fairmesh.training.references import LOOKS, early_stopped_models, judged_apart
 
 KIND = "versus_local"  # of announcement
-_ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
 _ACCURACY, _LOSS = "accuracy", "loss"
+_APART = 0.01  # of the rows, by which counts and an accuracy that were computed differently may differ; and one row
 _SAID = {"better": "better than alone", "worse": "worse than alone", "unclear": "no clear difference from alone"}
 _FAILED = "failed; the reason is in the site's log"
+_CONTRADICTS = "its counts contradict its accuracy"
 
 
 def compared(
@@ -92,7 +95,7 @@ def _not_compared(membership: Membership, problem: Problem, mine: Site) -> str:
         return "sites train with code of their own"
     if mine.test is None:
         return "no test rows"
-    return f"fewer than {_ROWS_AT_LEAST} test rows" if len(mine.test) < _ROWS_AT_LEAST else ""
+    return f"fewer than {ROWS_AT_LEAST} test rows" if len(mine.test) < ROWS_AT_LEAST else ""
 
 
 def _own_model(
@@ -203,7 +206,7 @@ def evidence_of(
         parts.append(part)
     worst = Worst(tuple(parts), higher_is_better=metric == _ACCURACY)
     which = None if worst.which is None else names[worst.which]
-    mean = independent_mean(parts)
+    mean = mean_of(parts)
     return {
         "level": LEVEL,
         "metric": metric,
@@ -214,16 +217,48 @@ def evidence_of(
     }
 
 
-def with_evidence(folder: Path, announced: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Adds the evidence to the summary of a result, if some site has told its counts or its verdict."""
+def contradiction(cells: Mapping[str, int | str], accuracy: float | None) -> str:
+    """Returns why the counts of a site cannot be those of its accuracy, "" if they can. Of counts that were not told,
+    every possible value counts."""
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        return f"the accuracy {accuracy:.6g} is no share"
+    if not cells or accuracy is None:
+        return ""
+    right = {name: cells[name] for name in ("both", "only_common")}
+    wrong = {name: cells[name] for name in ("only_local", "neither")}
+    least, most = (sum(0 if count == FEW else int(count) for count in some.values()) for some in (right, wrong))
+    low = least / max(1, least + most_rows(wrong))
+    high = most_rows(right) / max(1, most_rows(right) + most)
+    rows = max(1, most_rows(cells))
+    if low - _APART - 1 / rows <= accuracy <= high + _APART + 1 / rows:
+        return ""
+    return f"its counts say that {low:.3g} to {high:.3g} of the rows are right, but its accuracy is {accuracy:.3g}"
+
+
+def evidence(
+    folder: Path, announced: Mapping[str, Mapping[str, Any]], names: Sequence[str], same: bool, aside: Aside
+) -> dict[str, Any] | None:
+    """Returns the evidence that the summary of a result gets; None if no site has told counts or a verdict. Counts that
+    contradict what a site has said of its accuracy are ignored, if both are of the `same` model."""
     counts, verdicts = (any(announced[name][key] for name in names) for key in ("cells", "verdict"))
     metric = _ACCURACY if counts else _LOSS
     values = metrics_by_site(folder).get(metric)
     if values is None or not (counts or verdicts):
-        return
-    summary = json.loads(read_bytes(folder / SUMMARY))
-    evidence = evidence_of(announced, names, values, metric)
-    write_atomically(folder / SUMMARY, (as_json(summary | {"evidence": evidence}, indent=2) + "\n").encode())
+        return None
+    told, values = dict(announced), list(values)
+    for k, name in enumerate(names) if metric == _ACCURACY else ():
+        reason = contradiction(told[name]["cells"] if same else {}, values[k])
+        if reason:
+            aside.ignore(name, "counts", reason)
+            told[name], values[k] = {**told[name], "cells": {}, "why_not": _CONTRADICTS}, None
+    return evidence_of(told, names, values, metric)
+
+
+def with_evidence(folder: Path, found: dict[str, Any] | None) -> None:
+    """Adds the evidence to the summary of a result, if there is any."""
+    if found is not None:
+        summary = json.loads(read_bytes(folder / SUMMARY))
+        write_atomically(folder / SUMMARY, (as_json(summary | {"evidence": found}, indent=2) + "\n").encode())
 
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:

@@ -6,19 +6,17 @@ neighbour, so passing on cannot multiply a flood.
 """
 
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairmesh.data.preprocessing import TableSums
 from fairmesh.errors import BadInput
 from fairmesh.mesh import certificates
 from fairmesh.mesh.wire.frames import Refused, read_json
+from fairmesh.mesh.wire.kinds import KINDS, Count, Text, too_deep, wrong
 from fairmesh.mesh.wire.token_bucket import TokenBucket
 
 _AT_MOST = 1 << 14  # bytes of one announcement, unless its kind needs more or less; `follow` has all sites' signatures
@@ -35,202 +33,6 @@ _AT_MOST_OF = {
 _A_FRAME = 1 << 15  # bytes of news per frame
 _PER_SECOND, _AT_ONCE = 4.0, 40.0  # announcements of one site that a neighbour may pass on
 OUTPUTS = 10_000  # of a model, unless the experiment lists more classes
-_SAMPLES_AT_MOST = 10**12  # so that a product with the size of an input is an integer
-_AXES, _AXIS_AT_MOST = 8, 1 << 32  # of the shape of one sample
-_PARTS, _DEEP = 64, 4  # inputs of a sample, and how deep they may be nested
-_NUMBER_AT_MOST = 1 << 53
-_GENERATIONS_AT_MOST = 256
-_NUMBERS_AT_MOST = 100  # statistics of one kind
-CELLS = ("both", "only_common", "only_local", "neither")  # test rows that these models answer right
-FEWEST, FEW = 5, "<5"  # a smaller count is told as this
-VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
-_SHORT = 200  # characters of a string that is shown to people
-
-
-def _short(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _SHORT and value.isprintable()
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _NUMBER_AT_MOST
-
-
-def _samples(value: Any) -> bool:
-    return _count(value) and 1 <= value <= _SAMPLES_AT_MOST
-
-
-def _sample_form(value: Any, depth: int = 0) -> bool:
-    """Returns whether this is a dtype and the shape of one sample, or a list or table of such, of which samples have
-    several."""
-    if isinstance(value, dict | list) and value and not (isinstance(value, list) and isinstance(value[0], str)):
-        parts = value.values() if isinstance(value, dict) else value
-        names = all(map(_short, value)) if isinstance(value, dict) else True
-        return depth < _DEEP and len(value) <= _PARTS and names and all(_sample_form(one, depth + 1) for one in parts)
-    if not (isinstance(value, list) and len(value) == 2 and _short(value[0]) and isinstance(value[1], list)):
-        return False
-    return len(value[1]) <= _AXES and all(_count(axis) and axis <= _AXIS_AT_MOST for axis in value[1])
-
-
-def _rounds_or_none(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(map(_count, value)))
-
-
-def _names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_short, value))
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= _NUMBER_AT_MOST
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= _NUMBERS_AT_MOST and all(map(_number, value))
-
-
-def _number_or_none(value: Any) -> bool:
-    return value is None or _number(value)
-
-
-def _since(value: Any) -> bool:
-    return isinstance(value, dict) and all(_short(key) and _number(item) for key, item in value.items())
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(_short(key) and _short(item) for key, item in value.items())
-
-
-def _refusals(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _short(site) and _form(why, {"reason": _short, "since": _number}) for site, why in value.items()
-    )
-
-
-def _finite_or_none(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and abs(value) < math.inf)
-
-
-def _metrics(value: Any) -> bool:
-    return isinstance(value, dict) and all(_short(key) and _finite_or_none(item) for key, item in value.items())
-
-
-def _rows(value: Any) -> bool:
-    """Returns whether this is a list of rows, each a round with the numbers that were measured after it."""
-    return isinstance(value, list) and all(
-        isinstance(row, list) and row and _count(row[0]) and all(map(_finite_or_none, row)) for row in value
-    )
-
-
-def _outputs_in(value: Any) -> list[int]:
-    """Returns the numbers of outputs that the body of an announcement declares, anywhere in it."""
-    if isinstance(value, list):
-        return [found for item in value for found in _outputs_in(item)]
-    if not isinstance(value, dict):
-        return []
-    inner = [found for item in value.values() for found in _outputs_in(item)]
-    return [*inner, value["outputs"]] if type(value.get("outputs")) is int else inner
-
-
-def shortened(text: str) -> str:
-    """Returns a text as it may be in an announcement: printable, and of bounded length."""
-    return "".join(c if c.isprintable() else "?" for c in text[:_SHORT])
-
-
-def _table(value: Any) -> bool:
-    """Returns whether this is what a site tells about its table."""
-    try:
-        return isinstance(value, dict) and TableSums.from_table(value) is not None
-    except BadInput:
-        return False
-
-
-def _cells(value: Any) -> bool:
-    """Returns whether these are counts of test rows, of which small ones are not told."""
-    return isinstance(value, dict) and all(
-        key in CELLS and (count == FEW or (_count(count) and count >= FEWEST)) for key, count in value.items()
-    )
-
-
-def _verdict(value: Any) -> bool:
-    """Returns whether this is what a site tells that predicts numbers; nothing if it tells counts."""
-    return value in ("", *VERDICTS)
-
-
-def _is(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kind)
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, dict) and all(_short(key) and _count(item) for key, item in value.items())
-
-
-def _begun(value: Any) -> bool:
-    def entry(one: Any) -> bool:
-        return isinstance(one, list) and len(one) == 4 and all(map(_count, one))
-
-    return isinstance(value, list) and len(value) <= _GENERATIONS_AT_MOST and all(map(entry, value))
-
-
-def _form(value: Any, fields: Mapping[str, Callable[[Any], bool]]) -> bool:
-    return isinstance(value, dict) and value.keys() == fields.keys() and all(f(value[k]) for k, f in fields.items())
-
-
-def _list_of(fields: Mapping[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(_form(one, fields) for one in value)
-
-
-def _commits(value: Any) -> bool:
-    form = {**_CLAIM, "number": _count, "signature": _short}
-    return isinstance(value, dict) and all(_short(site) and _form(one, form) for site, one in value.items())
-
-
-_PROPOSAL = {
-    "generation": _count,
-    "sites": _names,
-    "round": lambda value: value is None or _count(value),
-    "restored": _names,
-}
-_CLAIM = {"begun": _begun, "outputs": _count}
-
-# The fields that the body of each kind must have, with a check for each.
-KINDS: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "certificate": {"pem": _is(str)},
-    "facts": {
-        "samples": _samples,
-        "inputs": _sample_form,
-        "targets": _sample_form,
-        "outputs": _count,
-        "test": _is(bool),
-        "validation": _is(bool),
-        "group": _short,
-    },
-    "statistics": {"mean": _numbers, "spread": _numbers, "shares": _numbers, "relation": _numbers},
-    "table": {"sums": _table, "fitted_by": _names},
-    "status": {
-        "round": _count,
-        "activity": _short,
-        "metric": _number_or_none,
-        "metric_round": _number_or_none,
-        "weight": _number_or_none,
-        "waiting_for": _since,
-        "bytes_out": _count,
-        "time": _number,
-    },
-    "measured": {
-        "generation": _count,
-        "columns": _names,
-        "rows": _rows,
-        "complete": _count,
-        "kept": _rounds_or_none,
-    },
-    "refusing": {"sites": _refusals},
-    "result": {"generation": _count, "digest": _short, "metrics": _metrics, "measured": _texts},
-    "ready": {"facts": _short},
-    "versus_local": {"generation": _count, "cells": _cells, "verdict": _verdict, "why_not": _short},
-    "diverged": {"generation": _count, "since": _count, "round": _count, "what": _short},
-    "vote": _PROPOSAL,
-    "commit": _PROPOSAL | {"votes": _counts, **_CLAIM},
-    "follow": {"certificates": _list_of(_PROPOSAL | {"votes": _counts, "commits": _commits})},
-}
 
 
 class Announcement(NamedTuple):
@@ -455,14 +257,9 @@ class Bulletin:
         if one.kind == "certificate" and one.site != self._name and self._refusal(one.site, pem.encode()):
             self._unconfirmed[one.site] = pem.encode()
             return False
-        form = KINDS[one.kind]
-        wrong = [name for name, holds in form.items() if not holds(one.body.get(name))]
-        wrong += [name[:_SHORT] for name in one.body if name not in form]
-        declared = max(_outputs_in(one.body), default=0)
-        if not wrong and declared > self._outputs:
-            wrong = [f"{declared} outputs, more than the {self._outputs} of this experiment,"]
-        if wrong:
-            raise Refused(f"news of kind {one.kind!r} from {one.site} with {wrong[0]} in it")
+        found = wrong(one.kind, one.body, self._outputs)
+        if found:
+            raise Refused(f"news of kind {one.kind!r} from {one.site} with {found} in it")
         with self._lock:
             if one.kind == "certificate":  # what the old key signed can no longer be passed on
                 for kind in [kind for kind in KINDS if self._is_unsigned(one, kind)]:
@@ -493,23 +290,32 @@ class Bulletin:
             every = sorted((known.order, known.one) for known in self._known.values())
         return json.dumps([one.table() for _, one in every]).encode()
 
-    def restored(self, path: Path) -> None:
-        """Reads what was known before a restart, as far as possible. Signs this site's own announcements again, since
-        its key may be new."""
+    def restored(self, path: Path) -> list[str]:
+        """Reads what was known before a restart. Signs this site's own announcements again, since its key may be new.
+
+        Returns:
+            What was passed over: it would be refused if it arrived now, since an older version wrote it or the file is
+            damaged.
+        """
         if not path.exists():
-            return
+            return []
         try:
-            found = [_read(table) for table in read_json(path.read_bytes())]
-        except (ValueError, TypeError, KeyError, Refused):
-            return
-        for one in found:
-            with suppress(Refused):
+            tables = list(read_json(path.read_bytes()))
+        except (ValueError, TypeError):
+            return ["the file is damaged"]
+        passed_over = []
+        for table in tables:
+            try:
+                one = _read(table)
                 if one.kind == "status":  # of before the restart, and so perhaps of a node that no longer runs
                     continue
                 if one.site == self._name and one.kind != "certificate":
                     one = self._signed_here(one)
                 if self._is_new(one):
                     self._heard(one)
+            except (ValueError, TypeError, KeyError, Refused) as error:
+                passed_over.append(str(error) if isinstance(error, Refused) else "an announcement that cannot be read")
+        return passed_over
 
 
 def _later_than(number: int) -> int:
@@ -518,6 +324,6 @@ def _later_than(number: int) -> int:
 
 def _read(table: Any) -> Announcement:
     site, kind, number, body = (table[name] for name in ("site", "kind", "number", "body"))
-    if not (_short(site) and _short(kind) and _count(number) and isinstance(body, dict)):
+    if not (Text()(site) and Text()(kind) and Count()(number) and isinstance(body, dict)) or too_deep(body):
         raise TypeError("not an announcement")
     return Announcement(site, kind, number, body, bytes.fromhex(table["signature"]))

@@ -382,6 +382,12 @@ class Mailroom:
         self._observe("segment begun", keep_from)
         self._journal.drop_before(keep_from)
 
+    def first_unfinished(self, first: int) -> int:
+        """Returns the first step, from `first` on, whose messages are not all in the journal, or after which this node
+        has sent nothing: it may not have finished it."""
+        received = min((self._journal.missing_from(position, first) for position in self._edges), default=first)
+        return max(first, min(received, max(self._journal.steps_sent(), default=first)))
+
     def journal_bytes(self) -> int:
         """Returns the bytes written since the last checkpoint."""
         return self._journal.bytes_since_segment

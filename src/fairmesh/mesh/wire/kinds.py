@@ -1,0 +1,326 @@
+"""What announcements of each kind hold: every field with its type and range, and what fields must mean together.
+
+Other sites' numbers are hostile input. This is the one wall that they pass, when they arrive and when they are read
+from disk again: nothing is computed from a body, and nothing of it is written, before `wrong` finds nothing wrong."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairmesh.data.preprocessing import TableSums
+from fairmesh.errors import BadInput
+
+Field = Callable[[Any], bool]
+
+LARGEST_COUNT = 1 << 53
+SAMPLES_AT_MOST = 10**12  # so that a product with the size of an input is an integer, and intervals take moments
+_FINITE = 1.7e308
+_SHORT = 200  # characters of a string that is shown to people
+_DEEP = 24  # tables within tables, of any body
+_ENTRIES = 1 << 14  # of a list or table; the bytes of an announcement are bounded too
+
+CELLS = ("both", "only_common", "only_local", "neither")  # test rows that these models answer right
+FEWEST, FEW = 5, "<5"  # a smaller count is told as this
+ROWS_AT_LEAST = 20  # of a test set; with fewer, counts would say much about single rows
+VERDICTS = ("better", "worse", "unclear")  # of a comparison of which no number is told
+FURTHER = ("weight", "bits", "bytes")  # what a measured row has after its metrics
+STATISTICS = (1e-30, 1e15)  # the smallest and the largest number in a site's statistics, unless it is 0
+INPUTS_AT_MOST, CLASSES_AT_MOST = 64, 100  # of a site's statistics
+
+
+@dataclass(frozen=True)
+class Count:
+    """A whole number; true and false are none."""
+
+    low: int = 0
+    high: int = LARGEST_COUNT
+
+    def __call__(self, value: Any) -> bool:
+        return type(value) is int and self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number of either sign, unless a range is given. One that is closer to 0 than `smallest` must be 0."""
+
+    low: float = -_FINITE
+    high: float = _FINITE
+    smallest: float = 0.0
+
+    def __call__(self, value: Any) -> bool:
+        if type(value) not in (int, float) or not self.low <= value <= self.high:
+            return False
+        return (type(value) is float or abs(value) <= LARGEST_COUNT) and (value == 0 or abs(value) >= self.smallest)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A string of bounded length that may be shown to people."""
+
+    at_most: int = _SHORT
+    printable: bool = True
+
+    def __call__(self, value: Any) -> bool:
+        return isinstance(value, str) and len(value) <= self.at_most and (value.isprintable() or not self.printable)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of some values."""
+
+    values: Collection[Any]
+
+    def __call__(self, value: Any) -> bool:
+        return any(type(value) is type(one) and value == one for one in self.values)
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """Something, or null."""
+
+    of: Field
+
+    def __call__(self, value: Any) -> bool:
+        return value is None or self.of(value)
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """A list of as many entries as allowed, all of one form."""
+
+    of: Field
+    at_most: int = _ENTRIES
+    at_least: int = 0
+
+    def __call__(self, value: Any) -> bool:
+        return isinstance(value, list) and self.at_least <= len(value) <= self.at_most and all(map(self.of, value))
+
+
+@dataclass(frozen=True)
+class TableOf:
+    """A table from names to entries of one form."""
+
+    of: Field
+    at_most: int = _ENTRIES
+    keys: Field = Text()
+
+    def __call__(self, value: Any) -> bool:
+        return (
+            isinstance(value, dict)
+            and len(value) <= self.at_most
+            and all(self.keys(key) and self.of(entry) for key, entry in value.items())
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """A table with exactly these fields."""
+
+    fields: Mapping[str, Field]
+
+    def __call__(self, value: Any) -> bool:
+        return isinstance(value, dict) and value.keys() == self.fields.keys() and not _wrong_fields(self.fields, value)
+
+
+def _sample_form(value: Any, depth: int = 0) -> bool:
+    """Returns whether this is a dtype and the shape of one sample, or a list or table of such, of which samples have
+    several."""
+    parts, deep = 64, 4
+    if isinstance(value, dict | list) and value and not (isinstance(value, list) and isinstance(value[0], str)):
+        inner = value.values() if isinstance(value, dict) else value
+        names = all(map(Text(), value)) if isinstance(value, dict) else True
+        return depth < deep and len(value) <= parts and names and all(_sample_form(one, depth + 1) for one in inner)
+    if not (isinstance(value, list) and len(value) == 2 and Text()(value[0])):
+        return False
+    return ListOf(Count(high=1 << 32), 8)(value[1])
+
+
+def _table(value: Any) -> bool:
+    """Returns whether this is what a site tells about its table."""
+    try:
+        return isinstance(value, dict) and TableSums.from_table(value) is not None
+    except BadInput:
+        return False
+
+
+def _row(value: Any) -> bool:
+    """Returns whether this is a round with the numbers that were measured after it."""
+    return ListOf(Maybe(Number()), 1000, 1)(value) and Count()(value[0])
+
+
+_NAMES = ListOf(Text())
+_GENERATION = Count()
+_PROPOSAL: dict[str, Field] = {
+    "generation": _GENERATION,
+    "sites": _NAMES,
+    "round": Maybe(Count()),
+    "restored": _NAMES,
+}
+_CLAIM: dict[str, Field] = {"begun": ListOf(ListOf(Count(), 4, 4), 256), "outputs": Count()}
+_VOTES = TableOf(Count())
+_COMMIT = Record({**_CLAIM, "number": Count(), "signature": Text()})
+_WEIGHT = Number(-LARGEST_COUNT, LARGEST_COUNT)  # estimates of lambda may be a little below 0
+_STATISTICS = Number(-STATISTICS[1], STATISTICS[1], STATISTICS[0])
+
+# The fields that the body of each kind must have, with the type and the range of each.
+KINDS: dict[str, dict[str, Field]] = {
+    "certificate": {"pem": Text(1 << 12, printable=False)},
+    "facts": {
+        "samples": Count(1, SAMPLES_AT_MOST),
+        "inputs": _sample_form,
+        "targets": _sample_form,
+        "outputs": Count(),
+        "test": OneOf((True, False)),
+        "validation": OneOf((True, False)),
+        "group": Text(),
+    },
+    "statistics": {
+        "mean": ListOf(_STATISTICS, INPUTS_AT_MOST),
+        "spread": ListOf(Number(0, STATISTICS[1], STATISTICS[0]), INPUTS_AT_MOST),
+        "shares": ListOf(Number(0, 1, STATISTICS[0]), CLASSES_AT_MOST),
+        "relation": ListOf(Number(-1, 1, STATISTICS[0]), INPUTS_AT_MOST),
+    },
+    "table": {"sums": _table, "fitted_by": _NAMES},
+    "status": {
+        "round": Count(),
+        "activity": Text(),
+        "metric": Maybe(Number()),
+        "metric_round": Maybe(Count()),
+        "weight": Maybe(_WEIGHT),
+        "waiting_for": TableOf(Number(-LARGEST_COUNT, LARGEST_COUNT)),
+        "bytes_out": Count(),
+        "time": Number(-LARGEST_COUNT, LARGEST_COUNT),
+    },
+    "measured": {
+        "generation": _GENERATION,
+        "columns": ListOf(Text(), 999),
+        "rows": ListOf(_row),
+        "complete": Count(),
+        "kept": Maybe(ListOf(Count())),
+    },
+    "refusing": {
+        "sites": TableOf(Record({"reason": Text(), "since": Number(-LARGEST_COUNT, LARGEST_COUNT)})),
+    },
+    "result": {
+        "generation": _GENERATION,
+        "digest": Text(),
+        "metrics": TableOf(Maybe(Number())),
+        "measured": TableOf(Text()),
+    },
+    "ready": {"facts": Text()},
+    "versus_local": {
+        "generation": _GENERATION,
+        "cells": TableOf(
+            lambda value: OneOf((FEW,))(value) or Count(FEWEST, SAMPLES_AT_MOST)(value), len(CELLS), OneOf(CELLS)
+        ),
+        "verdict": OneOf(("", *VERDICTS)),
+        "why_not": Text(),
+    },
+    "diverged": {"generation": _GENERATION, "since": Count(), "round": Count(), "what": Text()},
+    "vote": _PROPOSAL,
+    "commit": _PROPOSAL | {"votes": _VOTES, **_CLAIM},
+    "follow": {
+        "certificates": ListOf(
+            Record(_PROPOSAL | {"votes": _VOTES, "commits": TableOf(_COMMIT)}),
+        )
+    },
+}
+
+
+# What the fields of a body must mean together: each function returns the field that cannot be true, and why.
+
+
+def _of_statistics(body: Mapping[str, Any]) -> str:
+    inputs = len(body["mean"])
+    if len(body["spread"]) != inputs:
+        return f"spread of {len(body['spread'])} inputs and mean of {inputs}"
+    return "" if len(body["relation"]) in (0, inputs) else f"relation of {len(body['relation'])} of {inputs} inputs"
+
+
+def _of_rows(body: Mapping[str, Any]) -> str:
+    columns = body["columns"]
+    if tuple(columns[-len(FURTHER) :]) != FURTHER:
+        return "columns that are not those of measured rows"
+    for before, row in zip([[-1], *body["rows"]], body["rows"]):
+        wrong = wrong_row(columns, row)
+        if wrong:
+            return f"rows of which that of round {row[0]} has {wrong}"
+        if row[0] <= before[0]:
+            return f"rows that go from round {before[0]} to {row[0]}"
+    kept = body["kept"] or []
+    return "" if kept == sorted(set(kept)) else "kept rounds that are not in order"
+
+
+def wrong_row(columns: Collection[str], row: Any) -> str:
+    """Returns what is wrong with a measured row, of a site or on disk, "" if nothing is: it has a round and a number
+    per column, and the traffic is known and not negative."""
+    if not _row(row) or len(row) != 1 + len(columns):
+        return f"another form than a round and {len(columns)} numbers"
+    weight, *traffic = row[-len(FURTHER) :]
+    if not Maybe(_WEIGHT)(weight):
+        return "a weight that is too large"
+    return "" if all(map(Number(0, 2.0**63), traffic)) else "traffic that is negative, too large or not known"
+
+
+def _of_counts(body: Mapping[str, Any]) -> str:
+    cells, verdict, why_not = body["cells"], body["verdict"], body["why_not"]
+    if bool(cells) + bool(verdict) + bool(why_not) > 1:
+        return "cells, verdict and why_not, of which it can have one only,"
+    if cells and (cells.keys() != set(CELLS) or most_rows(cells) < ROWS_AT_LEAST):
+        return f"cells that are not the counts of {', '.join(CELLS)} in {ROWS_AT_LEAST} rows or more"
+    return ""
+
+
+def most_rows(cells: Mapping[str, int | str]) -> int:
+    """Returns of how many rows counts can be at most, of which small ones are not told."""
+    return sum(FEWEST - 1 if isinstance(count, str) else count for count in cells.values())
+
+
+_MEANING: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "statistics": _of_statistics,
+    "measured": _of_rows,
+    "versus_local": _of_counts,
+}
+
+
+def wrong(kind: str, body: Mapping[str, Any], outputs: int) -> str:
+    """Returns what is wrong with the body of an announcement, or "" if nothing is.
+
+    Args:
+        kind: A kind of `KINDS`.
+        body: The body.
+        outputs: How many outputs of the model it may declare.
+    """
+    form = KINDS[kind]
+    found = _wrong_fields(form, body) or next((name[:_SHORT] for name in body if name not in form), "")
+    if found:
+        return found
+    declared = max(_outputs_in(body), default=0)
+    if declared > outputs:
+        return f"{declared} outputs, more than the {outputs} of this experiment,"
+    return _MEANING.get(kind, lambda body: "")(body)
+
+
+def _wrong_fields(form: Mapping[str, Field], body: Mapping[str, Any]) -> str:
+    return next((name for name, holds in form.items() if name not in body or not holds(body[name])), "")
+
+
+def too_deep(value: Any, deep: int = _DEEP) -> bool:
+    """Returns whether tables are nested deeper than in any announcement."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return deep < 0 or any(too_deep(one, deep - 1) for one in inner if isinstance(one, dict | list))
+
+
+def _outputs_in(value: Any) -> list[int]:
+    """Returns the numbers of outputs that the body of an announcement declares, anywhere in it."""
+    if isinstance(value, list):
+        return [found for item in value for found in _outputs_in(item)]
+    if not isinstance(value, dict):
+        return []
+    inner = [found for item in value.values() for found in _outputs_in(item)]
+    return [*inner, value["outputs"]] if type(value.get("outputs")) is int else inner
+
+
+def shortened(text: str) -> str:
+    """Returns a text as it may be in an announcement: printable, and of bounded length."""
+    return "".join(c if c.isprintable() else "?" for c in text[:_SHORT])
