@@ -223,6 +223,17 @@ def _of_the_others(run: Run) -> list[str]:
     return ended
 
 
+def _both_vote_to_go_back_to(run: Run, round: int) -> None:
+    """Waits until both know of both votes, or have decided so already."""
+    what = f"go back to round {round}"
+
+    def known(name: str) -> bool:
+        return len(run.status(name)["votes"].get(what, ())) == 2 or len(run.events(name, "all have voted")) == 2
+
+    run.until(lambda: known("a") and known("c"))
+    time.sleep(1)
+
+
 def _without_b_from_the_start(run: Run, flag: Path) -> None:
     """The others remove b, go back to the start before the run has ended, and finish. Only a node that has ended by its
     own numbers is started again for that."""
@@ -235,8 +246,7 @@ def _without_b_from_the_start(run: Run, flag: Path) -> None:
     run.vote("a", "c", back_to=0)
     time.sleep(4)
     run.start(*run.reaped("a", "c"))
-    everybody = {"go back to round 0": ["a", "c"]}
-    run.until(lambda: all(run.status(n)["votes"] == everybody or run.events(n, "all have voted")[1:] for n in "ac"))
+    _both_vote_to_go_back_to(run, 0)
     flag.touch()
     run.end("a", "c")
     assert [one["round"] for one in run.events("a", "continuing")][1:] == [0], run.logs()
@@ -331,8 +341,7 @@ def removed_and_gone_back(run_in: Path) -> None:
     run.start("b", before=broken)
     run.stops("b", "a, c have all voted to continue without b")
     run.vote("a", "c", back_to=6)
-    run.until(lambda: all(len(run.status(name)["votes"].get("go back to round 6", [])) == 2 for name in "ac"))
-    time.sleep(1)
+    _both_vote_to_go_back_to(run, 6)
     flag.touch()
     run.end("a", "c")
     assert [one["round"] for one in run.events("a", "continuing")][1:] == [6], run.logs()
