@@ -54,7 +54,7 @@ def sound(facts: dict[str, Any], columns: list[str], pem: str) -> dict[str, dict
         | {"measured": {"a": "12ab"}},
         "ready": {"facts": "0" * 64},
         "versus_local": {"generation": 1, "cells": dict(zip(CELLS, (60, 10, 5, 25))), "verdict": "", "why_not": ""},
-        "diverged": {"generation": 1, "site": "a", "since": 3, "round": 4, "what": "an exploded model", "norm": 1e9},
+        "diverged": {"generation": 1, "since": 3, "round": 4, "what": "an exploded model"},
         "vote": _PROPOSAL,
         "commit": _PROPOSAL | {"votes": {"a": 1, "b": 2}} | _CLAIM,
         "follow": {"certificates": [_CERTIFICATE]},

@@ -31,6 +31,8 @@ checkpoint_every = 5
 dtype = "float64"
 """
 
+_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
+
 
 class Run:
     """A mesh of real nodes, five unless others are named."""
@@ -115,6 +117,13 @@ class Run:
     def ended(self, name: str) -> None:
         """Waits until a node has ended, whether with an error or not."""
         assert self._ended(name, 90) is not None, self.logs()
+
+    def reaped(self, *names: str, only_see: bool = False) -> list[str]:
+        """Returns which nodes have ended of those that were running, and takes note of it unless it should only see."""
+        ended = [one for one in names if one in self.running and os.waitid(os.P_PID, self.running[one], _ENDED)]
+        for name in () if only_see else ended:
+            self._ended(name, 5)
+        return ended
 
     def dies(self, name: str) -> None:
         """Waits until a node has killed itself."""

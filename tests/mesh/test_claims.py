@@ -1,4 +1,4 @@
-"""What neighbours say about a site is shown as their claim, next to what the site's own node sees, and ends nothing."""
+"""What other sites say about a site or of themselves is shown as their claim, and ends nothing."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ from fairmesh.mesh.wire.links import Links, Neighbour
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.networks.bounds import TOO_LARGE
 from tests.mesh.fleet import free_ports
-from tests.mesh.scenarios import Run, played
+from tests.mesh.scenarios import Run, played, waits_at
 from tests.mesh.test_connections import provisioned
 from tests.refusals import missing_from
 
@@ -68,7 +68,43 @@ def test_site_whose_numbers_are_refused_hears_who_says_so_and_what_its_node_sees
     assert claims.sentences(_status(30, {"b": 30})) == []
 
 
+def test_site_that_says_that_it_has_diverged_is_named_with_what_to_do():
+    claim = {"by": "b", "generation": 1, "since": 6, "round": 7, "what": "an exploded model", "kept": [0, 3]}
+    parts = ("b says", "rounds 6 and 7", '"an exploded model"', "ends no other", "units", "mesh remove", "mesh rewind",
+             "kept here: 0, 3", "need not be started again")  # fmt: skip
+    assert missing_from(claims.diverged(claim), *parts) == []
+
+
 # One node
+
+
+def _overseer(bulletin: Bulletin, folder: Path, logged: list) -> SimpleNamespace:
+    """The parts of a's watch that hear of divergences. It can neither stop nor interrupt anything."""
+    mesh = SimpleNamespace(generation=1, present=[SimpleNamespace(name=name) for name in NAMES])
+    node = SimpleNamespace(
+        _membership=SimpleNamespace(name="a", mesh=mesh, experiment=SimpleNamespace(rounds=40)),
+        _bulletin=bulletin,
+        _folder=folder,
+        _claimed=set(),
+        _log=lambda level, what, **fields: logged.append((level, what, fields["site"], fields["reason"])),
+    )
+    node._diverged = lambda: Oversight._diverged(node)
+    return node
+
+
+def test_site_that_says_again_and_again_that_it_has_diverged_is_logged_once_and_interrupts_nothing(tmp_path):
+    said = {"generation": 1, "since": 6, "round": 7, "what": "numbers"}
+    board, logged = SimpleNamespace(ages=lambda kind: {}), []
+    board.of_all = lambda kind: {"b": dict(said)} if kind == "diverged" else {}
+    node = _overseer(board, tmp_path, logged)
+    for round in (7, 8, 9):
+        said["round"] = round
+        Oversight._notice_divergence(node)
+    ((level, what, site, reason),) = logged
+    assert (level, what, site) == ("warning", "a site says that it has diverged", "b")
+    assert missing_from(reason, "b says", "numbers", "kept here: none") == []
+    said["generation"] = 2
+    assert node._diverged() == []
 
 
 def test_neighbours_who_refuse_a_sites_numbers_do_not_make_its_node_end_or_diverge():
@@ -256,9 +292,45 @@ def two_members_who_refuse_a_sites_numbers(run: Run) -> None:
     run.end(*NAMES)
 
 
+def _says_that_it_has_diverged() -> None:
+    """A node announces in its tenth round that its numbers have diverged, and goes on as if nothing had happened."""
+    said = []
+
+    def announce(self) -> None:
+        if self._round >= 10 and not said:
+            said.append(self._round)
+            body = {"generation": 1, "since": self._round, "round": self._round + 1, "what": "numbers that are none"}
+            self._bulletin.announce("diverged", body)
+
+    Oversight._announce_refusals = announce
+
+
+def a_member_that_says_that_it_has_diverged_and_goes_on(run: Run) -> None:
+    flag = run.folder / "go"
+    what = "a site says that it has diverged"
+    run.start("a", "c")
+    run.start("b", before=_says_that_it_has_diverged, observe=waits_at(14, flag))
+    run.until(lambda: run.events("a", what) and run.events("c", what))
+    run.crash("c")
+    run.start("c")  # which hears it from a and b
+    run.until(lambda: len(run.events("c", what)) == 2 and run.events("a", "waiting"))
+    _no_node_has_ended(run, *NAMES)
+    for name in "ac":
+        (said,) = run.status(name)["diverged"]
+        assert missing_from(claims.diverged(said), "b says", "numbers that are none", "kept here: 0") == []
+    flag.touch()
+    run.end(*NAMES)
+    assert [run.status(name)["diverged"] for name in "ac"] == [[], []]
+    assert len(run.events("a", what)) == 1
+
+
 SCENARIOS = {
     one.__name__: one
-    for one in (a_member_that_says_that_all_have_lost_their_state, two_members_who_refuse_a_sites_numbers)
+    for one in (
+        a_member_that_says_that_all_have_lost_their_state,
+        two_members_who_refuse_a_sites_numbers,
+        a_member_that_says_that_it_has_diverged_and_goes_on,
+    )
 }
 
 

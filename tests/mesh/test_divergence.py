@@ -1,7 +1,6 @@
-"""A site whose numbers diverge: it is noticed before anything is sent or stored, all nodes end with one sentence that
-names it, and nothing is lost."""
+"""A site whose numbers diverge: it is noticed before anything is sent or stored, its node ends with a sentence, the
+others wait and show what it says, and nothing is lost."""
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from tests.refusals import missing_from
 from tests.toys import COMPRESSORS
 
 NAMES, ROUNDS = ["a", "b", "c"], 24
+SAID = "a site says that it has diverged"
 EXPERIMENT = """
 rounds = 24
 data = { name = "digits", nodes = 3, split = "class" }
@@ -105,50 +105,57 @@ def test_numbers_that_neighbours_would_refuse_are_not_sent(size, copies, sent):
 
 
 class Board:
-    """A bulletin with the announcements of some sites."""
+    """A bulletin with what some sites said about their divergence, and then about their round."""
 
-    def __init__(self, **said: dict):
-        self.said = said
+    def __init__(self, said: dict[str, dict], rounds: dict[str, int] | None = None):
+        self._of = {"diverged": said, "status": {site: {"round": done} for site, done in (rounds or {}).items()}}
+        self.first = "diverged"
 
     def of_all(self, kind):
-        return self.said
+        return self._of[kind]
+
+    def ages(self, kind):
+        return dict.fromkeys(self._of[kind], 2.0 if kind == self.first else 1.0)
 
 
-MESH = SimpleNamespace(generation=2, present=[SimpleNamespace(name=name) for name in NAMES])
+MEMBERSHIP = SimpleNamespace(
+    mesh=SimpleNamespace(generation=2, present=[SimpleNamespace(name=name) for name in NAMES]),
+    experiment=SimpleNamespace(rounds=ROUNDS),
+)
 
 
-def test_first_site_and_of_those_in_one_round_the_one_with_the_largest_numbers_is_named_first():
-    said = {
-        "a": SiteDiverged("a", 6, 7, "an exploded model", 1e7).body(2),
-        "b": SiteDiverged("b", 6, 7, "an exploded model", 1e9).body(2),
-        "c": SiteDiverged("c", 5, 6, "an exploded model", 1e7).body(2),
-    }
-    assert [one.site for one in divergence.told(Board(**said), MESH)] == ["c", "b", "a"]
-    said["a"] = SiteDiverged("a", 6, 7, "a non-finite model", torch.inf).body(2)
-    assert [one.site for one in divergence.told(Board(**said), MESH)] == ["c", "a", "b"]
-    json.dumps(said, allow_nan=False)
+def _body(round: int, generation: int = 2) -> dict:
+    return SiteDiverged("any", round - 1, round, "an exploded model").body(generation)
 
 
-def test_site_can_say_it_only_of_itself_in_this_generation_and_while_it_is_present():
-    of_another = SiteDiverged("a", 6, 7, "an exploded model", 1e9).body(2)
-    earlier = SiteDiverged("c", 6, 7, "an exploded model", 1e9).body(1)
-    gone = SiteDiverged("d", 6, 7, "an exploded model", 1e9).body(2)
-    board = Board(b=of_another, c=earlier, d=gone)
-    assert divergence.told(board, MESH) == []
-    assert divergence.unaware(board, MESH) == ["a", "c"]
+def test_sites_that_say_that_they_have_diverged_are_named_in_the_order_of_their_rounds():
+    board = Board({"a": _body(7), "b": _body(7), "c": _body(6)}, {"a": 7, "b": 6})
+    assert list(divergence.told(board, MEMBERSHIP)) == ["c", "a", "b"]
+
+
+def test_site_says_it_only_of_itself_in_this_generation_while_it_is_present_and_of_rounds_that_the_run_has():
+    said = {"a": _body(ROUNDS + 1), "b": _body(7) | {"since": 8}, "c": _body(7, generation=1), "d": _body(7)}
+    assert divergence.told(Board(said), MEMBERSHIP) == {}
+
+
+def test_site_that_is_in_a_later_round_than_it_said_to_have_diverged_in_is_no_longer_shown():
+    board = Board({"b": _body(7)}, {"b": 8})
+    assert divergence.told(board, MEMBERSHIP) == {}
+    board.first = "status"  # of before it went back to an earlier round, and diverged
+    assert list(divergence.told(board, MEMBERSHIP)) == ["b"]
 
 
 def test_announcement_has_the_form_that_others_accept():
-    body = SiteDiverged("b", 6, 7, "numbers " * 100, 1e30).body(1)
+    body = SiteDiverged("b", 6, 7, "numbers " * 100).body(1)
     assert body.keys() == KINDS["diverged"].keys()
     assert all(holds(body[name]) for name, holds in KINDS["diverged"].items())
 
 
 def test_sentence_says_who_since_when_what_to_lower_and_how_to_go_on():
-    found = [SiteDiverged("b", 6, 7, "an exploded model (norm 1e+09)", 1e9), SiteDiverged("a", 7, 8, "one too", 1e7)]
-    sentence = divergence.in_words(found, "lower primal_step (starts at 1)", [0, 3, 9])
-    parts = ("rounds 6 and 7: b has an exploded model", "then a in round 8", "units", "standardize", "primal_step",
-             "mesh remove", "mesh rewind", "kept here: 0, 3)")  # fmt: skip
+    mine, other = SiteDiverged("b", 6, 7, "an exploded model (norm 1e+09)"), SiteDiverged("a", 7, 8, "one too")
+    sentence = divergence.in_words(mine, [other], "lower primal_step (starts at 1)", [0, 3, 9])
+    parts = ("rounds 6 and 7: b has an exploded model", "a in round 8", "units", "standardize", "primal_step",
+             "other nodes wait", "mesh remove", "mesh rewind", "kept here: 0, 3)", "start this node again")  # fmt: skip
     assert missing_from(sentence, *parts) == []
 
 
@@ -175,60 +182,92 @@ def _inputs_in_other_units() -> None:
     membership.own_site = scaled
 
 
-def _all_end(run: Run, before: Callable[[], None], *parts: str) -> str:
-    """Starts all nodes, of which b does something first, and returns the sentence with which all of them end."""
-    run.start("a", "c")
-    run.start("b", before=before)
-    for name in NAMES:
-        run.stops(name, "diverged between rounds")
-        assert "Diverged" in (run.folder / f"{name}.log").read_text()  # an error with a sentence, and no other
-        assert "ValueError" not in (run.folder / f"{name}.log").read_text()
-    said = {run.events(name, "stopped")[-1]["reason"].split("; kept here: 0")[0] for name in NAMES}
-    assert len(said) == 1, said
-    (sentence,) = said
+def _b_ends(run: Run, *parts: str) -> str:
+    """Waits until b has ended, and returns its sentence."""
+    run.stops("b", "diverged between rounds")
+    assert "ValueError" not in (run.folder / "b.log").read_text()  # an error with a sentence, and no other
+    sentence = run.events("b", "stopped")[-1]["reason"]
     assert missing_from(sentence, ": b has", "units", "standardize", "primal_step", *parts) == []
     return sentence
 
 
 def _said_again(run: Run, before: Callable[[], None], sentence: str) -> None:
-    """Started again, all nodes say the same at once."""
+    """Started again, b says the same at once."""
     began = time.monotonic()
-    assert _all_end(run, before) == sentence
-    assert time.monotonic() - began < 12
+    run.start("b", before=before)
+    assert _b_ends(run).split(". ")[0] == sentence.split(". ")[0]
+    assert time.monotonic() - began < 15
 
 
-def _without_b_from_the_start(run: Run) -> None:
-    """The others remove b, go back to the start before the run has ended, and finish."""
-    flag, stopped = run.folder / "go", len(run.events("a", "stopped"))
+def _waits_for_b(run: Run, name: str) -> None:
+    """A node waits, and shows what b says of itself."""
+    run.until(lambda: run.events(name, SAID) and run.events(name, "waiting"))
+    assert name not in run.reaped(name), run.logs()
+    assert not run.events(name, "diverged")
+    said, shown = run.events(name, SAID)[0]["reason"], run.status(name)["diverged"]
+    assert missing_from(said, "b says", "units", "mesh remove", "mesh rewind", "kept here: 0") == []
+    assert [one["by"] for one in shown] == ["b"]
+    assert len(run.events(name, SAID)) == len(run.events(name, "started"))
+
+
+def _of_the_others(run: Run) -> list[str]:
+    """Returns which of the others have ended: none by b's word. Each has ended by its own numbers, or waits for b."""
+    run.until(lambda: all(run.events(name, "diverged") or run.events(name, "waiting") for name in "ac"))
+    time.sleep(4)  # for the end of those whose own numbers have exploded
+    ended = run.reaped("a", "c")
+    for name in ended:
+        assert missing_from(run.events(name, "stopped")[-1]["reason"], f": {name} has") == []
+    if not ended:
+        for name in "ac":
+            _waits_for_b(run, name)
+    return ended
+
+
+def _both_vote_to_go_back_to(run: Run, round: int) -> None:
+    """Waits until both know of both votes, or have decided so already."""
+    what = f"go back to round {round}"
+
+    def known(name: str) -> bool:
+        return len(run.status(name)["votes"].get(what, ())) == 2 or len(run.events(name, "all have voted")) == 2
+
+    run.until(lambda: known("a") and known("c"))
+    time.sleep(1)
+
+
+def _without_b_from_the_start(run: Run, flag: Path) -> None:
+    """The others remove b, go back to the start before the run has ended, and finish. Only a node that has ended by its
+    own numbers is started again for that."""
+    ended = _of_the_others(run)
     run.vote("a", "c", out=["b"])
-    run.start("a", "c", observe=waits_at(ROUNDS, flag))
+    run.start(*ended, observe=waits_at(ROUNDS, flag))
     run.until(lambda: all(run.events(name, "continuing") for name in "ac"))
-    if run.events("a", "continuing")[-1]["round"]:  # their models are as b has left them, sound or not
-        run.until(lambda: run.round("a") >= ROUNDS - 1 or len(run.events("a", "stopped")) > stopped)
-        run.vote("a", "c", back_to=0)
-        time.sleep(3)  # until both votes are known
-        flag.touch()
-        if len(run.events("a", "stopped")) > stopped:
-            for name in "ac":
-                run.ended(name)
-            run.start("a", "c")
+    # Their models are as b has left them, sound or not.
+    run.until(lambda: run.reaped("a", "c", only_see=True) or all(run.round(name) >= ROUNDS - 1 for name in "ac"))
+    run.vote("a", "c", back_to=0)
+    time.sleep(4)
+    run.start(*run.reaped("a", "c"))
+    _both_vote_to_go_back_to(run, 0)
     flag.touch()
     run.end("a", "c")
+    assert [one["round"] for one in run.events("a", "continuing")][1:] == [0], run.logs()
 
 
 def units_with_four_bits(run_in: Path) -> None:
     """b's inputs are off by 1,000. Its model explodes after a while."""
-    run = _run(run_in, FOUR_BITS.replace("STEP", "2.0"))
-    sentence = _all_end(run, _inputs_in_other_units, "exploded model", "consensus_step (0.4)")
+    run, flag = _run(run_in, FOUR_BITS.replace("STEP", "2.0")), run_in / "go"
+    run.start("a", "c", observe=waits_at(ROUNDS, flag))
+    run.start("b", before=_inputs_in_other_units)
+    sentence = _b_ends(run, "exploded model", "consensus_step (0.4)")
     _said_again(run, _inputs_in_other_units, sentence)
-    _without_b_from_the_start(run)
+    _without_b_from_the_start(run, flag)
 
 
 def units_with_trackers(run_in: Path) -> None:
-    run = _run(run_in, TRACKED)
-    sentence = _all_end(run, _inputs_in_other_units)
-    _said_again(run, _inputs_in_other_units, sentence)
-    _without_b_from_the_start(run)
+    run, flag = _run(run_in, TRACKED), run_in / "go"
+    run.start("a", "c", observe=waits_at(ROUNDS, flag))
+    run.start("b", before=_inputs_in_other_units)
+    _b_ends(run)
+    _without_b_from_the_start(run, flag)
 
 
 def first_message_too_large(run_in: Path) -> None:
@@ -247,10 +286,8 @@ def first_message_too_large(run_in: Path) -> None:
     run.end("a", "c")
 
 
-def not_a_number(run_in: Path) -> None:
-    """b's gradients are no numbers in round 8. Then its code is mended; all go back to a round before, and finish."""
-    run = _run(run_in, FOUR_BITS.replace("STEP", "0.5"))
-    mended = run_in / "mended"
+def _broken(mended: Path) -> Callable[[], None]:
+    """b's gradients are no numbers in round 8, until a file is there."""
 
     def broken() -> None:
         honest = Oracle.losses_and_gradients
@@ -261,27 +298,64 @@ def not_a_number(run_in: Path) -> None:
 
         Oracle.losses_and_gradients = given
 
-    sentence = _all_end(run, broken, "rounds 7 and 8", "model that is not finite")
+    return broken
+
+
+def mended_code(run_in: Path) -> None:
+    """b's gradients are no numbers in round 8. Then its code is mended; all go back to a round before, and finish. The
+    others are never started again."""
+    run = _run(run_in, FOUR_BITS.replace("STEP", "0.5"))
+    mended, flag = run_in / "mended", run_in / "go"
+    broken = _broken(mended)
+    run.start("a", "c", observe=waits_at(12, flag))
+    run.start("b", before=broken)
+    sentence = _b_ends(run, "rounds 7 and 8", "model that is not finite")
+    for name in "ac":
+        _waits_for_b(run, name)
     _said_again(run, broken, sentence)
     mended.touch()
     run.vote(*NAMES, back_to=6)
-    flag = run_in / "go"
-    run.start("a", "c", observe=waits_at(12, flag))
     run.start("b", before=broken, observe=waits_at(12, flag))
-    run.until(lambda: len(run.status("a")["votes"].get("go back to round 6", [])) == len(NAMES))
+    run.until(lambda: len(run.status("a")["votes"].get("go back to round 6", [])) == len(NAMES)
+              or run.events("a", "all have voted"))  # fmt: skip
     flag.touch()
     run.end(*NAMES)
     assert [one["round"] for one in run.events("b", "continuing")] == [6], run.logs()
 
 
+def removed_and_gone_back(run_in: Path) -> None:
+    """The others wait for b, one of them with little patience and then again, and go on without it. b hears of it."""
+    run, flag = _run(run_in, FOUR_BITS.replace("STEP", "0.5")), run_in / "go"
+    broken = _broken(run_in / "never")
+    run.start("a", observe=waits_at(12, flag))
+    run.start("c", patience_s=6.0)
+    run.start("b", before=broken)
+    _b_ends(run)
+    run.stops("c", "for b, longer than --patience")
+    run.start("c", observe=waits_at(12, flag))
+    for name in "ac":
+        _waits_for_b(run, name)
+    run.vote("a", "c", out=["b"])
+    run.until(lambda: all(run.round(name) >= 10 for name in "ac"))  # and they have kept rounds 0, 6 and 9
+    assert [run.status(name)["diverged"] for name in "ac"] == [[], []]
+    run.start("b", before=broken)
+    run.stops("b", "a, c have all voted to continue without b")
+    run.vote("a", "c", back_to=6)
+    _both_vote_to_go_back_to(run, 6)
+    flag.touch()
+    run.end("a", "c")
+    assert [one["round"] for one in run.events("a", "continuing")][1:] == [6], run.logs()
+
+
 SCENARIOS = {
-    one.__name__: one for one in (units_with_four_bits, units_with_trackers, first_message_too_large, not_a_number)
+    one.__name__: one
+    for one in (units_with_four_bits, units_with_trackers, first_message_too_large, mended_code, removed_and_gone_back)
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_all_nodes_end_with_one_sentence_and_lose_nothing(scenario, tmp_path):
+def test_site_that_diverges_ends_no_other_node_and_the_run_can_go_on(scenario, tmp_path):
     played("tests.mesh.test_divergence", scenario, str(tmp_path / "run"))
 
 

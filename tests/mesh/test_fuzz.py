@@ -97,7 +97,7 @@ class Reader:
 
     def read(self) -> None:
         """Reads all announcements, as a node does before the first round, in each second, and at the end."""
-        node, bulletin, mesh = self.node, self.node.bulletin, self.node.membership.mesh
+        node, bulletin = self.node, self.node.bulletin
         known = bulletin.of_all("facts")
         if misfit(known) is None:
             too_heavy(node.membership, known)
@@ -113,10 +113,10 @@ class Reader:
         oversight._notice_claims()
         seen = json.loads(as_json(oversight.status()))
         _site_rows(seen, "accuracy"), _refusal_rows(seen, time.time()), claims.sentences(seen)
+        list(map(claims.diverged, seen["diverged"]))
         node.ledger.removed_by(), node.ledger.without_vote(), node.ledger.impossible(), node.ledger.has_forgotten()
-        told = divergence.told(bulletin, mesh)
-        if told:
-            divergence.in_words(told, "", [])
+        for one in divergence.told(bulletin, node.membership).values():
+            divergence.in_words(one, [one], "", [])
         metrics = [{"accuracy": 0.7, "loss": None}] * 3
         Announced("0" * 64, metrics, tuple(NAMES), {"a": "12ab"}).compared(bulletin, node.membership)
         self.compare(bulletin.of_all("versus_local") | {"b": self.sound("b")["versus_local"]})

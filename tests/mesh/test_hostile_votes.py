@@ -275,8 +275,10 @@ def started_again_meanwhile(run: Run) -> None:
 
 
 def numbers_that_grow(run: Run) -> None:
-    """One sends numbers that are 300 times larger in every round, each within the bounds, until the models of all have
-    exploded. The others vote it out, start again, and go back to a round before."""
+    """One sends numbers that are 300 times larger in every round, each within the bounds, until models of others have
+    exploded. These nodes end by what they see in their own numbers, and the others wait for them. All vote it out, and
+    go back to a round before. Only nodes that have ended are started again."""
+    honest = ["a", "b", "c", "d"]
 
     def grows() -> None:
         honest = remote.encode
@@ -290,18 +292,27 @@ def numbers_that_grow(run: Run) -> None:
 
         remote.encode = larger
 
-    run.start("a", "b", "c", "d")
+    def some_end() -> list[str]:
+        run.until(lambda: run.reaped(*honest, only_see=True))
+        time.sleep(6)
+        ended = run.reaped(*honest)
+        for name in honest:
+            if name in ended:
+                assert f": {name} has" in run.events(name, "stopped")[-1]["reason"]
+            else:
+                assert {one["by"] for one in run.status(name)["diverged"]} & set(ended), run.logs()
+        return ended
+
+    run.start(*honest)
     run.start("e", before=grows)
-    for name in "abcd":
-        run.stops(name, "vote it out")
-    run.vote("a", "b", "c", "d", out=["e"])
-    run.start("a", "b", "c", "d")
-    for name in "abcd":  # after the removal, the models are as they were
-        run.stops(name, "vote it out")
-        assert run.events(name, "continuing")[-1]["without"] == "e"
-    run.vote("a", "b", "c", "d", out=[], back_to=0)
-    run.start("a", "b", "c", "d")
-    run.end("a", "b", "c", "d")
+    ended = some_end()
+    run.vote(*honest, out=["e"])
+    run.start(*ended)
+    run.until(lambda: all(run.events(name, "continuing") for name in honest))
+    again = some_end()  # after the removal, the models are as they were
+    run.vote(*honest, out=[], back_to=0)
+    run.start(*again)
+    run.end(*honest)
     assert [one["round"] for one in run.events("a", "continuing")][1:] == [0]
 
 

@@ -53,8 +53,7 @@ ANNOUNCED = {  # by kind of announcement
     "measured": "every few rounds (measure_every): the metrics of its own model on its own held-out data, its weight "
     "and its traffic; at the end, of which of these rounds it keeps its model",
     "refusing": "whose messages it refuses, and why",
-    "diverged": "if the numbers of a site are no longer finite, or explode: which site's, since which round, and how "
-    "large they are",
+    "diverged": "if its numbers are no longer finite, or explode: since which round, and how large they are",
     "result": "at the end: its metrics of the common models on its own data, and the digests of its result and of all "
     "sites' metrics",
     "versus_local": "at the end: how many of its test rows both the common model and one that it trained alone, only "

@@ -330,14 +330,14 @@ class Training:
             bad = bad | (exploded.any(dim=-1, keepdim=True) if bad.shape != exploded.shape else exploded)
         return bad if duals is None else bad | ~torch.isfinite(duals).all(dim=-1)
 
-    def unsound_quantity(self, state: TrainingState, replica: int, row: int) -> tuple[str, float]:
-        """Returns what the node in a row that is unsound has, in words, and the norm of its model."""
+    def unsound_quantity(self, state: TrainingState, replica: int, row: int) -> str:
+        """Returns what the node in a row that is unsound has, in words."""
         norm = float(torch.linalg.vector_norm(self.view.models(state.algorithm)[replica, row]))
         duals = self.view.duals(state.algorithm)
         finite_duals = duals is None or bool(torch.isfinite(duals[replica, row]).all())
         own = None if state.own is None or state.own.rows.shape[1] <= row else state.own.rows[replica, row]
         if own is not None and not bool(torch.isfinite(own).all()):
-            return "non-finite local parts; lower parts.step", norm
+            return "non-finite local parts; lower parts.step"
         what = (
             "non-finite dual weights"
             if not finite_duals
@@ -345,12 +345,12 @@ class Training:
             if norm != norm
             else "an exploded model"
         )
-        return what + f" (norm {norm:.3g})", norm
+        return what + f" (norm {norm:.3g})"
 
     def divergence_message(self, state: TrainingState, done: int, sound: int) -> str:
         """Returns a sentence about which node diverged between two rounds, in which quantity, and what to lower."""
         replica, row = (int(i) for i in self.unsound(state).nonzero()[0])
-        (what, _), node = self.unsound_quantity(state, replica, row), int(self.network.hosted[row])
+        what, node = self.unsound_quantity(state, replica, row), int(self.network.hosted[row])
         algorithm, found = self.replicas[replica].algorithm, self.view.consensus_steps(state.algorithm)
         step = None if found is None else float(found.flatten()[0])
         advice = what_to_lower(algorithm, self.problem.flat_model.dim, step)

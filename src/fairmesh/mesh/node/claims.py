@@ -1,5 +1,6 @@
-"""What neighbours say about this site: that it has lost its state, or that they refuse its numbers. A neighbour may lie
-or be broken, so these are claims. They are logged and shown next to what this node sees itself. They end nothing."""
+"""What other sites say: that this one has lost its state, that they refuse its numbers, or that their own diverged.
+They may lie or be broken, so these are claims. They are logged and shown next to what this node sees itself. They end
+nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,18 @@ def sentences(status: Mapping[str, Any]) -> list[str]:
     lost, refused = _state_lost(status), _refused(status)
     found = [_of_a_lost_state(lost, status)] if lost else []
     return [*found, _of_refused_numbers(refused, status)] if refused else found
+
+
+def diverged(claim: Mapping[str, Any]) -> str:
+    """Returns in words that another site says that it has diverged, and what to do."""
+    by, kept = claim["by"], ", ".join(map(str, claim["kept"])) or "none"
+    return (
+        f"{by} says that its numbers diverged between rounds {claim['since']} and {claim['round']}: it has "
+        f'"{claim["what"]}". This is what {by} says, and ends no other node. If it is so, {by} sends nothing until '
+        f"somebody acts there, and the run waits. Let {by} compare the units of its data with those of the others. To "
+        "go on without it, vote it out at all other sites (`fairmesh mesh remove`), and soon after that go back to an "
+        f"earlier round (`fairmesh mesh rewind`; kept here: {kept}). Nodes that wait need not be started again for that"
+    )
 
 
 def _state_lost(status: Mapping[str, Any]) -> dict[str, str]:

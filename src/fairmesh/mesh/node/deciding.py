@@ -1,5 +1,5 @@
 """A node's part in the decisions of the sites: to continue without some, to go back to a round, to restore a site, and
-to end because the numbers of one have diverged."""
+to end because this site's own numbers have diverged."""
 
 import math
 import time
@@ -20,7 +20,7 @@ from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.training.loop import TrainingState, what_to_lower
 
-_TELLING_S = 15.0  # wait until all sites know that the numbers of one have diverged
+_TELLING_S = 15.0  # wait at most until all neighbours are there to hear that this site has diverged
 _LISTENING_S = 5.0  # wait for the votes of the others at a start, if this site has voted
 
 
@@ -64,36 +64,37 @@ class Deciding:
         self._begin()
 
     def after_divergence(self, error: divergence.SiteDiverged) -> None:
-        """Tells all sites, and ends. Returns instead if a decision is due, because this site has voted: a member can
-        send numbers that grow until the models of the others explode, and a node that only ended then, at every start,
-        could not be heard by the others."""
+        """Tells the neighbours, who tell all others, and ends. Returns instead if a decision is due, because this site
+        has voted: a member can send numbers that grow until the models of the others explode, and a node that only
+        ended then, at every start, could not be heard by the others."""
         node = self._node
         membership, bulletin = node.membership, node.bulletin
         mesh = membership.mesh
         node.log("error", "diverged", reason=str(error))
-        if membership.name in divergence.unaware(bulletin, mesh):
-            bulletin.announce(divergence.KIND, error.body(mesh.generation))
+        bulletin.announce(divergence.KIND, error.body(mesh.generation))
         if self._decision_is_due():
             return
         node.oversight.activity = "diverged; telling the others"
         with node.opened(0) as mailroom, node.linked(mailroom, only_news=True):
             until = time.monotonic() + _TELLING_S
-            while divergence.unaware(bulletin, mesh) and time.monotonic() < until and not node.oversight.stopping:
+            while time.monotonic() < until and not mailroom.met_all() and not node.oversight.stopping:
                 time.sleep(0.02)
-            time.sleep(0.5)  # for last announcements on their way
+            time.sleep(1.5)  # for announcements on their way, in both directions
+        self._stop_if_removed()
         node.remember()  # so that the node says the same when it is started again
         algorithm = with_run_length(membership.experiment.algorithm, membership.experiment.rounds)
         advice = what_to_lower(algorithm, node.problem(membership).flat_model.dim)
         kept = landmarks_in(node.folder, mesh.generation)
-        found = divergence.told(bulletin, mesh) or [error]
-        raise Diverged(divergence.in_words(found, advice, kept)) from error
+        others = divergence.told(bulletin, membership)
+        others.pop(membership.name, None)
+        raise Diverged(divergence.in_words(error, list(others.values()), advice, kept)) from error
 
     def votes_are_in(self) -> bool:
         """Is called at every start, before anything that may fail: if this site has voted, it listens for a moment
         whether the others have voted the same. Returns whether a decision is due. What it has heard is kept, so that
         votes are counted even if a node never lives long."""
         node = self._node
-        if not node.ledger.begun or node.membership.name not in divergence.unaware(node.bulletin, node.membership.mesh):
+        if not node.ledger.begun or node.membership.name in divergence.told(node.bulletin, node.membership):
             return False  # it has no state, or had diverged, and then votes are heard after that
         due = self._decision_is_due(_LISTENING_S)
         if node.ledger.without_vote() is not None:

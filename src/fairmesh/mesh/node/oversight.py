@@ -18,6 +18,7 @@ from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.rounds import Watcher
+from fairmesh.mesh.node.store import landmarks_in
 from fairmesh.mesh.node.watching import Log, Monitor, Pace, waiting_chain, write_status
 from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.wire.bulletin import Bulletin
@@ -99,7 +100,6 @@ class Oversight(Watcher):
         self._stop: FairmeshError | None = None
         self._asked_to_stop = False  # by a person or the system
         self._interruption: FairmeshError | None = None  # of the rounds of this generation
-        self.heeds_divergence = False  # whether the divergence of another site ends the rounds
         self._deciding, self._votes_lock = False, threading.Lock()
         self._round, self.activity, self._pace = 0, "starting", Pace()
         self.prior: dict[str, float] = {}  # of each site, once all have announced their samples
@@ -117,14 +117,14 @@ class Oversight(Watcher):
         self._disk_notices: Notices | None = None  # while the journal is synced
         self._local_since, self._alone = 0.0, Notices()
         self._phase: dict[str, Any] = {"what": ""}  # the last work outside the rounds, with its progress
-        self._claimed: set[tuple[str, ...]] = set()  # what neighbours have said about this site, as far as it is logged
+        self._claimed: set[tuple[str, ...]] = set()  # what other sites have said, as far as it is logged
         self._announced_at = self._next_warning = self._refusing_at = -1e9
 
     def oversee(self, membership: Membership, mailroom: Mailroom) -> None:
         """Watches the messages of this generation from now on."""
         with self._votes_lock:
             self._membership, self._mailroom, self._deciding = membership, mailroom, False
-            self._interruption, self.heeds_divergence = None, False
+            self._interruption = None
         if self._stop:
             mailroom.stop(self._stop)
 
@@ -246,8 +246,8 @@ class Oversight(Watcher):
                     self._notice_certificate,
                     self._announce_refusals,
                     self._notice_weights,
-                    self._notice_divergence,
                     self._notice_claims,
+                    self._notice_divergence,
                 ):
                     self._aside.tried(f"the watch ({part.__name__})", part, None)
 
@@ -306,6 +306,17 @@ class Oversight(Watcher):
             {"by": names[p], "reason": shortened(one.reason), "since": one.since} for p, one in sorted(said.items())
         ]
 
+    def _diverged(self) -> list[dict[str, Any]]:
+        """Returns which other sites say that they have diverged, and the rounds kept here from before."""
+        membership, generation = self._membership, self._membership.mesh.generation
+        said = divergence.told(self._bulletin, membership)
+        said.pop(membership.name, None)
+        kept = landmarks_in(self._folder, generation) if said else []
+        return [
+            one.body(generation) | {"by": site, "kept": [done for done in kept if done < one.round]}
+            for site, one in said.items()
+        ]
+
     def _notice_certificate(self) -> None:
         """Warns once per day, from two weeks before the certificate ends."""
         left = self.certificate_days()
@@ -340,19 +351,8 @@ class Oversight(Watcher):
         committed = ledger.waits_for() is not None  # before a restart
         with self._votes_lock:
             if (due or committed) and self._mailroom and not self._deciding:
-                self._interrupt(Decide())
-
-    def _interrupt(self, reason: FairmeshError) -> None:
-        self._interruption = reason
-        if self._mailroom is not None:
-            self._mailroom.stop(reason)
-
-    def _notice_divergence(self) -> None:
-        """Ends the rounds if a site has announced that its numbers diverged: they cannot continue without it."""
-        found = divergence.told(self._bulletin, self._membership.mesh)
-        with self._votes_lock:
-            if found and self.heeds_divergence and not self._deciding:
-                self._interrupt(found[0])
+                self._interruption = Decide()
+                self._mailroom.stop(self._interruption)
 
     def _notice_claims(self) -> None:
         """Logs what neighbours say about this site, once this node has waited for a moment. It changes nothing else."""
@@ -363,6 +363,14 @@ class Oversight(Watcher):
         self._claimed |= new
         for sentence in claims.sentences(status) if new else ():
             self._log("warning", "a claim about this site", reason=sentence)
+
+    def _notice_divergence(self) -> None:
+        """Logs once that another site says that it has diverged. It changes nothing else."""
+        for one in self._diverged():
+            claim = ("diverged", one["by"], str(one["generation"]))
+            if claim not in self._claimed:
+                self._claimed.add(claim)
+                self._log("warning", "a site says that it has diverged", site=one["by"], reason=claims.diverged(one))
 
     def _log_votes(self) -> None:
         """Logs who votes for what, once; and that a vote was taken back."""
@@ -453,6 +461,7 @@ class Oversight(Watcher):
             "refusing": self._refusing(),
             "ignored": self._aside.view(),
             "state_lost": self._state_lost(),
+            "diverged": self._diverged(),
             "votes": self._ledger.votes(),
             "keys": self._keys.view(),
             "certificate_days": self.certificate_days(),

@@ -263,7 +263,7 @@ class Rounds:
         except SiteDiverged:
             raise
         except Diverged as error:  # what the site would have sent in the round after
-            raise SiteDiverged(self._membership.name, self.done, self.done + 1, str(error), None) from error
+            raise SiteDiverged(self._membership.name, self.done, self.done + 1, str(error)) from error
 
     def _go_to(self, done: int) -> None:
         run = self._run
@@ -287,7 +287,7 @@ def restoring_step(done: int) -> int:
 
 class _SiteDivergence(Observer):
     """Raises SiteDiverged once this node's model or dual is not finite or has exploded, before it is measured or
-    stored. It looks after every round, so that the site is known whose numbers explode first."""
+    stored. It looks after every round, so that people see whose numbers exploded first."""
 
     def __init__(self, site: str):
         self._site = site
@@ -297,8 +297,7 @@ class _SiteDivergence(Observer):
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if bool(self.run.training.unsound(state).any()):
-            what, norm = self.run.training.unsound_quantity(state, 0, 0)
-            raise SiteDiverged(self._site, self._sound, round, what, norm)
+            raise SiteDiverged(self._site, self._sound, round, self.run.training.unsound_quantity(state, 0, 0))
         self._sound = round
 
 

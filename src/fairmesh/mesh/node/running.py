@@ -207,10 +207,10 @@ class _Life:
         """Continues the run to its end, within one generation of the mesh."""
         node = self._node
         membership, oversight = node.membership, node.oversight
-        diverged = divergence.told(node.bulletin, membership.mesh)
+        diverged = divergence.told(node.bulletin, membership).get(membership.name)
         node.ledger.vote()
         if diverged and node.ledger.without_vote() is None:  # else it must compute again how far it had come
-            raise diverged[0]
+            raise diverged
         store = Store(node.folder, membership.mesh.generation, node.log)
         done, node.rounds = store.newest or 0, None
         first = done + FIRST_ROUND if done else 0
@@ -244,7 +244,6 @@ class _Life:
                     node.measurements,
                     node.ledger.somebody_goes_back,
                 )
-                oversight.heeds_divergence = True
                 if owed:
                     node.rounds.share(done, owed, start)
                 node.rounds.train(done)
@@ -267,7 +266,6 @@ class _Life:
             write_site_model(membership, rounds, unconfirmed, node.folder / PERSONAL)
             put_in_place(unconfirmed, result)
             node.aside.tried("the look at undefined metrics", lambda: self._log_undefined(result), None)
-        oversight.heeds_divergence = False
         compare_with_neighbours(membership, rounds, mailroom, result)
         if membership.experiment.personalization is not None:
             oversight.activity = "choosing the site's own model"

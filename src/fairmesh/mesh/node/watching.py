@@ -34,6 +34,7 @@ _LASTING = frozenset(  # events that every file of the log repeats: what ran her
         "decided",
         "continuing",
         "diverged",
+        "a site says that it has diverged",
         "accepted here",
     }
 )

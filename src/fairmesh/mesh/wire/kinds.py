@@ -216,14 +216,7 @@ KINDS: dict[str, dict[str, Field]] = {
         "verdict": OneOf(("", *VERDICTS)),
         "why_not": Text(),
     },
-    "diverged": {
-        "generation": _GENERATION,
-        "site": Text(),
-        "since": Count(),
-        "round": Count(),
-        "what": Text(),
-        "norm": Maybe(Number(-LARGEST_COUNT, LARGEST_COUNT)),
-    },
+    "diverged": {"generation": _GENERATION, "since": Count(), "round": Count(), "what": Text()},
     "vote": _PROPOSAL,
     "commit": _PROPOSAL | {"votes": _VOTES, **_CLAIM},
     "follow": {

@@ -521,6 +521,11 @@ class Mailroom:
         edge.counters.overhead_in += overhead_in
         edge.counters.overhead_out += overhead_out
 
+    def met_all(self) -> bool:
+        """Returns whether every neighbour has been connected since this was opened, if only for announcements."""
+        with self._changed:
+            return all(edge.last_seen is not None for edge in self._edges.values())
+
     def refuse(self, position: int, reason: str, over: object = None) -> None:
         """Drops what a neighbour sent and nobody took yet, and closes its stream with the reason. Does nothing for a
         stream that has been replaced."""
