@@ -129,6 +129,12 @@ class Run:
         """Waits until a node has killed itself."""
         assert self._ended(name, 60) == -9, self.logs()
 
+    def is_told_to_restore(self, name: str) -> None:
+        """Waits until a node says what its neighbours say, that its state is lost, and what to do; then kills it."""
+        self.until(lambda: self.events(name, "a claim about this site"))
+        assert "fairmesh mesh restore" in self.events(name, "a claim about this site")[0]["reason"]
+        self.crash(name)
+
     def crash(self, name: str) -> None:
         os.kill(self.running[name], 9)
         os.waitpid(self.running.pop(name), 0)

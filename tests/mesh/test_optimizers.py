@@ -40,7 +40,7 @@ def scenario(folder: Path, lost: bool) -> None:
     if lost:
         shutil.rmtree(folder / "c" / "state")
         run.start("c")
-        run.stops("c", "fairmesh mesh restore")
+        run.is_told_to_restore("c")
         run.vote(*NAMES, restored=["c"])
     run.start("c")
     run.end(*NAMES)

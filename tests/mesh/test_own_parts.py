@@ -63,7 +63,7 @@ def restored(folder: Path, policy: str) -> None:
     _c_dies(run)
     shutil.rmtree(folder / "c" / "state")
     run.start("c")
-    run.stops("c", "fairmesh mesh restore")
+    run.is_told_to_restore("c")
     run.vote(*NAMES, restored=["c"])
     run.start("c")
     run.end(*NAMES)

@@ -116,9 +116,7 @@ def test_site_with_a_table_that_has_lost_its_state_gets_the_same_preprocessing_a
     if left:  # then others have its signature on what was decided, which it has forgotten
         run.stops("c", "fairmesh mesh restore")
     else:
-        run.until(lambda: run.events("c", "a claim about this site"))
-        assert "fairmesh mesh restore" in run.events("c", "a claim about this site")[0]["reason"]
-        run.crash("c")
+        run.is_told_to_restore("c")
     run.vote(*there, restored=["c"])
     run.start("c")
     run.end(*there)

@@ -3,7 +3,7 @@
 import json
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +22,8 @@ from fairmesh.errors import BadInput
 
 if TYPE_CHECKING:
     from fairmesh.data.check import Finding
+
+_OF_A_KIND = 4  # findings that are printed
 
 data = typer.Typer(help="List, fetch, check and show datasets.")
 
@@ -131,8 +133,8 @@ def check(
     if json_:
         print_json({"checked": what, "sites": sites, "findings": [asdict(one) for one in findings], "errors": wrong})
     else:
-        for one in findings:
-            say(f"{one.severity}: {one.sentence}")
+        for one, more in _few_of_each(findings):
+            say(f"{one.severity}: {one.sentence}" + (f" (and {more} more like this; --json has all)" if more else ""))
         others = len(findings) - wrong
         found = (
             f"{wrong} error{'s' * (wrong != 1)} and {others} warning{'s' * (others != 1)}" if findings else "nothing"
@@ -140,6 +142,16 @@ def check(
         say(f"{found} found in {what}" + (f", {sites} site{'s' * (sites != 1)}" if sites else ""))
     if wrong:
         raise typer.Exit(1)
+
+
+def _few_of_each(findings: Sequence["Finding"]) -> Iterator[tuple["Finding", int]]:
+    """Yields what to print: of each kind the first few, the last of them with how many more there are. Errors first."""
+    kinds: dict[tuple[str, str], list[Finding]] = {}
+    for one in sorted(findings, key=lambda one: one.severity != "error"):
+        kinds.setdefault((one.severity, one.what), []).append(one)
+    for found in kinds.values():
+        shown = found if len(found) <= _OF_A_KIND + 1 else found[:_OF_A_KIND]
+        yield from ((one, len(found) - len(shown) if one is shown[-1] else 0) for one in shown)
 
 
 def _findings(

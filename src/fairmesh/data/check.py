@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy.special import pdtrc
 from torch import Tensor
 
 from fairmesh.data.datasets.table import Table
@@ -31,6 +32,8 @@ _MISSING_APART = 0.3  # difference between the shares of missing values at two s
 _FEW_VALUES = 20  # different values of a column that may be compared with the target one by one
 _BY_CHANCE = 0.1  # share of test rows that may be equal to training rows without misleading
 _CHANCE = "chance gives about so many where columns have few values, but look for copies"
+_UNLIKELY = 0.01  # so seldom, over all that is looked at, are rows that are equal by chance called copies
+_COPIES = 3  # fewer equal rows are not called copies
 _SHOWN = 4  # names in a sentence
 _WORTH_COMPARING = 10  # rows of a site with which its columns are compared
 
@@ -266,7 +269,7 @@ def _duplicates(
     for names, count in shared.most_common(_SHOWN):
         first, second, *_ = names
         chance = _by_chance(train[first], train[second], columns[first])
-        why = _CHANCE if _is_chance(count, chance) else "did they copy?"
+        why = _CHANCE if _is_chance(count, chance, len(train) ** 2) else "did they copy?"
         yield Finding(
             "warning", "same rows at sites", f"{count:,} training rows are the same at {_listed(names)}; {why}"
         )
@@ -278,7 +281,7 @@ def _duplicates(
             here += name in where.get(key, ())
             elsewhere.update(where.get(key, set()) - {name})
         if here:
-            severity = _severity(here, samples, train[name], columns[name])
+            severity = _severity(here, samples, train[name], columns[name], len(train))
             why = "so that its metrics are too good; remove duplicates before the split"
             yield Finding(
                 severity,
@@ -288,7 +291,7 @@ def _duplicates(
             )
         if elsewhere:
             other, count = elsewhere.most_common(1)[0]
-            severity = _severity(count, samples, train[other], columns[name])
+            severity = _severity(count, samples, train[other], columns[name], len(train) ** 2)
             why = "remove them at one of the two" if severity == "error" else _CHANCE
             yield Finding(
                 severity,
@@ -297,17 +300,19 @@ def _duplicates(
             )
 
 
-def _severity(count: int, test: Samples, train: Samples, columns: Sequence[int]) -> Literal["error", "warning"]:
+def _severity(
+    count: int, test: Samples, train: Samples, columns: Sequence[int], sites: int
+) -> Literal["error", "warning"]:
     """Returns how bad a number of test rows in training is: a few, or as many as chance gives, do not mislead."""
     if count <= _BY_CHANCE * len(test):
         return "warning"
-    return "warning" if _is_chance(count, _by_chance(test, train, columns)) else "error"
+    return "warning" if _is_chance(count, _by_chance(test, train, columns), sites) else "error"
 
 
-def _is_chance(count: int, expected: float) -> bool:
-    """Returns whether chance may give so many equal rows. Columns that depend on each other give more than expected
-    of independent ones, hence the factor."""
-    return count <= 2 * expected + 3 * math.sqrt(expected)
+def _is_chance(count: int, expected: float, looks: int) -> bool:
+    """Returns whether chance may give so many equal rows in one of these looks. One or two say nothing. Columns that
+    depend on each other give more than expected of independent ones, hence the factor."""
+    return count < _COPIES or bool(expected > 0 and pdtrc(count - 1, 2 * expected) > _UNLIKELY / looks)
 
 
 def _by_chance(test: Samples, train: Samples, columns: Sequence[int]) -> float:

@@ -60,6 +60,7 @@ def card(run: Run) -> Json:
         "calibration": calibration(chosen),
         "intervals": _intervals(chosen),
         "sites": _sites(chosen),
+        "worst_first": chosen.worst_first(),
         "sweep": _sweep(run, variants, ranked_on) if len(variants) > 1 else None,
         "graph": _graph(chosen),
         "parameters": summary["parameters"],

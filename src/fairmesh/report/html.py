@@ -160,7 +160,7 @@ def _sentences(card: Json) -> str:
     worse = [one for one in said if one[2] == "worse"]
     counts = verdicts(sites)
     if not counts:  # nothing to compare with: the worst ones
-        by_metric = _worst_first(card)
+        by_metric = card["worst_first"]
         shown_first = [said[i] for i in by_metric[:5]]
         first = "The five worst sites:"
     else:
@@ -173,18 +173,9 @@ def _verdict(site: Json) -> str:
     return site["versus"].get("local", {}).get("verdict", "")
 
 
-def _worst_first(card: Json) -> list[int]:
-    """Returns the numbers of the sites, the worst first and those without a value last."""
-    sign = 1 if card["higher_is_better"] else -1
-    values = [site["metrics"][card["metric"]] for site in card["sites"]]
-    return sorted(
-        range(len(values)), key=lambda i: (not defined(values[i]), sign * values[i] if defined(values[i]) else 0)
-    )
-
-
 def _in_order(card: Json) -> list[int]:
     """Returns the numbers of the sites in their own order or, of many sites, the worst first."""
-    return list(range(len(card["sites"]))) if len(card["sites"]) <= _ROWS else _worst_first(card)
+    return list(range(len(card["sites"]))) if len(card["sites"]) <= _ROWS else card["worst_first"]
 
 
 def _value(site: Json, unit: Unit) -> str:
@@ -205,7 +196,7 @@ def _sites(card: Json) -> str:
     header += [*(["λ"] if has["weight"] else []), *(REFERENCES.get(kind, kind) for kind in kinds)]
     rows, low = [], set()
     order = _in_order(card)
-    worst = _worst_first(card)[0]
+    worst = card["worst_first"][0]
     for at, i in enumerate(order):
         site = sites[i]
         cells = [_text(site["name"])]
@@ -422,7 +413,7 @@ def _network(card: Json) -> str:
         edges = []
     unit = unit_of(card)
     values = None if graph["placed"] else [unit.scale * site["metrics"][metric] for site in sites]
-    worst = None if graph["placed"] else _worst_first(card)[0]
+    worst = None if graph["placed"] else card["worst_first"][0]
     drawn = network([str(i) for i in range(len(names))] if graph["placed"] else names, edges, values, unit.label, worst)
     caption = f"Who talks to whom: {graph['name']}, {len(edges)} links."
     caption += (

@@ -161,6 +161,15 @@ class Run:
         rows = [record[metric or self.metric]["sites"] for record in self.alive]
         return [mean_of(column) for column in zip(*rows)] if rows else [math.nan] * len(self.summary["sites"])
 
+    def worst_first(self) -> list[int]:
+        """Returns the numbers of the sites, the worst first. Those with too few test rows to be the worst come later,
+        and those without a value last."""
+        few = [bool(one.get("few_rows")) for one in self.evidence.get("sites", ())]
+        few = few or [False] * len(self.summary["sites"])
+        sign, values = 1 if self.higher_is_better else -1, self.by_site()
+        rank = {i: (math.isnan(v), few[i], 0.0 if math.isnan(v) else sign * v) for i, v in enumerate(values)}
+        return sorted(rank, key=rank.__getitem__)
+
     def is_measured(self, i: int) -> bool:
         """Returns whether site i has data to be judged by; summaries of earlier versions do not say."""
         support = self.summary.get("support")
@@ -359,11 +368,10 @@ def worst_sites(runs: Sequence[Run]) -> set[int]:
 
 def of_worst_sites(table: list[list[str]], run: Run) -> list[list[str]]:
     """Returns a table of sites with the rows of the worst ones, the worst first, if there are many sites."""
-    names, sign = [str(name) for name in run.summary["sites"]], 1 if run.higher_is_better else -1
+    names = [str(name) for name in run.summary["sites"]]
     if len(names) <= SITES_SHOWN + 2 or not table:
         return table
-    value = dict(zip(names, (math.inf if math.isnan(v) else sign * v for v in run.by_site())))
-    first = sorted(names, key=value.__getitem__)[:SITES_SHOWN]
+    first = [names[i] for i in run.worst_first()[:SITES_SHOWN]]
     return [table[0], *sorted((row for row in table[1:] if row[0] in first), key=lambda row: first.index(row[0]))]
 
 
@@ -378,10 +386,9 @@ def some_sentences(sentences: Sequence[str], word: str) -> list[str]:
 
 def worst_in_words(run: Run, most: int = 3) -> str:
     """Returns the sites at which a run does worst, the worst first, with their values; nothing if none is known."""
-    unit, names = run.unit(), run.summary["sites"]
-    known = [(value, str(name)) for value, name in zip(run.by_site(), names) if not math.isnan(value)]
-    ordered = sorted(known, key=lambda one: one[0], reverse=not run.higher_is_better)
-    shown = ", ".join(f"{name} ({unit.shown(value)})" for value, name in ordered[:most])
+    unit, names, values = run.unit(), run.summary["sites"], run.by_site()
+    known = [i for i in run.worst_first() if not math.isnan(values[i])]
+    shown = ", ".join(f"{names[i]} ({unit.shown(values[i])})" for i in known[:most])
     return f"{run.label}: the worst sites by {run.metric} are {shown}" if shown else ""
 
 

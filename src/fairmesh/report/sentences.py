@@ -67,8 +67,7 @@ def network_sentence(card: Mapping[str, Any]) -> str:
     if not defined(over["worst"]):
         return "diverged: no replica has a result" if card["diverged"] else f"{metric} is not defined at any site"
     measured = [site for site in sites if defined(site["metrics"][metric])]
-    pick = min if card["higher_is_better"] else max
-    worst = pick(measured, key=lambda site: site["metrics"][metric])["name"]
+    worst = sites[card["worst_first"][0]]["name"]
     intervals, unit = card["intervals"], unit_of(card)
     parts = []
     for what, name in (("worst", f"Worst at {worst}: {metric} "), ("mean", f"Mean over {len(measured)} sites: ")):

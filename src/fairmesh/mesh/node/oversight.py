@@ -307,10 +307,11 @@ class Oversight(Watcher):
         ]
 
     def _diverged(self) -> list[dict[str, Any]]:
-        """Returns which other sites say that they have diverged, and the rounds kept here from before."""
+        """Returns which other sites say that they have diverged, and the rounds kept here from before. Leaves out those
+        without which this node could not be as far as it is: neighbours are at most one round apart."""
         membership, generation = self._membership, self._membership.mesh.generation
-        said = divergence.told(self._bulletin, membership)
-        said.pop(membership.name, None)
+        told, far = divergence.told(self._bulletin, membership), self._round - len(membership.mesh.present)
+        said = {site: one for site, one in told.items() if site != membership.name and one.round > far}
         kept = landmarks_in(self._folder, generation) if said else []
         return [
             one.body(generation) | {"by": site, "kept": [done for done in kept if done < one.round]}
