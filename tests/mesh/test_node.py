@@ -337,7 +337,6 @@ def test_status_of_a_real_node_says_that_it_starts_then_what_it_does_and_that_it
     node = subprocess.Popen([sys.executable, "-m", "fairmesh", "node", site], stderr=subprocess.DEVNULL)
     try:
         _until(lambda: live_status(state)["activity"] == STARTING)
-        assert "torch" not in Path(f"/proc/{node.pid}/maps").read_text()  # it has not even imported yet
         said = subprocess.run([sys.executable, "-m", "fairmesh", "status", site], capture_output=True, text=True)
         assert said.returncode == 0
         _until(lambda: live_status(state)["activity"] not in (STARTING, "starting"))
