@@ -86,6 +86,7 @@ def _overseer(bulletin: Bulletin, folder: Path, logged: list) -> SimpleNamespace
         _bulletin=bulletin,
         _folder=folder,
         _claimed=set(),
+        _round=7,
         _log=lambda level, what, **fields: logged.append((level, what, fields["site"], fields["reason"])),
     )
     node._diverged = lambda: Oversight._diverged(node)
@@ -103,7 +104,10 @@ def test_site_that_says_again_and_again_that_it_has_diverged_is_logged_once_and_
     ((level, what, site, reason),) = logged
     assert (level, what, site) == ("warning", "a site says that it has diverged", "b")
     assert missing_from(reason, "b says", "numbers", "kept here: none") == []
-    said["generation"] = 2
+    assert [one["by"] for one in node._diverged()] == ["b"]
+    node._round = 9 + len(NAMES)  # so far it could not be without b
+    assert node._diverged() == []
+    node._round, said["generation"] = 7, 2
     assert node._diverged() == []
 
 
