@@ -210,7 +210,7 @@ class Hoards(ExactDiffusion):
         (Shrinks, ["gradients", "average", "round 0"]),
         (NeedsNumber, ["replicas", "tensors"]),
         (ReadsRound, ["GPU", ".item()"]),
-        (TwoMessages, ["messages", "round 0"]),
+        (TwoMessages, ["ctx.exchange", "twice", "one message per round"]),
         (Hoards, ["copies_at_peak", 12]),
     ],
 )

@@ -367,15 +367,17 @@ def _check_leaving(algorithm: Algorithm, n: int) -> None:
         begin = unflatten_state(start, tensors | {path: changed})
         drift = _steps([models(s) - models(u) for s, u in zip(run(begin), undisturbed)])
         pinned = run(begin, [models(u) for u in undisturbed])
-        at_others = _lasting(roles, pinned, undisturbed, models)  # what stays private leaves with its node
+        at_others = _lasting(roles, pinned, undisturbed, models)
         stays = at_others.get(path, 0.0) > _PERSISTS
-        moves = bool(at_others) and drift[-1] > 1e-6 and drift[-1] > _PERSISTS * max(drift)
+        here = flatten_state(pinned[-1])[path][:, 0] - flatten_state(undisturbed[-1])[path][:, 0]
+        is_private = not at_others and float(here.abs().max()) > 1e-3  # it leaves with its node
+        moves = not is_private and drift[-1] > max(1e-6, _PERSISTS * max(drift))
         require(
             not (stays or moves),
-            f"what one node has in {path} reaches the others ({', '.join(at_others)}) and does not fade, so after a "
-            "site has left the others would be biased for ever; keep what sums to zero over the nodes, as "
-            "fm.roles.SumsToZero, and add a node's own share to it in each round (as research/beer.py of the "
-            "documentation's examples does), or declare another role of fm.roles; may_leave=False if sites never leave",
+            f"what one node has in {path} reaches the others and does not fade, so after a site has left the others "
+            "would be biased for ever; keep what sums to zero over the nodes, as fm.roles.SumsToZero, and add a node's "
+            "own share to it in each round (as research/beer.py of the documentation's examples does), or declare "
+            "another role of fm.roles; may_leave=False if sites never leave",
         )
 
 
