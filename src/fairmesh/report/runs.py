@@ -304,8 +304,8 @@ def ranked(run: Run) -> tuple[list[Run], str]:
         if split == "test" and defined(known):
             worst = known  # a site with a few test rows is the worst of every variant, and tells none from another
         given = any(record["replica"] == chosen for record in variant.summary["final"])
-        sizes = [sign * value if math.isfinite(value) else math.inf for value in (worst, mean)]
-        return not given, math.isnan(worst), *sizes
+        by_worst, by_mean = (sign * value if math.isfinite(value) else math.inf for value in (worst, mean))
+        return not given, math.isnan(worst), by_worst, by_mean
 
     return sorted(variants, key=key), "validation" if validated else run.summary["judged_on"]
 
