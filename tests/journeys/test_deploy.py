@@ -91,6 +91,16 @@ def test_all_remaining_sites_end_with_one_model(walked):
 
 
 @pytest.mark.slow
+def test_every_remaining_site_counts_in_the_weights_and_in_the_mean(walked):
+    mesh, _ = walked
+    summary = json.loads((mesh.state("north") / "result" / "summary.json").read_text())
+    (final,) = summary["final"]
+    assert min(final["lambda"]) > 0, "also the one that was restored"
+    values = final["accuracy"]["sites"]
+    assert summary["evidence"]["mean"]["value"] == pytest.approx(sum(values) / len(values))
+
+
+@pytest.mark.slow
 def test_every_decision_was_carried_out(walked):
     mesh, _ = walked
     decided = json.loads((mesh.state("north") / "decisions.json").read_text())

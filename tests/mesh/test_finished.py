@@ -32,3 +32,10 @@ def test_finished_run_is_not_taken_for_that_of_a_manifest_that_was_approved_late
         run_node(home / "site.toml")
     (found,) = [check for check in checks(home / "site.toml") if check.what == "state"]
     assert not found.ok
+
+
+@pytest.mark.parametrize("content", ['{"mesh', "[1]", "7", "\xff"])
+def test_finished_run_whose_mark_is_damaged_is_refused_in_words(home, content):
+    (home / "state" / "finished").write_text(content, encoding="latin-1")
+    with refused("finished", "damaged", home / "state" / "result"):
+        run_node(home / "site.toml")

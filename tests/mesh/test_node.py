@@ -28,7 +28,7 @@ from fairmesh.mesh.node.rounds import identity_of
 from fairmesh.mesh.node.running import run_node
 from fairmesh.mesh.node.state_lock import locked
 from fairmesh.mesh.node.watching import ENDED, STARTING, Pace, live_status, read_status, waiting_chain
-from fairmesh.mesh.preflight import privacy_checks
+from fairmesh.mesh.preflight import checks, privacy_checks
 from fairmesh.storage.files import open_to_others
 from tests import toys
 from tests.mesh import fleet
@@ -532,6 +532,8 @@ def test_secret_that_is_missing_or_damaged_in_a_run_is_refused(tmp_path):
     (tmp_path / "a" / "state" / "generation-1" / "journal").touch()
     with refused(path, "backup", "fairmesh mesh restore"):
         membership.with_secret()
+    (found,) = [check for check in checks(tmp_path / "a" / "site.toml") if check.what == "secret of the draws"]
+    assert not found.ok
 
 
 def test_checkpoint_of_another_secret_is_not_continued(tmp_path):

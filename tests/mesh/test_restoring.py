@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from safetensors.torch import load, save
 
 from fairmesh.algorithms.ad_gda import ADGDAState
 from fairmesh.algorithms.gossip import PublicCopies
+from fairmesh.algorithms.weighting import Prices
 from fairmesh.compression import DecodeError
 from fairmesh.errors import BadInput
 from fairmesh.mesh.node.restoring import read_shared, restored, shared
 from fairmesh.networks.base import Traffic
+from fairmesh.networks.roles import Models
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.training.loop import TrainingState
 from tests.mesh.scenarios import EXPERIMENT, NAMES, Run, played, waits_at
@@ -60,6 +63,26 @@ def test_restored_site_has_the_public_copies_that_it_had(mesh):
     assert torch.equal(found.algorithm.models, before.algorithm.copies.own), "its model is what others know of it"
     torch.testing.assert_close(found.algorithm.duals, torch.tensor([[[0.505, 0.305, 0.205]]]))
     assert torch.equal(found.average_model, found.algorithm.models[:, 0])
+
+
+class Priced(NamedTuple):
+    models: Models
+    copies: PublicCopies
+    weighting: Prices
+
+
+def test_restored_site_takes_the_mean_loss_for_its_own(mesh):
+    nodes, _ = mesh
+    loss, price, weight, mean = (torch.full((1, 1, 1), value) for value in (0.9, 8.0, 1.2, 0.6))
+    prices = Prices(loss, price, torch.zeros_like(loss), weight, torch.zeros_like(loss), mean)
+    first, second, before = (
+        node._replace(algorithm=Priced(node.algorithm.models, node.algorithm.copies, prices)) for node in nodes
+    )
+    initial = unflatten_state(before, {path: torch.zeros_like(t) for path, t in flatten_state(before).items()})
+    told = {name: read_shared(shared(node, 2), before) for name, node in (("node 0", first), ("node 1", second))}
+    found = restored(initial, told).algorithm.weighting
+    assert torch.equal(found.losses, mean), "with the loss 0 it would weigh nothing to the end of the run"
+    assert torch.equal(found.prices, price)
 
 
 def test_neighbours_do_not_send_their_models_but_only_their_public_copies(mesh):

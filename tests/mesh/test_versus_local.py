@@ -75,6 +75,25 @@ def test_evidence_has_all_sites_and_says_why_one_was_not_compared():
     assert len(sentences({"evidence": found})) == 2
 
 
+def test_mean_over_sites_includes_those_that_told_no_counts():
+    told = {
+        "a": {"cells": _cells(100, 30, 6, 64), "verdict": "", "why_not": ""},
+        "b": {"cells": {}, "verdict": "", "why_not": "fewer than 20 test rows"},
+        "c": {"cells": {}, "verdict": "", "why_not": "withheld by the site"},
+    }
+    found = evidence_of(told, NAMES, [0.65, 0.5, 0.95], "accuracy")
+    assert found["mean"]["value"] == pytest.approx(0.7)
+    low, high = found["mean"]["interval"]
+    assert low < 0.6, "b and c may have a single row"
+    assert high > 0.8
+    assert found["worst"]["site"] == "a"
+    assert [site["value"] for site in found["sites"]] == [0.65, 0.5, 0.95]
+    (note,) = found["notes"]
+    assert "b, c" in note
+    told["b"] = told["c"] = told["a"]
+    assert not evidence_of(told, NAMES, [0.65, 0.65, 0.65], "accuracy")["notes"]
+
+
 @pytest.mark.parametrize(("counts", "accuracy"), [
     ((100, 30, 6, 64), 0.2), ((100, 30, 6, 64), 7.0), ((100, 30, 6, 64), -1.0), ((100, FEW, FEW, FEW), 0.5),
     ((FEW, FEW, FEW, 64), 0.5), ((10**12, 5, 5, 5), 0.5),

@@ -333,6 +333,16 @@ def test_diverged_replicas_are_left_out_and_named(undrawn):
     Page(page([lost], "a run"))
 
 
+def test_sweep_is_ranked_by_a_worst_site_that_has_enough_rows():
+    rows = [[0.0, 0.4, 0.9, 0.9], [0.0, 0.7, 0.9, 0.9], [0.0, 0.7, 1.0, 0.9]]  # the first site has one test row
+    variants = [
+        {"changes": {"step": k}, "replicas": [k], "evidence": {"metric": "accuracy", "worst": {"value": row[1]}}}
+        for k, row in enumerate(rows)
+    ]
+    found, _ = ranked(_run(*rows, variants=variants, chosen=None))
+    assert [one.summary["variants"][0]["changes"]["step"] for one in found] == [2, 1, 0], "of equals, the better mean"
+
+
 def test_sweep_without_validation_is_ranked_on_what_it_is_judged_on(undrawn):
     rows = [[0.5 + 0.03 * k] * 4 for k in range(12)]
     variants = [{"changes": {"step": k}, "replicas": [k]} for k in range(12)]

@@ -275,3 +275,10 @@ def test_model_that_is_worse_than_one_constant_is_to_be_trained_longer():
     with pytest.warns(UserWarning, match="one constant answer for all sites"):
         result = fm.train(_of_numbers(200, noise=0.3), fm.topologies.Complete(), fm.DSGD(1e-4), rounds=1)
     assert "train longer" in result.notes[0]
+
+
+def test_constant_answer_is_judged_at_a_worst_site_with_enough_rows():
+    x, y = torch.randn(40, 2), torch.tensor([0, 1, 1, 1] * 10)
+    whole, tiny = fm.Site((x[:20], y[:20]), (x[20:], y[20:])), fm.Site((x[:20], y[:20]), (x[:1], y[:1]))
+    result = fm.train(fm.Problem(torch.nn.Linear(2, 2), [whole, whole, tiny]), fm.Ring(), fm.DSGD(0.1), rounds=1)
+    assert "75.0 % at the worst site and 50.0 % on average" in reference_models.constant_sentence(result)

@@ -30,7 +30,7 @@ from fairmesh.compression.compressors import Compressor
 from fairmesh.config.tables import register
 from fairmesh.errors import BadInput
 from fairmesh.networks.base import Delivery, Network, Part
-from fairmesh.networks.roles import OVER_NODES, Common, Duals, OwnWeights, SumsToZero
+from fairmesh.networks.roles import OVER_NODES, Common, Duals, OwnWeights, Role, SumsToZero
 from fairmesh.problems.objective import beyond_chance, counted_losses
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
@@ -235,7 +235,7 @@ class ExactMaximum(Weighting):
 class Prices(NamedTuple):
     """The state of a ShadowPrice: a few numbers per node."""
 
-    losses: Tensor  # f_i as remembered (..., nodes, 1)
+    losses: Annotated[Tensor, Role(if_lost="means")]  # f_i as remembered (..., nodes, 1)
     prices: Common  # in units of the regularizer's softness (..., nodes, 1)
     balances: SumsToZero  # what gossip added to the prices last: sums to zero over all nodes (..., nodes, 1)
     weights: OwnWeights  # n lambda_i of the last round (..., nodes, 1)

@@ -456,7 +456,8 @@ def _vote(
     if not gone and back_to is None and not restored:
         say(f"recorded: {site.name} takes its vote back, unless all have already agreed on it")
         return
-    say(f"recorded: {site.name} {what} as soon as {', '.join(others)} have voted the same")
+    voted = "has voted" if len(others) == 1 else "have voted"
+    say(f"recorded: {site.name} {what} as soon as {', '.join(others)} {voted} the same")
     if site.name in restored:
         say(f"what this site had of the run was put aside; now start its node: fairmesh node {site_file}")
         return

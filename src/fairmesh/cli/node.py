@@ -75,7 +75,7 @@ def node(
     show_rows(rows_of([finished]))
     if caption := caption_of([finished]):
         say(caption)
-    for sentence in sentences(finished.summary):
+    for sentence in (*finished.evidence.get("notes", ()), *sentences(finished.summary)):
         say(sentence)
     say(f"the result is the same at every site: {folder}; for a page with plots: fairmesh report {folder}")
 

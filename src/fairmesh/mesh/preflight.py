@@ -31,7 +31,7 @@ from fairmesh.mesh.manifest import Handout
 from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.finished import is_finished
-from fairmesh.mesh.node.membership import Membership, facts, frozen_facts
+from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
 from fairmesh.mesh.node.store import FINISHED
 from fairmesh.mesh.probing import Check, neighbour_checks
 from fairmesh.mesh.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
@@ -79,6 +79,10 @@ def checks(path: Path) -> Iterator[Check]:
                 "can be imported and deployed",
             )
     yield from certificate_checks(site_file)
+    if not secret_of(site_file.key).exists():
+        yield from _tried(
+            "secret of the draws", lambda: refuse_lost_secret(site_file), "do what is named", "is made at the start"
+        )
     yield from privacy_checks(site_file)
     if handout and (site_file.state / FINISHED).exists():
         yield from _tried(

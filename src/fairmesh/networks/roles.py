@@ -65,6 +65,8 @@ class Role:
         shows: What observers read here: "models" (..., nodes, dim); "duals", each node's estimate of lambda
             (..., nodes, n); "own_weights", n lambda_i of each node (..., nodes, 1); "consensus_steps", gamma. Default:
             None.
+        if_lost: The field of the same state whose value stands in for this one at a node that has lost its state; None
+            to start again from the beginning. Default: None.
 
     Example:
         >>> import fairmesh as fm
@@ -80,6 +82,7 @@ class Role:
     common: bool = False
     any_length: bool = False
     shows: Shown | None = None
+    if_lost: str | None = None
 
     def within(self, outer: "Role") -> "Role":
         """Returns this role for a tensor inside a field of the role `outer`."""
@@ -92,6 +95,7 @@ class Role:
             self.common or outer.common,
             self.any_length or outer.any_length,
             self.shows or outer.shows,
+            self.if_lost or outer.if_lost,
         )
 
 

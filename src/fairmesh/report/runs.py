@@ -290,17 +290,22 @@ def check_comparable(runs: Sequence[Run]) -> None:
 
 def ranked(run: Run) -> tuple[list[Run], str]:
     """Returns the variants of a run and what they are ranked on: "validation", or else what they are judged on. First
-    comes the one whose models the run gives to its user, then the best, and those that diverged last."""
+    comes the one whose models the run gives to its user, then the best at the worst site (of equals, on average), and
+    those that diverged last."""
     variants = run.variants()
     check_comparable(variants)
     validated = all(math.isfinite(one.over_sites("worst", "validation")) for one in variants if one.alive)
     split, sign = "validation" if validated else "test", -1 if run.higher_is_better else 1
     chosen = run.summary.get("chosen")
 
-    def key(variant: Run) -> tuple[bool, bool, float]:
-        worst = variant.over_sites("worst", split)
+    def key(variant: Run) -> tuple[bool, bool, float, float]:
+        worst, mean = (variant.over_sites(what, split) for what in ("worst", "mean"))
+        known = variant.evidence.get("worst", {}).get("value")
+        if split == "test" and defined(known):
+            worst = known  # a site with a few test rows is the worst of every variant, and tells none from another
         given = any(record["replica"] == chosen for record in variant.summary["final"])
-        return not given, math.isnan(worst), sign * worst if math.isfinite(worst) else math.inf
+        by_worst, by_mean = (sign * value if math.isfinite(value) else math.inf for value in (worst, mean))
+        return not given, math.isnan(worst), by_worst, by_mean
 
     return sorted(variants, key=key), "validation" if validated else run.summary["judged_on"]
 

@@ -205,8 +205,10 @@ def constant_sentence(result: Result, constants: Sequence[float] | None = None) 
     known = [one for one in pairs if all(map(math.isfinite, one[1:]))]
     if not known:
         return None
-    values = [constant for _, constant, _ in known]
-    worst, mean = (min if higher else max)(values), sum(values) / len(values)
+    values, held = [constant for _, constant, _ in known], (getattr(site, result.judged_on) for site in problem.sites)
+    rows = {str(site.name): 0 if samples is None else len(samples) for site, samples in zip(problem.sites, held)}
+    counted = [constant for name, constant, _ in known if rows[name] >= result.worst_needs_rows]
+    worst, mean = (min if higher else max)(counted or values), sum(values) / len(values)
     as_good = [name for name, constant, mine in known if (constant >= mine if higher else constant <= mine)]
     more = f" and {len(as_good) - 5} more" if len(as_good) > 5 else ""
     where = f"; it does as well as the run at {', '.join(as_good[:5])}{more}" if as_good else ""

@@ -58,7 +58,8 @@ class Deciding:
                     node.log("error", "the sites cannot continue", reason=why)
                 if notices.due():
                     node.log("warning", "waiting", sites=", ".join(whom), seconds=round(notices.seconds), reason=why)
-                node.oversight.activity = f"deciding; waiting for {', '.join(whom)}"[:ACTIVITY]
+                waits = f"deciding; waiting for {', '.join(whom)}" if whom else "deciding"
+                node.oversight.activity = waits[:ACTIVITY]
                 node.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom))
                 notices.pause()
         self._begin()

@@ -20,15 +20,24 @@ def is_finished(state: Path, manifest: Manifest) -> bool:
     if not (state / FINISHED).exists():
         return False
     now, content = _run_of(manifest), read_bytes(state / FINISHED)
-    before = json.loads(content) if content else now  # empty if an earlier version finished the run
-    unlike = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    try:
+        before = dict(json.loads(content)) if content else now  # empty if an earlier version finished the run
+        unlike = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    except (ValueError, TypeError):
+        raise _other_run(
+            state, f"of a manifest that is not known, since the file {FINISHED} there is damaged"
+        ) from None
     if unlike:
-        raise BadInput(
-            f"{state} holds a finished run of another manifest, which differs in: {', '.join(unlike)}. A finished run "
-            f"cannot be extended, and its result stays in {state / RESULT}. For another run, let the founder found a "
-            "new mesh (fairmesh mesh init), and make a new folder and key for this site there (fairmesh mesh key)"
-        )
+        raise _other_run(state, f"of another manifest, which differs in: {', '.join(unlike)}")
     return True
+
+
+def _other_run(state: Path, why: str) -> BadInput:
+    return BadInput(
+        f"{state} holds a finished run {why}. A finished run cannot be extended, and its result stays in "
+        f"{state / RESULT}. For another run, let the founder found a new mesh (fairmesh mesh init), and make a new "
+        "folder and key for this site there (fairmesh mesh key)"
+    )
 
 
 def _run_of(manifest: Manifest) -> dict[str, Any]:

@@ -73,13 +73,8 @@ class Membership:
 
     def with_secret(self) -> "Membership":
         """Returns the same with the secret of the site's draws, which is made if the run has not begun."""
-        path = secret_of(self.site.key)
-        if not path.exists() and any(self.site.state.glob("generation-*/*")):
-            raise BadInput(
-                f"{path} is missing, and the run in {self.site.state} was begun with it; put it back from a backup. If "
-                f"it is lost, the site gets a new one when its state is restored. {HOW_TO_RESTORE}"
-            )
-        return replace(self, secret=make_secret(path))
+        refuse_lost_secret(self.site)
+        return replace(self, secret=make_secret(secret_of(self.site.key)))
 
     @property
     def not_measured(self) -> list[str]:
@@ -128,6 +123,16 @@ class Membership:
     def refuse_unlike(self, name: str, theirs: Mapping[str, Any]) -> None:
         """Refuses a neighbour with another experiment, and names the field that differs."""
         agreement.refuse_unlike(self._greeting, name, theirs)
+
+
+def refuse_lost_secret(site: SiteFile) -> None:
+    """Refuses a site whose run was begun with a secret that is missing now."""
+    path = secret_of(site.key)
+    if not path.exists() and any(site.state.glob("generation-*/*")):
+        raise BadInput(
+            f"{path} is missing, and the run in {site.state} was begun with it; put it back from a backup. If it is "
+            f"lost, the site gets a new one when its state is restored. {HOW_TO_RESTORE}"
+        )
 
 
 def own_data(membership: Membership) -> Problem:

@@ -74,7 +74,7 @@ def _read(path: Path, key: str, site: str, report: Report) -> dict[str, Any] | N
     """Returns the tables on disk, or None if there are none, or others."""
     if not path.exists():
         return None
-    why = "they are of another run, of other data, or of another start"
+    why = "they are of another run, of other data, of another secret of this site, or of another start"
     try:
         found = json.loads(read_bytes(path))
         if found.pop("key") == key:

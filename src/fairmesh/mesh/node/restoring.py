@@ -1,8 +1,9 @@
 """The state of a site that has lost its own, from what its neighbours know.
 
 Each neighbour sends once: its copy of the lost site's public model, its own public copy, and what is nearly the same
-at all sites, such as the weights. Then the lost site and its neighbours have the same public copies again. Everything
-else starts at zero: the lost site's momentum, and at all sites what sums to zero over the sites.
+at all sites, such as the weights. Then the lost site and its neighbours have the same public copies again. The lost
+site takes the mean loss of all sites for its own: once the weights only remember losses, it would keep the weight 0 of
+a site without a loss. Everything else starts at zero: its momentum, and at all sites what sums to zero over the sites.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,10 @@ def restored(initial: TrainingState, told: Mapping[str, dict[str, Tensor]]) -> T
         tensors[path.removesuffix(_OF_NEIGHBOURS) + "own"] = own.clone()
     for path in _common_in(initial):
         tensors[path] = _mean([part[f"{_COMMON}:{path}"] for part in parts])
+    for path, role in roles_of(initial.algorithm, "state.algorithm").items():
+        instead = f"{path.rpartition('.')[0]}.{role.if_lost}" if role.if_lost else ""
+        if instead in tensors:
+            tensors[path] = tensors[instead].clone()
     state: TrainingState = unflatten_state(initial, tensors)
     copies = _of_models(state.algorithm)
     if copies is not None:

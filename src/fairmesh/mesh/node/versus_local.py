@@ -46,6 +46,10 @@ _APART = 0.01  # of the rows, by which counts and an accuracy that were computed
 _SAID = {"better": "better than alone", "worse": "worse than alone", "unclear": "no clear difference from alone"}
 _FAILED = "failed; the reason is in the site's log"
 _CONTRADICTS = "its counts contradict its accuracy"
+_SILENT = (
+    f"These sites have told no counts of test rows, as with fewer than {ROWS_AT_LEAST} of them, and cannot be the "
+    "worst site: {}. The mean over sites includes them; its interval takes each for a site with one row."
+)
 
 
 def compared(
@@ -178,7 +182,8 @@ def difference(cells: Mapping[str, int | str], level: float = LEVEL) -> Differen
 def evidence_of(
     announced: Mapping[str, Mapping[str, Any]], names: Sequence[str], values: Sequence[float | None], metric: str
 ) -> dict[str, Any]:
-    """Returns the intervals and verdicts of all sites, in the form in which a simulation has them in its summary.
+    """Returns the intervals and verdicts of all sites, in the form in which a simulation has them in its summary. A
+    site that has told no counts may have a single test row: it counts as such in the mean, and cannot be the worst.
 
     Args:
         announced: What each site announced.
@@ -186,31 +191,32 @@ def evidence_of(
         values: The metric of the common model at each of them; None where it is not known.
         metric: "accuracy", or "loss" of models that predict numbers.
     """
-    parts: list[Estimate] = []
-    sites = []
+    parts, sites, silent = list[Estimate](), list[dict[str, Any]](), list[str]()
     for name, value in zip(names, values):
         cells, verdict, why_not = (announced[name][key] for key in ("cells", "verdict", "why_not"))
         told = [count for count in cells.values() if count != FEW]
-        part: Estimate = Share(math.nan if value is None or not cells else value, sum(told))
-        if metric != _ACCURACY:
-            part = Number(math.nan if value is None else value, 0, math.nan)
-        one = difference(cells)
+        known = math.nan if value is None else value
+        part: Estimate = Share(known, sum(told)) if metric == _ACCURACY else Number(known, 0, math.nan)
+        one, untold = difference(cells), metric == _ACCURACY and not cells
         sites.append(
-            {"name": name, "n": part.rows or None}
+            {"name": name, "n": part.rows or None, "few_rows": untold}
             | _row(
                 part, {"local": one.table()} if one is not None else {"local": {"verdict": verdict}} if verdict else {}
             )
             | ({"n_at_least": True} if len(told) < len(cells) else {})
             | ({"why_not": why_not} if why_not else {})
         )
-        parts.append(part)
-    worst = Worst(tuple(parts), higher_is_better=metric == _ACCURACY)
-    which = None if worst.which is None else names[worst.which]
+        parts.append(Share(known, 1) if untold else part)
+        silent += [name] if untold and value is not None else []
+    counted = [k for k, site in enumerate(sites) if not site["few_rows"]]
+    worst = Worst(tuple(parts[k] for k in counted), higher_is_better=metric == _ACCURACY)
+    which = None if worst.which is None else names[counted[worst.which]]
     mean = mean_of(parts)
     return {
         "level": LEVEL,
         "metric": metric,
         "covers": "samples",
+        "notes": [_SILENT.format(", ".join(silent))] if silent else [],
         "worst": {"site": which} | _row(worst, {}),
         "mean": _row(mean, {}),
         "sites": sites,
