@@ -31,7 +31,7 @@ _RARE = 0.05  # share of a class
 _MISSING_APART = 0.3  # difference between the shares of missing values at two sites
 _FEW_VALUES = 20  # different values of a column that may be compared with the target one by one
 _BY_CHANCE = 0.1  # share of test rows that may be equal to training rows without misleading
-_CHANCE = "chance gives about so many where columns have few values, but look for copies"
+_CHANCE = "that many can be equal by chance where columns have few values, but look for copies"
 _UNLIKELY = 0.01  # so seldom, over all that is looked at, are rows that are equal by chance called copies
 _COPIES = 3  # fewer equal rows are not called copies
 _SHOWN = 4  # names in a sentence
@@ -310,8 +310,8 @@ def _severity(
 
 
 def _is_chance(count: int, expected: float, looks: int) -> bool:
-    """Returns whether chance may give so many equal rows in one of these looks. One or two say nothing. Columns that
-    depend on each other give more than expected of independent ones, hence the factor."""
+    """Returns whether that many rows may be equal by chance, in one of these looks. One or two say nothing. Columns
+    that depend on each other give more than expected of independent ones, hence the factor."""
     return count < _COPIES or bool(expected > 0 and pdtrc(count - 1, 2 * expected) > _UNLIKELY / looks)
 
 

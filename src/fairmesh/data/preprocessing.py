@@ -117,7 +117,7 @@ class Sums(NamedTuple):
     names: tuple[str, ...] = ()  # categories or labels that it has
 
     def contradiction(self, rows: int, low: float = -math.inf, high: float = math.inf) -> str:
-        """Returns why these cannot be sums over so many rows, of values between `low` and `high`; "" if they can."""
+        """Returns why these cannot be sums over `rows` rows, of values between `low` and `high`; "" if they can."""
         if self.missing > rows or (self.known and self.known + self.missing != rows):
             return f"it counts {self.known} values and {self.missing} missing ones in {rows} training rows"
         if not self.known:

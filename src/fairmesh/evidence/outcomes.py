@@ -105,7 +105,7 @@ class Outcomes:
             every site trains alone; None for models of all sites. Default: None.
         lowest_loss: The lowest possible loss of a row; None if that is not known. Default: None.
         guessed_overlaps: For each site whose splits have no row in common although they must, the share of its test
-            rows that random splits of so many rows have in common; None for other sites, and if there is no such site.
+            rows that random splits of that size have in common; None for other sites, and if there is no such site.
             Default: None.
         worst_needs_rows: How many test rows a site needs to be the worst one. If no site has as many, all count.
             Default: 5.

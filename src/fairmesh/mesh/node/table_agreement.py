@@ -24,7 +24,7 @@ from fairmesh.storage.run_folder import PREPROCESSING
 
 _KIND = "table"
 _TIMES = (
-    1e6  # a site that makes the spread of a column so many times larger makes it constant for the others in float32
+    1e6  # a site that makes the spread of a column this many times larger makes it constant for the others in float32
 )
 
 
