@@ -29,7 +29,7 @@ from fairmesh.experiment import Experiment
 from fairmesh.numerics.random_streams import Draw
 from fairmesh.problems.models import FullyConnected
 from fairmesh.problems.problem import Sampling
-from fairmesh.regularizers.members import ChiSquare
+from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Circulant
 from fairmesh.training.loop import Training
 from fairmesh.training.options import Options

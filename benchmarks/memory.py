@@ -16,7 +16,7 @@ from benchmarks.rounds import Setting
 from fairmesh.algorithms import ADGDA, Algorithm, ChocoSGD, TrackedADGDA
 from fairmesh.compression.compressors import Quantize, TopK
 from fairmesh.problems.models import Model
-from fairmesh.regularizers.members import ChiSquare
+from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.train import train
 

@@ -17,7 +17,7 @@ from fairmesh.compression.compressors import Quantize
 from fairmesh.numerics import malloc
 from fairmesh.problems.models import Model
 from fairmesh.problems.problem import Problem
-from fairmesh.regularizers.members import ChiSquare
+from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.cuda_graph import CapturedRounds
 from fairmesh.training.loop import Training

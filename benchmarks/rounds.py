@@ -19,7 +19,7 @@ from fairmesh.errors import BadInput
 from fairmesh.numerics import malloc
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
 from fairmesh.problems.problem import Problem, Sampling
-from fairmesh.regularizers.members import ChiSquare
+from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Ring
 from fairmesh.training.cuda_graph import CapturedRounds
 from fairmesh.training.loop import Training

@@ -19,7 +19,7 @@ from fairmesh.algorithms.base import Algorithm
 from fairmesh.compression.codes import Dense
 from fairmesh.networks.base import Delivery, Part
 from fairmesh.networks.memory import MemoryNetwork
-from fairmesh.problems.metrics import Evaluator
+from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.problem import Problem
 from fairmesh.topology.mixing import Mixing, with_liars
 from fairmesh.training.loop import Training

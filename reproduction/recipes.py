@@ -27,7 +27,7 @@ from fairmesh.data.partitions import Contrast, Instrument, OneClass
 from fairmesh.experiment import Experiment
 from fairmesh.problems.models import FullyConnected, Logistic, Model, PaperCNN
 from fairmesh.problems.problem import Sampling
-from fairmesh.regularizers.members import ChiSquare, OwnCoordinate
+from fairmesh.regularizers.builtin import ChiSquare, OwnCoordinate
 from fairmesh.topology.graphs import (
     Circulant,
     Complete,

@@ -11,7 +11,7 @@ from torch.func import grad, grad_and_value, hessian, vmap
 
 from fairmesh.data.site import Site
 from fairmesh.problems.problem import Problem, Sampling
-from fairmesh.regularizers.members import ChiSquare, worst_case
+from fairmesh.regularizers.builtin import ChiSquare, worst_case
 
 NODES = 8  # m
 

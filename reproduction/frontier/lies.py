@@ -20,7 +20,7 @@ from fairmesh.data.datasets import (
 from fairmesh.data.partitions import Shards
 from fairmesh.experiment import Experiment
 from fairmesh.problems.models import FullyConnected
-from fairmesh.regularizers.members import Capped, ChiSquare
+from fairmesh.regularizers.builtin import Capped, ChiSquare
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.graphs import Circulant
 from fairmesh.training.options import Options

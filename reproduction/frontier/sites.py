@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fairmesh.data.site import Site
 from fairmesh.problems.problem import Problem, Sampling
-from fairmesh.regularizers.members import ChiSquare, worst_case
+from fairmesh.regularizers.builtin import ChiSquare, worst_case
 from reproduction.lines import Line
 
 INPUTS, SAMPLES, BATCH = 25, 40, 20

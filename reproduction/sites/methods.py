@@ -12,7 +12,7 @@ from fairmesh.config.overrides import flat_table
 from fairmesh.config.tables import to_table
 from fairmesh.personalization import Mixture, Personalization
 from fairmesh.problems.objective import Objective
-from fairmesh.regularizers.members import ChiSquare
+from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.topology.graphs import Complete, Ring, Topology
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, default_objective
 

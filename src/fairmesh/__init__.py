@@ -70,7 +70,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from fairmesh.problems.parts import Parts
     from fairmesh.problems.problem import Problem
     from fairmesh.problems.sampling import Sampling
-    from fairmesh.regularizers.members import ChiSquare
+    from fairmesh.regularizers.builtin import ChiSquare
     from fairmesh.report.plots import plot
     from fairmesh.topology.graphs import Ring
     from fairmesh.trainers.local_trainer import LocalTrainer
@@ -200,7 +200,7 @@ _HOMES = {  # name -> module that defines it
     "Sampling": "problems.sampling",
     "personalize": "personalization.personalize",
     "LocalTrainer": "trainers.local_trainer",
-    "ChiSquare": "regularizers.members",
+    "ChiSquare": "regularizers.builtin",
     "plot": "report.plots",
     "Ring": "topology.graphs",
     "Options": "training.options",

@@ -26,7 +26,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.losses import BinaryCrossEntropy, ModelLoss, NamedLoss
-from fairmesh.losses.members import squared_error
+from fairmesh.losses.builtin import squared_error
 from fairmesh.metrics import Metric, NamedMetric, chosen_metrics
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees

@@ -25,7 +25,7 @@ from fairmesh.mesh.approval import approve, handed_out, not_allowed
 from fairmesh.mesh.certificates import AUTHORITY, make_key, secret_of, sign
 from fairmesh.mesh.founding import founded, hand_out
 from fairmesh.mesh.manifest import MANIFEST, seal
-from fairmesh.mesh.members import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile
+from fairmesh.mesh.roster import MESH, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.networks.base import Network
 from fairmesh.networks.memory import MemoryNetwork, SingleProcess
 from fairmesh.topology.mixing import Mixing

@@ -10,7 +10,7 @@ import torch
 import fairmesh as fm
 from fairmesh.algorithms.base import Round
 from fairmesh.compression.compressors import with_layout
-from fairmesh.mesh.members import Mesh
+from fairmesh.mesh.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Credentials, Links, Neighbour

@@ -14,7 +14,7 @@ from typing import Any
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh.agreement import greeting
 from fairmesh.mesh.certificates import make_authority, make_key, sign
-from fairmesh.mesh.members import Member, Mesh, host_and_port
+from fairmesh.mesh.roster import Member, Mesh, host_and_port
 from fairmesh.mesh.wire import frames
 from tests.mesh.fleet import ended, forked
 

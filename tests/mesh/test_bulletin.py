@@ -8,7 +8,7 @@ import pytest
 from fairmesh.mesh import certificates
 from fairmesh.mesh.certificates import make_authority, make_key, sign
 from fairmesh.mesh.known_keys import KnownKeys, trust
-from fairmesh.mesh.members import Member, Mesh
+from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire.bulletin import Announcement, Bulletin
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.mesh.wire.token_bucket import TokenBucket

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from fairmesh.errors import Interrupted
-from fairmesh.mesh.members import Member, Mesh
 from fairmesh.mesh.node import claims
 from fairmesh.mesh.node.oversight import Oversight
+from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.connections import dialled

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fairmesh.mesh.certificates import make_authority, make_key, sign
-from fairmesh.mesh.members import Member, Mesh
+from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.mesh.wire import connections
 from fairmesh.mesh.wire.connections import (
     FRAME_OVERHEAD_BYTES,

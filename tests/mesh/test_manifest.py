@@ -23,10 +23,10 @@ from fairmesh.mesh.approval import handed_out, not_allowed, refuse_not_allowed
 from fairmesh.mesh.certificates import fingerprint, make_authority, renew_authority
 from fairmesh.mesh.founding import founded, hand_out
 from fairmesh.mesh.manifest import Handout, Manifest, collected, loaded, seal
-from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.overview import ANNOUNCED
 from fairmesh.mesh.preflight import checks
+from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.kinds import KINDS
 from tests.mesh import fleet
 from tests.refusals import missing_from, refused

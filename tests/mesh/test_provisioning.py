@@ -27,7 +27,7 @@ from fairmesh.mesh.agreement import (
 )
 from fairmesh.mesh.certificates import fingerprint, make_authority, make_key, sign, valid_until
 from fairmesh.mesh.manifest import collected
-from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
 from tests.mesh import fleet
 from tests.mesh.reasons import NOBODY_LISTENS

@@ -20,8 +20,8 @@ from fairmesh.experiment import load_experiment
 from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.certificates import signature
 from fairmesh.mesh.clocks import in_words
-from fairmesh.mesh.members import Mesh, host_and_port
 from fairmesh.mesh.preflight import checks
+from fairmesh.mesh.roster import Mesh, host_and_port
 from fairmesh.mesh.wire import frames
 from fairmesh.mesh.wire.bulletin import Announcement
 from fairmesh.mesh.wire.journal import Journal

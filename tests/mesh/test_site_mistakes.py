@@ -16,7 +16,7 @@ from fairmesh.cli.main import main
 from fairmesh.cli.node import status
 from fairmesh.experiment import load_experiment
 from fairmesh.mesh import agreement
-from fairmesh.mesh.members import MESH
+from fairmesh.mesh.roster import MESH
 from tests.mesh import fleet
 from tests.mesh.stranger import certified, foreign
 from tests.refusals import missing_from

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.problems.metrics import Evaluator
+from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.oracle import Oracle
 from tests import toys
 from tests.refusals import refused

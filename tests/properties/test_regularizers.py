@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fairmesh as fm
 from fairmesh.algorithms.base import check_dual_step
-from fairmesh.regularizers.members import worst_case
+from fairmesh.regularizers.builtin import worst_case
 from fairmesh.regularizers.simplex import project_onto_simplex
 from tests import toys
 from tests.examples import examples

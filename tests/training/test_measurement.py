@@ -8,7 +8,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fairmesh as fm
-from fairmesh.problems.metrics import Evaluator
+from fairmesh.problems.evaluator import Evaluator
 from fairmesh.training.loop import Training
 from fairmesh.training.observers import Watch
 from fairmesh.training.options import Options
@@ -136,7 +136,7 @@ def test_users_accuracy_takes_the_place_of_ours_and_names_the_worst_site():
 
 def test_large_sets_are_measured_in_pieces_that_add_up(monkeypatch):
     whole = fm.train(problem(3, sites=rich_sites(), metrics={"f1": f1}), fm.Ring(), ALGORITHM, 2, dtype="float64")
-    monkeypatch.setattr("fairmesh.problems.metrics._FLOATS_AT_ONCE", 50)  # eight samples of six features
+    monkeypatch.setattr("fairmesh.problems.evaluator._FLOATS_AT_ONCE", 50)  # eight samples of six features
     pieces = fm.train(problem(3, sites=rich_sites(), metrics={"f1": f1}), fm.Ring(), ALGORITHM, 2, dtype="float64")
     for metric in ("accuracy", "loss", "f1"):
         assert pieces.final[0][metric]["sites"] == pytest.approx(whole.final[0][metric]["sites"], rel=1e-12)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fairmesh as fm
-from fairmesh.problems.metrics import Evaluator, SplitEvaluator
+from fairmesh.problems.evaluator import Evaluator, SplitEvaluator
 from tests.refusals import refused
 
 _DATA = fm.data.Digits(nodes=4, odd=1, sizes=(60, 40, 30, 20), validation_share=0.2)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import fairmesh as fm
 from fairmesh.cli.main import app
 from fairmesh.experiment import load_experiment
-from fairmesh.regularizers.members import worst_case
+from fairmesh.regularizers.builtin import worst_case
 from tests import toys
 from tests.contracts.battery import same_bits, state_bits
 from tests.refusals import refused

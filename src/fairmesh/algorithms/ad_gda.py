@@ -38,7 +38,7 @@ from fairmesh.networks.base import Network
 from fairmesh.networks.roles import OVER_NODES, ConsensusSteps, Duals, Models
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
-from fairmesh.regularizers.members import ChiSquare
+from fairmesh.regularizers.builtin import ChiSquare
 
 
 class ADGDAState(NamedTuple):

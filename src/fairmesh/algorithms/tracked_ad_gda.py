@@ -44,7 +44,7 @@ from fairmesh.networks.base import Network
 from fairmesh.networks.roles import Common, ConsensusSteps, Models, SumsToZero
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
-from fairmesh.regularizers.members import ChiSquare
+from fairmesh.regularizers.builtin import ChiSquare
 
 _SHORTER, _LONGER = 0.5, 1.25  # the most by which a node changes the length of its local steps in a round
 _DRIFT_PER_MIXING, _LARGEST_DRIFT = 24.0, 2.0  # the default of max_drift (docs/concepts/algorithms.md)

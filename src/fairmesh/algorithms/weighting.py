@@ -34,7 +34,7 @@ from fairmesh.networks.roles import OVER_NODES, Common, Duals, OwnWeights, Role,
 from fairmesh.problems.objective import beyond_chance, counted_losses
 from fairmesh.problems.oracle import Oracle
 from fairmesh.regularizers.base import Regularizer
-from fairmesh.regularizers.members import check_priced, ratio_at
+from fairmesh.regularizers.builtin import check_priced, ratio_at
 
 __all__ = ["ExactMaximum", "PriorWeights", "ProjectedAscent", "ShadowPrice", "Weighed", "Weighting"]
 

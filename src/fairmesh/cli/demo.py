@@ -30,10 +30,10 @@ from fairmesh.errors import MissingPackage
 from fairmesh.evidence import LEVEL, Comparison, Outcomes, evidence_table, versus
 from fairmesh.experiment import Experiment
 from fairmesh.experiment import run as run_experiment
-from fairmesh.problems.metrics import SplitEvaluator
+from fairmesh.problems.evaluator import SplitEvaluator
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling
-from fairmesh.regularizers.members import ChiSquare
+from fairmesh.regularizers.builtin import ChiSquare
 from fairmesh.report.plots import whiskers
 from fairmesh.report.runs import Run
 from fairmesh.report.style import loaded_matplotlib, save_figure

@@ -15,7 +15,7 @@ from fairmesh.cli.terminal import (
     show_table,
 )
 from fairmesh.errors import BadInput
-from fairmesh.mesh.members import MESH
+from fairmesh.mesh.roster import MESH
 
 mesh = typer.Typer(
     help="Set up training between organisations.\n\nFound a mesh, make and sign keys, check a site, remove sites.",
@@ -156,8 +156,8 @@ def key(
     The private key never leaves the site. The founder signs the request."""
     from fairmesh.mesh.certificates import AUTHORITY, fingerprint, make_key
     from fairmesh.mesh.manifest import EXPERIMENT, MANIFEST, Handout
-    from fairmesh.mesh.members import OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
     from fairmesh.mesh.revealing import ALLOW, commented, revealing
+    from fairmesh.mesh.roster import OF_THE_EXPERIMENT, Mesh, SiteFile, host_and_port
     from fairmesh.storage.files import read_bytes, write_atomically
 
     joined = Mesh.read(mesh_file)
@@ -219,7 +219,7 @@ def sign(
     Compare the fingerprint with the site before you send the certificate back. ledger.tsv in the founder's folder
     records what was signed."""
     from fairmesh.mesh import certificates, signing_ledger
-    from fairmesh.mesh.members import Mesh
+    from fairmesh.mesh.roster import Mesh
     from fairmesh.storage.files import write_atomically
 
     try:
@@ -279,7 +279,7 @@ def trust(
     Until then connections and announcements with the new key are refused, and `fairmesh status` shows its fingerprint.
     Let the other site read it out, over a channel that you trust. From then on the old key is refused."""
     from fairmesh.mesh.known_keys import trust as confirm
-    from fairmesh.mesh.members import Mesh, SiteFile
+    from fairmesh.mesh.roster import Mesh, SiteFile
 
     site = SiteFile.read(site_file)
     Mesh.read(site.mesh).member(name)
@@ -300,8 +300,8 @@ def accept(
 
     With on_unusual_data = "wait" in site.toml, the node waits for this before the first round. `fairmesh status` shows
     which site it is and what differs. Ask that site first."""
-    from fairmesh.mesh.members import Mesh, SiteFile
     from fairmesh.mesh.node.data_consent import accept as record
+    from fairmesh.mesh.roster import Mesh, SiteFile
 
     site = SiteFile.read(site_file)
     Mesh.read(site.mesh).member(name)
@@ -326,8 +326,8 @@ def show(
     Shows what would run here, on which data, what leaves, to whom and for how long. Nothing of the experiment is
     imported. A node runs only what was approved."""
     from fairmesh.mesh import approval
-    from fairmesh.mesh.members import Mesh, SiteFile
     from fairmesh.mesh.overview import in_words, overview
+    from fairmesh.mesh.roster import Mesh, SiteFile
 
     site = SiteFile.read(site_file)
     founded = Mesh.read(site.mesh)
@@ -443,8 +443,8 @@ def _vote(
     back_to: int | None = None,
     restored: Sequence[str] = (),
 ) -> None:
-    from fairmesh.mesh.members import Mesh, SiteFile
     from fairmesh.mesh.node.ledger import still_in, wish
+    from fairmesh.mesh.roster import Mesh, SiteFile
 
     site = SiteFile.read(site_file)
     remaining = wish(site.state, still_in(site.state, Mesh.read(site.mesh)), site.name, gone, back_to, restored)

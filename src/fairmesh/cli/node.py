@@ -49,8 +49,8 @@ def node(
     """Run a site's node until the mesh has finished.
 
     It runs unattended. Started again, it continues where it was."""
-    from fairmesh.mesh.members import SiteFile
     from fairmesh.mesh.node.state_lock import LEFT_S, locked
+    from fairmesh.mesh.roster import SiteFile
 
     waits = None if patience is None else seconds_of(patience, "--patience")
     with locked(SiteFile.read(site).state, LEFT_S) as lock:  # before imports, so that `status` sees that it starts
@@ -89,9 +89,9 @@ def status(
     For each site: its round, metric and lambda, whom it waits for, and when it reported. For each neighbour: the
     traffic."""
     from fairmesh.mesh import clocks
-    from fairmesh.mesh.members import SiteFile
     from fairmesh.mesh.node import claims
     from fairmesh.mesh.node.watching import STARTING, live_status
+    from fairmesh.mesh.roster import SiteFile
 
     seen = live_status(SiteFile.read(site).state)
     if json_:

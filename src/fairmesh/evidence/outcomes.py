@@ -26,7 +26,7 @@ from fairmesh.evidence.intervals import Estimate, Scores, Share, Worst, mean, re
 from fairmesh.evidence.means import Stratum, mean_number, mean_of, mean_share, strata_of
 from fairmesh.metrics.base import MeanMetric, NamedMetric, chosen_metrics
 from fairmesh.metrics.base import resampled as metric_resampled
-from fairmesh.metrics.members import Accuracy
+from fairmesh.metrics.builtin import Accuracy
 from fairmesh.metrics.over_sites import WORST_NEEDS_ROWS
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree

@@ -5,7 +5,7 @@ its samples, whatever the batches are.
 """
 
 from fairmesh.losses.base import NamedLoss
-from fairmesh.losses.members import (
+from fairmesh.losses.builtin import (
     AbsoluteError,
     BinaryCrossEntropy,
     CrossEntropy,

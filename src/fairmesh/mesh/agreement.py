@@ -16,7 +16,7 @@ from fairmesh.data.datasets import Data
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment
-from fairmesh.mesh.members import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
+from fairmesh.mesh.roster import OF_ONE_SITE, OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.mesh.wire.frames import Refused
 from fairmesh.problems.problem import Problem
 from fairmesh.trackers import Tracker

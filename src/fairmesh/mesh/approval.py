@@ -18,8 +18,8 @@ from fairmesh.config.trusted import import_paths, is_harmless, under
 from fairmesh.errors import BadInput, in_a_line
 from fairmesh.experiment import Experiment
 from fairmesh.mesh.manifest import EXPERIMENT, Handout, python_files, table_of
-from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.revealing import refuse_revealing
+from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.storage.files import private_files, read_bytes, write_atomically
 
 APPROVED = "approved.json"

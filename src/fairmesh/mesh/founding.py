@@ -11,7 +11,7 @@ from fairmesh.mesh.agreement import agreed, refuse_undeployable
 from fairmesh.mesh.approval import not_allowed
 from fairmesh.mesh.certificates import make_authority
 from fairmesh.mesh.manifest import EXPERIMENT, Handout, collected, loaded, refuse_others, seal
-from fairmesh.mesh.members import MESH, Member, Mesh
+from fairmesh.mesh.roster import MESH, Member, Mesh
 from fairmesh.numerics import trees
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.problem import Sampling

@@ -21,7 +21,7 @@ from fairmesh.config.trusted import import_paths
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, experiment_from
 from fairmesh.mesh.certificates import AUTHORITY, is_founders, public_digest, signed_by_founder
-from fairmesh.mesh.members import Member, Mesh
+from fairmesh.mesh.roster import Member, Mesh
 from fairmesh.storage.files import read_bytes, write_atomically
 
 MANIFEST, EXPERIMENT = "manifest.json", "experiment.toml"

@@ -16,8 +16,8 @@ from fairmesh.errors import BadInput
 from fairmesh.mesh.approval import is_approved, not_allowed, outside
 from fairmesh.mesh.certificates import fingerprint, valid_until
 from fairmesh.mesh.manifest import Handout, python_files
-from fairmesh.mesh.members import OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.mesh.revealing import ALLOW, algorithm_of, bits_per_parameter, revealing
+from fairmesh.mesh.roster import OF_THE_EXPERIMENT, Mesh, SiteFile
 from fairmesh.problems.models import Logistic
 from fairmesh.storage.files import read_bytes
 from fairmesh.training.defaults import DEFAULT_ALGORITHM, ROUNDS

@@ -28,13 +28,13 @@ from fairmesh.mesh.certificates import (
     valid_until,
 )
 from fairmesh.mesh.manifest import Handout
-from fairmesh.mesh.members import Mesh, SiteFile, host_and_port
 from fairmesh.mesh.node.disk import disk_of
 from fairmesh.mesh.node.finished import is_finished
 from fairmesh.mesh.node.membership import Membership, facts, frozen_facts, refuse_lost_secret
 from fairmesh.mesh.node.store import FINISHED
 from fairmesh.mesh.probing import Check, neighbour_checks
 from fairmesh.mesh.revealing import ALLOW, LEAST_ROWS, refuse_revealing, revealing
+from fairmesh.mesh.roster import Mesh, SiteFile, host_and_port
 from fairmesh.storage.files import open_to_others, read_bytes
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Any
 from fairmesh.errors import BadInput
 from fairmesh.mesh import clocks
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
-from fairmesh.mesh.members import Mesh, SiteFile
+from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.connections import CannotConnect, ConnectionLost, dialled
 from fairmesh.mesh.wire.frames import (
     REFUSALS,

@@ -5,7 +5,7 @@ A metric that is not defined, such as an AUROC where all samples have the same c
 """
 
 from fairmesh.metrics.base import Metric, NamedMetric, chosen_metrics, resampled
-from fairmesh.metrics.members import (
+from fairmesh.metrics.builtin import (
     AUROC,
     F1,
     R2,

@@ -1,8 +1,8 @@
 """[personalization] Models of their own for sites that need them, without any communication. `fm.personalization`."""
 
 from fairmesh.personalization.base import Personalization
+from fairmesh.personalization.builtin import FineTuned, Mixture
 from fairmesh.personalization.evidence import HeldOut
-from fairmesh.personalization.members import FineTuned, Mixture
 from fairmesh.personalization.outcome import Personalized, PersonalModel, PersonalSite
 
 __all__ = ["FineTuned", "HeldOut", "Mixture", "PersonalModel", "PersonalSite", "Personalization", "Personalized"]

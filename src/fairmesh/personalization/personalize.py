@@ -14,12 +14,12 @@ from fairmesh.data.samples import Samples
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
 from fairmesh.personalization.base import COMMON, FINE_TUNED, LOCAL, Personalization
+from fairmesh.personalization.builtin import Mixture
 from fairmesh.personalization.cross_fit import CrossFit, refuse_streams, rows_to_learn_from, sites_at_once
 from fairmesh.personalization.evidence import HeldOut, mixed
-from fairmesh.personalization.members import Mixture
 from fairmesh.personalization.outcome import Personalized, PersonalSite
+from fairmesh.problems.evaluator import measured, measured_names
 from fairmesh.problems.losses import as_floats
-from fairmesh.problems.metrics import measured, measured_names
 from fairmesh.problems.problem import Problem
 
 PERSONAL = "personal"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fairmesh.errors import BadInput, in_a_line
-from fairmesh.losses.members import squared_error
+from fairmesh.losses.builtin import squared_error
 from fairmesh.numerics import trees
 from fairmesh.numerics.generators import GeneratorStates
 from fairmesh.numerics.trees import Tree

@@ -6,7 +6,7 @@ import torch
 
 from fairmesh.data.rows import stays_apart
 from fairmesh.data.streams import HELD_UP_TO
-from fairmesh.losses.members import squared_error
+from fairmesh.losses.builtin import squared_error
 from fairmesh.problems.batch_norm import layers_of
 from fairmesh.problems.lora import said_of_adapters
 from fairmesh.problems.weight_norms import ITERATIONS

@@ -29,7 +29,7 @@ def is_built_in(loss: Any) -> bool:
     if isinstance(loss, NamedLoss):
         return True
     module = getattr(loss, "__module__", "") or ""
-    return module.split(".")[0] == "torch" or module == "fairmesh.losses.members"
+    return module.split(".")[0] == "torch" or module == "fairmesh.losses.builtin"
 
 
 def logits_of(outputs: Any) -> Tensor:

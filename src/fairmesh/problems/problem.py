@@ -18,7 +18,7 @@ from fairmesh.data.samples import Samples, Targets
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput, nearest
 from fairmesh.losses import ModelLoss, NamedLoss
-from fairmesh.losses.members import squared_error
+from fairmesh.losses.builtin import squared_error
 from fairmesh.metrics.base import TASKS, Metric, NamedMetric, Task, chosen_metrics, predicted_labels, task_of
 from fairmesh.numerics import trees
 from fairmesh.numerics.trees import Tree

@@ -5,14 +5,14 @@ chi-square and KL with the convex sign; r is their negative.)
 """
 
 from fairmesh.regularizers.base import Cappable, Priced, Regularizer
-from fairmesh.regularizers.custom import Custom
-from fairmesh.regularizers.members import (
+from fairmesh.regularizers.builtin import (
     Capped,
     ChiSquare,
     KullbackLeibler,
     NoRegularizer,
     OwnCoordinate,
 )
+from fairmesh.regularizers.custom import Custom
 from fairmesh.regularizers.simplex import project_onto_simplex
 
 __all__ = [

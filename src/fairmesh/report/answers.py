@@ -8,7 +8,7 @@ import torch
 from fairmesh.errors import BadInput
 from fairmesh.evidence.outcomes import Outcomes, read_outcomes
 from fairmesh.evidence.verdicts import versus
-from fairmesh.metrics.members import CalibrationError, bin_of, confidences
+from fairmesh.metrics.builtin import CalibrationError, bin_of, confidences
 from fairmesh.report.runs import Run
 from fairmesh.storage.run_folder import OUTCOMES
 

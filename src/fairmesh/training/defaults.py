@@ -6,7 +6,7 @@ from fairmesh.algorithms.tracked_ad_gda import TrackedADGDA
 from fairmesh.algorithms.weighting import PriorWeights
 from fairmesh.compression.compressors import Quantize
 from fairmesh.problems.objective import Objective
-from fairmesh.regularizers.members import ChiSquare
+from fairmesh.regularizers.builtin import ChiSquare
 
 ROUNDS = 600
 DEFAULT_ALGORITHM = TrackedADGDA()

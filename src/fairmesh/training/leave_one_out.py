@@ -8,7 +8,7 @@ import torch
 
 from fairmesh.algorithms.base import Algorithm
 from fairmesh.errors import BadInput
-from fairmesh.problems.metrics import Evaluator
+from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.splits import with_splits
 from fairmesh.topology.graphs import Topology

@@ -16,8 +16,8 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.numerics import trees
+from fairmesh.problems.evaluator import evaluated_at_once
 from fairmesh.problems.losses import as_floats, augmented
-from fairmesh.problems.metrics import evaluated_at_once
 from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.oracle import AS_FLOATS_UP_TO
 from fairmesh.problems.problem import Problem, Sampling

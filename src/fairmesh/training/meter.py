@@ -12,10 +12,10 @@ from fairmesh.errors import BadInput
 from fairmesh.metrics.over_sites import group_means, spread
 from fairmesh.networks.base import Network, Traffic
 from fairmesh.networks.roles import StateView
-from fairmesh.problems.metrics import SplitEvaluator, Trouble, support
+from fairmesh.problems.evaluator import SplitEvaluator, Trouble, support
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.base import Regularizer
-from fairmesh.regularizers.members import worst_case
+from fairmesh.regularizers.builtin import worst_case
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.run_folder import Record
 

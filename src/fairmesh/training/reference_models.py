@@ -24,10 +24,10 @@ from fairmesh.evidence import Comparison, versus
 from fairmesh.evidence.outcomes import packed
 from fairmesh.networks.base import Traffic
 from fairmesh.networks.memory import SingleProcess
+from fairmesh.personalization.builtin import FineTuned
 from fairmesh.personalization.cross_fit import CrossFit, rows_to_learn_from, sites_at_once
-from fairmesh.personalization.members import FineTuned
 from fairmesh.personalization.outcome import PersonalSite
-from fairmesh.problems.metrics import SplitEvaluator
+from fairmesh.problems.evaluator import SplitEvaluator
 from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.objective import Objective
 from fairmesh.problems.parts import Parts

@@ -20,8 +20,8 @@ from fairmesh.evidence.outcomes import Outcomes
 from fairmesh.networks.base import Network
 from fairmesh.networks.process_group import ProcessGroup
 from fairmesh.numerics import trees
+from fairmesh.problems.evaluator import SplitEvaluator, measured
 from fairmesh.problems.losses import as_floats, per_sample, takes_shares
-from fairmesh.problems.metrics import SplitEvaluator, measured
 from fairmesh.problems.model_loss import BoundModelLoss
 from fairmesh.problems.objective import Objective, held_out_last
 from fairmesh.problems.problem import Problem

@@ -24,7 +24,7 @@ from fairmesh.networks.roles import StateView
 from fairmesh.numerics import trees
 from fairmesh.personalization.outcome import Personalized
 from fairmesh.problems import notes
-from fairmesh.problems.metrics import measured_names
+from fairmesh.problems.evaluator import measured_names
 from fairmesh.problems.problem import Problem
 from fairmesh.problems.splits import with_splits
 from fairmesh.regularizers.simplex import normalized

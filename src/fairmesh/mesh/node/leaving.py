@@ -6,7 +6,7 @@ import networkx
 import torch
 from torch import Tensor
 
-from fairmesh.mesh.members import Mesh
+from fairmesh.mesh.roster import Mesh
 from fairmesh.networks.roles import Role, roles_of
 from fairmesh.storage.state_tree import flatten_state, unflatten_state
 from fairmesh.topology.graphs import Topology

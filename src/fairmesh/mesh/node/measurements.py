@@ -35,7 +35,7 @@ from fairmesh.mesh.wire.journal import storing
 from fairmesh.mesh.wire.kinds import FURTHER, wrong_row
 from fairmesh.mesh.wire.links import Report
 from fairmesh.metrics.over_sites import LEVEL
-from fairmesh.problems.metrics import measured_names
+from fairmesh.problems.evaluator import measured_names
 from fairmesh.problems.problem import Problem
 from fairmesh.regularizers.simplex import normalized
 from fairmesh.storage.checkpoint import read_stored, write_stored

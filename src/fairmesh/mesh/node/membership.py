@@ -20,9 +20,9 @@ from fairmesh.mesh.approval import approved_experiment
 from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.founding import neighbours_of
 from fairmesh.mesh.manifest import Manifest
-from fairmesh.mesh.members import Mesh, SiteFile
 from fairmesh.mesh.node.claims import HOW_TO_RESTORE
 from fairmesh.mesh.node.ledger import still_in
+from fairmesh.mesh.roster import Mesh, SiteFile
 from fairmesh.mesh.wire.bulletin import OUTPUTS
 from fairmesh.mesh.wire.links import Credentials, Neighbour
 from fairmesh.numerics import trees

@@ -12,7 +12,6 @@ import fairmesh
 from fairmesh.mesh import clocks
 from fairmesh.mesh.agreement import version_in
 from fairmesh.mesh.known_keys import KnownKeys
-from fairmesh.mesh.members import Mesh
 from fairmesh.mesh.node import machine
 from fairmesh.mesh.node.aside import Aside
 from fairmesh.mesh.node.ledger import Ledger
@@ -29,6 +28,7 @@ from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import folder_of
 from fairmesh.mesh.node.watching import Log, Monitor
+from fairmesh.mesh.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
 from fairmesh.mesh.wire.journal import Journal
 from fairmesh.mesh.wire.links import Links

@@ -24,8 +24,8 @@ from fairmesh.mesh.wire.transport import FIRST_ROUND, PeerTransport
 from fairmesh.networks.bounds import Bounds
 from fairmesh.networks.remote import RemoteNetwork
 from fairmesh.numerics.random_streams import SecretIdentities
+from fairmesh.problems.evaluator import Evaluator
 from fairmesh.problems.local_work import Activity
-from fairmesh.problems.metrics import Evaluator
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.run_folder import Record
 from fairmesh.topology.mixing import union_of

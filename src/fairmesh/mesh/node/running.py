@@ -16,7 +16,6 @@ import fairmesh
 from fairmesh.mesh.agreement import COMPATIBILITY
 from fairmesh.mesh.approval import approved_at
 from fairmesh.mesh.certificates import fingerprint
-from fairmesh.mesh.members import host_and_port
 from fairmesh.mesh.node import divergence, versus_local
 from fairmesh.mesh.node.data_agreement import DataAgreement
 from fairmesh.mesh.node.deciding import Deciding
@@ -53,6 +52,7 @@ from fairmesh.mesh.node.store import (
     put_in_place,
 )
 from fairmesh.mesh.node.watching import Log, Monitor
+from fairmesh.mesh.roster import host_and_port
 from fairmesh.mesh.wire.links import Links
 from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND

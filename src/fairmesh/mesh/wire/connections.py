@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fairmesh.errors import BadInput
-from fairmesh.mesh.members import host_and_port
+from fairmesh.mesh.roster import host_and_port
 from fairmesh.mesh.wire.frames import LENGTH, check_length
 from fairmesh.mesh.wire.ports import keep_from_forks
 from fairmesh.mesh.wire.tls_errors import reason_of

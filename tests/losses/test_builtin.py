@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import fairmesh as fm
 from fairmesh.config.tables import from_table, to_table
-from fairmesh.losses.members import squared_error
+from fairmesh.losses.builtin import squared_error
 from fairmesh.problems.losses import per_sample
 from tests.refusals import missing_from, refused
 
