@@ -26,12 +26,12 @@ def _without_dynamo() -> Iterator[None]:
         yield
         return
     stand_in = _NotImported("torch._dynamo")
-    vars(torch)["_dynamo"] = stand_in
+    torch.__dict__["_dynamo"] = stand_in
     try:
         yield
     finally:
-        if vars(torch).get("_dynamo") is stand_in:  # else it was imported in the meantime
-            del vars(torch)["_dynamo"]
+        if torch.__dict__.get("_dynamo") is stand_in:  # else it was imported in the meantime
+            del torch.__dict__["_dynamo"]
 
 
 def grad_and_value(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
