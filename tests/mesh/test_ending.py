@@ -33,7 +33,7 @@ class Board:
 
 def member(name, generation=1):
     mesh = SimpleNamespace(generation=generation, present=[SimpleNamespace(name=one) for one in NAMES])
-    return SimpleNamespace(name=name, mesh=mesh)
+    return SimpleNamespace(name=name, names=NAMES, mesh=mesh)
 
 
 def written(folder, accuracies=ACCURACIES, model=b"model", measured=None, best=None):

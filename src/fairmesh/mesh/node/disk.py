@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairmesh.data.site import Site
 from fairmesh.mesh.node.membership import Membership, common_problem, facts
-from fairmesh.mesh.node.rounds import Rounds, journal_allowed
+from fairmesh.mesh.node.rounds import journal_allowed, untrained
 from fairmesh.networks.roles import Role, roles_of
 from fairmesh.storage.state_tree import flatten_state
 from fairmesh.training.features import bytes_of_features
@@ -35,7 +35,7 @@ def disk_of(membership: Membership, own: Site) -> Disk:
     """Returns what the node of a site with this data needs. Makes the state before the first round."""
     said = facts(own)
     problem = common_problem(membership, own, {member.name: said for member in membership.mesh.present})
-    state = Rounds.idle(membership, problem).state
+    state = untrained(membership, problem)
     model = (problem.flat_model.dim + problem.flat_model.own_dim) * state.average_model.element_size()
     checkpoint, work, kept = checkpoint_bytes(state), 0, _TO_CONTINUE
     if problem.trainer is not None:

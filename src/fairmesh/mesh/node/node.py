@@ -3,10 +3,10 @@ to its neighbours, to wait for announcements, and the problem that it trains."""
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fairmesh
 from fairmesh.mesh import clocks
@@ -24,9 +24,9 @@ from fairmesh.mesh.node.membership import (
     outputs_of_run,
 )
 from fairmesh.mesh.node.oversight import Notices, Oversight
-from fairmesh.mesh.node.rounds import Rounds
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.node.store import folder_of
+from fairmesh.mesh.node.table_agreement import TableAgreement
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.roster import Mesh
 from fairmesh.mesh.wire.bulletin import Bulletin
@@ -37,6 +37,9 @@ from fairmesh.mesh.wire.mailroom import Mailroom, Observe
 from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from fairmesh.mesh.node.rounds import Rounds
 
 
 class Node:
@@ -71,18 +74,9 @@ class Node:
         self._process = os.urandom(8).hex()  # tells this start of the node from others
         self.ledger = Ledger(self.folder, Mesh.read(membership.site.mesh), membership.name, self.bulletin)
         self.measurements = Measurements(self.folder, membership.name, self.bulletin, log, self.aside)
-        self.oversight = Oversight(
-            membership,
-            self.bulletin,
-            self.ledger,
-            self.keys,
-            self.measurements,
-            self.aside,
-            log,
-            patience_s,
-            monitor,
-            observe,
-        )
+        contract = membership.experiment.contract
+        self.tables = TableAgreement(membership.name, self.own, self.bulletin, self.folder, contract)
+        self.oversight = Oversight(self, patience_s, monitor)
         self.oversight.expect(alone)
 
     def in_generation(self, generation: int) -> Membership:
@@ -94,12 +88,12 @@ class Node:
         """Opens the mailroom over the journal of this generation, at step `first`. If that is 0, and the disk has lost
         a message of it that this node has used, the mailroom begins at the first round."""
         journal = Journal(folder_of(self.folder, self.membership.mesh.generation), self.log)
-        neighbours = [one.position for one in self.membership.neighbours]
-        if not first and Start.lost_messages(self.folder, journal, neighbours):
+        around = self.membership.around
+        if not first and Start.lost_messages(self.folder, journal, around):
             first = FIRST_ROUND
-        mailroom = Mailroom(neighbours, journal, first, self.observe)
+        mailroom = Mailroom(around, journal, first, self.observe)
         mailroom.other_machine = self.machines.difference(self.membership.mesh.generation, first)
-        self.oversight.oversee(self.membership, mailroom)
+        self.oversight.oversee(mailroom)
         try:
             yield mailroom
         finally:
@@ -116,7 +110,7 @@ class Node:
             membership.site.listen,
             mailroom,
             self.bulletin,
-            lambda: membership.greeting() | {"only_news": only_news, "process": self._process},
+            lambda: membership.greeting | {"only_news": only_news, "process": self._process},
             lambda name, theirs: self._check_greeting(name, theirs) and not only_news,
             self.log,
             mailroom.largest,
@@ -181,14 +175,14 @@ class Node:
         """Writes all announcements to disk, so that a restart knows them."""
         write_atomically(self.folder / "bulletin.json", self.bulletin.saved())
 
-    def wait(self, until: Callable[[], bool], whom: Callable[[], list[str]]) -> None:
-        """Waits for announcements of other sites, and logs which sites are missing."""
+    def wait(self, missing: Callable[[], Sequence[str]]) -> None:
+        """Waits for announcements of other sites until none is missing, and logs which are."""
         notices = Notices()
-        while not until():
+        while sites := ", ".join(missing()):
             self.oversight.raise_if_stopped()
             if notices.due():
-                self.log("warning", "waiting", sites=", ".join(whom()), seconds=round(notices.seconds))
-            self.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom()))
+                self.log("warning", "waiting", sites=sites, seconds=round(notices.seconds))
+            self.oversight.stop_if_waited_too_long(notices.seconds, sites)
             notices.pause()
 
 

@@ -18,7 +18,6 @@ from fairmesh.numerics.random_streams import SecretIdentities
 from fairmesh.problems.identity import fingerprint
 from fairmesh.problems.problem import Problem
 from fairmesh.storage.files import read_bytes, write_atomically
-from fairmesh.training.options import Options
 from fairmesh.training.references import with_references
 
 _TABLES = ("local_losses", "untrained_losses", "constant_losses")  # fields of the objective
@@ -27,7 +26,6 @@ _TABLES = ("local_losses", "untrained_losses", "constant_losses")  # fields of t
 def with_kept_references(
     problem: Problem,
     membership: Membership,
-    options: Options,
     network: Network,
     go_on: Callable[[int], None],
     report: Report,
@@ -36,7 +34,7 @@ def with_kept_references(
     site's data and start; sites that leave or come back do not change them. `go_on` is called after every round in
     which this site trains alone, and may raise."""
     experiment = membership.experiment
-    settings = experiment.topology, experiment.rounds, experiment.seeds[0], options, network
+    settings = experiment.topology, experiment.rounds, experiment.seeds[0], membership.options, network
     wanted = [name for name in _TABLES if getattr(problem.objective, name) is None]
     if not (problem.objective.needs_local_models or problem.objective.needs_constants):
         return with_references(problem, *settings, alone=True)

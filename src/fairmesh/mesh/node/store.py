@@ -3,7 +3,8 @@
 import functools
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fairmesh.storage.checkpoint import (
     save_checkpoint,
 )
 from fairmesh.storage.finished_work import FinishedWork
+from fairmesh.storage.run_folder import RunFolder
 
 _KEEP_STATE = "Keep the state folder as it is: the other sites refuse a node with an empty one"
 _AT_LEAST_KEPT = 2  # checkpoints: one may be found damaged
@@ -189,6 +191,16 @@ def put_aside(folder: Path, generation: int) -> None:
         number += 1
         aside = folder.with_name(f"{folder.name}-generation-{generation}-{number}")
     os.replace(folder, aside)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[RunFolder]:
+    """Gives a folder to write into, which replaces the one of this name once it is complete."""
+    partial = folder.with_name(folder.name + ".partial")
+    with storing(folder.parent):
+        shutil.rmtree(partial, ignore_errors=True)
+        yield RunFolder(partial, resume=False)
+        put_in_place(partial, folder)
 
 
 def put_in_place(partial: Path, final: Path) -> None:
