@@ -10,7 +10,7 @@ from fairmesh.errors import Diverged, Interrupted, in_a_line
 from fairmesh.mesh.node import divergence, leaving
 from fairmesh.mesh.node.data_agreement import settle
 from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
-from fairmesh.mesh.node.ledger import Removed, in_words
+from fairmesh.mesh.node.ledger import Removed
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import ACTIVITY, Decide, Notices
@@ -185,14 +185,14 @@ def _promise(node: Node, mailroom: Mailroom) -> bool:
         node.remember()
         node.observe("followed", 0)
         late = {"voted_otherwise_too_late": otherwise} if otherwise else {}
-        node.log("warning", "decided", decision=in_words(due.proposal), **late)
+        node.log("warning", "decided", decision=due.proposal.in_words(), **late)
         return True
     claim = _claim(node, mailroom)
     ledger.commit(Commit(due, claim))
     node.remember()
     done = claim.begun[-1].done if claim.begun else None
     node.observe("committed", done or 0)
-    node.log("warning", "all have voted", decision=in_words(due.proposal), round=done)
+    node.log("warning", "all have voted", decision=due.proposal.in_words(), round=done)
     return True
 
 

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from fairmesh.mesh.node.membership import Membership, own_data
 from fairmesh.mesh.node.node import Node
 from fairmesh.mesh.node.oversight import COMPARING, Decide, Notices, Oversight
 from fairmesh.mesh.node.rounds import Rounds, branch_of, restoring_step
-from fairmesh.mesh.node.state_lock import LEFT_S, StateLock, locked
+from fairmesh.mesh.node.state_lock import LEFT_S, locked
 from fairmesh.mesh.node.store import LOCAL, PROGRESS, RESULT, Store, forget_run, put_in_place
 from fairmesh.mesh.node.watching import Log, Monitor
 from fairmesh.mesh.roster import host_and_port
@@ -59,7 +59,7 @@ def run_node(
     stream: Any = None,
     public_draws: bool = False,
     trackers: Sequence[Tracker] = (),
-    lock: StateLock | None = None,
+    lock: ExitStack | None = None,
 ) -> Path:
     """Runs the node of a site file to the end of its run.
 
