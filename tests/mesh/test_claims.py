@@ -82,14 +82,15 @@ def _overseer(bulletin: Bulletin, folder: Path, logged: list) -> SimpleNamespace
     """The parts of a's watch that hear of divergences. It can neither stop nor interrupt anything."""
     mesh = SimpleNamespace(generation=1, present=[SimpleNamespace(name=name) for name in NAMES])
     node = SimpleNamespace(
-        membership=SimpleNamespace(name="a", mesh=mesh, names=NAMES, experiment=SimpleNamespace(rounds=40)),
-        bulletin=bulletin,
-        folder=folder,
-        log=lambda level, what, **fields: logged.append((level, what, fields["site"], fields["reason"])),
+        _membership=SimpleNamespace(name="a", mesh=mesh, experiment=SimpleNamespace(rounds=40)),
+        _bulletin=bulletin,
+        _folder=folder,
+        _claimed=set(),
+        _round=7,
+        _log=lambda level, what, **fields: logged.append((level, what, fields["site"], fields["reason"])),
     )
-    oversight = SimpleNamespace(_node=node, _claimed=set(), _round=7)
-    oversight._diverged = lambda: Oversight._diverged(oversight)
-    return oversight
+    node._diverged = lambda: Oversight._diverged(node)
+    return node
 
 
 def test_site_that_says_again_and_again_that_it_has_diverged_is_logged_once_and_interrupts_nothing(tmp_path):
@@ -118,7 +119,7 @@ def test_neighbours_who_refuse_a_sites_numbers_do_not_make_its_node_end_or_diver
         _notices={1: waits, 2: waits},
         _claimed=set(),
         status=lambda: _status(30, {"b": 30, "c": 30}, refused_by=["b", "c"]),
-        _node=SimpleNamespace(log=lambda level, what, **fields: logged.append((level, what))),
+        _log=lambda level, what, **fields: logged.append((level, what)),
         _interrupt=interrupted.append,
         _end=interrupted.append,
     )
@@ -248,7 +249,7 @@ def _refusing_all() -> None:
 
     def announce(self) -> None:
         if self._round >= 4:
-            self._node.bulletin.announce("refusing", {"sites": said})
+            self._bulletin.announce("refusing", {"sites": said})
 
     Oversight._announce_refusals = announce
     outgoing = Mailroom.outgoing
@@ -303,7 +304,7 @@ def _says_that_it_has_diverged() -> None:
         if self._round >= 10 and not said:
             said.append(self._round)
             body = {"generation": 1, "since": self._round, "round": self._round + 1, "what": "numbers that are none"}
-            self._node.bulletin.announce("diverged", body)
+            self._bulletin.announce("diverged", body)
 
     Oversight._announce_refusals = announce
 

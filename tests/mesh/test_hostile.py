@@ -172,7 +172,7 @@ def babbling(flag: Path) -> Callable[[], None]:
 
         def babble(self) -> None:
             honest(self)
-            board = self._node.bulletin
+            board = self._bulletin
             for kind, body in itertools.islice(others if flag.exists() else passing, 3):
                 entry = Announcement("delta", kind, board.next_number(kind), body, b"")
                 with board._lock:

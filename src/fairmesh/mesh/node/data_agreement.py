@@ -28,12 +28,18 @@ _NOTICED_S = 2.0  # so that the others have heard what this site announced, befo
 
 
 def announce(node: Node) -> None:
-    """Announces this site's data, unless the run has begun with it, and refuses data that has changed since."""
-    said = facts(node.own)
-    refuse_many_outputs(said, node.membership.experiment)
-    node.facts = _frozen_facts(node, said)
+    """Announces this site's data, which may still be corrected, unless the run has begun with it. Refuses data that has
+    changed since then."""
+    said, membership = facts(node.own), node.membership
+    refuse_many_outputs(said, membership.experiment)
+    node.facts = frozen_facts(node.folder, membership.name, said, node.digest)
     if node.facts is not None:
-        node.own = node.tables.prepared(node.membership.names, node.membership.experiment)
+        node.own = node.tables.prepared(membership.names, membership.experiment)
+        return
+    tells = membership.site.announce_statistics
+    node.tables.announce(tells)
+    node.say("statistics", statistics_of(node.own) if tells else WITHHELD)
+    node.say("facts", said)
 
 
 def settle(node: Node, mailroom: Mailroom) -> tuple[Problem, Start]:
@@ -51,33 +57,27 @@ def settle(node: Node, mailroom: Mailroom) -> tuple[Problem, Start]:
 
 
 def show(node: Node, problem: Problem) -> None:
-    """Logs and shows the weight of every site before training, and the sites whose data looks different."""
-    _show_prior(node, problem)
-    _compare_sites(node)
-
-
-def _frozen_facts(node: Node, mine: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns what all sites said about their data when the run began. Before, returns None and announces this
-    site's data, which may still be corrected."""
-    frozen = frozen_facts(node.folder, node.membership.name, mine, node.digest)
-    if frozen is None:
-        tells = node.membership.site.announce_statistics
-        node.tables.announce(tells)
-        said = statistics_of(node.own) if tells else WITHHELD
-        for kind, body in (("statistics", said), ("facts", mine)):
-            if node.bulletin.of(node.membership.name, kind) != body:
-                node.bulletin.announce(kind, body)
-    return frozen
+    """Logs and shows the weight of every site before training and what it declared about its data: sites that declare
+    many samples have much weight, so people should look at this. Names the sites whose data looks different."""
+    said, oversight = node.facts or {}, node.oversight
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    node.log("info", "the sites' data is agreed", facts=digest, data_and_model=problem.digest())
+    oversight.prior = dict(zip(node.membership.names, problem.prior_of_sites.tolist()))
+    shown = (f"{name} {share:.3g} ({said[name]['samples']} samples)" for name, share in oversight.prior.items())
+    node.log("info", "prior", sites=", ".join(shown))
+    oversight.unusual = _unusual(node)
+    for site, reasons in oversight.unusual.items():
+        node.log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))
 
 
 def _agreed_facts(node: Node) -> dict[str, Any]:
     """Waits until all sites have announced data that fits together and have seen the same announcements. Then these
     are recorded, and the run begins with them."""
-    bulletin, present = node.bulletin, node.membership.names
+    present, agreed = node.membership.names, dict[str, Any]()
     shown: list[str] = []
     noticed = Notices()
 
-    def told(what: str, sites: list[str], reason: str) -> list[str]:
+    def wait_for(sites: list[str], reason: str, what: str) -> list[str]:
         if reason not in shown:
             shown.append(reason)
             node.log("error", what, site=", ".join(sites), reason=reason)
@@ -85,35 +85,33 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
         return sites
 
     def missing() -> list[str]:
-        announced = bulletin.of_all("facts")
+        announced, statistics = node.bulletin.of_all("facts"), node.bulletin.of_all("statistics")
         known = {name: announced[name] for name in present if name in announced}
         unlike = misfit(known) or node.tables.misfit(present, known)
         _stop_if_alone(node, unlike, len(known), noticed)
         if unlike is not None:
-            return told("the data of the sites does not fit together", *unlike)
-        compared = (known.keys() & bulletin.of_all("statistics")) - set(node.tables.silent(present))
-        if len(compared) == len(present):
+            return wait_for(*unlike, "the data of the sites does not fit together")
+        silent = {name for name in present if name not in known or name not in statistics}
+        silent.update(node.tables.silent(present))
+        if not silent:
             heavy = too_heavy(node.membership, known)
             if heavy is not None:
-                return told("a site would have most of the weight before training", *heavy)
+                return wait_for(*heavy, "a site would have most of the weight before training")
             if _waits_for_consent(node, shown):
                 return [node.membership.name]
         node.oversight.activity = "connecting"
-        if len(compared) < len(present):
-            return [name for name in present if name not in compared]
-        mine, ready = _announce_ready(node, known), bulletin.of_all("ready")
-        late = [name for name in present if ready.get(name) != mine]
-        if not late:
-            found.update(known)
-        return late
+        if silent:
+            return [name for name in present if name in silent]
+        mine, ready = _announce_ready(node, known), node.bulletin.of_all("ready")
+        agreed.update(known)
+        return [name for name in present if ready.get(name) != mine]
 
-    found: dict[str, Any] = {}
     node.wait(missing)
     node.tables.freeze(present)
     node.own = node.tables.prepared(present, node.membership.experiment)
-    freeze_facts(node.folder, found, node.digest, node.outputs_for(found))
+    freeze_facts(node.folder, agreed, node.digest, node.outputs_for(agreed))
     node.remember()
-    return found
+    return agreed
 
 
 def _waits_for_consent(node: Node, shown: list[str]) -> bool:
@@ -153,31 +151,12 @@ def _stop_if_alone(node: Node, unlike: tuple[list[str], str] | None, known: int,
 
 def _announce_ready(node: Node, known: Mapping[str, Any]) -> dict[str, Any]:
     """Announces with which facts about the present sites this node begins."""
-    here = {member.name: known[member.name] for member in node.membership.mesh.present}
+    here = {name: known[name] for name in node.membership.names}
     made = node.tables.agreed(list(here))
     agreed = json.dumps(here, sort_keys=True) + ("" if made is None else made.to_json())
     body = {"facts": hashlib.sha256(agreed.encode()).hexdigest()}
-    if node.bulletin.of(node.membership.name, "ready") != body:
-        node.bulletin.announce("ready", body)
+    node.say("ready", body)
     return body
-
-
-def _show_prior(node: Node, problem: Problem) -> None:
-    """Logs and shows the weight of every site before training, and what it declared about its data. Sites that
-    declare many samples have much weight, so people should look at this."""
-    said, names = node.facts or {}, [member.name for member in node.membership.mesh.present]
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-    node.log("info", "the sites' data is agreed", facts=digest, data_and_model=problem.digest())
-    node.oversight.prior = dict(zip(names, problem.prior_of_sites.tolist()))
-    shown = (f"{name} {node.oversight.prior[name]:.3g} ({said[name]['samples']} samples)" for name in names)
-    node.log("info", "prior", sites=", ".join(shown))
-
-
-def _compare_sites(node: Node) -> None:
-    """Names the sites whose inputs look different from those of the others, in the log and the status."""
-    node.oversight.unusual = _unusual(node)
-    for site, reasons in node.oversight.unusual.items():
-        node.log("warning", "a site's data looks different", site=site, reason="; ".join(reasons))
 
 
 def _unusual(node: Node) -> dict[str, list[str]]:

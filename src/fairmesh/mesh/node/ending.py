@@ -42,12 +42,7 @@ from fairmesh.training.meter import with_spread
 from fairmesh.training.replicas import Replica
 from fairmesh.training.result import Result, about_model, model_files, summary_of
 
-_BEST, _OF_BEST = (
-    "best_model",
-    "best ",
-)  # where a record has the metrics of the best round's model, and how it is summed
-
-
+_BEST, _OF_BEST = "best_model", "best "  # where a record has the best round's model's metrics; how they are summed
 _MOMENTS = "moments of "  # how BatchNorm statistics are summed
 
 

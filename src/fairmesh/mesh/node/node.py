@@ -168,8 +168,15 @@ class Node:
 
     def expect_messages(self, mailroom: Mailroom, problem: Problem, start: Start) -> None:
         """Bounds the messages by the size of the model, and says which steps are rounds."""
-        mailroom.largest = start.largest() + _largest(problem.flat_model.dim, problem.n)
+        several_parts = 8 * 6 * problem.flat_model.dim  # bytes, uncompressed
+        sums_at_the_end = 8 * 16 * problem.n
+        mailroom.largest = start.largest() + (1 << 16) + several_parts + sums_at_the_end
         mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + self.membership.experiment.rounds)
+
+    def say(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Announces something, unless it is what this site has announced before."""
+        if self.bulletin.of(self.membership.name, kind) != body:
+            self.bulletin.announce(kind, body)
 
     def remember(self) -> None:
         """Writes all announcements to disk, so that a restart knows them."""
@@ -184,8 +191,3 @@ class Node:
                 self.log("warning", "waiting", sites=sites, seconds=round(notices.seconds))
             self.oversight.stop_if_waited_too_long(notices.seconds, sites)
             notices.pause()
-
-
-def _largest(dim: int, n: int) -> int:
-    """Returns a bound on the bytes of a message: several uncompressed parts, and the sums at the end."""
-    return (1 << 16) + 8 * (6 * dim + 16 * n)

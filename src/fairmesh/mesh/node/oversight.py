@@ -3,15 +3,16 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import fairmesh
 from fairmesh.errors import BadInput, FairmeshError, Interrupted
 from fairmesh.mesh.certificates import SOON_DAYS, valid_until
 from fairmesh.mesh.node import claims, divergence
+from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.store import landmarks_in
 from fairmesh.mesh.node.watching import Monitor, Pace, waiting_chain, write_status
 from fairmesh.mesh.node.weight_watch import WeightWatch
@@ -32,6 +33,7 @@ _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
 _REFUSING_S = 60.0  # between two announcements of refusals of the same sites
+_Seen = TypeVar("_Seen")
 _ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
 
@@ -78,6 +80,7 @@ class Oversight(Observer):
 
     def __init__(self, node: "Node", patience_s: float | None, monitor: Monitor | None):
         self._node, self._patience_s, self._monitor = node, patience_s, monitor
+        self._bulletin, self._ledger, self._log, self._folder = node.bulletin, node.ledger, node.log, node.folder
         self._ends = valid_until(node.membership.credentials.certificate)
         self._mailroom: Mailroom | None = None
         self._stop: FairmeshError | None = None
@@ -94,7 +97,7 @@ class Oversight(Observer):
         self._impossible: str | None = None  # why this site's own vote cannot be fulfilled
         self._measured_by, self._higher_is_better, self._weight = "loss", False, None
         self._failed_metrics: set[str] = set()
-        self._notices: dict[int, Notices] = {}  # by position
+        self._notices: dict[str, Notices] = {}  # by site
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
         self.clocks: dict[str, float] = {}  # seconds ahead of this one, of neighbours whose clocks differ
         self._disk_notices: Notices | None = None  # while the journal is synced
@@ -102,6 +105,15 @@ class Oversight(Observer):
         self._phase: dict[str, Any] = {"what": ""}  # the last work outside the rounds, with its progress
         self._claimed: set[tuple[str, ...]] = set()  # what other sites have said, as far as it is logged
         self._announced_at = self._next_warning = self._refusing_at = -1e9
+
+    @property
+    def _membership(self) -> Membership:
+        return self._node.membership
+
+    def _by_site(self, look: Callable[[Mailroom], Mapping[int, _Seen]]) -> dict[str, _Seen]:
+        """Returns what the mailroom knows of neighbours, by name instead of position; nothing before it is open."""
+        known = dict(look(self._mailroom)) if self._mailroom else {}
+        return {self._membership.mesh.names[position]: known[position] for position in sorted(known)}
 
     def oversee(self, mailroom: Mailroom) -> None:
         """Watches the messages of this generation from now on."""
@@ -129,8 +141,8 @@ class Oversight(Observer):
 
     def stop_if_waited_too_long(self, seconds: float, whom: str) -> None:
         if self._patience_s is not None and seconds > self._patience_s:
-            reason = f"waited {seconds:.0f} s for {whom}, longer than --patience; start the node again to continue"
-            self._end(Interrupted(reason))
+            waited = f"waited {seconds:.0f} s for {whom}, longer than --patience"
+            self._end(Interrupted(f"{waited}; start the node again to continue"))
 
     def _end(self, reason: FairmeshError) -> None:
         self._stop = self._stop or reason
@@ -160,16 +172,16 @@ class Oversight(Observer):
         # A metric that is not defined here, or a site without test data, has no value.
         self._metric = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._weight = weight
-        self._node.log("info", "measured", **self._metric)
+        self._log("info", "measured", **self._metric)
 
     def metric_failed(self, name: str, error: BadInput) -> None:
         if name not in self._failed_metrics:
             self._failed_metrics.add(name)
-            self._node.log("error", "a metric failed; it has no value at this site", metric=name, reason=str(error))
+            self._log("error", "a metric failed; it has no value at this site", metric=name, reason=str(error))
 
     def ignored_stop(self, reason: str, done: int) -> None:
         what = "an observer asked to end the run; one site cannot, so the run continues"
-        self._node.log("warning", what, round=done, reason=reason)
+        self._log("warning", what, round=done, reason=reason)
 
     @property
     def _at_work(self) -> bool:
@@ -178,34 +190,32 @@ class Oversight(Observer):
     def works_locally(self, activity: Activity | None) -> None:
         if activity is None:
             self.activity = "training"
-            self._node.log("info", "local training finished", seconds=round(time.monotonic() - self._local_since, 3))
+            self._log("info", "local training finished", seconds=round(time.monotonic() - self._local_since, 3))
             return
         self._local_since, self.activity = time.monotonic(), str(activity)
-        self._node.log("info", LOCAL_TRAINING, round=activity.round)
+        self._log("info", LOCAL_TRAINING, round=activity.round)
 
     def computes_features(self, text: str | None) -> None:
         if text is None:
             self.activity = "training"
             return
         self.activity = "computing the outputs of the frozen prefix"
-        self._node.log("info", "features", said=text)
+        self._log("info", "features", said=text)
 
     def trains_alone(self, done: int, what: str = _REFERENCES) -> None:
         """Shows how far this site's model alone is trained, and raises if the node must stop."""
-        rounds = self._node.membership.experiment.rounds
+        rounds = self._membership.experiment.rounds
         if done == 0:
             self._alone = Notices()
-            self._node.log("info", what, rounds=rounds)
+            self._log("info", what, rounds=rounds)
         self._phase = {"what": what, "done": done, "of": rounds}
         self.activity = "training" if done == rounds else f"{what}: round {done:,} of {rounds:,} of its model alone"
         if done == rounds or self._alone.due():
-            self._node.log("info", what, done=done, of=rounds, seconds=round(self._alone.seconds, 1))
+            self._log("info", what, done=done, of=rounds, seconds=round(self._alone.seconds, 1))
         try:
             self.raise_if_stopped()
         except FairmeshError:
-            self._node.log(
-                "info", "interrupted; it starts over when it is needed again", work=what, done=done, of=rounds
-            )
+            self._log("info", "interrupted; it starts over when it is needed again", work=what, done=done, of=rounds)
             raise
 
     # Once per second
@@ -236,65 +246,57 @@ class Oversight(Observer):
         except FairmeshError as error:
             self.activity = "stopped"
             level = "error" if not isinstance(error, Interrupted) else "info" if self._asked_to_stop else "warning"
-            self._node.log(level, "stopped", reason=str(error))
+            self._log(level, "stopped", reason=str(error))
             raise
         finally:
             over.set()
             thread.join()
-            self._node.aside.tried("the status", lambda: write_status(self._node.folder, self.status()), None)
+            self._node.aside.tried("the status", lambda: write_status(self._folder, self.status()), None)
 
     def _show(self) -> None:
         status = self.status()
         self._pace.note(self._round, bool(status["paused_for"]) or not self._at_work)
-        if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._node.membership.mesh.present):
+        if time.monotonic() - self._announced_at >= _ANNOUNCE_S_PER_SITE * len(self._membership.mesh.present):
             self._announced_at = time.monotonic()
-            self._node.bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})
+            self._bulletin.announce("status", {key: status[key] for key in _ANNOUNCED})
             self._node.measurements.exchange()
-        write_status(self._node.folder, status)
+        write_status(self._folder, status)
         if self._monitor:
             self._monitor.show(status)
 
     def _announce_refusals(self) -> None:
         """Tells all sites whose messages this node refuses, and why."""
-        names = self._node.membership.mesh.names
-        refusals = self._mailroom.refusals() if self._mailroom else {}
-        now = {names[p]: {"reason": shortened(one.reason), "since": one.since} for p, one in refusals.items()}
-        before = (self._node.bulletin.of(self._node.membership.name, "refusing") or {"sites": {}})["sites"]
+        refusals = self._by_site(Mailroom.refusals)
+        now = {site: {"reason": shortened(one.reason), "since": one.since} for site, one in refusals.items()}
+        before = (self._bulletin.of(self._membership.name, "refusing") or {"sites": {}})["sites"]
         if now == before or (now.keys() == before.keys() and time.monotonic() - self._refusing_at < _REFUSING_S):
             return
         self._refusing_at = time.monotonic()
-        self._node.bulletin.announce("refusing", {"sites": now})
+        self._bulletin.announce("refusing", {"sites": now})
         for site in now.keys() - before.keys():
-            self._node.log(
-                "warning", "refuses a site's messages; told to all sites", site=site, reason=now[site]["reason"]
-            )
+            self._log("warning", "refuses a site's messages; told to all sites", site=site, reason=now[site]["reason"])
 
     def _refusing(self) -> list[dict[str, Any]]:
         """Returns which sites refuse messages of which, as they announced it; with counts where it is this one."""
-        mesh, mine = self._node.membership.mesh, self._mailroom.refusals() if self._mailroom else {}
-        present = {member.name for member in mesh.present}
-        found = [
-            {"by": self._node.membership.name, "site": mesh.names[p], **vars(one)} for p, one in sorted(mine.items())
-        ]
-        for by, body in sorted(self._node.bulletin.of_all("refusing").items()):
-            if by != self._node.membership.name and by in present:
+        own, present = self._membership.name, self._membership.names
+        found = [{"by": own, "site": site, **vars(one)} for site, one in self._by_site(Mailroom.refusals).items()]
+        for by, body in sorted(self._bulletin.of_all("refusing").items()):
+            if by != own and by in present:
                 found += [{"by": by, "site": site, **why} for site, why in body["sites"].items() if site in present]
         return found
 
     def _state_lost(self) -> list[dict[str, Any]]:
         """Returns which neighbours say that this site has lost its state, and why."""
-        names, said = self._node.membership.mesh.names, self._mailroom.state_lost() if self._mailroom else {}
-        return [
-            {"by": names[p], "reason": shortened(one.reason), "since": one.since} for p, one in sorted(said.items())
-        ]
+        said = self._by_site(Mailroom.state_lost)
+        return [{"by": by, "reason": shortened(one.reason), "since": one.since} for by, one in said.items()]
 
     def _diverged(self) -> list[dict[str, Any]]:
         """Returns which other sites say that they have diverged, and the rounds kept here from before. Leaves out those
         without which this node could not be as far as it is: neighbours are at most one round apart."""
-        membership, generation = self._node.membership, self._node.membership.mesh.generation
-        told, far = divergence.told(self._node.bulletin, membership), self._round - len(membership.mesh.present)
+        membership, generation = self._membership, self._membership.mesh.generation
+        told, far = divergence.told(self._bulletin, membership), self._round - len(membership.mesh.present)
         said = {site: one for site, one in told.items() if site != membership.name and one.round > far}
-        kept = landmarks_in(self._node.folder, generation) if said else []
+        kept = landmarks_in(self._folder, generation) if said else []
         return [
             one.body(generation) | {"by": site, "kept": [done for done in kept if done < one.round]}
             for site, one in said.items()
@@ -305,31 +307,30 @@ class Oversight(Observer):
         left = self.certificate_days()
         if left < SOON_DAYS and time.monotonic() >= self._next_warning:
             self._next_warning = time.monotonic() + 86400
-            self._node.log("warning", "this site's certificate ends soon; renew it", days=round(left, 1))
+            self._log("warning", "this site's certificate ends soon; renew it", days=round(left, 1))
 
     def _notice_weights(self) -> None:
         """Warns if one site takes most of the weight and keeps it."""
-        announced = self._node.bulletin.of_all("status")
-        present = {one.name: announced[one.name] for one in self._node.membership.mesh.present if one.name in announced}
+        announced = self._bulletin.of_all("status")
+        present = {name: announced[name] for name in self._membership.names if name in announced}
         before, self._heavy = self._heavy, self._weights.heavy(present, self.prior)
         for site in self._heavy.keys() - before.keys():
             what = "one site has most of the weight; ask it to check its data, or vote it out if the data is broken"
-            self._node.log("warning", what, **{"site": site} | self._heavy[site])
+            self._log("warning", what, **{"site": site} | self._heavy[site])
 
     def certificate_days(self) -> float:
         return (self._ends - datetime.now(UTC)).total_seconds() / 86400
 
     def _count_votes(self) -> None:
         """Stops the training when a decision is due."""
-        ledger = self._node.ledger
+        ledger = self._ledger
         ledger.vote()
         self._log_votes()
         if self._deciding:
             return
         if ledger.has_forgotten():
-            self._end(
-                BadInput(f"this site has forgotten what it had agreed to with the others. {claims.HOW_TO_RESTORE}")
-            )
+            forgotten = "this site has forgotten what it had agreed to with the others"
+            self._end(BadInput(f"{forgotten}. {claims.HOW_TO_RESTORE}"))
         due = ledger.due() or ledger.removed_by()
         committed = ledger.waits_for() is not None  # before a restart
         with self._votes_lock:
@@ -345,7 +346,7 @@ class Oversight(Observer):
         new = claims.made(status) - self._claimed  # each once, since a neighbour can say it again and again
         self._claimed |= new
         for sentence in claims.sentences(status) if new else ():
-            self._node.log("warning", "a claim about this site", reason=sentence)
+            self._log("warning", "a claim about this site", reason=sentence)
 
     def _notice_divergence(self) -> None:
         """Logs once that another site says that it has diverged. It changes nothing else."""
@@ -353,59 +354,56 @@ class Oversight(Observer):
             claim = ("diverged", one["by"], str(one["generation"]))
             if claim not in self._claimed:
                 self._claimed.add(claim)
-                self._node.log(
-                    "warning", "a site says that it has diverged", site=one["by"], reason=claims.diverged(one)
-                )
+                self._log("warning", "a site says that it has diverged", site=one["by"], reason=claims.diverged(one))
 
     def _log_votes(self) -> None:
         """Logs who votes for what, once; and that a vote was taken back."""
-        generation = self._node.ledger.mesh.generation
-        now = {site: what for what, sites in self._node.ledger.votes().items() for site in sites}
+        generation = self._ledger.mesh.generation
+        now = {site: what for what, sites in self._ledger.votes().items() for site in sites}
         before = self._voted if self._voted_in == generation else {}  # else it was decided
         for site in sorted(now.keys() | before.keys()):
             if now.get(site) != before.get(site):
-                self._node.log("warning", "vote", site=site, decision=now.get(site, "takes its vote back"))
-        impossible = self._node.ledger.impossible()
+                self._log("warning", "vote", site=site, decision=now.get(site, "takes its vote back"))
+        impossible = self._ledger.impossible()
         if impossible and impossible != self._impossible:
-            self._node.log("error", "this site's vote is void; vote for another round at all sites", reason=impossible)
+            self._log("error", "this site's vote is void; vote for another round at all sites", reason=impossible)
         self._voted, self._voted_in, self._impossible = now, generation, impossible
 
     def _notice_waiting(self) -> None:
-        waiting = dict(self._mailroom.waiting_for) if self._mailroom else {}
-        self._notices = {p: self._notices.get(p) or Notices(since) for p, since in waiting.items()}
-        for position, notices in self._notices.items():
-            name = self._node.membership.mesh.names[position]
+        waiting = self._by_site(lambda mailroom: mailroom.waiting_for)
+        self._notices = {site: self._notices.get(site) or Notices(since) for site, since in waiting.items()}
+        for name, notices in self._notices.items():
             if notices.due():
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_by_clock(notices.since)))
                 seconds = round(notices.seconds)
                 behind = waiting_chain(name, self._waits())[1:]
                 whom = {"which_waits_for": ", then ".join(behind)} if behind else self._at_work_there(name)
-                self._node.log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round, **whom)
+                self._log("warning", "waiting", site=name, since=since, seconds=seconds, round=self._round, **whom)
             self.stop_if_waited_too_long(notices.seconds, name)
         since = self._mailroom.syncing_since if self._mailroom else None
         if self._disk_notices is None or self._disk_notices.since != since:
             self._disk_notices = None if since is None else Notices(since)
         if self._disk_notices and self._disk_notices.due():
             seconds = round(self._disk_notices.seconds)
-            self._node.log("warning", "this site's disk does not answer; check it", seconds=seconds)
+            self._log("warning", "this site's disk does not answer; check it", seconds=seconds)
 
     def _at_work_there(self, site: str) -> dict[str, str]:
         """Returns what a site says of its work that may take long, for the log, if it is at it."""
-        activity = (self._node.bulletin.of(site, "status") or {}).get("activity", "")
+        activity = (self._bulletin.of(site, "status") or {}).get("activity", "")
         return {"which_is_at": activity} if activity.startswith((LOCAL_TRAINING, _REFERENCES, COMPARING)) else {}
 
     def _waits(self) -> dict[str, dict[str, float]]:
         """Returns for each site since when it waits for others, as it has announced it."""
-        return {site: body["waiting_for"] for site, body in self._node.bulletin.of_all("status").items()}
+        return {site: body["waiting_for"] for site, body in self._bulletin.of_all("status").items()}
 
     def status(self) -> dict[str, Any]:
         """Returns this node's view of the mesh, the content of status.json."""
-        membership, mailroom, names = self._node.membership, self._mailroom, self._node.membership.mesh.names
-        edges = {names[position]: edge for position, edge in mailroom.view().items()} if mailroom else {}
-        waiting = {names[p]: _by_clock(since) for p, since in dict(mailroom.waiting_for).items()} if mailroom else {}
-        announced, disk = self._node.bulletin.of_all("status"), self._disk_notices
-        known = {member.name: announced.get(member.name, {}) for member in membership.mesh.present}
-        for site, age in self._node.bulletin.ages("status").items():
+        membership, edges = self._membership, self._by_site(Mailroom.view)
+        waits = self._by_site(lambda mailroom: mailroom.waiting_for)
+        waiting = {site: _by_clock(since) for site, since in waits.items()}
+        announced, disk = self._bulletin.of_all("status"), self._disk_notices
+        known = {name: announced.get(name, {}) for name in membership.names}
+        for site, age in self._bulletin.ages("status").items():
             if known.get(site):
                 known[site] = known[site] | {"heard_s_ago": age}
         chain = waiting_chain(membership.name, self._waits() | {membership.name: waiting})
@@ -441,13 +439,13 @@ class Oversight(Observer):
             "rounds_per_s": rate,
             "seconds_left": left / rate if rate and not long else None,
             "bytes_out": sum(edge["bytes_out"] for edge in edges.values()),
-            "network_ms": mailroom.median_ms() if mailroom else None,
+            "network_ms": self._mailroom.median_ms() if self._mailroom else None,
             "edges": edges,
             "refusing": self._refusing(),
             "ignored": self._node.aside.view(),
             "state_lost": self._state_lost(),
             "diverged": self._diverged(),
-            "votes": self._node.ledger.votes(),
+            "votes": self._ledger.votes(),
             "keys": self._node.keys.view(),
             "certificate_days": self.certificate_days(),
             "worst": worst,  # over the sites that have announced a value, each of a recent round
