@@ -13,7 +13,7 @@ from fairmesh.cli.node import _refusal_rows, _site_rows
 from fairmesh.mesh import certificates
 from fairmesh.mesh.node import claims, data_agreement, divergence, ledger, versus_local
 from fairmesh.mesh.node.aside import Aside
-from fairmesh.mesh.node.ending import Announced
+from fairmesh.mesh.node.ending import results_compared
 from fairmesh.mesh.node.ledger import Ledger
 from fairmesh.mesh.node.measurements import Measurements, Schedule, columns_of
 from fairmesh.mesh.node.membership import Membership, common_problem, facts, misfit, own_data, too_heavy
@@ -117,8 +117,9 @@ class Reader:
         node.ledger.removed_by(), node.ledger.without_vote(), node.ledger.impossible(), node.ledger.has_forgotten()
         for one in divergence.told(bulletin, node.membership).values():
             divergence.in_words(one, [one], "", [])
-        metrics = [{"accuracy": 0.7, "loss": None}] * 3
-        Announced("0" * 64, metrics, tuple(NAMES), {"a": "12ab"}).compared(bulletin, node.membership)
+        metrics = {"accuracy": 0.7, "loss": None}
+        body = {"generation": 1, "digest": "0" * 64, "metrics": metrics, "measured": {"a": "12ab"}}
+        results_compared(dict.fromkeys(NAMES, body), bulletin)
         self.compare(bulletin.of_all("versus_local") | {"b": self.sound("b")["versus_local"]})
 
     def measure(self) -> None:

@@ -119,13 +119,6 @@ def await_restoring(node: Node) -> None:
             node.wait(lambda: [] if ledger.adopt() else ledger.without_vote() or ["the others"])
 
 
-def to_restore(node: Node) -> list[int]:
-    """Returns the positions of the neighbours that have lost their state and get one from this generation's
-    start."""
-    lost = node.ledger.restored()
-    return [one.position for one in node.membership.neighbours if one.name in lost]
-
-
 def _restore(node: Node, done: int, membership: Membership) -> None:
     """Writes the first checkpoint of a generation from what the neighbours know of this site."""
     node.membership = membership

@@ -10,7 +10,7 @@ Last, a sum over all sites says that each has its confirmed result. Then checkpo
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,60 +135,45 @@ def sums_of(rounds: Rounds) -> Sums:
     return Sums(membership.number, branch_of(membership), membership.present, membership.names, rounds.mailroom)
 
 
-class Announced(NamedTuple):
-    """A result as its site announces it, and as the other sites can compare it with theirs."""
+def expected_results(folder: Path, membership: Membership) -> dict[str, dict[str, Any]]:
+    """Returns what each present site announces if it has the result in a folder: its digest, the metrics at that site,
+    and the digests of what each site has measured during the run."""
+    last = _last_record(folder)
+    by_metric = _by_site(last | {_OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()})
+    measured = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["measured"]
+    body = {"generation": membership.mesh.generation, "digest": result_digest(folder), "measured": measured}
+    return {
+        name: body | {"metrics": {key: values[i] for key, values in by_metric.items()}}
+        for i, name in enumerate(membership.names)
+    }
 
-    digest: str
-    metrics: list[dict[str, float | None]]  # of each present site
-    names: tuple[str, ...]
-    measured: dict[str, str]  # the digest of what each site has measured during the run
 
-    @staticmethod
-    def read(folder: Path, membership: Membership) -> "Announced":
-        names = tuple(membership.names)
-        last = _last_record(folder)
-        by_metric = _by_site(last | {_OF_BEST + key: entry for key, entry in last.get(_BEST, {}).items()})
-        metrics = [{key: values[i] for key, values in by_metric.items()} for i in range(len(names))]
-        measured = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["measured"]
-        return Announced(result_digest(folder), metrics, names, measured)
+def results_compared(expected: Mapping[str, dict[str, Any]], bulletin: Bulletin) -> tuple[list[str], dict[str, str]]:
+    """Returns the sites that have not announced a result of this generation, and for each site with another result
+    than expected how it differs."""
+    bodies = bulletin.of_all("result")
+    silent = [name for name, body in expected.items() if bodies.get(name, {}).get("generation") != body["generation"]]
+    apart = {name: _apart(name, bodies[name], body) for name, body in expected.items() if name not in silent}
+    return silent, {name: reasons for name, reasons in apart.items() if reasons}
 
-    def announce(self, bulletin: Bulletin, membership: Membership) -> None:
-        mine = self.metrics[self.names.index(membership.name)]
-        body = {
-            "generation": membership.mesh.generation,
-            "digest": self.digest,
-            "metrics": mine,
-            "measured": self.measured,
-        }
-        bulletin.announce("result", body, membership.mesh.generation)
 
-    def compared(self, bulletin: Bulletin, membership: Membership) -> tuple[list[str], dict[str, str]]:
-        """Returns the sites that have not announced a result of this generation, and for each site with another result
-        how it differs."""
-        silent, apart = [], {}
-        bodies = bulletin.of_all("result")
-        for name, expected in zip(self.names, self.metrics):
-            body = bodies.get(name)
-            if body is None or body["generation"] != membership.mesh.generation:
-                silent.append(name)
-                continue
-            told = body["metrics"]
-            unlike = [key for key in expected.keys() | told.keys() if told.get(key) != expected.get(key)]
-            reasons = [
-                f"it announced the {key} {told.get(key)}, but the sum that came here has {expected.get(key)} for it"
-                for key in sorted(unlike)
-            ]
-            reasons += [
-                f"it has other metrics of {site} from the rounds before; {site} has told sites different numbers, or "
-                f"{name} has changed them"
-                for site, digest in sorted(self.measured.items())
-                if body["measured"].get(site) != digest
-            ]
-            if body["digest"] != self.digest:
-                reasons.append(f"its result has the digest {body['digest'][:16]}, that of this site {self.digest[:16]}")
-            if reasons:
-                apart[name] = "; ".join(reasons)
-        return silent, apart
+def _apart(name: str, theirs: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    said, here = theirs["metrics"], expected["metrics"]
+    reasons = [
+        f"it announced the {key} {said.get(key)}, but the sum that came here has {here.get(key)} for it"
+        for key in sorted(here.keys() | said.keys())
+        if said.get(key) != here.get(key)
+    ]
+    reasons += [
+        f"it has other metrics of {site} from the rounds before; {site} has told sites different numbers, or "
+        f"{name} has changed them"
+        for site, digest in sorted(expected["measured"].items())
+        if theirs["measured"].get(site) != digest
+    ]
+    if theirs["digest"] != expected["digest"]:
+        digests = [body["digest"][:16] for body in (theirs, expected)]
+        reasons.append(f"its result has the digest {digests[0]}, that of this site {digests[1]}")
+    return "; ".join(reasons)
 
 
 def result_digest(folder: Path) -> str:

@@ -14,8 +14,7 @@ from fairmesh.data.samples import Samples
 from fairmesh.data.site import Site
 from fairmesh.errors import BadInput
 from fairmesh.experiment import Experiment, shape_of
-from fairmesh.mesh import agreement
-from fairmesh.mesh.agreement import own_problem, own_site, refuse_undeployable
+from fairmesh.mesh.agreement import greeting, own_problem, own_site, refuse_undeployable
 from fairmesh.mesh.approval import approved_experiment
 from fairmesh.mesh.certificates import check_certificate, make_secret, secret_of
 from fairmesh.mesh.founding import neighbours_of
@@ -136,11 +135,7 @@ class Membership:
 
     @cached_property
     def greeting(self) -> dict[str, Any]:
-        return agreement.greeting(self.name, self.experiment, self.mesh, self.manifest.files)
-
-    def refuse_unlike(self, name: str, theirs: Mapping[str, Any]) -> None:
-        """Refuses a neighbour with another experiment, and names the field that differs."""
-        agreement.refuse_unlike(self.greeting, name, theirs)
+        return greeting(self.name, self.experiment, self.mesh, self.manifest.files)
 
 
 def refuse_lost_secret(site: SiteFile) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import fairmesh
 from fairmesh.mesh import clocks
-from fairmesh.mesh.agreement import version_in
+from fairmesh.mesh.agreement import refuse_unlike, version_in
 from fairmesh.mesh.known_keys import KnownKeys
 from fairmesh.mesh.node import machine
 from fairmesh.mesh.node.aside import Aside
@@ -76,8 +76,7 @@ class Node:
         self.measurements = Measurements(self.folder, membership.name, self.bulletin, log, self.aside)
         contract = membership.experiment.contract
         self.tables = TableAgreement(membership.name, self.own, self.bulletin, self.folder, contract)
-        self.oversight = Oversight(self, patience_s, monitor)
-        self.oversight.expect(alone)
+        self.oversight = Oversight(self, alone, patience_s, monitor)
 
     def in_generation(self, generation: int) -> Membership:
         """Returns the membership in an earlier or the current generation."""
@@ -125,7 +124,7 @@ class Node:
             links.stop()
 
     def _check_greeting(self, name: str, theirs: Mapping[str, Any]) -> bool:
-        self.membership.refuse_unlike(name, theirs)
+        refuse_unlike(self.membership.greeting, name, theirs)
         ahead = clocks.seconds_ahead(theirs, time.time())
         self.oversight.clocks.pop(name, None)
         if abs(ahead) > clocks.APART_S:

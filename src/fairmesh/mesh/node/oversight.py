@@ -15,7 +15,6 @@ from fairmesh.mesh.node import claims, divergence
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.store import landmarks_in
 from fairmesh.mesh.node.watching import Monitor, Pace, waiting_chain, write_status
-from fairmesh.mesh.node.weight_watch import WeightWatch
 from fairmesh.mesh.wire.kinds import shortened
 from fairmesh.mesh.wire.mailroom import Mailroom
 from fairmesh.problems.local_work import LOCAL_TRAINING, Activity
@@ -33,6 +32,9 @@ _TICK_S = 1.0
 _ANNOUNCE_S_PER_SITE = 0.05  # each site's status goes to all others: the more sites, the less often
 _FIRST_NOTICE_S, _LONGEST_NOTICE_S = 5.0, 600.0
 _REFUSING_S = 60.0  # between two announcements of refusals of the same sites
+_MOST = 0.5  # of lambda: a site is heavy with more than this, and more than
+_TIMES_PRIOR = 2.0  # times its share before training, for
+_SHARE_OF_ROUNDS = 0.05  # of the run without a measurement in between that says otherwise
 _Seen = TypeVar("_Seen")
 _ANNOUNCED = ("time", "round", "activity", "metric", "metric_round", "weight", "waiting_for", "bytes_out")
 
@@ -44,9 +46,6 @@ def _by_clock(since: float) -> float:
 
 class Decide(FairmeshError):
     """A decision of the sites is due: training stops until it is made."""
-
-    def __init__(self):
-        super().__init__("the sites decide")
 
 
 class Notices:
@@ -75,10 +74,37 @@ class Notices:
         return True
 
 
+class WeightWatch:
+    """Says which sites have had more than half of lambda, and more than twice their share before training, for at
+    least 5 % of the rounds."""
+
+    def __init__(self, rounds: int):
+        self._rounds = rounds
+        self._since: dict[str, int] = {}  # the round in which it was first measured so
+
+    def heavy(self, sites: Mapping[str, Mapping[str, Any]], prior: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+        """Takes what sites have announced, and returns for each heavy site its weight, its share before training, and
+        the rounds since when and up to which this was measured."""
+        found = {}
+        # Weights by a shadow price sum to one only once the price has settled; until then all of them may be large.
+        total = max(1.0, sum(told.get("weight") or 0.0 for told in sites.values()))
+        for site, told in sites.items():
+            weight, measured, share = told.get("weight"), told.get("metric_round"), prior.get(site)
+            weight = None if weight is None else weight / total
+            if weight is None or measured is None or share is None or weight <= max(_MOST, _TIMES_PRIOR * share):
+                self._since.pop(site, None)
+                continue
+            since = min(self._since.setdefault(site, int(measured)), int(measured))  # after going back to a round
+            self._since[site] = since
+            if measured - since >= _SHARE_OF_ROUNDS * self._rounds:
+                found[site] = {"weight": weight, "prior": share, "since": since, "round": int(measured)}
+        return found
+
+
 class Oversight(Observer):
     """Collects the status of this node while it trains, and stops it on request, after a timeout, or after a vote."""
 
-    def __init__(self, node: "Node", patience_s: float | None, monitor: Monitor | None):
+    def __init__(self, node: "Node", alone: Problem, patience_s: float | None, monitor: Monitor | None):
         self._node, self._patience_s, self._monitor = node, patience_s, monitor
         self._bulletin, self._ledger, self._log, self._folder = node.bulletin, node.ledger, node.log, node.folder
         self._ends = valid_until(node.membership.credentials.certificate)
@@ -95,7 +121,8 @@ class Oversight(Observer):
         self._metric: dict[str, Any] = {}
         self._voted, self._voted_in = dict[str, str](), 1  # what each site has voted for in a generation
         self._impossible: str | None = None  # why this site's own vote cannot be fulfilled
-        self._measured_by, self._higher_is_better, self._weight = "loss", False, None
+        self._measured_by, self._weight = alone.primary, None
+        self._higher_is_better = alone.higher_is_better(alone.primary)
         self._failed_metrics: set[str] = set()
         self._notices: dict[str, Notices] = {}  # by site
         self.versions: dict[str, str] = {}  # of fairmesh, by neighbour
@@ -160,11 +187,6 @@ class Oversight(Observer):
 
     # Watching the rounds
 
-    def expect(self, problem: Problem) -> None:
-        """Takes over what sites are measured by, before the first measurement after a start."""
-        self._measured_by = problem.primary
-        self._higher_is_better = problem.higher_is_better(problem.primary)
-
     def after_round(self, round: int, state: TrainingState) -> None:
         self._round, self.activity = round, "training"
 
@@ -178,10 +200,6 @@ class Oversight(Observer):
         if name not in self._failed_metrics:
             self._failed_metrics.add(name)
             self._log("error", "a metric failed; it has no value at this site", metric=name, reason=str(error))
-
-    def ignored_stop(self, reason: str, done: int) -> None:
-        what = "an observer asked to end the run; one site cannot, so the run continues"
-        self._log("warning", what, round=done, reason=reason)
 
     @property
     def _at_work(self) -> bool:
@@ -335,7 +353,7 @@ class Oversight(Observer):
         committed = ledger.waits_for() is not None  # before a restart
         with self._votes_lock:
             if (due or committed) and self._mailroom and not self._deciding:
-                self._interruption = Decide()
+                self._interruption = Decide("the sites decide")
                 self._mailroom.stop(self._interruption)
 
     def _notice_claims(self) -> None:

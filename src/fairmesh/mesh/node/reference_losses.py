@@ -72,15 +72,14 @@ def _read(path: Path, key: str, site: str, report: Report) -> dict[str, Any] | N
     """Returns the tables on disk, or None if there are none, or others."""
     if not path.exists():
         return None
-    why = "they are of another run, of other data, of another secret of this site, or of another start"
     try:
-        found = json.loads(read_bytes(path))
-        if found.pop("key") == key:
-            if found and all(one.keys() == {site} and math.isfinite(one[site]) for one in found.values()):
-                report("info", "reference losses are known", file=path.name)
-                return found
-            why = "they are damaged"
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"they are damaged ({type(error).__name__})"
+        tables = json.loads(read_bytes(path))
+        own = tables.pop("key") == key and all(one.keys() == {site} for one in tables.values())
+        if own and tables and all(math.isfinite(one[site]) for one in tables.values()):
+            report("info", "reference losses are known", file=path.name)
+            return tables
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass  # damaged
+    why = "they are damaged, or of another run, of other data, of another secret of this site, or of another start"
     report("warning", "the reference losses on disk cannot be used; they are found again", file=path.name, reason=why)
     return None

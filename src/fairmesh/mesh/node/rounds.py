@@ -13,7 +13,6 @@ from fairmesh.mesh.node.divergence import SiteDiverged
 from fairmesh.mesh.node.leaving import cycle_of
 from fairmesh.mesh.node.measurements import judged_on
 from fairmesh.mesh.node.membership import Membership
-from fairmesh.mesh.node.oversight import Oversight
 from fairmesh.mesh.node.reduction import Branch, spanning_tree
 from fairmesh.mesh.node.reference_losses import with_any_references, with_kept_references
 from fairmesh.mesh.node.restoring import read_shared, restored, shared
@@ -186,7 +185,7 @@ class Rounds:
             _SiteMeasuring(self),
             _Checkpointing(self),
             *experiment.observers,
-            _SiteEnding(self.node.oversight),
+            _SiteEnding(self),
         ]
         try:
             observe(self._run, self.training.states(self.state, done, experiment.rounds), observers)
@@ -305,13 +304,14 @@ class _Checkpointing(Observer):
 class _SiteEnding(Observer):
     """Stops when the watch asks for it. An observer at one site cannot end the run of all sites."""
 
-    def __init__(self, oversight: Oversight):
-        self._oversight, self._ignored = oversight, False
+    def __init__(self, rounds: Rounds):
+        self._log, self._oversight, self._ignored = rounds.node.log, rounds.node.oversight, False
 
     def after_round(self, round: int, state: TrainingState) -> None:
         if self.run.stop_reason is not None and not self._ignored:
             self._ignored = True
-            self._oversight.ignored_stop(self.run.stop_reason, round)
+            what = "an observer asked to end the run; one site cannot, so the run continues"
+            self._log("warning", what, round=round, reason=self.run.stop_reason)
         self.run.stop_reason = None
         if self._oversight.stopping and not self.run.is_last:
             raise self._oversight.stopping

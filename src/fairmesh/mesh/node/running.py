@@ -17,8 +17,9 @@ from fairmesh.mesh.approval import approved_at
 from fairmesh.mesh.certificates import fingerprint
 from fairmesh.mesh.node import data_agreement, deciding, divergence, versus_local
 from fairmesh.mesh.node.ending import (
-    Announced,
     compare_with_neighbours,
+    expected_results,
+    results_compared,
     settings_of,
     sums_of,
     undefined_metrics,
@@ -192,7 +193,9 @@ def _generation(node: Node, trackers: Sequence[Tracker]) -> None:
     store = Store(node.folder, membership.mesh.generation, node.log)
     done, node.rounds = store.newest or 0, None
     first = done + FIRST_ROUND if done else 0
-    owed = deciding.to_restore(node) if done and done == node.ledger.begun[-1].start else []
+    # Neighbours that have lost their state get one from this generation's start.
+    lost = node.ledger.restored() if done and done == node.ledger.begun[-1].start else []
+    owed = [neighbour.position for neighbour in membership.neighbours if neighbour.name in lost]
     with node.opened(first) as mailroom:
         for position in owed:
             mailroom.owe(position, restoring_step(done))
@@ -275,12 +278,12 @@ def _end(node: Node, rounds: Rounds, links: Links) -> None:
 def _confirm(node: Node, unconfirmed: Path, source: str | None) -> None:
     """Waits until all sites have announced the result that this site has. A difference is named; it ends when the
     other site announces another result, or is voted out."""
-    result, named = Announced.read(unconfirmed, node.membership), set[str]()
-    result.announce(node.bulletin, node.membership)
+    expected, named = expected_results(unconfirmed, node.membership), set[str]()
+    node.bulletin.announce("result", expected[node.membership.name], node.membership.mesh.generation)
     node.oversight.activity = "waiting for the results of all"
 
     def open_questions() -> list[str]:
-        silent, apart = result.compared(node.bulletin, node.membership)
+        silent, apart = results_compared(expected, node.bulletin)
         for site in apart.keys() - named:
             named.add(site)
             node.oversight.activity = "results differ; the log says which"

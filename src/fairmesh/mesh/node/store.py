@@ -61,9 +61,7 @@ def put_run_aside(state: Path) -> None:
     found = [path for name in names for path in sorted(state.glob(name))]
     if not found:
         return
-    number = 1
-    while (aside := state / f"before-restoring-{number}").exists():
-        number += 1
+    aside = _unused(state / "before-restoring-1")
     aside.mkdir()
     for path in found:
         os.replace(path, aside / path.name)
@@ -183,14 +181,18 @@ def _name(done: int) -> str:
 
 def put_aside(folder: Path, generation: int) -> None:
     """Renames a result, because its generation has ended and the next one will write its own. Nothing is deleted."""
-    if not folder.exists():
-        return
-    aside = folder.with_name(f"{folder.name}-generation-{generation}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = folder.with_name(f"{folder.name}-generation-{generation}-{number}")
-    os.replace(folder, aside)
+    if folder.exists():
+        aside = folder.with_name(f"{folder.name}-generation-{generation}")
+        os.replace(folder, _unused(folder.with_name(f"{aside.name}-2")) if aside.exists() else aside)
+
+
+def _unused(path: Path) -> Path:
+    """Returns the first name that nothing has: that of a path which ends with a number, or with a higher number."""
+    stem, _, number = path.name.rpartition("-")
+    while path.exists():
+        number = int(number) + 1
+        path = path.with_name(f"{stem}-{number}")
+    return path
 
 
 @contextmanager
