@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,8 @@ class Pace:
 
 def write_status(folder: Path, status: Mapping[str, Any]) -> None:
     """Writes status.json for `fairmesh status`. A full disk is no reason to stop, so errors are ignored."""
-    try:
+    with suppress(BadInput):
         replace_quickly(folder / STATUS, as_json(status, indent=1).encode())
-    except BadInput:
-        return
 
 
 def waiting_chain(site: str, waits: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -174,12 +173,11 @@ def live_status(folder: Path) -> dict[str, Any]:
     if since is not None and not (folder / STATUS).exists():
         return {"time": since, "running": True, "activity": STARTING}
     status = read_status(folder)
-    if since is None:
-        status["running"] = False
-        if status["activity"] not in ("finished", "stopped"):
-            status["activity"] = ENDED
-    else:
-        status |= {"running": True, "activity": STARTING if status["time"] < since else status["activity"]}
+    status["running"] = since is not None
+    if since is None and status["activity"] not in ("finished", "stopped"):
+        status["activity"] = ENDED
+    if since is not None and status["time"] < since:
+        status["activity"] = STARTING
     if status["sites"].get(status["site"]):
         status["sites"][status["site"]]["activity"] = status["activity"]
     return status
