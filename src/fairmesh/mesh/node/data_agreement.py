@@ -22,6 +22,7 @@ from fairmesh.mesh.node.oversight import ACTIVITY, Notices
 from fairmesh.mesh.node.site_statistics import WITHHELD, columns_of, statistics_of, unusual
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.wire.mailroom import Mailroom
+from fairmesh.mesh.wire.transport import FIRST_ROUND
 from fairmesh.problems.problem import Problem
 
 _NOTICED_S = 2.0  # so that the others have heard what this site announced, before it stops because of it
@@ -43,8 +44,8 @@ def announce(node: Node) -> None:
 
 
 def settle(node: Node, mailroom: Mailroom) -> tuple[Problem, Start]:
-    """Waits until all sites have agreed on their data, unless they have done so before a restart. Returns the problem
-    of all sites and the start of the run."""
+    """Waits until all sites have agreed on their data, unless they have done so before a restart. Bounds the
+    messages by the size of the model. Returns the problem of all sites and the start of the run."""
     if node.facts is None:
         with node.linked(mailroom, only_news=True):
             node.oversight.activity = "connecting"
@@ -52,7 +53,10 @@ def settle(node: Node, mailroom: Mailroom) -> tuple[Problem, Start]:
     _announce_ready(node, node.facts)  # for a site that has not begun yet
     problem = node.problem(node.membership)
     start = node.start_of(problem, node.membership)
-    node.expect_messages(mailroom, problem, start)
+    several_parts = 8 * 6 * problem.flat_model.dim  # bytes, uncompressed
+    sums_at_the_end = 8 * 16 * problem.n
+    mailroom.largest = start.largest() + (1 << 16) + several_parts + sums_at_the_end
+    mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + node.membership.experiment.rounds)
     return problem, start
 
 

@@ -123,9 +123,8 @@ def write_result(rounds: Rounds, folder: Path) -> None:
     on, level = judged_on(problem), membership.experiment.options.cvar_level
     measured = [{} if problem.has(i, on) else None for i in range(n)]  # counts stay at their sites
     result = Result(problem, training.replicas, last, records, whole, [], on, support=measured, cvar_level=level)
-    more: dict[str, Any] = {"measured": measurements.digests()}
-    if best is not None:
-        more |= {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
+    chosen = {"best_by": membership.experiment.options.best_by, "best_chosen_on": measurements.chosen_on}
+    more = ({} if best is None else chosen) | {"measured": measurements.digests()}
     _write(result, membership, more, folder)
 
 

@@ -158,15 +158,12 @@ class Ledger:
         self._table = _read(state)
         self._committed_at = time.monotonic()
         self._verified: dict[tuple[str, int], tuple[object, Certificate | None]] = {}  # by site and generation
-        self._announce_again()
-
-    def _announce_again(self) -> None:
-        table = self._table
-        if table["vote"] is not None:
-            self._bulletin.announce("vote", table["vote"]["body"], table["vote"]["number"])
-        if table["commits"]:
-            self._bulletin.announce("commit", table["commits"][-1]["body"], table["commits"][-1]["number"])
-        if table["decisions"]:
+        vote, commits = self._table["vote"], self._table["commits"]
+        if vote is not None:
+            bulletin.announce("vote", vote["body"], vote["number"])
+        if commits:
+            bulletin.announce("commit", commits[-1]["body"], commits[-1]["number"])
+        if self._table["decisions"]:
             self._announce_follow()
 
     def _announce_follow(self) -> None:

@@ -165,13 +165,6 @@ class Node:
 
         return Start(self.folder, own, machine.in_words(self.machine), other)
 
-    def expect_messages(self, mailroom: Mailroom, problem: Problem, start: Start) -> None:
-        """Bounds the messages by the size of the model, and says which steps are rounds."""
-        several_parts = 8 * 6 * problem.flat_model.dim  # bytes, uncompressed
-        sums_at_the_end = 8 * 16 * problem.n
-        mailroom.largest = start.largest() + (1 << 16) + several_parts + sums_at_the_end
-        mailroom.rounds = range(FIRST_ROUND, FIRST_ROUND + self.membership.experiment.rounds)
-
     def say(self, kind: str, body: Mapping[str, Any]) -> None:
         """Announces something, unless it is what this site has announced before."""
         if self.bulletin.of(self.membership.name, kind) != body:

@@ -103,6 +103,7 @@ def run_node(
         monitor = None if monitor_port is None else Monitor(monitor_port)
         with closing(log), pinned(membership.experiment.options):
             node = Node(membership, own_data(membership), log, patience_s, monitor, observe)
+            data_agreement.announce(node)
             with _tracked(trackers, result, log), _stop_requests(node.oversight), node.oversight.watching():
                 _live(node, trackers)
         mark_finished(state, membership.manifest)
@@ -155,7 +156,6 @@ def _tracked(trackers: Sequence[Tracker], result: Path, log: Log) -> Iterator[No
 
 def _live(node: Node, trackers: Sequence[Tracker]) -> None:
     """Continues the run to its end, over all generations of the mesh: decides with the others, trains, and ends."""
-    data_agreement.announce(node)
     ledger = node.ledger
     if not ledger.begun and not ledger.awaits_restoring:
         ledger.begin(0)

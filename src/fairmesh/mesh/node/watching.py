@@ -75,7 +75,7 @@ class _File(logging.handlers.RotatingFileHandler):
             "reason": f"the file before this one was full; the log is complete since {_first_time(older[-1])}. Lines "
             "before that were removed, except for those repeated below",
         }
-        for event in (head, *(event | {"repeated": True} for event in self.lasting)):
+        for event in (head, *(event | {"repeated": True} for event in list(self.lasting))):
             self.stream.write(as_json(event) + "\n")
         self.stream.flush()
 
@@ -105,7 +105,8 @@ class Log:
         self._shown.handle(logging.makeLogRecord({"msg": self._to_text(event)}))
         self._kept.handle(logging.makeLogRecord({"msg": as_json(event)}))
         if what in _LASTING:
-            self._kept.lasting = [*self._kept.lasting, event][-_LASTING_AT_MOST:]
+            self._kept.lasting.append(event)
+            del self._kept.lasting[:-_LASTING_AT_MOST]
 
     def close(self) -> None:
         self._shown.close()
