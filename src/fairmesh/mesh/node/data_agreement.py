@@ -18,7 +18,7 @@ from fairmesh.mesh.node.membership import (
     too_heavy,
 )
 from fairmesh.mesh.node.node import Node
-from fairmesh.mesh.node.oversight import ACTIVITY, Notices
+from fairmesh.mesh.node.oversight import Notices
 from fairmesh.mesh.node.site_statistics import WITHHELD, columns_of, statistics_of, unusual
 from fairmesh.mesh.node.start import Start
 from fairmesh.mesh.wire.mailroom import Mailroom
@@ -85,7 +85,7 @@ def _agreed_facts(node: Node) -> dict[str, Any]:
         if reason not in shown:
             shown.append(reason)
             node.log("error", what, site=", ".join(sites), reason=reason)
-        node.oversight.activity = f"{what}; waiting for {', '.join(sites)}"[:ACTIVITY]
+        node.oversight.activity = f"{what}; waiting for {', '.join(sites)}"
         return sites
 
     def missing() -> list[str]:
@@ -138,9 +138,8 @@ def _waits_for_consent(node: Node, shown: list[str]) -> bool:
             accepted = name in oversight.unusual
             node.log("info", "accepted here" if accepted else "looks no longer different", site=name)
     if oversight.unaccepted:
-        oversight.activity = f"waiting until somebody here accepts the data of {', '.join(oversight.unaccepted)}"[
-            :ACTIVITY
-        ]
+        names = ", ".join(oversight.unaccepted)
+        oversight.activity = f"waiting until somebody here accepts the data of {names}"
     return bool(oversight.unaccepted)
 
 

@@ -13,7 +13,7 @@ from fairmesh.mesh.node.decisions import Begun, Certificate, Claim, Commit, Lie
 from fairmesh.mesh.node.ledger import Removed
 from fairmesh.mesh.node.membership import Membership
 from fairmesh.mesh.node.node import Node
-from fairmesh.mesh.node.oversight import ACTIVITY, Decide, Notices
+from fairmesh.mesh.node.oversight import Decide, Notices
 from fairmesh.mesh.node.rounds import Rounds, identity_of, restore, restoring_step
 from fairmesh.mesh.node.store import PERSONAL, RESULT, Store, landmarks_in, put_aside
 from fairmesh.mesh.wire.mailroom import Mailroom
@@ -51,8 +51,7 @@ def decide(node: Node) -> None:
                 node.log("error", "the sites cannot continue", reason=why)
             if notices.due():
                 node.log("warning", "waiting", sites=", ".join(whom), seconds=round(notices.seconds), reason=why)
-            waits = f"deciding; waiting for {', '.join(whom)}" if whom else "deciding"
-            node.oversight.activity = waits[:ACTIVITY]
+            node.oversight.activity = f"deciding; waiting for {', '.join(whom)}" if whom else "deciding"
             node.oversight.stop_if_waited_too_long(notices.seconds, ", ".join(whom))
             notices.pause()
     _begin(node)

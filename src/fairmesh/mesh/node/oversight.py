@@ -25,7 +25,7 @@ from fairmesh.training.observers import Observer
 if TYPE_CHECKING:
     from fairmesh.mesh.node.node import Node
 
-ACTIVITY = 200  # characters at most of what a node says that it does
+_ACTIVITY = 200  # characters at most of what a node says that it does
 _REFERENCES = "finding reference losses"
 COMPARING = "comparing with this site alone"
 _TICK_S = 1.0
@@ -419,7 +419,8 @@ class Oversight(Observer):
         membership, edges = self._membership, self._by_site(Mailroom.view)
         waits = self._by_site(lambda mailroom: mailroom.waiting_for)
         waiting = {site: _by_clock(since) for site, since in waits.items()}
-        announced, disk = self._bulletin.of_all("status"), self._disk_notices
+        announced = self._bulletin.of_all("status")
+        slow_disk = self._disk_notices is not None and self._disk_notices.seconds > _FIRST_NOTICE_S
         known = {name: announced.get(name, {}) for name in membership.names}
         for site, age in self._bulletin.ages("status").items():
             if known.get(site):
@@ -440,7 +441,7 @@ class Oversight(Observer):
             "clocks": dict(self.clocks),
             "round": self._round,
             "rounds": membership.experiment.rounds,
-            "activity": "waiting for its disk" if disk and disk.seconds > _FIRST_NOTICE_S else self.activity,
+            "activity": "waiting for its disk" if slow_disk else self.activity[:_ACTIVITY],
             "phase": self._phase if self.activity.startswith(f"{self._phase['what']}: ") else None,
             "metric_name": self._measured_by,
             "metric": self._metric.get(self._measured_by),

@@ -1,6 +1,7 @@
 """The checkpoints in a node's state folder, for each generation of the mesh."""
 
 import functools
+import itertools
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -187,12 +188,10 @@ def put_aside(folder: Path, generation: int) -> None:
 
 
 def _unused(path: Path) -> Path:
-    """Returns the first name that nothing has: that of a path which ends with a number, or with a higher number."""
-    stem, _, number = path.name.rpartition("-")
-    while path.exists():
-        number = int(number) + 1
-        path = path.with_name(f"{stem}-{number}")
-    return path
+    """Returns a path that ends with a number, or with the next higher one that nothing has."""
+    stem, _, first = path.name.rpartition("-")
+    numbered = (path.with_name(f"{stem}-{number}") for number in itertools.count(int(first)))
+    return next(candidate for candidate in numbered if not candidate.exists())
 
 
 @contextmanager
